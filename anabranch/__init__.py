@@ -1,0 +1,1 @@
+"""Anabranch: an asyncio task-tree orchestration engine for language models."""

@@ -1,0 +1,1 @@
+"""The engine: nodes, the tree they make, their scheduling, failures and cancellation."""

@@ -1,0 +1,137 @@
+"""Every error that Anabranch raises, in one tree.
+
+    AnabranchError
+    ├── NodeClosed            a child was added to a node that is done
+    ├── NodeCancelled         the awaited node was cancelled
+    ├── MissingExtra          an optional package is not installed (also an ImportError)
+    ├── ConfigurationError    a key, a model name or a setting is missing or unusable
+    ├── ToolError             a tool could not give a result; its text goes to the model
+    └── BackendError          a model did not answer as asked
+        ├── AuthenticationError   401, 403
+        ├── ModelNotFound         404
+        ├── RateLimited           429
+        ├── ContextTooLong        the prompt does not fit the model
+        ├── BackendUnavailable    5xx, no connection, no answer in time
+        ├── BadResponse           what came is not the protocol
+        └── StreamInterrupted     the reply broke off after it had begun
+
+Misuse that only a change of the program can mend (a node started twice, a node that awaits
+itself) is a `RuntimeError` or `TypeError`, as in asyncio. A timeout is the builtin `TimeoutError`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "AnabranchError",
+    "AuthenticationError",
+    "BackendError",
+    "BackendUnavailable",
+    "BadResponse",
+    "ConfigurationError",
+    "ContextTooLong",
+    "MissingExtra",
+    "ModelNotFound",
+    "NodeCancelled",
+    "NodeClosed",
+    "RateLimited",
+    "StreamInterrupted",
+    "ToolError",
+]
+
+
+class AnabranchError(Exception):
+    """The base of every error of this package."""
+
+
+class NodeClosed(AnabranchError):
+    """A child was added to a node that takes no more children.
+
+    Attributes: `path`, the path of the node that was to be the parent.
+    """
+
+    def __init__(self, path: str, why: str = "is done") -> None:
+        super().__init__(f"{path} {why} and takes no more children")
+        self.path = path
+
+
+class NodeCancelled(AnabranchError):
+    """The awaited node was cancelled.
+
+    It is an ordinary `Exception`, so that it is never mistaken for the cancellation of the node
+    that awaits. Attributes: `path` of the cancelled node and the `reason` given, perhaps empty.
+    """
+
+    def __init__(self, path: str, reason: str = "") -> None:
+        super().__init__(f"{path} was cancelled" + (f": {reason}" if reason else ""))
+        self.path = path
+        self.reason = reason
+
+
+class MissingExtra(AnabranchError, ImportError):
+    """An optional package is not installed. Attribute: `extra`, the name of what to install."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs an extra: pip install 'anabranch[{extra}]'")
+        self.extra = extra
+
+
+class ConfigurationError(AnabranchError):
+    """A key, a model name or a setting is missing or unusable; the message says what to do."""
+
+
+class ToolError(AnabranchError):
+    """A tool cannot give a result. Its text is what the model is told."""
+
+
+class BackendError(AnabranchError):
+    """A model did not answer as asked.
+
+    Attributes: `status`, the HTTP status if there was one. The message never holds a key.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class AuthenticationError(BackendError):
+    """The key is missing, wrong, or has no right to what was asked (401, 403)."""
+
+
+class ModelNotFound(BackendError):
+    """The server knows no such model or no such address (404)."""
+
+
+class RateLimited(BackendError):
+    """Too many requests or tokens (429). `retry_after` is in seconds, None if not said."""
+
+    def __init__(
+        self, message: str, *, status: int | None = 429, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message, status=status)
+        self.retry_after = retry_after
+
+
+class ContextTooLong(BackendError):
+    """The conversation does not fit the model's context."""
+
+
+class BackendUnavailable(BackendError):
+    """The server is down, cannot be reached, or did not answer in time."""
+
+
+class BadResponse(BackendError):
+    """What came is not the protocol."""
+
+
+class StreamInterrupted(BackendError):
+    """The reply broke off after it had begun.
+
+    `partial` is the `Message` assembled from what had come, None if nothing had.
+    """
+
+    def __init__(self, message: str, *, partial: Any = None) -> None:
+        super().__init__(message)
+        self.partial = partial

@@ -1,0 +1,43 @@
+"""What a backend takes: messages, the tools on offer, and options with the wire's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ._message import Message
+
+__all__ = ["Request", "ToolSchema"]
+
+
+class ToolSchema(Protocol):
+    """What a backend needs to know of a tool; `anabranch.Tool` is one."""
+
+    @property
+    def name(self) -> str:
+        """The name the model calls it by."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """What it does, for the model."""
+        ...
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The JSON schema of its arguments, an object."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One question to a model.
+
+    `options` have the wire's names (`temperature`, `top_p`, `stop`, `max_tokens`, `seed`,
+    `tool_choice`, ...) and win over the backend's defaults.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[ToolSchema] = ()
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
