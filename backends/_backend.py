@@ -36,7 +36,7 @@ class Backend(ABC):
         connection before it returns. Close it (`contextlib.aclosing`) if you may leave early.
         """
 
-    async def aclose(self) -> None:
+    async def aclose(self) -> None:  # noqa: B027 - most backends hold nothing
         """Free what the backend holds. Closing twice is harmless."""
 
     async def __aenter__(self) -> Self:
