@@ -32,6 +32,7 @@ def _mark(stack: list[Node[Any]], reason: str) -> list[Node[Any]]:
         if node._n_closing and node._n_task is None:
             continue  # its last plain callback is on the stack above us: it has ended
         node._n_cancel = reason
+        node._n_special = True
         marked.append(node)
         if node._n_children:
             stack.extend(node._n_children.values())
@@ -58,6 +59,7 @@ def abort(node: Node[Any], error: BaseException) -> bool:
     if node._n_closing or node._n_state in DONE:
         return False
     node._n_abort = error
+    node._n_special = True
     cancel_subtrees(node.children, f"failure: {error!r}")
     if node._n_task is not None:
         node._n_task.cancel()

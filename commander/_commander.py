@@ -17,7 +17,7 @@ from ._events import EventKind, Events
 from ._failure import log_lost
 from ._life import finish, spawn
 from ._node import Node, add_waiter, outcome
-from ._policy import Policy, Restart, Retry, check_policy
+from ._policy import Policy, Quorum, Restart, Retry, check_policy
 from ._queue import Queue
 from ._record import CURRENT, DONE, Callback
 from ._watch import Watch
@@ -56,7 +56,8 @@ class Commander(Node[Any], internal=True):
             raise ValueError(f"max_concurrency must be at least 1 or None, not {max_concurrency!r}")
         if policy is not None:
             check_policy(policy)
-        self._n_policy = self.policy if policy is None else policy
+            self._n_policy = policy
+        self._n_special = isinstance(self._n_policy, Quorum)
         self._n_limit = max_concurrency
         self._n_slow_after = slow_after
         # How many nodes have entered; the last one's id.
@@ -66,8 +67,6 @@ class Commander(Node[Any], internal=True):
         self._n_kept: list[tuple[Callback, Node[Any], Context]] = []
         # Set by `exit`; a one-element tuple, since the result may be None.
         self._n_exit: tuple[Any] | None = None
-        # From `drain` or `exit` on: no more top-level nodes.
-        self._n_leaving = False
         self._n_watch: Watch | None = None
         # Waited for by a `run` that stays open until `exit`.
         self._n_exited: asyncio.Future[None] | None = None
@@ -86,6 +85,7 @@ class Commander(Node[Any], internal=True):
         self._n_queue = Queue(self._n_limit, loop, spawn)
         self._n_commander = self
         self._n_state = "running"
+        self._n_open = True
         self._n_task = asyncio.current_task()
         if self._n_slow_after is not None:
             self._n_watch = Watch(self._n_slow_after)
@@ -139,10 +139,6 @@ class Commander(Node[Any], internal=True):
 
     def _n_keep(self, node: Node[Any], callback: Callback) -> None:
         self._n_kept.append((callback, node, node._n_context or copy_context()))
-
-    def _n_refuse_if_leaving(self) -> None:
-        if self._n_leaving:
-            raise NodeClosed(self.path, "is leaving")
 
     # --- work
 
@@ -258,7 +254,7 @@ class Commander(Node[Any], internal=True):
         """
         if self._n_exit is None and self._n_state not in DONE:
             self._n_exit = (result,)
-            self._n_leaving = True
+            self._n_open = False
             cancel_subtrees(self.children, "exit")
             if self._n_exited is not None and not self._n_exited.done():
                 self._n_exited.set_result(None)
@@ -275,7 +271,7 @@ class Commander(Node[Any], internal=True):
         end. Returns whether everything ended by itself. Cancelling this call leaves the rest of
         the work running and the commander closed to new top-level nodes.
         """
-        self._n_leaving = True
+        self._n_open = False
         deadline = None if timeout is None else self._n_loop.time() + timeout
         try:
             async with asyncio.timeout_at(deadline):

@@ -39,6 +39,7 @@ def body_failed(node: Node[Any], error: BaseException) -> None:
             log_lost(node, error, "%s raised while it was being cancelled")
         return
     node._n_error = error
+    node._n_special = True
     if node._n_policy == "fail_fast" or isinstance(node._n_policy, Quorum):
         cancel_subtrees(node.children, f"failure: {error!r}")
 
@@ -59,6 +60,7 @@ def child_failed(parent: Node[Any], child: Node[Any]) -> None:
 
 
 def _keep(parent: Node[Any], child: Node[Any], error: BaseException) -> None:
+    parent._n_special = True
     if parent._n_failures is None:
         parent._n_failures = []
     parent._n_failures.append((child, error))

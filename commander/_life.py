@@ -1,4 +1,4 @@
-"""From a node's start to its end: entry, the body, the join, retries, final callbacks.
+"""From a node's start to its end: the body, the join, retries, final callbacks.
 
 A node's own task runs its body and then ends; nobody sits waiting for the children. The join is
 made by whoever ends last: `finish` closes a node and walks up, without recursion, as long as the
@@ -9,93 +9,37 @@ constant per node.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Generator, Iterator
+from collections.abc import Awaitable, Iterator
 from contextvars import Context, copy_context
+from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from ._cancel import abort
-from ._errors import NodeClosed
 from ._events import publish
 from ._failure import blame, body_failed, child_completed, child_failed, log_lost, weigh
-from ._policy import Policy, Quorum, Restart, Retry, check_policy
-from ._record import CURRENT, DONE, Attempts, Callback, Moment, Record
+from ._policy import Quorum
+from ._record import CURRENT, Attempts, Callback, Moment, Record
 
 if TYPE_CHECKING:
     from ._node import Node
 
-__all__ = ["body_ended", "enter", "finish", "spawn"]
+__all__ = ["finish", "spawn"]
 
 
 class _Turn:
-    """Awaiting it suspends a coroutine once, until it is next stepped."""
-
     __slots__ = ()
+    # In C from end to end: every node awaits it once.
+    __await__ = staticmethod(cast("Any", partial(iter, (None,))))
 
-    def __await__(self) -> Generator[None, None, None]:
-        return cast("Generator[None, None, None]", iter((None,)))
 
+# Awaiting it suspends a coroutine once, until it is next stepped.
+TURN = cast("Awaitable[None]", _Turn())
 
-TURN = _Turn()
+TASK_NAME = "anabranch"
 
+Todo: TypeAlias = "Iterator[tuple[Moment, Callback]]"
 Verdict: TypeAlias = Literal["completed", "failed", "cancelled"]
-
-
-# --- entering the tree
-
-
-def enter(
-    parent: Node[Any],
-    node: Node[Any],
-    timeout: float | None,
-    retry: Retry | Restart | None,
-    policy: Policy | None,
-    claim: bool,
-) -> None:
-    """Make `node` a child of `parent`: the one gate into the tree."""
-    commander = parent._n_commander
-    _refuse_entry(parent, node)
-    if policy is not None:
-        check_policy(policy)
-        node._n_policy = policy
-    else:
-        node._n_policy = node.policy
-    if timeout is not None or retry is not None:
-        node._n_attempts = Attempts(timeout, retry)
-    if claim:
-        node._n_claimed = True
-    node._n_parent = parent
-    node._n_commander = commander
-    commander._n_count = node._n_id = number = commander._n_count + 1
-    if parent._n_children is None:
-        parent._n_children = {number: node}
-    else:
-        parent._n_children[number] = node
-    if _is_ending(parent) and node._n_cancel is None:
-        node._n_cancel = "its parent is ending"
-    if commander._n_listeners:
-        publish(node, "put")
-
-
-def _refuse_entry(parent: Node[Any], node: Node[Any]) -> None:
-    if node._n_parent is not None or node._n_commander is node:
-        raise RuntimeError(f"{node!r} was started before: a node runs once, make another")
-    commander = parent._n_commander
-    if not commander:
-        raise RuntimeError(f"{parent!r} is not in a tree yet, so it can have no children")
-    if parent._n_closing or parent._n_state in DONE:
-        raise NodeClosed(parent.path, "is done" if parent._n_state in DONE else "is ending")
-    if asyncio.get_running_loop() is not commander._n_loop:
-        raise RuntimeError(f"{parent!r} belongs to another loop: use put_job_threadsafe")
-    if parent is commander:
-        commander._n_refuse_if_leaving()
-
-
-def _is_ending(parent: Node[Any]) -> bool:
-    if parent._n_cancel is not None or parent._n_abort is not None:
-        return True
-    policy = parent._n_policy
-    return policy.__class__ is Quorum and parent._n_completed >= cast("Quorum", policy).n
 
 
 def spawn(node: Node[Any], context: Context | None = None) -> None:
@@ -107,9 +51,12 @@ def spawn(node: Node[Any], context: Context | None = None) -> None:
     coroutine = _drive(node)
     coroutine.send(None)
     commander = node._n_commander
-    node._n_task = commander._n_new_task(
-        coroutine, loop=commander._n_loop, name="anabranch", context=context
-    )
+    if context is None:
+        node._n_task = commander._n_new_task(coroutine, loop=commander._n_loop, name=TASK_NAME)
+    else:
+        node._n_task = commander._n_new_task(
+            coroutine, loop=commander._n_loop, name=TASK_NAME, context=context
+        )
 
 
 # --- the body
@@ -119,14 +66,12 @@ async def _drive(node: Node[Any]) -> None:
     try:
         await TURN
         CURRENT.set(node)
-        if node._n_cancel is None:
+        if not node._n_special or node._n_cancel is None:
             node._n_state = "running"
-            if node._n_attempts is not None:
-                _begin_attempt(node, node._n_attempts)
             if node._n_commander._n_listeners:
                 publish(node, "started")
-            if node._n_starts is not None:
-                await _run_starts(node, node._n_starts)
+            if node._n_special:
+                await _begin_attempt(node)
             result = await node.task()
             node._n_result = await _adopt(node, result) if isinstance(result, Record) else result
     except asyncio.CancelledError:
@@ -139,16 +84,20 @@ async def _drive(node: Node[Any]) -> None:
     except BaseException as error:
         body_failed(node, error)
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            body_ended(node)
+            _body_ended(node)
             raise  # they stop the loop, as in any asyncio task
-    body_ended(node)
+    _body_ended(node)
 
 
-def _begin_attempt(node: Node[Any], attempts: Attempts) -> None:
-    loop = node._n_commander._n_loop
-    attempts.starts.append(loop.time())
-    if attempts.timeout is not None:
-        attempts.timer = loop.call_later(attempts.timeout, _time_out, node, attempts.timeout)
+async def _begin_attempt(node: Node[Any]) -> None:
+    attempts = node._n_attempts
+    if attempts is not None:
+        loop = node._n_commander._n_loop
+        attempts.starts.append(loop.time())
+        if attempts.timeout is not None:
+            attempts.timer = loop.call_later(attempts.timeout, _time_out, node, attempts.timeout)
+    if node._n_starts is not None:
+        await _run_starts(node, node._n_starts)
 
 
 def _time_out(node: Node[Any], timeout: float) -> None:
@@ -177,7 +126,7 @@ async def _adopt(node: Node[Any], returned: object) -> Any:
     return await cast("Node[Any]", returned)
 
 
-def body_ended(node: Node[Any]) -> None:
+def _body_ended(node: Node[Any]) -> None:
     """Join: at once if no child is alive, else when the last one has ended."""
     node._n_task = None
     _leave_place(node)
@@ -205,25 +154,25 @@ def finish(node: Node[Any], *, at_home: bool) -> None:
     """
     ready: Node[Any] | None = node
     while ready is not None:
-        if not _reach_end(ready, at_home):
+        if ready._n_special and not _decide(ready):
+            return
+        ready._n_open = False
+        ready._n_closing = True
+        if ready._n_callbacks is not None and not _run_callbacks(ready, at_home):
             return
         ready = _close(ready)
         at_home = False
 
 
-def _reach_end(node: Node[Any], at_home: bool) -> bool:
-    """Decide how the node ends and run its final callbacks; False if something goes on first."""
-    if node._n_failures is not None or node._n_policy.__class__ is Quorum:
+def _decide(node: Node[Any]) -> bool:
+    """Settle how a node ends that is not plain; False if it is tried again instead."""
+    if node._n_failures is not None or isinstance(node._n_policy, Quorum):
         weigh(node)
     if node._n_cancel is not None:
         _forget_outcome(node)
     elif node._n_abort is not None:
         node._n_error = node._n_abort
-    if node._n_attempts is not None and _try_again(node, node._n_attempts):
-        return False
-    node._n_state = "joining"
-    node._n_closing = True
-    return node._n_callbacks is None or _run_callbacks(node, node._n_callbacks, at_home)
+    return node._n_attempts is None or not _try_again(node, node._n_attempts)
 
 
 def _forget_outcome(node: Node[Any]) -> None:
@@ -252,6 +201,7 @@ def _try_again(node: Node[Any], attempts: Attempts) -> bool:
         publish(node, "retried")
     node._n_result = node._n_error = node._n_abort = node._n_failures = None
     node._n_completed = 0
+    node._n_open = True
     attempts.timer = loop.call_later(delay, _start_again, node, attempts)
     return True
 
@@ -272,38 +222,35 @@ MOMENTS: dict[Verdict, Moment] = {
 }
 
 
-def _run_callbacks(
-    node: Node[Any], callbacks: list[tuple[Moment, Callback]], at_home: bool
-) -> bool:
+def _run_callbacks(node: Node[Any], at_home: bool) -> bool:
     """Run the final callbacks; from the first async one on, in a task of their own."""
-    todo = _due(node, callbacks)
-    for callback in todo:
+    node._n_state = "joining"
+    due = MOMENTS[_verdict(node)]
+    # The list is read as it grows: a callback may add another one that is still due.
+    todo = iter(node._n_callbacks or ())
+    for moment, callback in todo:
+        if moment != due and moment != "done":
+            continue
         try:
             value = callback(node) if at_home else _context(node, at_home).run(callback, node)
         except BaseException as error:  # noqa: BLE001 - the tree hands every failure on
             _callback_failed(node, error)
             continue
-        waiting = _waiting(value)
-        if waiting is not None:
-            coroutine = _run_rest(node, waiting, todo)
-            coroutine.send(None)
-            commander = node._n_commander
-            node._n_task = commander._n_new_task(
-                coroutine,
-                loop=commander._n_loop,
-                name="anabranch callback",
-                context=_context(node, at_home),
-            )
+        if value is not None and (waiting := _waiting(value)) is not None:
+            _run_rest_in_task(node, waiting, due, todo, _context(node, at_home))
             return False
     return True
 
 
-def _due(node: Node[Any], callbacks: list[tuple[Moment, Callback]]) -> Iterator[Callback]:
-    # The list is read as it grows: a callback may add another one that is still due.
-    due = MOMENTS[_verdict(node)]
-    for moment, callback in callbacks:
-        if moment in (due, "done"):
-            yield callback
+def _run_rest_in_task(
+    node: Node[Any], waiting: Awaitable[object], due: Moment, todo: Todo, context: Context
+) -> None:
+    coroutine = _run_rest(node, waiting, due, todo)
+    coroutine.send(None)
+    commander = node._n_commander
+    node._n_task = commander._n_new_task(
+        coroutine, loop=commander._n_loop, name=TASK_NAME, context=context
+    )
 
 
 def _context(node: Node[Any], at_home: bool) -> Context:
@@ -322,37 +269,43 @@ def _waiting(value: object) -> Awaitable[object] | None:
 
 
 async def _run_rest(
-    node: Node[Any], waiting: Awaitable[object] | None, todo: Iterator[Callback]
+    node: Node[Any], waiting: Awaitable[object] | None, due: Moment, todo: Todo
 ) -> None:
     await TURN
     while True:
         try:
             if waiting is not None:
                 await waiting
+            callback = _next_due(due, todo)
+            if callback is None:
+                break
+            waiting = _waiting(callback(node))
         except GeneratorExit:
             raise  # the loop was closed under the node
         except BaseException as error:  # noqa: BLE001 - the tree hands every failure on
-            _callback_failed(node, error)
-        callback = next(todo, None)
-        if callback is None:
-            break
-        try:
-            waiting = _waiting(callback(node))
-        except BaseException as error:  # noqa: BLE001 - the tree hands every failure on
-            _callback_failed(node, error)
             waiting = None
+            _callback_failed(node, error)
     node._n_task = None
     parent = _close(node)
     if parent is not None:
         finish(parent, at_home=False)
 
 
+def _next_due(due: Moment, todo: Todo) -> Callback | None:
+    for moment, callback in todo:
+        if moment in (due, "done"):
+            return callback
+    return None
+
+
 def _callback_failed(node: Node[Any], error: BaseException) -> None:
     if isinstance(error, asyncio.CancelledError):
+        node._n_special = True
         node._n_cancel = node._n_cancel or "a callback was cancelled"
         _forget_outcome(node)
         return
     blame(node, error)
+    node._n_special = True
     if node._n_error is None:
         node._n_error = error
         node._n_result = None
@@ -368,7 +321,7 @@ def _reraise(error: BaseException) -> None:
 
 def _close(node: Node[Any]) -> Node[Any] | None:
     """Take a node that is over out of the tree; return its parent if that can end now."""
-    state = _verdict(node)
+    state = _verdict(node) if node._n_special else "completed"
     node._n_state = state
     commander = node._n_commander
     if commander._n_listeners:
@@ -390,8 +343,8 @@ def _close(node: Node[Any]) -> Node[Any] | None:
     if state == "failed":
         if not node._n_takers:
             child_failed(parent, node)
-    elif parent._n_policy.__class__ is Quorum and state == "completed":
-        child_completed(parent, cast("Quorum", parent._n_policy))
+    elif parent._n_special and state == "completed" and isinstance(parent._n_policy, Quorum):
+        child_completed(parent, parent._n_policy)
     if siblings or parent._n_state != "joining" or parent._n_task is not None:
         return None
     return parent

@@ -13,10 +13,11 @@ from collections.abc import Awaitable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from ._cancel import cancel_subtrees
+from ._entry import enter
 from ._errors import NodeCancelled
 from ._failure import child_failed
-from ._life import enter, spawn
-from ._policy import Policy, Restart, Retry
+from ._life import spawn
+from ._policy import Policy, Quorum, Restart, Retry, check_policy
 from ._record import CURRENT, DONE, Callback, Moment, Record, State, node_name
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ class Node(Record, Generic[T_co]):
         super().__init_subclass__(**kwargs)
         if not internal:
             _refuse_hidden_names(cls)
+        check_policy(cls.policy)
+        cls._n_policy = cls.policy
+        cls._n_special = isinstance(cls.policy, Quorum)
 
     def task(self) -> Awaitable[T_co]:
         """Do the node's work: the body, which subclasses write as `async def task(self)`."""
@@ -125,7 +129,9 @@ class Node(Record, Generic[T_co]):
 
     def at_start(self, callback: Callback) -> Self:
         """Run `callback(node)` before the body, at each attempt. Returns the node."""
-        _refuse_if_done(self)
+        self._n_special = True
+        if self._n_state in DONE:
+            _refuse_callback(self)
         if self._n_starts is None:
             self._n_starts = []
         self._n_starts.append(callback)
@@ -343,13 +349,13 @@ def _refuse_circle(node: Node[Any], waiter: Node[Any]) -> None:
         ancestor = ancestor._n_parent
 
 
-def _refuse_if_done(node: Node[Any]) -> None:
-    if node._n_state in DONE:
-        raise RuntimeError(f"{node!r} is done: a callback added now would never run")
+def _refuse_callback(node: Node[Any]) -> None:
+    raise RuntimeError(f"{node!r} is done: a callback added now would never run")
 
 
 def _add_callback(node: N, moment: Moment, callback: Callback) -> N:
-    _refuse_if_done(node)
+    if node._n_state in DONE:
+        _refuse_callback(node)
     if node._n_callbacks is None:
         node._n_callbacks = [(moment, callback)]
     else:

@@ -58,6 +58,11 @@ class Record:
     _n_parent: Node[Any] | None = None
     _n_commander: Commander = cast("Commander", None)
     _n_policy: Policy = "fail_fast"
+    # Whether anything beside the plain course has to be looked at: a timeout, a start callback, a
+    # quorum, a cancellation, a failure. Once set it stays; a plain node pays for one look.
+    _n_special: bool = False
+    # Whether children may enter: from the node's own entry to its first final callback.
+    _n_open: bool = False
     _n_attempts: Attempts | None = None
     # The unfinished children by id, in the order in which they were put.
     _n_children: dict[int, Node[Any]] | None = None
@@ -75,7 +80,7 @@ class Record:
     _n_failures: list[tuple[Node[Any], BaseException]] | None = None
     # How many children have completed; counted under a quorum only.
     _n_completed: int = 0
-    # From the first final callback on: no more children.
+    # From the first final callback on.
     _n_closing: bool = False
     # Put with claim=True: the putter says that it will await the node.
     _n_claimed: bool = False
