@@ -18,7 +18,7 @@ from ._errors import NodeCancelled
 from ._failure import child_failed
 from ._life import spawn
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
-from ._record import CURRENT, DONE, Callback, Moment, Record, State, node_name
+from ._record import CURRENT, DONE, Callback, Moment, Record, State, node_name, share_layout
 
 if TYPE_CHECKING:
     from ._commander import Commander
@@ -60,6 +60,7 @@ class Node(Record, Generic[T_co]):
         check_policy(cls.policy)
         cls._n_policy = cls.policy
         cls._n_special = isinstance(cls.policy, Quorum)
+        share_layout(cls)
 
     def task(self) -> Awaitable[T_co]:
         """Do the node's work: the body, which subclasses write as `async def task(self)`."""

@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from ._node import Node
     from ._queue import Queue
 
-__all__ = ["CURRENT", "DONE", "Attempts", "Callback", "Moment", "Record", "State", "node_name"]
+__all__ = [
+    "CURRENT",
+    "DONE",
+    "Attempts",
+    "Callback",
+    "Moment",
+    "Record",
+    "State",
+    "node_name",
+    "share_layout",
+]
 
 State: TypeAlias = Literal["pending", "running", "joining", "completed", "failed", "cancelled"]
 Moment: TypeAlias = Literal["end", "exception", "terminate", "done", "commander_end", "closed"]
@@ -98,3 +108,33 @@ class Record:
 def node_name(node: Record) -> str:
     """Return the name a node goes by: its class's, or its function's."""
     return getattr(node, "_n_name", None) or type(node).__name__
+
+
+# What every node of a tree has of its own, by the time it ends.
+HOT = (
+    "_n_callbacks",
+    "_n_children",
+    "_n_claimed",
+    "_n_closing",
+    "_n_commander",
+    "_n_context",
+    "_n_id",
+    "_n_open",
+    "_n_parent",
+    "_n_result",
+    "_n_special",
+    "_n_state",
+    "_n_task",
+    "_n_waiters",
+)
+
+
+def share_layout(cls: type[Record]) -> None:
+    """Let CPython know the attributes of a new class before its first instance is made.
+
+    Instances then share one layout (PEP 412). Otherwise those that are made in a row before any
+    of them is started get a dictionary each, at twice the time and memory.
+    """
+    blank = object.__new__(cls)
+    for name in HOT:
+        setattr(blank, name, None)
