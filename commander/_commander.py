@@ -17,6 +17,7 @@ from ._events import EventKind, Events
 from ._failure import log_lost
 from ._life import finish, spawn
 from ._node import Node, add_waiter, outcome
+from ._observe import observe, outlast
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
 from ._queue import Queue
 from ._record import CURRENT, DONE, Callback
@@ -161,7 +162,7 @@ class Commander(Node[Any], internal=True):
             return await job
         except asyncio.CancelledError:
             cancel_subtrees((job,), "commander.run was cancelled")
-            await outlast(observe(job), lambda: None)
+            await outlast(observe(job))
             raise
         except NodeCancelled:
             if self._n_exit is None:
@@ -300,40 +301,6 @@ class Commander(Node[Any], internal=True):
         oldest are dropped, and a `missed` event says how many.
         """
         return Events(self, kinds, capacity)
-
-
-def observe(node: Node[Any]) -> asyncio.Future[None]:
-    """Return a future that is done when the node is; unlike awaiting, it takes no failure."""
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    if node._n_state in DONE:
-        future.set_result(None)
-        return future
-
-    def closed(_: Node[Any]) -> None:
-        if not future.done():
-            future.set_result(None)
-
-    if node._n_callbacks is None:
-        node._n_callbacks = []
-    node._n_callbacks.append(("closed", closed))
-    return future
-
-
-async def outlast(
-    ended: asyncio.Future[Any], on_cancel: Callable[[], object]
-) -> asyncio.CancelledError | None:
-    """Wait for `ended`, however often the wait is cancelled; call `on_cancel` each time.
-
-    Returns the last cancellation. The outcome of `ended` is not looked at.
-    """
-    interrupted = None
-    while not ended.done():
-        try:
-            await asyncio.wait((ended,))
-        except asyncio.CancelledError as error:
-            interrupted = error
-            on_cancel()
-    return interrupted
 
 
 async def _run_one(callback: Callback, node: Node[Any]) -> None:
