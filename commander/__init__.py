@@ -35,3 +35,5 @@ from ._policy import quorum as quorum
 from ._record import Callback as Callback
 from ._record import State as State
 from ._run import run as run
+from ._snapshot import NodeSnapshot as NodeSnapshot
+from ._snapshot import TreeSnapshot as TreeSnapshot

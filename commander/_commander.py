@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import Callable, Collection, Coroutine
+from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
 from inspect import isawaitable
@@ -21,6 +22,7 @@ from ._observe import observe, outlast
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
 from ._queue import Queue
 from ._record import CURRENT, DONE, Callback
+from ._snapshot import TreeSnapshot, explain, snapshot
 from ._watch import Watch
 
 __all__ = ["Commander"]
@@ -105,11 +107,13 @@ class Commander(Node[Any], internal=True):
             cancel_subtrees(self.children, f"{type(error).__name__} left the commander's block")
         interrupted = await self._join() or await self._run_kept()
         self._close_watches()
-        still_cancelled = ended_block and host.uncancel() > 0
-        if error is not None and not (isinstance(error, asyncio.CancelledError) and ended_block):
-            return
-        if interrupted is not None or still_cancelled:
-            raise interrupted or cast("BaseException", error)
+        if error is not None and not isinstance(error, asyncio.CancelledError):
+            return  # it goes on as it was
+        cancelled = error or interrupted
+        if ended_block and await _take_back_cancel(host):
+            cancelled = None
+        if cancelled is not None:
+            raise cancelled
         if self._n_state != "completed":
             outcome(self)
 
@@ -291,6 +295,21 @@ class Commander(Node[Any], internal=True):
 
     # --- seeing it
 
+    def tree(self) -> TreeSnapshot:
+        """Return a snapshot of all unfinished nodes, frozen; `print(commander)` draws it."""
+        return snapshot(self)
+
+    def __str__(self) -> str:
+        return str(snapshot(self))
+
+    def explain(self, node: Node[Any] | None = None) -> str:
+        """Say what `node` (default: the whole tree) is waiting for, down to the leaves.
+
+        One line a node: its state, the node it awaits or the children it joins, and for a body
+        the file and line where it stands. Long lists are cut and say so.
+        """
+        return explain(self if node is None else node)
+
     def events(
         self, kinds: Collection[EventKind] | None = None, *, capacity: int = 10_000
     ) -> Events:
@@ -301,6 +320,15 @@ class Commander(Node[Any], internal=True):
         oldest are dropped, and a `missed` event says how many.
         """
         return Events(self, kinds, capacity)
+
+
+async def _take_back_cancel(host: asyncio.Task[Any]) -> bool:
+    """Undo the cancel by which the tree ended the block; False if another one came besides."""
+    if host.uncancel() > 0:
+        return False
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)  # where it arrives if the block has awaited nothing since
+    return True
 
 
 async def _run_one(callback: Callback, node: Node[Any]) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Generator, Iterator
+from types import CodeType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from ._cancel import cancel_subtrees
@@ -391,6 +392,9 @@ def _add_callback(node: N, moment: Moment, callback: Callback) -> N:
         node._n_callbacks.append((moment, callback))
     return node
 
+
+# By this code `explain` knows that a coroutine stands in an await of a node.
+AWAITING: CodeType = vars(Node)["__await__"].__code__
 
 PUBLIC_NAMES = frozenset(
     name for name in vars(Node) if not name.startswith("_") and name not in ("task", "policy")
