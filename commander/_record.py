@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CURRENT",
     "DONE",
+    "STATE",
     "Attempts",
     "Callback",
     "Moment",
@@ -99,6 +100,8 @@ class Record:
     _n_waiters: list[asyncio.Future[None]] | None = None
     _n_starts: list[Callback] | None = None
     _n_callbacks: list[tuple[Moment, Callback]] | None = None
+    # What the node was made with, kept for the copies that an edge makes of it.
+    _n_inputs: dict[str, Any] | None = None
     # The queue that lent this job a place, from its start to the end of its body under a limit.
     _n_place: Queue | None = None
     # How many waits for nodes are under way in this job's body; its place is lent out meanwhile.
@@ -109,6 +112,9 @@ def node_name(node: Record) -> str:
     """Return the name a node goes by: its class's, or its function's."""
     return getattr(node, "_n_name", None) or type(node).__name__
 
+
+# The names of all that the engine keeps; the rest of a node's attributes are its inputs.
+STATE = frozenset(Record.__annotations__)
 
 # What every node of a tree has of its own, by the time it ends.
 HOT = (
