@@ -89,12 +89,9 @@ def child_completed(parent: Node[Any], policy: Quorum) -> None:
 
 
 def weigh(node: Node[Any]) -> None:
-    """At the join, let the node's policy judge the failures that were kept for it.
-
-    A claimed failure that somebody has awaited since is theirs and no longer counts.
-    """
-    kept, node._n_failures = node._n_failures or [], None
-    left = [(child, error) for child, error in kept if not (child._n_claimed and child._n_takers)]
+    """At the join, let the node's policy judge the failures that were kept for it."""
+    kept, node._n_failures = node._n_failures or {}, None
+    left = [(child, error) for child in kept.values() if (error := child._n_error) is not None]
     policy = node._n_policy
     if node._n_cancel is not None or node._n_abort is not None or policy == "isolate":
         for child, error in left:
