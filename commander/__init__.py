@@ -1,1 +1,35 @@
-"""The engine: nodes, the tree they make, their scheduling, failures and cancellation."""
+"""The engine: nodes, the tree they make, their scheduling, failures and cancellation.
+
+It stands on the standard library and anyio alone and knows nothing of language models.
+"""
+
+from ._commander import Commander as Commander
+from ._errors import AnabranchError as AnabranchError
+from ._errors import AuthenticationError as AuthenticationError
+from ._errors import BackendError as BackendError
+from ._errors import BackendUnavailable as BackendUnavailable
+from ._errors import BadResponse as BadResponse
+from ._errors import ConfigurationError as ConfigurationError
+from ._errors import ContextTooLong as ContextTooLong
+from ._errors import MissingExtra as MissingExtra
+from ._errors import ModelNotFound as ModelNotFound
+from ._errors import NodeCancelled as NodeCancelled
+from ._errors import NodeClosed as NodeClosed
+from ._errors import QuorumNotMet as QuorumNotMet
+from ._errors import RateLimited as RateLimited
+from ._errors import StreamInterrupted as StreamInterrupted
+from ._errors import ToolError as ToolError
+from ._events import Event as Event
+from ._events import EventKind as EventKind
+from ._events import Events as Events
+from ._events import emit as emit
+from ._node import Node as Node
+from ._node import current_node as current_node
+from ._policy import Policy as Policy
+from ._policy import Quorum as Quorum
+from ._policy import Restart as Restart
+from ._policy import Retry as Retry
+from ._policy import quorum as quorum
+from ._record import Callback as Callback
+from ._record import State as State
+from ._run import run as run

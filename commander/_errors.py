@@ -3,6 +3,7 @@
     AnabranchError
     ├── NodeClosed            a child was added to a node that is done
     ├── NodeCancelled         the awaited node was cancelled
+    ├── QuorumNotMet          fewer children completed than the node's policy asked for
     ├── MissingExtra          an optional package is not installed (also an ImportError)
     ├── ConfigurationError    a key, a model name or a setting is missing or unusable
     ├── ToolError             a tool could not give a result; its text goes to the model
@@ -22,6 +23,7 @@ itself) is a `RuntimeError` or `TypeError`, as in asyncio. A timeout is the buil
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "ModelNotFound",
     "NodeCancelled",
     "NodeClosed",
+    "QuorumNotMet",
     "RateLimited",
     "StreamInterrupted",
     "ToolError",
@@ -69,6 +72,22 @@ class NodeCancelled(AnabranchError):
         super().__init__(f"{path} was cancelled" + (f": {reason}" if reason else ""))
         self.path = path
         self.reason = reason
+
+
+class QuorumNotMet(AnabranchError):
+    """Fewer children completed than a node's `quorum(n)` asked for.
+
+    Attributes: `needed`, `completed`, and `failures`, the exceptions of those that failed; if
+    there are any, the `__cause__` is an `ExceptionGroup` of them.
+    """
+
+    def __init__(self, needed: int, completed: int, failures: Sequence[BaseException]) -> None:
+        super().__init__(f"{completed} of the {needed} children needed have completed")
+        self.needed = needed
+        self.completed = completed
+        self.failures = tuple(failures)
+        if failures:
+            self.__cause__ = BaseExceptionGroup("children that failed", failures)
 
 
 class MissingExtra(AnabranchError, ImportError):

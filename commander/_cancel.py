@@ -1,0 +1,66 @@
+"""Ending a subtree early: cancellation, and the failure of a node whose body still runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ._record import DONE
+
+if TYPE_CHECKING:
+    from ._node import Node
+
+__all__ = ["abort", "cancel_subtrees"]
+
+
+def cancel_subtrees(roots: Iterable[Node[Any]], reason: str) -> None:
+    """Mark all nodes at and below `roots`, then tell them, each before its parent.
+
+    Nothing ends inside this call: every node ends in its own task or at its children's end.
+    """
+    marked = _mark(list(roots), reason)
+    for node in reversed(marked):
+        _deliver(node)
+
+
+def _mark(stack: list[Node[Any]], reason: str) -> list[Node[Any]]:
+    marked: list[Node[Any]] = []
+    while stack:
+        node = stack.pop()
+        if node._n_cancel is not None or node._n_state in DONE:
+            continue  # marked before: so was all that is below it
+        if node._n_closing and node._n_task is None:
+            continue  # its last plain callback is on the stack above us: it has ended
+        node._n_cancel = reason
+        node._n_special = True
+        marked.append(node)
+        if node._n_children:
+            stack.extend(node._n_children.values())
+    return marked
+
+
+def _deliver(node: Node[Any]) -> None:
+    if node._n_task is not None:
+        node._n_task.cancel()
+    elif node._n_state == "pending" and node._n_commander:
+        # It waits in the queue or between two attempts: it is started to end without its body.
+        if node._n_attempts is not None and node._n_attempts.timer is not None:
+            node._n_attempts.timer.cancel()
+        node._n_commander._n_spawn(node)
+
+
+def abort(node: Node[Any], error: BaseException) -> bool:
+    """Make `node` fail with `error`: cancel its children and its body; it ends once they have.
+
+    Returns False, and does nothing, if it is already ending for another cause.
+    """
+    if node._n_cancel is not None or node._n_abort is not None or node._n_error is not None:
+        return False
+    if node._n_closing or node._n_state in DONE:
+        return False
+    node._n_abort = error
+    node._n_special = True
+    cancel_subtrees(node.children, f"failure: {error!r}")
+    if node._n_task is not None:
+        node._n_task.cancel()
+    return True

@@ -1,0 +1,386 @@
+"""The commander: the root of a tree, its queue, its way into an application and out of it."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable, Collection, Coroutine
+from contextvars import Context, copy_context
+from functools import partial
+from inspect import isawaitable
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast
+
+from ._cancel import cancel_subtrees
+from ._errors import NodeCancelled, NodeClosed
+from ._events import EventKind, Events
+from ._failure import log_lost
+from ._life import finish, spawn
+from ._node import Node, add_waiter, outcome
+from ._policy import Policy, Quorum, Restart, Retry, check_policy
+from ._queue import Queue
+from ._record import CURRENT, DONE, Callback
+from ._watch import Watch
+
+__all__ = ["Commander"]
+
+T = TypeVar("T")
+N = TypeVar("N", bound=Node[Any])
+
+
+class Commander(Node[Any], internal=True):
+    """The root of a tree of jobs and handlers, inside an application's own event loop.
+
+        async with Commander(max_concurrency=100) as commander:
+            answer = await commander.run(Ask("..."))
+
+    Leaving the block waits for all that was put. An exception that leaves the block, cancellation
+    included, cancels everything, waits for it and goes on as it was.
+
+    `max_concurrency` limits how many jobs run at once (default: no limit). `policy` says what
+    becomes of failures among the top-level nodes that nobody awaits; `isolate`, the default, logs
+    them and goes on. A body that blocks the loop for longer than `slow_after` seconds is named in
+    a warning; `None` turns that off. A commander is used once.
+    """
+
+    policy = "isolate"
+
+    def __init__(
+        self,
+        *,
+        max_concurrency: int | None = None,
+        policy: Policy | None = None,
+        slow_after: float | None = 0.1,
+    ) -> None:
+        if max_concurrency is not None and max_concurrency < 1:
+            raise ValueError(f"max_concurrency must be at least 1 or None, not {max_concurrency!r}")
+        if policy is not None:
+            check_policy(policy)
+            self._n_policy = policy
+        self._n_special = isinstance(self._n_policy, Quorum)
+        self._n_limit = max_concurrency
+        self._n_slow_after = slow_after
+        # How many nodes have entered; the last one's id.
+        self._n_count = 0
+        self._n_listeners: list[Events] = []
+        # What runs at the commander's end: callback, node, and the node's context.
+        self._n_kept: list[tuple[Callback, Node[Any], Context]] = []
+        # Set by `exit`; a one-element tuple, since the result may be None.
+        self._n_exit: tuple[Any] | None = None
+        self._n_watch: Watch | None = None
+        # Waited for by a `run` that stays open until `exit`.
+        self._n_exited: asyncio.Future[None] | None = None
+
+    # --- the block
+
+    async def __aenter__(self) -> Self:
+        if self._n_state != "pending":
+            raise RuntimeError("a commander is used once: make another")
+        loop = self._n_loop = asyncio.get_running_loop()
+        # Without a factory of the user's, the task class itself: half the cost of create_task.
+        self._n_new_task: Callable[..., asyncio.Task[None]] = (
+            asyncio.Task if loop.get_task_factory() is None else partial(_create_task, loop)
+        )
+        self._n_spawn = spawn
+        self._n_queue = Queue(self._n_limit, loop, spawn)
+        self._n_commander = self
+        self._n_state = "running"
+        self._n_open = True
+        self._n_task = asyncio.current_task()
+        if self._n_slow_after is not None:
+            self._n_watch = Watch(self._n_slow_after)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        host, self._n_task = cast("asyncio.Task[Any]", self._n_task), None
+        # A failure under `fail_fast`, or `cancel`, has cancelled the block as a node's body.
+        ended_block = self._n_abort is not None or self._n_cancel is not None
+        if error is not None:
+            cancel_subtrees(self.children, f"{type(error).__name__} left the commander's block")
+        interrupted = await self._join() or await self._run_kept()
+        self._close_watches()
+        still_cancelled = ended_block and host.uncancel() > 0
+        if error is not None and not (isinstance(error, asyncio.CancelledError) and ended_block):
+            return
+        if interrupted is not None or still_cancelled:
+            raise interrupted or cast("BaseException", error)
+        if self._n_state != "completed":
+            outcome(self)
+
+    async def _join(self) -> asyncio.CancelledError | None:
+        """Wait for everything; return the last cancellation of the wait, which ends nothing."""
+        self._n_state = "joining"
+        self._n_context = copy_context()
+        ended = observe(self)
+        if not self._n_children:
+            finish(self, at_home=True)
+        return await outlast(
+            ended, lambda: cancel_subtrees(self.children, "the commander's block was cancelled")
+        )
+
+    async def _run_kept(self) -> asyncio.CancelledError | None:
+        interrupted = None
+        while self._n_kept:
+            callback, node, context = self._n_kept.pop(0)
+            task = self._n_loop.create_task(_run_one(callback, node), context=context)
+            interrupted = await outlast(task, task.cancel) or interrupted
+        return interrupted
+
+    def _close_watches(self) -> None:
+        for listener in tuple(self._n_listeners):
+            listener.close()
+        if self._n_watch is not None:
+            self._n_watch.close()
+
+    def _n_keep(self, node: Node[Any], callback: Callback) -> None:
+        self._n_kept.append((callback, node, node._n_context or copy_context()))
+
+    # --- work
+
+    async def run(
+        self,
+        job: Node[T],
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        retry: Retry | Restart | None = None,
+        policy: Policy | None = None,
+    ) -> T:
+        """Put a job or start a handler, wait for it, and return its result.
+
+        Raises the node's failure, or `NodeCancelled`. Cancelling this call cancels the node, waits
+        for its end and raises `CancelledError` again. After `exit(result)`, returns that result.
+        """
+        self._n_put(job, priority, timeout, retry, policy)
+        try:
+            return await job
+        except asyncio.CancelledError:
+            cancel_subtrees((job,), "commander.run was cancelled")
+            await outlast(observe(job), lambda: None)
+            raise
+        except NodeCancelled:
+            if self._n_exit is None:
+                raise
+            return self._n_exit[0]
+
+    def _n_put(
+        self,
+        node: Node[Any],
+        priority: int = 0,
+        timeout: float | None = None,
+        retry: Retry | Restart | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        if node._n_queued:
+            self.put_job(
+                node, priority=priority, timeout=timeout, retry=retry, policy=policy, claim=True
+            )
+        else:
+            self.call_handler(node, timeout=timeout, retry=retry, policy=policy, claim=True)
+
+    def put_job_threadsafe(
+        self,
+        job: Node[T],
+        *,
+        parent: Node[Any] | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+        retry: Retry | Restart | None = None,
+        policy: Policy | None = None,
+    ) -> concurrent.futures.Future[T]:
+        """Put `job` from any thread; return a future of its result.
+
+        The future counts as an awaiter. Cancelling it cancels the job. A refusal (`NodeClosed` and
+        the other errors of `put_job`) arrives as the future's exception; a cancelled job gives
+        `NodeCancelled`. Raises `NodeClosed` at once if the commander's loop is closed.
+        """
+
+        def put() -> None:
+            self.put_job(
+                job,
+                parent=parent,
+                priority=priority,
+                timeout=timeout,
+                retry=retry,
+                policy=policy,
+                claim=True,
+            )
+
+        return self._start_threadsafe(job, put)
+
+    def call_handler_threadsafe(
+        self,
+        handler: Node[T],
+        *,
+        parent: Node[Any] | None = None,
+        timeout: float | None = None,
+        retry: Retry | Restart | None = None,
+        policy: Policy | None = None,
+    ) -> concurrent.futures.Future[T]:
+        """Start `handler` from any thread; the rest is as in `put_job_threadsafe`."""
+
+        def call() -> None:
+            self.call_handler(
+                handler, parent=parent, timeout=timeout, retry=retry, policy=policy, claim=True
+            )
+
+        return self._start_threadsafe(handler, call)
+
+    def _start_threadsafe(
+        self, node: Node[T], start: Callable[[], None]
+    ) -> concurrent.futures.Future[T]:
+        if self._n_state == "pending":
+            raise RuntimeError("the commander has not been entered yet: use async with")
+        result: concurrent.futures.Future[T] = concurrent.futures.Future()
+        try:
+            self._n_loop.call_soon_threadsafe(
+                _start_for_future, node, start, result, context=copy_context()
+            )
+        except RuntimeError:
+            raise NodeClosed(self.path, "belongs to a loop that is closed") from None
+        return result
+
+    # --- leaving
+
+    def exit(self, result: Any = None) -> None:
+        """Take no new top-level nodes and cancel the rest, with reason "exit".
+
+        Pending `run`s return `result`. Only the first call counts.
+        """
+        if self._n_exit is None and self._n_state not in DONE:
+            self._n_exit = (result,)
+            self._n_open = False
+            cancel_subtrees(self.children, "exit")
+            if self._n_exited is not None and not self._n_exited.done():
+                self._n_exited.set_result(None)
+
+    async def _n_until_exit(self) -> None:
+        if self._n_exit is None:
+            self._n_exited = self._n_loop.create_future()
+            await self._n_exited
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        """Take no new top-level nodes, let what runs finish, then cancel what is left.
+
+        What runs may still put children of its own. `timeout` is in seconds, None waits without
+        end. Returns whether everything ended by itself. Cancelling this call leaves the rest of
+        the work running and the commander closed to new top-level nodes.
+        """
+        self._n_open = False
+        deadline = None if timeout is None else self._n_loop.time() + timeout
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._emptied()
+        except TimeoutError:
+            cancel_subtrees(self.children, "drain")
+            await self._emptied()
+            return False
+        return True
+
+    async def _emptied(self) -> None:
+        current = CURRENT.get(None)
+        own = () if current is None else (current, *current.ancestors)
+        while others := [child for child in self.children if child not in own]:
+            await observe(others[0])
+
+    # --- seeing it
+
+    def events(
+        self, kinds: Collection[EventKind] | None = None, *, capacity: int = 10_000
+    ) -> Events:
+        """Listen to what happens to the nodes from now on, until the commander ends.
+
+        An async iterator of `Event`s, in the order in which they happen; all kinds, or those
+        given. `capacity` is the number of events kept for a listener that is slow: beyond it the
+        oldest are dropped, and a `missed` event says how many.
+        """
+        return Events(self, kinds, capacity)
+
+
+def observe(node: Node[Any]) -> asyncio.Future[None]:
+    """Return a future that is done when the node is; unlike awaiting, it takes no failure."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    if node._n_state in DONE:
+        future.set_result(None)
+        return future
+
+    def closed(_: Node[Any]) -> None:
+        if not future.done():
+            future.set_result(None)
+
+    if node._n_callbacks is None:
+        node._n_callbacks = []
+    node._n_callbacks.append(("closed", closed))
+    return future
+
+
+async def outlast(
+    ended: asyncio.Future[Any], on_cancel: Callable[[], object]
+) -> asyncio.CancelledError | None:
+    """Wait for `ended`, however often the wait is cancelled; call `on_cancel` each time.
+
+    Returns the last cancellation. The outcome of `ended` is not looked at.
+    """
+    interrupted = None
+    while not ended.done():
+        try:
+            await asyncio.wait((ended,))
+        except asyncio.CancelledError as error:
+            interrupted = error
+            on_cancel()
+    return interrupted
+
+
+async def _run_one(callback: Callback, node: Node[Any]) -> None:
+    try:
+        value = callback(node)
+        if isawaitable(value):
+            await value
+    except Exception as error:  # noqa: BLE001 - there is no node left that it could fail
+        log_lost(node, error, "a callback at the commander's end, added to %s, raised")
+
+
+def _create_task(
+    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None], **options: Any
+) -> asyncio.Task[None]:
+    options.pop("loop")
+    return loop.create_task(coroutine, **options)
+
+
+def _start_for_future(
+    node: Node[T], start: Callable[[], None], result: concurrent.futures.Future[T]
+) -> None:
+    if result.cancelled():
+        return
+    try:
+        start()
+    except Exception as error:  # noqa: BLE001 - it is raised in the thread that asked
+        result.set_exception(error)
+        return
+    loop = node.commander._n_loop
+    waiter = add_waiter(node)
+    waiter.add_done_callback(lambda _: _hand_over(node, result))
+
+    def cancelled_in_thread(future: concurrent.futures.Future[T]) -> None:
+        if future.cancelled() and not loop.is_closed():
+            loop.call_soon_threadsafe(abandon)
+
+    def abandon() -> None:
+        waiter.cancel()
+        node.cancel("its future was cancelled")
+
+    result.add_done_callback(cancelled_in_thread)
+
+
+def _hand_over(node: Node[T], result: concurrent.futures.Future[T]) -> None:
+    if node._n_state not in DONE or not result.set_running_or_notify_cancel():
+        return  # the future was cancelled first
+    if node._n_state == "completed":
+        result.set_result(cast("T", node._n_result))
+    else:
+        result.set_exception(node.error)

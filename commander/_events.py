@@ -1,0 +1,155 @@
+"""One stream of what happens to the nodes of a tree (contract T11).
+
+A commander that nobody watches pays for one check per event. A listener has a bounded buffer of
+its own: a slow one loses the oldest events, is told how many, and never slows the tree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+
+from ._record import DONE, node_name
+
+if TYPE_CHECKING:
+    from ._commander import Commander
+    from ._node import Node
+
+__all__ = ["Event", "EventKind", "Events", "emit", "publish"]
+
+EventKind: TypeAlias = Literal[
+    "put",
+    "started",
+    "joining",
+    "completed",
+    "failed",
+    "cancelled",
+    "retried",
+    "text",
+    "tool_call",
+    "tool_result",
+    "missed",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a node.
+
+    `time` is in seconds since the epoch, `clock` in seconds of the loop's own monotonic clock, for
+    differences. `data` holds what the kind brings: the exception of `failed`, the reason of
+    `cancelled`, a piece of `text`, the number of events `missed` by this listener.
+    """
+
+    kind: EventKind
+    node_id: int
+    parent_id: int | None
+    name: str
+    time: float
+    clock: float
+    data: Any = field(default=None, repr=False)
+
+
+class Events:
+    """An async iterator over a commander's events, from its making to the commander's end.
+
+    `missed` counts the events that this listener was too slow for; each gap is also reported by an
+    event of kind `missed` in its place. Leaving the `async for` early is harmless; `close` frees
+    the buffer at once.
+    """
+
+    def __init__(
+        self, commander: Commander, kinds: Collection[EventKind] | None, capacity: int
+    ) -> None:
+        if capacity < 1:
+            raise ValueError(f"a listener needs room for at least one event, not {capacity!r}")
+        self.missed = 0
+        self._kinds = None if kinds is None else frozenset(kinds)
+        self._capacity = capacity
+        self._commander = commander
+        # The newest events, at most `capacity`; `_gap` counts those dropped before its first.
+        self._buffer: deque[Event] = deque()
+        self._gap = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._closed = commander._n_state in DONE
+        if not self._closed:
+            commander._n_listeners.append(self)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        while True:
+            if self._gap:
+                return self._report_gap()
+            if self._buffer:
+                return self._buffer.popleft()
+            if self._closed:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    def _report_gap(self) -> Event:
+        gap, self._gap = self._gap, 0
+        commander = self._commander
+        clock = commander._n_loop.time()
+        return Event("missed", commander._n_id, None, "events", time.time(), clock, gap)
+
+    def wants(self, kind: EventKind) -> bool:
+        """Say whether events of this kind reach this listener."""
+        return self._kinds is None or kind in self._kinds
+
+    def push(self, event: Event) -> None:
+        """Hand an event over without waiting; the oldest gives way if the buffer is full."""
+        if len(self._buffer) == self._capacity:
+            self._buffer.popleft()
+            self._gap += 1
+            self.missed += 1
+        self._buffer.append(event)
+        self._wake()
+
+    def close(self) -> None:
+        """Take no more events; what is buffered can still be read. Closing twice is harmless."""
+        if not self._closed:
+            self._closed = True
+            self._commander._n_listeners.remove(self)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def publish(node: Node[Any], kind: EventKind, data: object = None) -> None:
+    """Tell those who listen to the node's commander; nobody listening, it does nothing."""
+    commander = node._n_commander
+    listeners = [each for each in commander._n_listeners if each.wants(kind)]
+    if not listeners:
+        return
+    if data is None:
+        data = node._n_cancel if kind == "cancelled" else node._n_error
+    parent = node._n_parent
+    event = Event(
+        kind,
+        node._n_id,
+        None if parent is None else parent._n_id,
+        node_name(node),
+        time.time(),
+        commander._n_loop.time(),
+        data,
+    )
+    for listener in listeners:
+        listener.push(event)
+
+
+def emit(node: Node[Any], kind: EventKind, data: object) -> None:
+    """Publish what a node produced (text, tool calls); costs one check if nobody listens."""
+    if node._n_commander._n_listeners:
+        publish(node, kind, data)

@@ -1,0 +1,358 @@
+"""From a node's start to its end: the body, the join, retries, final callbacks.
+
+A node's own task runs its body and then ends; nobody sits waiting for the children. The join is
+made by whoever ends last: `finish` closes a node and walks up, without recursion, as long as the
+parent's body has returned and this was its last child. So chains and fans of any size cost a
+constant per node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterator
+from contextvars import Context, copy_context
+from functools import partial
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+from ._cancel import abort
+from ._events import publish
+from ._failure import blame, body_failed, child_completed, child_failed, log_lost, weigh
+from ._policy import Quorum
+from ._record import CURRENT, Attempts, Callback, Moment, Record
+
+if TYPE_CHECKING:
+    from ._node import Node
+
+__all__ = ["finish", "spawn"]
+
+
+class _Turn:
+    __slots__ = ()
+    # In C from end to end: every node awaits it once.
+    __await__ = staticmethod(cast("Any", partial(iter, (None,))))
+
+
+# Awaiting it suspends a coroutine once, until it is next stepped.
+TURN = cast("Awaitable[None]", _Turn())
+
+TASK_NAME = "anabranch"
+
+Todo: TypeAlias = "Iterator[tuple[Moment, Callback]]"
+Verdict: TypeAlias = Literal["completed", "failed", "cancelled"]
+
+
+def spawn(node: Node[Any], context: Context | None = None) -> None:
+    """Start the task that runs the node's body, on a later turn of the loop.
+
+    The coroutine is stepped into its `try` at once: so a cancel that arrives before the first
+    turn is met there, and every node that entered the tree reaches its end.
+    """
+    coroutine = _drive(node)
+    coroutine.send(None)
+    commander = node._n_commander
+    if context is None:
+        node._n_task = commander._n_new_task(coroutine, loop=commander._n_loop, name=TASK_NAME)
+    else:
+        node._n_task = commander._n_new_task(
+            coroutine, loop=commander._n_loop, name=TASK_NAME, context=context
+        )
+
+
+# --- the body
+
+
+async def _drive(node: Node[Any]) -> None:
+    try:
+        await TURN
+        CURRENT.set(node)
+        if not node._n_special or node._n_cancel is None:
+            node._n_state = "running"
+            if node._n_commander._n_listeners:
+                publish(node, "started")
+            if node._n_special:
+                await _begin_attempt(node)
+            result = await node.task()
+            node._n_result = await _adopt(node, result) if isinstance(result, Record) else result
+    except asyncio.CancelledError:
+        if node._n_cancel is None and node._n_abort is None:
+            # The body raised it by itself, or somebody cancelled the task and not the node.
+            node._n_task = None
+            node.cancel("its body raised CancelledError")
+    except GeneratorExit:
+        raise  # the loop was closed under the node: there is nowhere left to end it
+    except BaseException as error:
+        body_failed(node, error)
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            _body_ended(node)
+            raise  # they stop the loop, as in any asyncio task
+    _body_ended(node)
+
+
+async def _begin_attempt(node: Node[Any]) -> None:
+    attempts = node._n_attempts
+    if attempts is not None:
+        loop = node._n_commander._n_loop
+        attempts.starts.append(loop.time())
+        if attempts.timeout is not None:
+            attempts.timer = loop.call_later(attempts.timeout, _time_out, node, attempts.timeout)
+    if node._n_starts is not None:
+        await _run_starts(node, node._n_starts)
+
+
+def _time_out(node: Node[Any], timeout: float) -> None:
+    error = TimeoutError(f"{node.path} was not done within {timeout:g} s")
+    blame(node, error)
+    abort(node, error)
+
+
+async def _run_starts(node: Node[Any], starts: list[Callback]) -> None:
+    first: BaseException | None = None
+    for callback in tuple(starts):
+        try:
+            waiting = _waiting(callback(node))
+            if waiting is not None:
+                await waiting
+        except Exception as error:  # noqa: BLE001 - raised below, once the others have run
+            first = first or error
+    if first is not None:
+        raise first
+
+
+async def _adopt(node: Node[Any], returned: object) -> Any:
+    """Wait for the node that a body has returned; it becomes a child unless it already runs."""
+    _leave_place(node)
+    node._n_state = "joining"
+    return await cast("Node[Any]", returned)
+
+
+def _body_ended(node: Node[Any]) -> None:
+    """Join: at once if no child is alive, else when the last one has ended."""
+    node._n_task = None
+    _leave_place(node)
+    if node._n_children:
+        node._n_state = "joining"
+        node._n_context = copy_context()
+        if node._n_commander._n_listeners:
+            publish(node, "joining")
+    else:
+        finish(node, at_home=True)
+
+
+def _leave_place(node: Node[Any]) -> None:
+    if node._n_place is not None:
+        node._n_place.release(node)
+
+
+# --- the end
+
+
+def finish(node: Node[Any], *, at_home: bool) -> None:
+    """End `node`, whose body and children are over, and each ancestor that waited only for it.
+
+    `at_home` says that this runs in the node's own context.
+    """
+    ready: Node[Any] | None = node
+    while ready is not None:
+        if ready._n_special and not _decide(ready):
+            return
+        ready._n_open = False
+        ready._n_closing = True
+        if ready._n_callbacks is not None and not _run_callbacks(ready, at_home):
+            return
+        ready = _close(ready)
+        at_home = False
+
+
+def _decide(node: Node[Any]) -> bool:
+    """Settle how a node ends that is not plain; False if it is tried again instead."""
+    if node._n_failures is not None or isinstance(node._n_policy, Quorum):
+        weigh(node)
+    if node._n_cancel is not None:
+        _forget_outcome(node)
+    elif node._n_abort is not None:
+        node._n_error = node._n_abort
+    return node._n_attempts is None or not _try_again(node, node._n_attempts)
+
+
+def _forget_outcome(node: Node[Any]) -> None:
+    node._n_result = None
+    node._n_error = None
+
+
+def _verdict(node: Node[Any]) -> Verdict:
+    if node._n_error is not None:
+        return "failed"
+    return "completed" if node._n_cancel is None else "cancelled"
+
+
+def _try_again(node: Node[Any], attempts: Attempts) -> bool:
+    if attempts.timer is not None:
+        attempts.timer.cancel()
+        attempts.timer = None
+    if attempts.retry is None or node._n_cancel is not None:
+        return False
+    loop = node._n_commander._n_loop
+    delay = attempts.retry.next_delay(node._n_error, attempts.starts, loop.time())
+    if delay is None:
+        return False
+    node._n_state = "pending"
+    if node._n_commander._n_listeners:
+        publish(node, "retried")
+    node._n_result = node._n_error = node._n_abort = node._n_failures = None
+    node._n_completed = 0
+    node._n_open = True
+    attempts.timer = loop.call_later(delay, _start_again, node, attempts)
+    return True
+
+
+def _start_again(node: Node[Any], attempts: Attempts) -> None:
+    attempts.timer = None
+    context = attempts.context.copy()
+    if node._n_queued:
+        node._n_commander._n_queue.put_first(node, context)
+    else:
+        spawn(node, context)
+
+
+MOMENTS: dict[Verdict, Moment] = {
+    "completed": "end",
+    "failed": "exception",
+    "cancelled": "terminate",
+}
+
+
+def _run_callbacks(node: Node[Any], at_home: bool) -> bool:
+    """Run the final callbacks; from the first async one on, in a task of their own."""
+    node._n_state = "joining"
+    due = MOMENTS[_verdict(node)]
+    # The list is read as it grows: a callback may add another one that is still due.
+    todo = iter(node._n_callbacks or ())
+    for moment, callback in todo:
+        if moment != due and moment != "done":
+            continue
+        try:
+            value = callback(node) if at_home else _context(node, at_home).run(callback, node)
+        except BaseException as error:  # noqa: BLE001 - the tree hands every failure on
+            _callback_failed(node, error)
+            continue
+        if value is not None and (waiting := _waiting(value)) is not None:
+            _run_rest_in_task(node, waiting, due, todo, _context(node, at_home))
+            return False
+    return True
+
+
+def _run_rest_in_task(
+    node: Node[Any], waiting: Awaitable[object], due: Moment, todo: Todo, context: Context
+) -> None:
+    coroutine = _run_rest(node, waiting, due, todo)
+    coroutine.send(None)
+    commander = node._n_commander
+    node._n_task = commander._n_new_task(
+        coroutine, loop=commander._n_loop, name=TASK_NAME, context=context
+    )
+
+
+def _context(node: Node[Any], at_home: bool) -> Context:
+    if at_home:
+        return copy_context()
+    assert node._n_context is not None
+    return node._n_context
+
+
+def _waiting(value: object) -> Awaitable[object] | None:
+    # A callback that returns a node, as `lambda node: node.put_job(...)` does, has put it and no
+    # more: to await the next round here would keep this one open for all that follow it.
+    if value is None or isinstance(value, Record) or not isawaitable(value):
+        return None
+    return value
+
+
+async def _run_rest(
+    node: Node[Any], waiting: Awaitable[object] | None, due: Moment, todo: Todo
+) -> None:
+    await TURN
+    while True:
+        try:
+            if waiting is not None:
+                await waiting
+            callback = _next_due(due, todo)
+            if callback is None:
+                break
+            waiting = _waiting(callback(node))
+        except GeneratorExit:
+            raise  # the loop was closed under the node
+        except BaseException as error:  # noqa: BLE001 - the tree hands every failure on
+            waiting = None
+            _callback_failed(node, error)
+    node._n_task = None
+    parent = _close(node)
+    if parent is not None:
+        finish(parent, at_home=False)
+
+
+def _next_due(due: Moment, todo: Todo) -> Callback | None:
+    for moment, callback in todo:
+        if moment in (due, "done"):
+            return callback
+    return None
+
+
+def _callback_failed(node: Node[Any], error: BaseException) -> None:
+    if isinstance(error, asyncio.CancelledError):
+        node._n_special = True
+        node._n_cancel = node._n_cancel or "a callback was cancelled"
+        _forget_outcome(node)
+        return
+    blame(node, error)
+    node._n_special = True
+    if node._n_error is None:
+        node._n_error = error
+        node._n_result = None
+    else:
+        log_lost(node, error, "a callback of %s raised")
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        node._n_commander._n_loop.call_soon(_reraise, error)
+
+
+def _reraise(error: BaseException) -> None:
+    raise error  # out of a loop callback, so that it stops the loop once the node has ended
+
+
+def _close(node: Node[Any]) -> Node[Any] | None:
+    """Take a node that is over out of the tree; return its parent if that can end now."""
+    state = _verdict(node) if node._n_special else "completed"
+    node._n_state = state
+    commander = node._n_commander
+    if commander._n_listeners:
+        publish(node, state)
+    waiters = node._n_waiters
+    if waiters is not None:
+        node._n_waiters = None
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+                node._n_takers += 1
+    if node._n_callbacks is not None:
+        _run_closed(node, node._n_callbacks)
+    parent = node._n_parent
+    if parent is None:
+        return None
+    siblings = cast("dict[int, Node[Any]]", parent._n_children)
+    del siblings[node._n_id]
+    if state == "failed":
+        if not node._n_takers:
+            child_failed(parent, node)
+    elif parent._n_special and state == "completed" and isinstance(parent._n_policy, Quorum):
+        child_completed(parent, parent._n_policy)
+    if siblings or parent._n_state != "joining" or parent._n_task is not None:
+        return None
+    return parent
+
+
+def _run_closed(node: Node[Any], callbacks: list[tuple[Moment, Callback]]) -> None:
+    for moment, callback in callbacks:
+        if moment == "commander_end":
+            node._n_commander._n_keep(node, callback)
+        elif moment == "closed":
+            callback(node)

@@ -1,0 +1,127 @@
+"""What a node does when things fail: policies for its children, retries and restarts for itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+__all__ = ["Policy", "Quorum", "Restart", "Retry", "quorum"]
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """A node has what it needs once `n` of its children have completed.
+
+    The rest are then cancelled, and children added later are cancelled before they run; the body
+    goes on. If fewer than `n` have completed at the join, the node fails with `QuorumNotMet`;
+    otherwise the failures of the others are logged as warnings.
+    """
+
+    n: int
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise ValueError(f"a quorum needs at least one child, not {self.n!r}")
+
+
+Policy: TypeAlias = Literal["fail_fast", "collect", "isolate"] | Quorum
+"""How a node treats the failures of its children that nobody awaits (contract T4)."""
+
+
+def quorum(n: int) -> Quorum:
+    """Return the policy under which a node is content with `n` completed children."""
+    return Quorum(n)
+
+
+def check_policy(policy: object) -> None:
+    """Raise a `ValueError` that lists the policies unless `policy` is one."""
+    if policy not in ("fail_fast", "collect", "isolate") and not isinstance(policy, Quorum):
+        raise ValueError(
+            f"policy must be 'fail_fast', 'collect', 'isolate' or quorum(n), not {policy!r}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """Try a node again when it fails.
+
+    `attempts` includes the first. `on` is an exception type, several, or a predicate; what it does
+    not match is not tried again. The wait before attempt n+1 is `backoff * factor ** (n - 1)`
+    seconds, at most `max_backoff`, with "full jitter" (a uniform draw between 0 and that, as in
+    Amazon's "Exponential Backoff and Jitter") scaled by `jitter`: 0 is no draw, 1 is all of it.
+    `within` is a limit in seconds from the start of the first attempt: an attempt that could only
+    begin later is not made. A cancelled node is never tried again.
+    """
+
+    attempts: int = 3
+    on: type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool] = (
+        Exception
+    )
+    backoff: float = 0.0
+    factor: float = 2.0
+    max_backoff: float = 60.0
+    jitter: float = 1.0
+    within: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ValueError(
+                f"attempts counts the first one too: at least 1, not {self.attempts!r}"
+            )
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"jitter is a share between 0 and 1, not {self.jitter!r}")
+
+    def next_delay(
+        self, error: BaseException | None, starts: list[float], now: float
+    ) -> float | None:
+        """Return the seconds to wait before the next attempt, or None for no further one.
+
+        `starts` holds the times at which the attempts so far began, `now` is on the same clock;
+        `error` is None if the last attempt succeeded.
+        """
+        if error is None or len(starts) >= self.attempts or not _matches(self.on, error):
+            return None
+        ceiling = min(self.backoff * self.factor ** (len(starts) - 1), self.max_backoff)
+        delay = ceiling * (1 - self.jitter * random.random())  # noqa: S311 - not for secrets
+        if self.within is not None and now + delay > starts[0] + self.within:
+            return None
+        return delay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """Keep a long-lived node alive, as an Erlang supervisor does.
+
+    It is started again after each failure, `backoff` seconds later. More than `max` restarts
+    within `within` seconds are too many: the node then fails and its parent's policy decides.
+    With `always`, a node that simply returned is started again too (Erlang's "permanent").
+    """
+
+    max: int = 3
+    within: float = 60.0
+    backoff: float = 0.0
+    always: bool = False
+
+    def next_delay(
+        self, error: BaseException | None, starts: list[float], now: float
+    ) -> float | None:
+        """Return the seconds to wait before the next start, or None if there were too many.
+
+        Forgets the restarts in `starts` that are older than the window, so that the list stays
+        short however long the node lives.
+        """
+        if error is None and not self.always:
+            return None
+        starts[1:] = [at for at in starts[1:] if at > now - self.within]
+        return self.backoff if len(starts) - 1 < self.max else None
+
+
+def _matches(
+    on: type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool],
+    error: BaseException,
+) -> bool:
+    if isinstance(on, (type, tuple)):
+        return isinstance(error, on)
+    return on(error)

@@ -1,0 +1,137 @@
+"""`run`: a loop, a commander and one job, for programs that have no loop of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TypeVar
+
+from ._commander import Commander
+from ._node import Node, add_waiter, outcome
+from ._policy import Policy
+
+__all__ = ["run"]
+
+T = TypeVar("T")
+
+
+def run(
+    job: Node[T],
+    *,
+    auto_exit: bool = True,
+    max_concurrency: int | None = None,
+    policy: Policy | None = None,
+    slow_after: float | None = 0.1,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> T:
+    """Make a loop and a commander, run `job`, and return when the commander is empty.
+
+    Returns the value of `commander.exit(value)` if that was called, else the job's result; raises
+    the job's failure. With `auto_exit=False` it stays open for thread-safe puts until `exit`.
+
+    The first SIGINT cancels the tree and raises `KeyboardInterrupt` when it has ended; the second
+    raises it at once. SIGTERM cancels the tree and exits with status 143, unless the program
+    handles it already. Both only in the main thread. Inside a running loop, a `RuntimeError`.
+    """
+    if in_running_loop():
+        raise RuntimeError("a loop is running here: use 'async with Commander() as commander'")
+    loop = (loop_factory or asyncio.new_event_loop)()
+    commander = Commander(max_concurrency=max_concurrency, policy=policy, slow_after=slow_after)
+    main = loop.create_task(_main(commander, job, auto_exit))
+    try:
+        with _signals(loop, main) as received:
+            return _run_until(loop, main, received)
+    finally:
+        _close(loop, abandoned=not main.done())
+
+
+async def _main(commander: Commander, job: Node[T], auto_exit: bool) -> T:
+    async with commander:
+        commander._n_put(job)
+        add_waiter(job)  # the outcome is taken below
+        if not auto_exit:
+            await commander._n_until_exit()
+    if commander._n_exit is not None:
+        return commander._n_exit[0]
+    return outcome(job)
+
+
+def in_running_loop() -> bool:
+    """Say whether a loop runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+class _Received:
+    """Which signals have come."""
+
+    interrupts = 0
+    terminated = False
+
+
+def _run_until(loop: asyncio.AbstractEventLoop, main: asyncio.Task[T], received: _Received) -> T:
+    try:
+        return loop.run_until_complete(main)
+    except asyncio.CancelledError:
+        if received.interrupts:
+            raise KeyboardInterrupt from None
+        if received.terminated:
+            raise SystemExit(128 + signal.SIGTERM) from None
+        raise
+
+
+@contextmanager
+def _signals(loop: asyncio.AbstractEventLoop, main: asyncio.Task[Any]) -> Generator[_Received]:
+    received = _Received()
+
+    def cancel() -> None:
+        # From a signal handler: the loop may sleep in its selector, so it has to be woken.
+        loop.call_soon_threadsafe(main.cancel)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        received.interrupts += 1
+        if received.interrupts > 1:
+            raise KeyboardInterrupt
+        cancel()
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        received.terminated = True
+        cancel()
+
+    wanted = ((signal.SIGINT, interrupt, signal.default_int_handler),)
+    wanted += ((signal.SIGTERM, terminate, signal.SIG_DFL),)
+    mine: list[tuple[int, Any]] = []
+    if threading.current_thread() is threading.main_thread():
+        for number, handler, default in wanted:
+            if signal.getsignal(number) == default:
+                mine.append((number, signal.signal(number, handler)))
+    try:
+        yield received
+    finally:
+        for number, before in mine:
+            signal.signal(number, before)
+
+
+def _close(loop: asyncio.AbstractEventLoop, *, abandoned: bool) -> None:
+    try:
+        tasks = asyncio.all_tasks(loop)
+        if abandoned:
+            for task in tasks:  # left as they are, without a warning for each
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+            return
+        for task in tasks:  # the user's own; the tree's have ended
+            task.cancel()
+        if tasks:
+            loop.run_until_complete(asyncio.wait(tasks))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()

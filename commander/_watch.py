@@ -1,0 +1,129 @@
+"""Names the body that blocks the loop (contract T12).
+
+One daemon thread per process looks at the watched loops from outside. While a loop runs a task, it
+is asked for a sign of life; if none comes in time, the stack of its thread shows who holds it. A
+tree pays nothing for this, and an idle loop is left asleep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import sysconfig
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ._record import Record
+
+__all__ = ["Watch"]
+
+logger = logging.getLogger("anabranch")
+
+# The coroutines of `_life.py` under which a node's body and its async callbacks run.
+DRIVERS = ("_drive", "_run_rest")
+LIBRARY = tuple(str(Path(path)) for path in set(sysconfig.get_paths().values()) if path)
+
+
+class Watch:
+    """Watches the running loop, in the thread that makes it, until it is closed.
+
+    `after` is in seconds. Each block is reported once.
+    """
+
+    def __init__(self, after: float) -> None:
+        if after <= 0:
+            raise ValueError(f"slow_after must be above 0 seconds or None, not {after!r}")
+        self.after = after
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        # When the loop was asked for a sign of life; None while no answer is due.
+        self._asked: float | None = None
+        self._reported = False
+        _watcher.add(self)
+
+    def close(self) -> None:
+        """Stop watching."""
+        _watcher.remove(self)
+
+    def look(self, now: float) -> None:
+        """Ask the loop for a sign of life, or report that none has come."""
+        if self._asked is None:
+            if asyncio.current_task(self._loop) is not None and not self._loop.is_closed():
+                self._asked = now
+                self._reported = False
+                self._loop.call_soon_threadsafe(self._answer)
+        elif now - self._asked > self.after and not self._reported:
+            self._reported = True
+            self._report()
+
+    def _answer(self) -> None:
+        self._asked = None
+
+    def _report(self) -> None:
+        frame = sys._current_frames().get(self._thread)
+        if frame is not None and (found := _find_node(frame)) is not None:
+            logger.warning(
+                "%s blocks the event loop for more than %g s at %s:%d",
+                found.path,  # type: ignore[attr-defined]
+                self.after,
+                *_own_line(frame),
+            )
+
+
+class _Watcher:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watches: set[Watch] = set()
+        self._thread: threading.Thread | None = None
+        self._changed = threading.Event()
+
+    def add(self, watch: Watch) -> None:
+        with self._lock:
+            self._watches.add(watch)
+            if self._thread is None or not self._thread.is_alive():  # a fork leaves it behind
+                self._thread = threading.Thread(target=self._run, name="anabranch", daemon=True)
+                self._thread.start()
+        self._changed.set()
+
+    def remove(self, watch: Watch) -> None:
+        with self._lock:
+            self._watches.discard(watch)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                watches = tuple(self._watches)
+            if not watches:
+                self._changed.wait()
+                self._changed.clear()
+                continue
+            now = time.monotonic()
+            for watch in watches:
+                watch.look(now)
+            time.sleep(min(watch.after for watch in watches) / 4)
+
+
+_watcher = _Watcher()
+
+
+def _find_node(frame: FrameType | None) -> Any:
+    """Return the node whose driver is on this stack, None if the loop runs something else."""
+    while frame is not None:
+        if frame.f_code.co_name in DRIVERS and isinstance(frame.f_locals.get("node"), Record):
+            return frame.f_locals["node"]
+        frame = frame.f_back
+    return None
+
+
+def _own_line(frame: FrameType) -> tuple[str, int]:
+    """Return the innermost line that is not the standard library's or an installed package's."""
+    at: FrameType | None = frame
+    while at is not None and at.f_code.co_name not in DRIVERS:
+        if not at.f_code.co_filename.startswith(LIBRARY):
+            return at.f_code.co_filename, at.f_lineno
+        at = at.f_back
+    return frame.f_code.co_filename, frame.f_lineno
