@@ -69,7 +69,7 @@ class HttpBackend(WireBackend):
         failure: str
         try:
             response = await self._post(body)
-            if response.content_type != "text/event-stream":
+            if response.status != 200 or response.content_type != "text/event-stream":
                 yield await self._whole(response)
                 return
             content = response.content

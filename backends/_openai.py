@@ -105,6 +105,7 @@ class OpenAIBackend(WireBackend):
             project=None if hosted_by_openai else "",
             base_url=self.base_url,
             max_retries=0,
+            default_headers={"Accept-Encoding": "identity"},
             timeout=httpx2.Timeout(None, connect=self.timeouts.connect),
             http_client=DefaultAioHttpClient(
                 follow_redirects=False,

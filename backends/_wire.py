@@ -47,6 +47,9 @@ class WireBackend(ModelBackend):
         Closing it closes the connection, unless the reply has been read to its end.
         """
 
+    async def _leave_loop(self) -> None:
+        await self.aclose()
+
     def _body(self, request: Request) -> dict[str, Any]:
         return request_body(self.model, request, self.default_options)
 
