@@ -85,7 +85,8 @@ class Received:
 class ScriptedServer:
     """Answers requests with its scripted replies in turn; the last one is repeated.
 
-    `requests` holds what came. `asked` is set by the first; `gone` is set when a client left before its reply ended.
+    `requests` holds what came. `asked` is set by the first; `gone` when a client left before its
+    reply ended.
     """
 
     def __init__(self, *replies: Reply) -> None:
