@@ -6,6 +6,7 @@ so that no extra is needed for those that are not.
 
 from ._backend import Backend as Backend
 from ._connect import connect as connect
+from ._fallback import Fallback as Fallback
 from ._limits import Limits as Limits
 from ._limits import Price as Price
 from ._model import ModelBackend as ModelBackend

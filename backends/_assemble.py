@@ -1,4 +1,4 @@
-"""The message that a row of deltas makes."""
+"""The message that a row of deltas makes: of a whole reply, and of one that broke off."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ..dispatch import Delta, Message, ToolCall
 from ..dispatch._message import read_arguments
 
-__all__ = ["assemble"]
+__all__ = ["assemble", "partial_message"]
 
 
 def assemble(deltas: Iterable[Delta]) -> Message:
@@ -28,3 +28,8 @@ def assemble(deltas: Iterable[Delta]) -> Message:
     message.content = "".join(texts) or None
     message.tool_calls = list(calls.values())
     return message
+
+
+def partial_message(deltas: Iterable[Delta]) -> Message | None:
+    """Return what came of a reply that broke off."""
+    return assemble(deltas)

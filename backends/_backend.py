@@ -42,6 +42,10 @@ class Backend(ABC):
         connection before it returns. Close it (`contextlib.aclosing`) if you may leave early.
         """
 
+    def redact(self, text: str) -> str:
+        """Return `text` with stars where the backend's key stood."""
+        return text
+
     async def complete(self, request: Request) -> Message:
         """Answer `request` with the whole message. Raises and is cancelled as `stream` is."""
         async with aclosing(self.stream(request)) as deltas:

@@ -89,12 +89,24 @@ def _vllm(
     return VLLMBackend(name, **settings)
 
 
+def _cassette(
+    scheme: str, name: str, base_url: str | None, api_key: _Key, settings: _Settings
+) -> Backend:
+    from ._cassette import CassetteBackend
+
+    if not name:
+        raise ConfigurationError("which file? 'cassette:FILE'")
+    _need_no_server(scheme, base_url, api_key)
+    return CassetteBackend(name, **settings)
+
+
 _SCHEMES: dict[str, Callable[[str, str, str | None, _Key, _Settings], Backend]] = {
     "local": _local,
     "openai": _hosted,
     "mistral": _hosted,
     "groq": _hosted,
     "vllm": _vllm,
+    "cassette": _cassette,
 }
 
 

@@ -8,10 +8,11 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from ..commander import current_node
 from ..commander._errors import BudgetExceeded, ConfigurationError
 from ..dispatch import Request, Usage
 
-__all__ = ["Limits", "Price", "Turn", "estimate_tokens"]
+__all__ = ["Limits", "Price", "Turn", "estimate_tokens", "tree_limits"]
 
 _MINUTE = 60.0
 _CHARACTERS_PER_TOKEN = 4
@@ -233,3 +234,15 @@ def _positive(name: str, value: int | None) -> int | None:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+_NONE = Limits()
+
+
+def tree_limits() -> Limits:
+    """Return the limits of the commander under which this runs, or some that limit nothing."""
+    try:
+        commander = current_node().commander
+    except LookupError:
+        return _NONE
+    return getattr(commander, "limits", None) or _NONE

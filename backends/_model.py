@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Generator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, nullcontext
 from typing import Any, Literal
 
 from ..commander._errors import (
@@ -17,9 +17,9 @@ from ..commander._errors import (
     StreamInterrupted,
 )
 from ..dispatch import Delta, Message, Request
-from ._assemble import assemble
+from ._assemble import partial_message
 from ._backend import Backend
-from ._limits import Limits, estimate_tokens
+from ._limits import Limits, estimate_tokens, tree_limits
 from ._retry import Breaker, Retries
 from ._timeout import Timeouts, timed
 
@@ -41,7 +41,9 @@ class _Reply:
             self.whole = True
 
     def interrupted(self, why: BackendError) -> StreamInterrupted:
-        return StreamInterrupted(f"the reply broke off: {why}", partial=assemble(self.deltas))
+        return StreamInterrupted(
+            f"the reply broke off: {why}", partial=partial_message(self.deltas)
+        )
 
 
 class ModelBackend(Backend):
@@ -104,43 +106,33 @@ class ModelBackend(Backend):
 
     async def _once(self, request: Request, reply: _Reply) -> AsyncGenerator[Delta, None]:
         """Make one attempt: wait for a turn, pass the deltas on, see that the reply is whole."""
-        async with self.limits.request(self.model, self._estimate(request)) as turn:
-            with self._through_breaker():
+        tokens = self._estimate(request)
+        async with (
+            tree_limits().request(self.model, tokens) as shared,
+            self.limits.request(self.model, tokens) as turn,
+        ):
+            with self.breaker.attempt() if self.breaker else nullcontext():
                 async with aclosing(timed(self._attempt(request), self.timeouts)) as deltas:
                     async for delta in deltas:
                         reply.add(delta)
                         if delta.usage is not None:
-                            turn.usage = delta.usage
+                            turn.usage = shared.usage = delta.usage
                         yield delta
                 if not reply.whole:
                     raise BackendUnavailable("the connection ended before the reply did")
 
     def _estimate(self, request: Request) -> int:
-        return estimate_tokens(request, self.default_options) if self.limits.counts_tokens else 0
-
-    @contextmanager
-    def _through_breaker(self) -> Generator[None, None, None]:
-        if self.breaker is None:
-            yield
-            return
-        self.breaker.enter()
-        down: bool | None = None
-        try:
-            yield
-            down = False
-        except BackendError as error:
-            down = isinstance(error, BackendUnavailable)
-            raise
-        finally:
-            self.breaker.leave(down)
+        if self.limits.counts_tokens or tree_limits().counts_tokens:
+            return estimate_tokens(request, self.default_options)
+        return 0
 
     def _resumed(self, request: Request, reply: _Reply, failure: BackendError) -> Request:
         """Return the request that goes on after what came, or raise that it broke off."""
         if isinstance(failure, BadResponse):
             raise failure
         interrupted = reply.interrupted(failure)
-        partial: Message = interrupted.partial
-        if self.resume and partial.content and not partial.tool_calls:
+        partial: Message | None = interrupted.partial
+        if self.resume and partial is not None and not any(d.tool_calls for d in reply.deltas):
             asked = self._continued(request, partial)
             if asked is not None:
                 return asked
@@ -149,6 +141,8 @@ class ModelBackend(Backend):
     async def _pause(self, attempt: int, failure: BackendError, reply: _Reply) -> None:
         """Wait until the next attempt, or raise that there is none."""
         seconds = self.retries.pause(attempt, failure)
+        if self.breaker is not None and self.breaker.state == "open":
+            seconds = None
         if isinstance(failure, RateLimited):
             self.limits.slow_down(seconds or failure.retry_after or 0.0)
         if seconds is not None:

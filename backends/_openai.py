@@ -16,7 +16,7 @@ from ..commander._errors import (
     ConfigurationError,
     MissingExtra,
 )
-from ..dispatch import Request
+from ..dispatch import Message, Request
 from ._failure import failure_from_response, not_events, told
 from ._wire import PerLoop, WireBackend, shown
 
@@ -36,6 +36,7 @@ class Host:
     base_url_variable: str | None = None
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])
     left_out: frozenset[str] = frozenset()
+    go_on: Mapping[str, Any] | None = None  # put into the message to go on after; None: it cannot
 
 
 HOSTS = {
@@ -50,8 +51,9 @@ HOSTS = {
         "MISTRAL_API_KEY",
         renamed={"seed": "random_seed"},
         left_out=frozenset({"stream_options"}),  # it sends the usage anyway
+        go_on={"prefix": True},
     ),
-    "groq": Host("https://api.groq.com/openai/v1", "GROQ_API_KEY"),
+    "groq": Host("https://api.groq.com/openai/v1", "GROQ_API_KEY", go_on={}),
 }
 
 
@@ -113,10 +115,18 @@ class OpenAIBackend(WireBackend):
             ),
         )
 
+    def _continued(self, request: Request, partial: Message) -> Request | None:
+        if self._host is not None and self._host.go_on is None:
+            return None
+        return super()._continued(request, partial)
+
     def _body(self, request: Request) -> dict[str, Any]:
         body = super()._body(request)
         if self._host is None:
             return body
+        if body.pop("continue_final_message", False):
+            del body["add_generation_prompt"]
+            body["messages"][-1] |= self._host.go_on or {}
         renamed = self._host.renamed
         left_out = self._host.left_out
         return {renamed.get(key, key): v for key, v in body.items() if key not in left_out}

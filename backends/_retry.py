@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ..commander._errors import BackendError, BackendUnavailable, RateLimited
@@ -61,23 +62,30 @@ class Breaker:
             return "closed"
         return "open" if self.clock() < self._opened + self.reset_after else "half open"
 
-    def enter(self) -> None:
-        """Let one attempt through, or raise `BackendUnavailable`."""
+    @contextmanager
+    def attempt(self) -> Generator[None, None, None]:
+        """Let one attempt through, or raise `BackendUnavailable`; learn from how it ends."""
+        self._enter()
+        try:
+            yield
+        except BackendError as error:
+            self._learn(isinstance(error, BackendUnavailable))
+            raise
+        else:
+            self._learn(down=False)
+        finally:
+            self._trying = False
+
+    def _enter(self) -> None:
         state = self.state
-        if state == "closed":
-            return
-        if state == "open" or self._trying:
+        if state == "open" or (state == "half open" and self._trying):
             raise BackendUnavailable(
                 f"not asked: it failed {self._in_a_row} times in a row; "
                 f"it is tried again {self.reset_after:g} s after the last failure"
             )
-        self._trying = True
+        self._trying = state == "half open"
 
-    def leave(self, down: bool | None) -> None:
-        """Say how the attempt ended: the server was down, or not; None if that is not known."""
-        self._trying = False
-        if down is None:
-            return
+    def _learn(self, down: bool) -> None:
         if not down:
             self._in_a_row, self._opened = 0, None
             return

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from pydantic_core import from_json
 
 from ..commander._errors import BackendError, BadResponse, ConfigurationError
-from ..dispatch import Delta, Request, delta_from_chunk, request_body
+from ..dispatch import Delta, Message, Request, delta_from_chunk, request_body
 from ._model import ModelBackend
 from ._secret import Redactor, as_secret
 from ._sse import EventReader
@@ -47,11 +47,21 @@ class WireBackend(ModelBackend):
         Closing it closes the connection, unless the reply has been read to its end.
         """
 
+    def redact(self, text: str) -> str:
+        """Return `text` with stars where the key stood."""
+        return self._redactor.text(text)
+
     async def _leave_loop(self) -> None:
         await self.aclose()
 
     def _body(self, request: Request) -> dict[str, Any]:
         return request_body(self.model, request, self.default_options)
+
+    def _continued(self, request: Request, partial: Message) -> Request | None:
+        """Ask as vLLM and SGLang want it; llama.cpp and Ollama go on anyway."""
+        go_on = {"continue_final_message": True, "add_generation_prompt": False}
+        said = Message(role="assistant", content=partial.content)
+        return Request([*request.messages, said], request.tools, {**request.options, **go_on})
 
     async def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         try:
