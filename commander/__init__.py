@@ -3,6 +3,7 @@
 It stands on the standard library and anyio alone and knows nothing of language models.
 """
 
+from ._blocking import check_cancelled as check_cancelled
 from ._commander import Commander as Commander
 from ._errors import AnabranchError as AnabranchError
 from ._errors import AuthenticationError as AuthenticationError
@@ -19,6 +20,7 @@ from ._errors import QuorumNotMet as QuorumNotMet
 from ._errors import RateLimited as RateLimited
 from ._errors import StreamInterrupted as StreamInterrupted
 from ._errors import ToolError as ToolError
+from ._errors import WorkerLost as WorkerLost
 from ._events import Event as Event
 from ._events import EventKind as EventKind
 from ._events import Events as Events
@@ -33,3 +35,5 @@ from ._policy import quorum as quorum
 from ._record import Callback as Callback
 from ._record import State as State
 from ._run import run as run
+from ._snapshot import NodeSnapshot as NodeSnapshot
+from ._snapshot import TreeSnapshot as TreeSnapshot

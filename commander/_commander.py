@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import Callable, Collection, Coroutine
+from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
 from inspect import isawaitable
@@ -17,9 +18,11 @@ from ._events import EventKind, Events
 from ._failure import log_lost
 from ._life import finish, spawn
 from ._node import Node, add_waiter, outcome
+from ._observe import observe, outlast
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
 from ._queue import Queue
 from ._record import CURRENT, DONE, Callback
+from ._snapshot import TreeSnapshot, explain, snapshot
 from ._watch import Watch
 
 __all__ = ["Commander"]
@@ -104,11 +107,13 @@ class Commander(Node[Any], internal=True):
             cancel_subtrees(self.children, f"{type(error).__name__} left the commander's block")
         interrupted = await self._join() or await self._run_kept()
         self._close_watches()
-        still_cancelled = ended_block and host.uncancel() > 0
-        if error is not None and not (isinstance(error, asyncio.CancelledError) and ended_block):
-            return
-        if interrupted is not None or still_cancelled:
-            raise interrupted or cast("BaseException", error)
+        if error is not None and not isinstance(error, asyncio.CancelledError):
+            return  # it goes on as it was
+        cancelled = error or interrupted
+        if ended_block and await _take_back_cancel(host):
+            cancelled = None
+        if cancelled is not None:
+            raise cancelled
         if self._n_state != "completed":
             outcome(self)
 
@@ -161,7 +166,7 @@ class Commander(Node[Any], internal=True):
             return await job
         except asyncio.CancelledError:
             cancel_subtrees((job,), "commander.run was cancelled")
-            await outlast(observe(job), lambda: None)
+            await outlast(observe(job))
             raise
         except NodeCancelled:
             if self._n_exit is None:
@@ -290,6 +295,21 @@ class Commander(Node[Any], internal=True):
 
     # --- seeing it
 
+    def tree(self) -> TreeSnapshot:
+        """Return a snapshot of all unfinished nodes, frozen; `print(commander)` draws it."""
+        return snapshot(self)
+
+    def __str__(self) -> str:
+        return str(snapshot(self))
+
+    def explain(self, node: Node[Any] | None = None) -> str:
+        """Say what `node` (default: the whole tree) is waiting for, down to the leaves.
+
+        One line a node: its state, the node it awaits or the children it joins, and for a body
+        the file and line where it stands. Long lists are cut and say so.
+        """
+        return explain(self if node is None else node)
+
     def events(
         self, kinds: Collection[EventKind] | None = None, *, capacity: int = 10_000
     ) -> Events:
@@ -302,38 +322,13 @@ class Commander(Node[Any], internal=True):
         return Events(self, kinds, capacity)
 
 
-def observe(node: Node[Any]) -> asyncio.Future[None]:
-    """Return a future that is done when the node is; unlike awaiting, it takes no failure."""
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    if node._n_state in DONE:
-        future.set_result(None)
-        return future
-
-    def closed(_: Node[Any]) -> None:
-        if not future.done():
-            future.set_result(None)
-
-    if node._n_callbacks is None:
-        node._n_callbacks = []
-    node._n_callbacks.append(("closed", closed))
-    return future
-
-
-async def outlast(
-    ended: asyncio.Future[Any], on_cancel: Callable[[], object]
-) -> asyncio.CancelledError | None:
-    """Wait for `ended`, however often the wait is cancelled; call `on_cancel` each time.
-
-    Returns the last cancellation. The outcome of `ended` is not looked at.
-    """
-    interrupted = None
-    while not ended.done():
-        try:
-            await asyncio.wait((ended,))
-        except asyncio.CancelledError as error:
-            interrupted = error
-            on_cancel()
-    return interrupted
+async def _take_back_cancel(host: asyncio.Task[Any]) -> bool:
+    """Undo the cancel by which the tree ended the block; False if another one came besides."""
+    if host.uncancel() > 0:
+        return False
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)  # where it arrives if the block has awaited nothing since
+    return True
 
 
 async def _run_one(callback: Callback, node: Node[Any]) -> None:

@@ -4,6 +4,7 @@
     ├── NodeClosed            a child was added to a node that is done
     ├── NodeCancelled         the awaited node was cancelled
     ├── QuorumNotMet          fewer children completed than the node's policy asked for
+    ├── WorkerLost            the process or machine that ran a node went away
     ├── MissingExtra          an optional package is not installed (also an ImportError)
     ├── ConfigurationError    a key, a model name or a setting is missing or unusable
     ├── ToolError             a tool could not give a result; its text goes to the model
@@ -41,6 +42,7 @@ __all__ = [
     "RateLimited",
     "StreamInterrupted",
     "ToolError",
+    "WorkerLost",
 ]
 
 
@@ -86,6 +88,17 @@ class QuorumNotMet(AnabranchError):
         self.failures = tuple(failures)
         if failures:
             self.__cause__ = BaseExceptionGroup("children that failed", failures)
+
+
+class WorkerLost(AnabranchError):
+    """The process or machine that ran a node went away before the node's end.
+
+    Attribute: `path` of the node.
+    """
+
+    def __init__(self, path: str, what: str) -> None:
+        super().__init__(f"{path}: {what}")
+        self.path = path
 
 
 class MissingExtra(AnabranchError, ImportError):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 from asyncio import get_running_loop
-from collections.abc import Awaitable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from types import CodeType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from ._cancel import cancel_subtrees
@@ -27,6 +28,7 @@ __all__ = ["Node", "current_node", "outcome"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+R = TypeVar("R")
 N = TypeVar("N", bound="Node[Any]")
 
 
@@ -227,6 +229,33 @@ class Node(Record, Generic[T_co]):
         spawn(handler)
         return handler
 
+    def in_thread(
+        self, function: Callable[..., R], *args: Any, abandon: bool = False, **kwargs: Any
+    ) -> Node[R]:
+        """Run a blocking function in a worker thread, as a child of this node; await the result.
+
+        The function sees this node's context. Cancelled, the child is not done before the function
+        has returned: long work calls `check_cancelled()` now and then. With `abandon` nobody waits
+        for a cancelled function; it runs on in its thread, and what it returns is dropped.
+        """
+        from ._blocking import ThreadCall
+
+        return self.call_handler(ThreadCall(function, args, kwargs, abandon=abandon))
+
+    def in_process(
+        self, function: Callable[..., R], *args: Any, grace: float = 5.0, **kwargs: Any
+    ) -> Node[R]:
+        """Run a function in a new process, as a child of this node; await the result.
+
+        The function must be importable, and it, its arguments and its result picklable. Cancelled,
+        the process is told by SIGTERM, which raises `CancelledError` where the function stands;
+        after `grace` seconds it is killed with all that it started. A process that dies without a
+        result fails the node with `WorkerLost`. What the function prints goes to standard error.
+        """
+        from ._blocking import ProcessCall
+
+        return self.call_handler(ProcessCall(function, args, kwargs, grace=grace))
+
     def cancel(self, reason: str = "") -> None:
         """Cancel this node and everything below it.
 
@@ -363,6 +392,9 @@ def _add_callback(node: N, moment: Moment, callback: Callback) -> N:
         node._n_callbacks.append((moment, callback))
     return node
 
+
+# By this code `explain` knows that a coroutine stands in an await of a node.
+AWAITING: CodeType = vars(Node)["__await__"].__code__
 
 PUBLIC_NAMES = frozenset(
     name for name in vars(Node) if not name.startswith("_") and name not in ("task", "policy")

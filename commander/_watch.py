@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import sysconfig
 import threading
 import time
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ._library import is_library
 from ._record import Record
 
 __all__ = ["Watch"]
@@ -25,7 +24,6 @@ logger = logging.getLogger("anabranch")
 
 # The coroutines of `_life.py` under which a node's body and its async callbacks run.
 DRIVERS = ("_drive", "_run_rest")
-LIBRARY = tuple(str(Path(path)) for path in set(sysconfig.get_paths().values()) if path)
 
 
 class Watch:
@@ -123,7 +121,7 @@ def _own_line(frame: FrameType) -> tuple[str, int]:
     """Return the innermost line that is not the standard library's or an installed package's."""
     at: FrameType | None = frame
     while at is not None and at.f_code.co_name not in DRIVERS:
-        if not at.f_code.co_filename.startswith(LIBRARY):
+        if not is_library(at.f_code.co_filename):
             return at.f_code.co_filename, at.f_lineno
         at = at.f_back
     return frame.f_code.co_filename, frame.f_lineno
