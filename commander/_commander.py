@@ -105,7 +105,8 @@ class Commander(Node[Any], internal=True):
         ended_block = self._n_abort is not None or self._n_cancel is not None
         if error is not None:
             cancel_subtrees(self.children, f"{type(error).__name__} left the commander's block")
-        interrupted = await self._join() or await self._run_kept()
+        interrupted = await self._join()
+        interrupted = await self._run_kept() or interrupted
         self._close_watches()
         if error is not None and not isinstance(error, asyncio.CancelledError):
             return  # it goes on as it was

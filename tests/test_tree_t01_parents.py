@@ -85,17 +85,18 @@ async def test_a_node_is_not_done_before_its_children():
 
 async def test_a_node_is_not_done_before_its_body():
     """All children are done, the body is not: the node is running."""
-    release = asyncio.Event()
+    release, child_over = asyncio.Event(), asyncio.Event()
 
     @handler
     async def parent(node):
         await nothing()
+        child_over.set()
         await release.wait()
 
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(parent())
-        while node.state == "pending" or node.children:
-            await asyncio.sleep(0)
+        await child_over.wait()
+        assert node.children == ()
         assert node.state == "running"
         release.set()
         await node
