@@ -23,6 +23,7 @@ from ._policy import Policy, Quorum, Restart, Retry, check_policy
 from ._queue import Queue
 from ._record import CURRENT, DONE, Callback
 from ._snapshot import TreeSnapshot, explain, snapshot
+from ._usage import spent
 from ._watch import Watch
 
 __all__ = ["Commander"]
@@ -310,6 +311,13 @@ class Commander(Node[Any], internal=True):
         the file and line where it stands. Long lists are cut and say so.
         """
         return explain(self if node is None else node)
+
+    def usage(self, node: Node[Any] | None = None) -> dict[str, Any]:
+        """Return what `node` (default: the whole tree) and all below it have spent so far.
+
+        The keys are the models' names, the values `Usage`s: what backends charge for each reply.
+        """
+        return spent(self if node is None else node)
 
     def events(
         self, kinds: Collection[EventKind] | None = None, *, capacity: int = 10_000
