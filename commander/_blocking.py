@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from multiprocessing.spawn import get_preparation_data
 from typing import Any, Generic, TypeVar
 
 from anyio import CancelScope, from_thread, to_thread
@@ -131,6 +130,8 @@ class ProcessCall(_Call[T], internal=True):
         return self._n_answer(answer, status)
 
     def _n_pickled(self) -> bytes:
+        from multiprocessing.spawn import get_preparation_data  # slow to import, rarely needed
+
         preparation = get_preparation_data(self._n_name)
         del preparation["authkey"]  # a secret, of use to multiprocessing's own processes only
         try:

@@ -335,6 +335,8 @@ def _close(node: Node[Any]) -> Node[Any] | None:
                 node._n_takers += 1
     if node._n_callbacks is not None:
         _run_closed(node, node._n_callbacks)
+    if node._n_context is not None:
+        node._n_context = None  # it leads back to the node: only the collector could free the two
     parent = node._n_parent
     if parent is None:
         return None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 from ._cancel import cancel_subtrees
 from ._entry import enter
 from ._errors import NodeCancelled
-from ._failure import child_failed
+from ._failure import child_failed, take_claimed
 from ._life import spawn
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
 from ._record import CURRENT, DONE, Callback, Moment, Record, State, node_name, share_layout
@@ -288,6 +288,7 @@ def outcome(node: Node[T]) -> T:
     assert error is not None
     if node._n_state == "failed":
         node._n_takers += 1
+        take_claimed(node)
     else:
         _prefer_own_cancellation()
     raise error

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CURRENT",
     "DONE",
+    "STATE",
     "Attempts",
     "Callback",
     "Moment",
@@ -86,8 +87,8 @@ class Record:
     _n_cancel: str | None = None
     # The failure with which the node must end though its body has not: a child's, or a timeout.
     _n_abort: BaseException | None = None
-    # Children's failures that wait for the join: collected, or claimed and perhaps not yet taken.
-    _n_failures: list[tuple[Node[Any], BaseException]] | None = None
+    # Children's failures by id that wait for the join: collected, or claimed and not yet taken.
+    _n_failures: dict[int, Node[Any]] | None = None
     # How many children have completed; counted under a quorum only.
     _n_completed: int = 0
     # From the first final callback on.
@@ -99,6 +100,8 @@ class Record:
     _n_waiters: list[asyncio.Future[None]] | None = None
     _n_starts: list[Callback] | None = None
     _n_callbacks: list[tuple[Moment, Callback]] | None = None
+    # What the node was made with, kept for the copies that an edge makes of it.
+    _n_inputs: dict[str, Any] | None = None
     # The queue that lent this job a place, from its start to the end of its body under a limit.
     _n_place: Queue | None = None
     # How many waits for nodes are under way in this job's body; its place is lent out meanwhile.
@@ -109,6 +112,9 @@ def node_name(node: Record) -> str:
     """Return the name a node goes by: its class's, or its function's."""
     return getattr(node, "_n_name", None) or type(node).__name__
 
+
+# The names of all that the engine keeps; the rest of a node's attributes are its inputs.
+STATE = frozenset(Record.__annotations__)
 
 # What every node of a tree has of its own, by the time it ends.
 HOT = (

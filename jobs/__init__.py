@@ -1,3 +1,5 @@
 """`Job`, edges between jobs, and the ready-made jobs."""
 
+from ._edge import add_conditional_edge as add_conditional_edge
+from ._edge import add_edge as add_edge
 from ._job import Job as Job
