@@ -82,11 +82,10 @@ async def _drive(node: Node[Any]) -> None:
             node.cancel("its body raised CancelledError")
     except GeneratorExit:
         raise  # the loop was closed under the node: there is nowhere left to end it
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - the tree hands every failure on
         body_failed(node, error)
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            _body_ended(node)
-            raise  # they stop the loop, as in any asyncio task
+            _stop_loop(node, error)
     _body_ended(node)
 
 
@@ -322,7 +321,11 @@ def _callback_failed(node: Node[Any], error: BaseException) -> None:
     else:
         log_lost(node, error, "a callback of %s raised")
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
-        node._n_commander._n_loop.call_soon(_reraise, error)
+        _stop_loop(node, error)
+
+
+def _stop_loop(node: Node[Any], error: BaseException) -> None:
+    node._n_commander._n_loop.call_soon(_reraise, error)
 
 
 def _reraise(error: BaseException) -> None:
