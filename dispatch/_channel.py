@@ -100,7 +100,7 @@ class Gate:
             self._held = None
 
 
-class Channel(AsyncIterator[T], Generic[T]):
+class Channel(Sink[T], AsyncIterator[T]):
     """One branch: an async iterator of what the pump puts there, each item once.
 
     Several tasks may read it; each item goes to one of them. After the last item it ends, or
@@ -117,7 +117,6 @@ class Channel(AsyncIterator[T], Generic[T]):
         "_reader",
         "_size",
         "_waiters",
-        "put",
     )
 
     def __init__(
@@ -127,12 +126,12 @@ class Channel(AsyncIterator[T], Generic[T]):
         self._measure = measure
         self._outcome = outcome
         self._items: deque[T] = deque()
+        # While nobody reads there is nobody to wake and nothing to measure.
+        super().__init__(self._items.append)
         self._size = 0  # of the items, in characters, once somebody reads
         self._ended = False
         self._reader: asyncio.Task[Any] | None = None  # the task that read it last
         self._waiters = Waiters()
-        # Adds an item. While nobody reads there is nobody to wake and nothing to measure.
-        self.put: Callable[[T], None] = self._items.append
         gate.add(self)
 
     def _begin_reading(self) -> None:
