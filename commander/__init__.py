@@ -38,3 +38,4 @@ from ._record import State as State
 from ._run import run as run
 from ._snapshot import NodeSnapshot as NodeSnapshot
 from ._snapshot import TreeSnapshot as TreeSnapshot
+from ._usage import charge as charge

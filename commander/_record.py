@@ -102,6 +102,8 @@ class Record:
     _n_callbacks: list[tuple[Moment, Callback]] | None = None
     # What the node was made with, kept for the copies that an edge makes of it.
     _n_inputs: dict[str, Any] | None = None
+    # What was charged at and below this node, by account.
+    _n_spent: dict[str, Any] | None = None
     # The queue that lent this job a place, from its start to the end of its body under a limit.
     _n_place: Queue | None = None
     # How many waits for nodes are under way in this job's body; its place is lent out meanwhile.
