@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..dispatch import Delta, Message, ToolCall, ToolCallDelta, ToolCallError
-from ..dispatch._assembly import Assembly
+from ..dispatch import Delta, Message
+from ..dispatch._assembly import Assembly, Branches
 
 __all__ = ["assemble", "partial_message"]
 
 
-class _Nobody:
-    """Takes the parts of a reply that only the finished message is wanted of."""
+def _drop(_: object) -> None:
+    """Take a part of a reply of which only the finished message is wanted."""
 
-    def text(self, text: str) -> None:
-        pass
 
-    def reasoning(self, text: str) -> None:
-        pass
-
-    def call(self, call: ToolCall | ToolCallError) -> None:
-        pass
-
-    def piece(self, piece: ToolCallDelta) -> None:
-        pass
+_NOBODY = Branches(text=_drop, reasoning=_drop, call=_drop, piece=_drop)
 
 
 def assemble(deltas: Iterable[Delta]) -> Message:
@@ -42,7 +33,7 @@ def partial_message(deltas: Iterable[Delta]) -> Message | None:
 
 
 def _fed(deltas: Iterable[Delta]) -> Assembly:
-    assembly = Assembly(_Nobody())
+    assembly = Assembly(_NOBODY)
     for delta in deltas:
         assembly.feed(delta)
     return assembly
