@@ -123,7 +123,7 @@ async def _run_starts(node: Node[Any], starts: list[Callback]) -> None:
 async def _adopt(node: Node[Any], returned: object) -> Any:
     """Wait for the node that a body has returned; it becomes a child unless it already runs."""
     _leave_place(node)
-    node._n_state = "joining"
+    _enter_joining(node)
     return await cast("Node[Any]", returned)
 
 
@@ -132,12 +132,17 @@ def _body_ended(node: Node[Any]) -> None:
     node._n_task = None
     _leave_place(node)
     if node._n_children:
-        node._n_state = "joining"
         node._n_context = copy_context()
-        if node._n_commander._n_listeners:
-            publish(node, "joining")
+        if node._n_state != "joining":
+            _enter_joining(node)
     else:
         finish(node, at_home=True)
+
+
+def _enter_joining(node: Node[Any]) -> None:
+    node._n_state = "joining"
+    if node._n_commander._n_listeners:
+        publish(node, "joining")
 
 
 def _leave_place(node: Node[Any]) -> None:
