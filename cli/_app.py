@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -86,7 +86,7 @@ def chat(
     an empty prompt. From a pipe each line is a turn; the exit status is 1 if one of them failed.
     """
     options = {"temperature": temperature, "max_tokens": max_tokens}
-    given = {key: value for key, value in options.items() if value is not None}
+    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     with _told(USAGE, debug):
         backend = connect(model, model=name, base_url=base_url, **given)
         chosen = _tools(tools)

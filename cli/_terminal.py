@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,8 @@ class Terminal(View):
 
     def __init__(self, commands: list[str], *, debug: bool = False) -> None:
         for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):  # show a stand-in for what a terminal cannot show
-                stream.reconfigure(errors="replace")
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(errors="replace")  # for what the terminal cannot show
         self.interactive = sys.stdin.isatty()
         self.failures = 0
         self._debug = debug

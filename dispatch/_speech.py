@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Generic, TypeVar
 
 __all__ = ["Sink", "Speech", "Voice"]
 
-T_contra = TypeVar("T_contra", contravariant=True)
+T = TypeVar("T")
 
 
 class Sink(Generic[T]):
