@@ -1,0 +1,665 @@
+"""A tree of puppets: a program of small steps plays it on a seeded loop, and all is written down.
+
+A program is a list of `(name, a, b, c)`; the numbers choose nodes and options, whatever they are,
+so that any list is a program and a shorter one is one too. `_tree_checks.py` says what must hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from anabranch.commander import (
+    Commander,
+    Node,
+    NodeCancelled,
+    NodeClosed,
+    QuorumNotMet,
+    Retry,
+    quorum,
+)
+from anabranch.handlers import handler
+from anabranch.jobs import Job
+from anabranch.testing import SeededLoop, pause
+
+Operation = tuple[str, int, int, int]
+
+DONE = ("completed", "failed", "cancelled")
+MOMENTS = ("end", "exception", "terminate", "done")
+POLICIES = ("fail_fast", "fail_fast", "collect", "isolate", quorum(1), quorum(2))
+STYLES = ("obey", "obey", "slow", "swallow", "fail", "put")
+
+
+class Told(Exception):
+    """An error with a number; one body or callback raises it, once."""
+
+
+FAILED = (Told, ExceptionGroup, TimeoutError, QuorumNotMet)
+FAILURES = (*FAILED, NodeCancelled)
+
+
+class PuppetJob(Job[Any]):
+    def __init__(self, part: Part) -> None:  # without a call of super's
+        self.part = part
+
+    async def task(self) -> Any:
+        return await self.part.play()
+
+
+@handler
+async def puppet(node: Node[Any], part: Part) -> Any:
+    return await part.play()
+
+
+class Part:
+    """What the model knows of one node."""
+
+    def __init__(self, world: World, number: int, a: int, b: int, parent: Part | None) -> None:
+        self.world = world
+        self.number = number
+        self.parent = parent
+        self.children: list[Part] = []
+        self.is_job = a % 2 == 0
+        self.style = STYLES[a // 2 % len(STYLES)]
+        self.claim = a // 12 % 4 == 3
+        self.priority = a // 48 % 3 - 1 if self.is_job else 0
+        self.policy = POLICIES[b % len(POLICIES)]
+        self.doomed = False
+        self.timeout = (None, None, None, 1, 3)[b // 6 % 5]
+        self.retry = (None, None, None, Retry(attempts=2), Retry(attempts=3, backoff=2))[b // 30 % 5]
+        self.node: Node[Any] = PuppetJob(self) if self.is_job else puppet(self)
+        self.inbox: deque[Operation] = deque()
+        self.bell: asyncio.Future[None] | None = None
+        self.put_turn = self.start_turn = -1
+        self.attempts = 0
+        self.parent_attempt = 0
+        self.attempt_began = 0.0
+        self.in_body = False
+        self.outcome: tuple[str, Any] = ("never", None)
+        self.waits: list[Node[Any]] = []
+        self.takers = 0
+        self.closing = False
+        self.must_cancel = False
+        self.last_state = "pending"
+        self.added: list[tuple[str, str]] = []
+        self.ran: list[str] = []
+        self.starts: list[int] = []
+        self.kept = 0
+        self.callback_errors: list[BaseException] = []
+        self.recovered_from: list[BaseException | None] = []
+        self.recovered_with: Any = None
+        self.final_error: BaseException | None = None
+        for moment in MOMENTS:
+            self.add_callback(moment, 0)
+
+    def __repr__(self) -> str:
+        return f"{self.node!r}"
+
+    # --- its body
+
+    async def play(self) -> Any:
+        self.begin()
+        try:
+            value = await self.obey_commands()
+            self.outcome = ("returned", value)
+        except asyncio.CancelledError:
+            return await self.meet_cancellation()
+        except BaseException as error:
+            self.outcome = ("raised", error)
+            raise
+        else:
+            return value
+        finally:
+            self.in_body = False
+
+    def begin(self) -> None:
+        expect = self.world.expect
+        expect(not self.in_body, f"{self} runs twice at once")
+        self.attempts += 1
+        for child in self.children:
+            late = child.node.state not in DONE and child.parent_attempt < self.attempts
+            expect(not late, f"{self} began again while {child} was alive")
+        self.attempt_began = self.world.loop.time()
+        self.in_body = True
+        if self.start_turn < 0:
+            self.start_turn = self.world.turn
+
+    async def meet_cancellation(self) -> Any:
+        self.outcome = ("cancelled", None)
+        if self.style == "swallow":
+            return "swallowed"
+        if self.style == "slow":
+            await pause(3)
+        if self.style == "put":
+            self.world.put(self, 0, 0)
+        if self.style == "fail":
+            raise self.world.error(self)
+        raise asyncio.CancelledError
+
+    async def next_command(self) -> Operation:
+        while not self.inbox:
+            if self.world.finishing:
+                return ("return", 0, 0, 0)
+            self.bell = asyncio.get_running_loop().create_future()
+            await self.bell
+        return self.inbox.popleft()
+
+    def ring(self) -> None:
+        if self.bell is not None and not self.bell.done():
+            self.bell.set_result(None)
+
+    async def obey_commands(self) -> Any:
+        world = self.world
+        while True:
+            name, a, b, c = await self.next_command()
+            match name:
+                case "return":
+                    return self.number * 1000 + a
+                case "fail":
+                    raise world.error(self)
+                case "return_new":
+                    child = world.make(self, a, b)
+                    return child.node if child else None
+                case "return_other":
+                    other = world.pick(a)
+                    if not world.would_circle(other, self):
+                        self.waits.append(other.node)
+                        return other.node
+                case "await":
+                    await self.await_part(world.pick(a), b)
+                case "await_new":
+                    child = world.make(self, a, b)
+                    if child:
+                        await self.await_part(child, c)
+                case "await_two":
+                    await self.await_both(world.pick(a), world.pick(b))
+                case "run":
+                    await self.run_new(a, b, c)
+                case "put":
+                    world.put(self, a, b)
+                case "sleep":
+                    await asyncio.sleep(a % 3)
+                case "raise_cancelled":
+                    raise asyncio.CancelledError
+                case "cancel_self":
+                    self.node.cancel("itself")
+                case "cancel_up":
+                    above = self.node.parent
+                    if above is not None and above.parent is not None:
+                        above.cancel("from below")
+                case _:
+                    raise AssertionError(name)
+
+    async def await_part(self, other: Part, mode: int) -> None:
+        try:
+            await self.world.await_node(other, self)
+        except FAILURES:
+            if mode % 3 == 0:
+                raise
+
+    async def await_both(self, first: Part, second: Part) -> None:
+        waits = (self.world.await_node(part, self) for part in (first, second))
+        tasks = [asyncio.ensure_future(wait) for wait in waits]
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def run_new(self, a: int, b: int, c: int) -> None:
+        part = self.world.prepare(None, a, b)
+        if part is None:
+            return
+        self.waits.append(part.node)
+        try:
+            value = await self.world.commander.run(
+                part.node, timeout=part.timeout, retry=part.retry, policy=part.policy
+            )
+            self.world.expect(
+                part.node.state == "completed" or value == "out", f"run gave {value} for {part}"
+            )
+        except NodeClosed:
+            self.world.forget(part)
+        except FAILED:
+            part.takers += part.node.state == "failed"
+            if c % 3 == 0:
+                raise
+        except NodeCancelled:
+            pass
+        finally:
+            self.waits.remove(part.node)
+
+    # --- its callbacks
+
+    def add_callback(self, moment: str, kind: int) -> None:
+        label = f"{moment}{len(self.added)}"
+        callback = self.make_callback(moment, label, kind % 10)
+        getattr(self.node, f"at_{moment}")(callback)
+        self.added.append((moment, label))
+
+    def make_callback(self, moment: str, label: str, kind: int) -> Callable[[Any], Any]:
+        def enter(node: Node[Any]) -> None:
+            expect = self.world.expect
+            expect(node is self.node, f"a callback of {self} was given {node}")
+            expect(node.state == "joining", f"{self} is {node.state} in its callback")
+            expect(not node.children, f"{self} has children in its callback")
+            expect(not self.in_body, f"{self} has a callback beside its body")
+            for child in self.children:
+                expect(child.node.state in DONE, f"{child} ends after its parent {self}")
+            self.closing = True
+            self.ran.append(label)
+
+        def plain(node: Node[Any]) -> None:
+            enter(node)
+            if kind == 1:
+                raise self.world.error(self, self.callback_errors)
+            if kind == 2 and moment == "exception":
+                self.recover(node, label)
+            if kind == 3:
+                self.world.put_beside(self)
+            if kind == 4:
+                node.cancel("in its own callback")
+            if kind == 5 and len(self.added) < 20:
+                self.add_callback("done", 0)
+
+        async def later(node: Node[Any]) -> None:
+            enter(node)
+            await pause(3)
+            if kind == 7:
+                raise self.world.error(self, self.callback_errors)
+            if kind == 8 and moment == "exception" and node.error is not None:
+                self.recover(node, label)
+            if kind == 9:
+                with suppress(*FAILURES):
+                    await self.world.await_node(self.world.pick(self.number * 7), self)
+
+        return plain if kind < 6 else later
+
+    def recover(self, node: Node[Any], value: object) -> None:
+        if node.error is None or isinstance(node.error, NodeCancelled):
+            return
+        self.recovered_from.append(node.error)
+        self.recovered_with = value
+        node.recover(value)
+
+    def add_start(self, kind: int) -> None:
+        async def start(node: Node[Any]) -> None:
+            self.world.expect(not self.in_body, f"{self} has a start callback beside its body")
+            self.starts.append(self.attempts)
+            if kind % 4 == 1:
+                await pause(3)
+            if kind % 4 == 2:
+                raise self.world.error(self)
+            if kind % 4 == 3:
+                node.cancel("at its start")
+
+        self.node.at_start(start)
+
+    def add_end(self) -> None:
+        def at_end(node: Node[Any]) -> None:
+            self.world.expect(node.state in DONE, f"{self} is {node.state} at the commander's end")
+            self.kept += 1
+
+        self.node.at_commander_end(at_end)
+        self.kept -= 1
+
+
+class CheckedLoop(SeededLoop):
+    """Lets the world look at the tree before every turn."""
+
+    on_turn: Callable[[], None] = staticmethod(lambda: None)
+
+    def _count_turn(self) -> None:
+        super()._count_turn()
+        self.on_turn()
+
+
+class World:
+    """One program, played once."""
+
+    def __init__(
+        self,
+        program: list[Operation],
+        seed: int,
+        *,
+        limit: int | None = None,
+        policy: Any = None,
+        ending: int = 0,
+        listen: bool = False,
+    ) -> None:
+        self.program = program
+        self.loop = CheckedLoop(seed, turns=20_000)
+        self.limit = limit
+        self.policy = policy or "isolate"
+        self.ending = ending
+        self.listen = listen
+        self.commander: Commander = None  # type: ignore[assignment]
+        self.parts: list[Part] = []
+        self.errors: list[tuple[Told, Part, int]] = []
+        self.records: list[logging.LogRecord] = []
+        self.violations: list[str] = []
+        self.waiters: list[asyncio.Task[None]] = []
+        self.futures: list[tuple[Part, concurrent.futures.Future[Any]]] = []
+        self.finishing = False
+        self.exited = False
+        self.turn = 0
+        self.made = 0
+        self.events: Any = None
+        self.block_error: BaseException | None = None
+        self.unhandled: list[dict[str, Any]] = []
+        self.tasks_left: set[asyncio.Task[Any]] = set()
+
+    def expect(self, condition: object, message: str) -> None:
+        if not condition:
+            self.violations.append(message)
+
+    def error(self, part: Part, callbacks: list[BaseException] | None = None) -> Told:
+        error = Told(len(self.errors))
+        self.errors.append((error, part, part.attempts))
+        if callbacks is not None:
+            callbacks.append(error)
+        return error
+
+    # --- choosing and placing
+
+    def pick(self, a: int) -> Part:
+        placed = [part for part in self.parts if part.node.parent is not None]
+        live = [part for part in placed if part.node.state not in DONE]
+        chosen = live if live and a % 5 else placed
+        return chosen[a // 5 % len(chosen)]
+
+    def prepare(self, parent: Part | None, a: int, b: int) -> Part | None:
+        if len(self.parts) >= 60:
+            return None
+        part = Part(self, self.made, a, b, parent)
+        self.made += 1
+        self.parts.append(part)
+        if parent is not None:
+            parent.children.append(part)
+            waiting = parent.node.state == "pending"
+            part.parent_attempt = parent.attempts + waiting
+            part.doomed = parent.node._n_cancel is not None or parent.node._n_abort is not None
+        part.put_turn = self.turn
+        return part
+
+    def forget(self, part: Part) -> None:
+        self.parts.remove(part)
+        if part.parent is not None:
+            part.parent.children.remove(part)
+
+    def put(self, parent: Part | None, a: int, b: int) -> Part | None:
+        return self._place(self.prepare(parent, a, b), parent)
+
+    make = put
+
+    def put_beside(self, part: Part) -> None:
+        self._place(self.prepare(part.parent, part.number, 0), part.parent, by=part.node)
+
+    def _place(
+        self, part: Part | None, parent: Part | None, by: Node[Any] | None = None
+    ) -> Part | None:
+        if part is None:
+            return None
+        owner = self.commander if parent is None else parent.node
+        closed = self.exited if parent is None else parent.closing or parent.node.state in DONE
+        options: dict[str, Any] = {"parent": owner, "timeout": part.timeout, "retry": part.retry}
+        options |= {"policy": part.policy, "claim": part.claim}
+        if part.is_job:
+            options["priority"] = part.priority
+        try:
+            put = by or owner
+            (put.put_job if part.is_job else put.call_handler)(part.node, **options)
+        except NodeClosed:
+            self.expect(closed, f"{parent} refused a child")
+            self.forget(part)
+            return None
+        self.expect(not closed, f"{parent} is done and took {part}")
+        return part
+
+    # --- waiting
+
+    def would_circle(self, other: Part, me: Part | None) -> bool:
+        """Say whether `other` cannot end before `me` does."""
+        if me is None:
+            return False
+        by_node = {part.node: part for part in self.parts}
+        seen: set[int] = set()
+        stack = [other]
+        while stack:
+            part = stack.pop()
+            if part is me:
+                return True
+            if part.number in seen or part.node.state in DONE:
+                continue
+            seen.add(part.number)
+            stack += part.children
+            stack += [by_node[node] for node in part.waits if node in by_node]
+        return False
+
+    async def await_node(self, other: Part, me: Part | None) -> None:
+        above = [] if me is None else [me.node, *me.node.ancestors]
+        if other.node in above and other.node.state not in DONE:
+            return await self._await_refused(other)
+        if self.would_circle(other, me):
+            return None
+        alive = other.node.state not in DONE
+        if me is not None:
+            me.waits.append(other.node)
+        try:
+            value = await other.node
+        except asyncio.CancelledError:
+            raise
+        except NodeCancelled:
+            self.expect(other.node.state == "cancelled", f"{other}, awaited, gave NodeCancelled")
+            raise
+        except BaseException as error:
+            self.expect(
+                other.node.state == "failed" and error is other.node.error,
+                f"{other}, awaited, gave {error!r} and not {other.node.error!r}",
+            )
+            other.takers += alive or other.claim
+            raise
+        finally:
+            if me is not None:
+                me.waits.remove(other.node)
+        self.expect(other.node.state == "completed", f"{other}, awaited, gave {value!r}")
+        self.expect(value == other.node.result, f"{other}, awaited, gave another's result")
+
+    async def _await_refused(self, other: Part) -> None:
+        try:
+            await other.node
+        except RuntimeError:
+            return
+        self.expect(False, f"{other} was awaited from below")
+
+    # --- playing
+
+    def play(self) -> None:
+        self.loop.on_turn = self._on_turn
+        self.loop.set_exception_handler(lambda _, context: self.unhandled.append(context))
+        handler = _Recorder(self.records)
+        logger = logging.getLogger("anabranch")
+        logger.addHandler(handler)
+        propagate, logger.propagate = logger.propagate, False
+        try:
+            self.loop.run_until_complete(self._main())
+        finally:
+            logger.removeHandler(handler)
+            logger.propagate = propagate
+
+    def close(self) -> None:
+        """Give the loop back, also after a failure."""
+        self.loop.on_turn = lambda: None
+        for task in asyncio.all_tasks(self.loop):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        self.loop.close()
+
+    def _on_turn(self) -> None:
+        from _tree_checks import check_turn
+
+        self.turn += 1
+        check_turn(self)
+
+    async def _main(self) -> None:
+        before = asyncio.all_tasks()
+        block = asyncio.ensure_future(self._block())
+        await asyncio.wait((block,))
+        for waiter in self.waiters:
+            await asyncio.wait((waiter,))
+        for _ in range(8):
+            await asyncio.sleep(0)
+        self.tasks_left = asyncio.all_tasks() - before - {block, *self.waiters}
+        if not block.cancelled():
+            self.block_error = block.exception()
+        else:
+            self.block_error = asyncio.CancelledError()
+
+    async def _block(self) -> None:
+        host = asyncio.current_task()
+        assert host is not None
+        options = {"max_concurrency": self.limit, "policy": self.policy, "slow_after": None}
+        async with Commander(**options) as self.commander:
+            if self.listen:
+                self.events = self.commander.events(capacity=100_000)
+            try:
+                self.put(None, 1, 0)
+                for operation in self.program:
+                    await self.do(*operation)
+                await asyncio.sleep(0)
+            finally:
+                self._let_finish()
+            await self._end(host)
+
+    def _let_finish(self) -> None:
+        self.finishing = True
+        for part in self.parts:
+            part.ring()
+
+    async def _end(self, host: asyncio.Task[Any]) -> None:
+        match self.ending:
+            case 1:
+                raise Told("out of the block")
+            case 2:
+                self.loop.call_soon(host.cancel)
+            case 3:
+                await self.commander.drain(2)
+                self.exited = True
+            case 4:
+                self.exited = True
+                self.commander.exit("out")
+            case 5:
+                self.loop.call_later(1, host.cancel)
+                self.loop.call_later(2, host.cancel)
+            case _:
+                pass
+
+    async def do(self, name: str, a: int, b: int, c: int) -> None:
+        """Take one step of the program."""
+        if name in COMMANDS:
+            part = self.pick(a)
+            part.inbox.append((name, b, c, a))
+            part.ring()
+            return
+        match name:
+            case "turns":
+                for _ in range(a % 5):
+                    await asyncio.sleep(0)
+            case "time":
+                await asyncio.sleep((0.5, 1, 2, 4)[a % 4])
+            case "new":
+                self.put(None if a % 4 == 0 else self.pick(a), b, c)
+            case "cancel":
+                self.pick(a).node.cancel("told")
+            case "kill":
+                task = self.pick(a).node._n_task
+                if task is not None:
+                    task.cancel()
+            case "kill_all":
+                for task in asyncio.all_tasks():
+                    if task.get_name() == "anabranch":
+                        task.cancel()
+            case "watch":
+                self.waiters.append(asyncio.ensure_future(self._watch(self.pick(a))))
+            case "unwatch":
+                if self.waiters:
+                    self.waiters[a % len(self.waiters)].cancel()
+            case "future":
+                self._put_threadsafe(a, b, c)
+            case "drop":
+                if self.futures:
+                    self.futures[a % len(self.futures)][1].cancel()
+            case _:
+                self._decorate(name, self.pick(a), b, c)
+
+    def _decorate(self, name: str, part: Part, b: int, c: int) -> None:
+        if name == "exit":
+            self.exited = True
+            self.commander.exit("out")
+        elif part.node.state in DONE:
+            return
+        elif name == "callback":
+            part.add_callback(MOMENTS[b % 4], c)
+        elif name == "start":
+            if part.attempts == 0 and part.node.state == "pending":
+                part.add_start(b)
+        elif name == "end":
+            part.add_end()
+
+    async def _watch(self, part: Part) -> None:
+        with suppress(*FAILURES, asyncio.CancelledError):
+            await self.await_node(part, None)
+
+    def _put_threadsafe(self, a: int, b: int, c: int) -> None:
+        part = self.prepare(None, b, c)
+        if part is None:
+            return
+        part.claim = True
+        put = self.commander.put_job_threadsafe if part.is_job else (
+            self.commander.call_handler_threadsafe
+        )
+        future = put(part.node, timeout=part.timeout, retry=part.retry, policy=part.policy)
+        self.futures.append((part, future))
+
+
+class _Recorder(logging.Handler):
+    def __init__(self, records: list[logging.LogRecord]) -> None:
+        super().__init__()
+        self.records = records
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+COMMANDS = (
+    "return",
+    "fail",
+    "return_new",
+    "return_other",
+    "await",
+    "await_new",
+    "await_two",
+    "run",
+    "put",
+    "sleep",
+    "raise_cancelled",
+    "cancel_self",
+    "cancel_up",
+)
+STEPS = (
+    "turns",
+    "time",
+    "new",
+    "cancel",
+    "kill",
+    "kill_all",
+    "watch",
+    "unwatch",
+    "future",
+    "drop",
+    "callback",
+    "start",
+    "end",
+    "exit",
+)
