@@ -60,6 +60,9 @@ def abort(node: Node[Any], error: BaseException) -> bool:
         return False
     node._n_abort = error
     node._n_special = True
+    if node._n_state == "pending" and node._n_attempts is not None:
+        # A child of a node that has not begun has failed: that is an attempt, though a short one.
+        node._n_attempts.starts.append(node._n_commander._n_loop.time())
     cancel_subtrees(node.children, f"failure: {error!r}")
     if node._n_task is not None:
         node._n_task.cancel()
