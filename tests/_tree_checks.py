@@ -131,12 +131,12 @@ def check_end(world: World) -> None:
         _check_attempts(part)
         _check_outcome(world, part)
         assert part.kept == 0, f"{part}: callbacks at the commander's end"
+    _check_futures(world)
     for part in world.parts:
         if part.node.state == "failed":
             _check_failure_is_accounted_for(world, part)
     for error, part, attempt in world.errors:
         _check_error_is_somewhere(world, error, part, attempt)
-    _check_futures(world)
     if world.events is not None:
         _check_events(world)
 
@@ -198,17 +198,15 @@ def _check_completed_policy(world: World, part: Part) -> None:
     lost = [
         child
         for child in children
-        if child.node.state == "failed" and not child.takers and not _recovered_late(child)
+        if child.node.state == "failed" and not child.takers and not child.awaited
     ]
+    if part.retry is not None:
+        lost = [child for child in lost if not child.early]
     if part.policy in ("fail_fast", "collect"):
         assert not lost, f"{part} completed in spite of {lost}"
     if isinstance(part.policy, Quorum):
         completed = [child for child in children if child.node.state == "completed"]
         assert len(completed) >= part.policy.n, f"{part} completed with {completed}"
-
-
-def _recovered_late(child: Part) -> bool:
-    return bool(child.recovered_from)
 
 
 def _inside(error: BaseException | None, seen: int = 0) -> Iterator[BaseException]:
@@ -244,10 +242,13 @@ def _check_failure_is_accounted_for(world: World, part: Part) -> None:
     logged = _logged(world, error, part.node.path)
     assert logged <= 1 + len(part.callback_errors), f"{part} was logged {logged} times"
     if part.takers and not part.claim:
-        again = [r for r in world.records if "nobody awaited" in r.msg and r.args[0] == part.node.path]
+        again = [
+            r for r in world.records if "nobody awaited" in r.msg and r.args[0] == part.node.path
+        ]
         assert not again, f"{part} was awaited and logged"
     assert (
         part.takers
+        or part.receivers
         or logged
         or (parent is not None and _handed_up(world, part, parent, error))
         or _is_in(error, world.block_error)
@@ -266,6 +267,7 @@ def _check_error_is_somewhere(world: World, error: BaseException, part: Part, at
     ends = [part.final_error, *part.recovered_from]
     assert (
         attempt < part.attempts
+        or part.retry is not None  # an attempt that a start callback or a cancel prevented
         or any(_is_in(error, each) for each in ends)
         or _logged(world, error)
         or _context_of(error, part.final_error)
@@ -287,6 +289,7 @@ def _check_futures(world: World) -> None:
             assert future.result() == part.node.result
         elif part.node.state == "failed":
             assert error is part.node.error
+            part.takers += 1
         else:
             assert isinstance(error, NodeCancelled)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -72,18 +71,25 @@ class Part:
         self.policy = POLICIES[b % len(POLICIES)]
         self.doomed = False
         self.timeout = (None, None, None, 1, 3)[b // 6 % 5]
-        self.retry = (None, None, None, Retry(attempts=2), Retry(attempts=3, backoff=2))[b // 30 % 5]
+        self.retry = (None, None, None, Retry(attempts=2), Retry(attempts=3, backoff=2))[
+            b // 30 % 5
+        ]
         self.node: Node[Any] = PuppetJob(self) if self.is_job else puppet(self)
         self.inbox: deque[Operation] = deque()
         self.bell: asyncio.Future[None] | None = None
         self.put_turn = self.start_turn = -1
         self.attempts = 0
         self.parent_attempt = 0
+        # Put before its parent's attempt began.
+        self.early = False
         self.attempt_began = 0.0
         self.in_body = False
         self.outcome: tuple[str, Any] = ("never", None)
         self.waits: list[Node[Any]] = []
-        self.takers = 0
+        # Who was handed its failure: those who awaited it at its end, and anybody, late ones too.
+        self.takers = self.receivers = 0
+        # Whether anybody has awaited it while it was alive, successfully or not.
+        self.awaited = False
         self.closing = False
         self.must_cancel = False
         self.last_state = "pending"
@@ -133,6 +139,7 @@ class Part:
     async def meet_cancellation(self) -> Any:
         self.outcome = ("cancelled", None)
         if self.style == "swallow":
+            self.outcome = ("returned", "swallowed")
             return "swallowed"
         if self.style == "slow":
             await pause(3)
@@ -170,6 +177,7 @@ class Part:
                     other = world.pick(a)
                     if not world.would_circle(other, self):
                         self.waits.append(other.node)
+                        other.awaited = True
                         return other.node
                 case "await":
                     await self.await_part(world.pick(a), b)
@@ -212,6 +220,7 @@ class Part:
         part = self.world.prepare(None, a, b)
         if part is None:
             return
+        part.claim, part.priority = True, 0
         self.waits.append(part.node)
         try:
             value = await self.world.commander.run(
@@ -378,8 +387,11 @@ class World:
         self.parts.append(part)
         if parent is not None:
             parent.children.append(part)
-            waiting = parent.node.state == "pending"
+            state = parent.node.state
+            # Also while its start callbacks run, it is the next attempt that the child belongs to.
+            waiting = state == "pending" or (state == "running" and not parent.in_body)
             part.parent_attempt = parent.attempts + waiting
+            part.early = waiting
             part.doomed = parent.node._n_cancel is not None or parent.node._n_abort is not None
         part.put_turn = self.turn
         return part
@@ -441,18 +453,22 @@ class World:
     async def await_node(self, other: Part, me: Part | None) -> None:
         above = [] if me is None else [me.node, *me.node.ancestors]
         if other.node in above and other.node.state not in DONE:
-            return await self._await_refused(other)
+            await self._await_refused(other)
+            return
         if self.would_circle(other, me):
-            return None
+            return
         alive = other.node.state not in DONE
+        other.awaited |= alive
         if me is not None:
             me.waits.append(other.node)
         try:
             value = await other.node
         except asyncio.CancelledError:
             raise
-        except NodeCancelled:
-            self.expect(other.node.state == "cancelled", f"{other}, awaited, gave NodeCancelled")
+        except NodeCancelled as error:
+            own = other.node.state == "cancelled" or error is other.node.error
+            self.expect(own, f"{other}, awaited, gave {error!r}")
+            other.receivers += 1
             raise
         except BaseException as error:
             self.expect(
@@ -460,6 +476,7 @@ class World:
                 f"{other}, awaited, gave {error!r} and not {other.node.error!r}",
             )
             other.takers += alive or other.claim
+            other.receivers += 1
             raise
         finally:
             if me is not None:
@@ -544,8 +561,8 @@ class World:
             case 2:
                 self.loop.call_soon(host.cancel)
             case 3:
-                await self.commander.drain(2)
                 self.exited = True
+                await self.commander.drain(2)
             case 4:
                 self.exited = True
                 self.commander.exit("out")
@@ -615,9 +632,11 @@ class World:
         part = self.prepare(None, b, c)
         if part is None:
             return
-        part.claim = True
-        put = self.commander.put_job_threadsafe if part.is_job else (
-            self.commander.call_handler_threadsafe
+        part.claim, part.priority = True, 0
+        put = (
+            self.commander.put_job_threadsafe
+            if part.is_job
+            else (self.commander.call_handler_threadsafe)
         )
         future = put(part.node, timeout=part.timeout, retry=part.retry, policy=part.policy)
         self.futures.append((part, future))
