@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import re
 import weakref
@@ -26,7 +25,7 @@ LETTERS = {
     "put": "p", "started": "s", "joining": "j", "retried": "r",
     "completed": "C", "failed": "F", "cancelled": "X",
 }  # fmt: skip
-COURSE = re.compile(r"p(sj?r)*(r)*(sj?)?j?[CFX]")
+COURSE = re.compile(r"p(s?j?r)*s?j?[CFX]")
 
 
 # --- after each turn
@@ -81,7 +80,7 @@ def _check_marks(part: Part) -> None:
 
 def _check_timeout(world: World, part: Part) -> None:
     node = part.node
-    if part.timeout is None or part.closing or node.state not in ("running", "joining"):
+    if part.timeout is None or part.closing or not (part.in_body or node.state == "joining"):
         return
     if part.attempts and world.loop.time() > part.attempt_began + part.timeout + 0.01:
         ending = node._n_abort or node._n_error or node._n_cancel is not None
@@ -106,7 +105,10 @@ def _check_order_of_starts(world: World) -> None:
     waiting = [
         part
         for part in jobs
-        if part.start_turn < 0 and part.node.state == "pending" and part.node._n_cancel is None
+        if part.start_turn < 0
+        and not part.starts
+        and part.node.state == "pending"
+        and part.node._n_cancel is None
     ]
     for early in waiting:
         for late in jobs:
@@ -259,6 +261,8 @@ def _check_failure_is_accounted_for(world: World, part: Part) -> None:
 def _handed_up(world: World, part: Part, parent: Part, error: BaseException) -> bool:
     if part.parent_attempt < parent.attempts:
         return True  # it was tried again after this
+    if parent.retry is not None and parent.node.state == "cancelled":
+        return True  # cancelled before it could be tried again
     earlier = [*parent.recovered_from, parent.final_error]
     return any(_is_in(error, each) for each in earlier)
 

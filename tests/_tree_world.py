@@ -178,6 +178,8 @@ class Part:
                     if not world.would_circle(other, self):
                         self.waits.append(other.node)
                         other.awaited = True
+                        # Its failure is this node's, which may be tried again.
+                        other.receivers += self.retry is not None
                         return other.node
                 case "await":
                     await self.await_part(world.pick(a), b)
