@@ -101,6 +101,8 @@ class Commander(Node[Any], internal=True):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if isinstance(error, GeneratorExit):
+            return  # the loop was closed under the block: there is nowhere left to wait
         host, self._n_task = cast("asyncio.Task[Any]", self._n_task), None
         # A failure under `fail_fast`, or `cancel`, has cancelled the block as a node's body.
         ended_block = self._n_abort is not None or self._n_cancel is not None

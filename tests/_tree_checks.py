@@ -95,8 +95,8 @@ def _check_places(world: World) -> None:
         for part in world.parts
         if part.is_job and part.in_body and not part.waits and part.node._n_cancel is None
     ]
-    # One that is aborted may be above the limit for its clean-up, as a cancelled one.
-    holding = [part for part in holding if part.node._n_abort is None]
+    # One that is ending early may be above the limit for its clean-up.
+    holding = [part for part in holding if part.node._n_abort is None and not part.killed]
     assert len(holding) <= world.limit, f"{holding} hold {world.limit} places"
 
 
@@ -251,6 +251,7 @@ def _check_failure_is_accounted_for(world: World, part: Part) -> None:
     assert (
         part.takers
         or part.receivers
+        or any(each.retry or _is_in(error, each.final_error) for each in part.adopters)
         or logged
         or (parent is not None and _handed_up(world, part, parent, error))
         or _is_in(error, world.block_error)

@@ -90,7 +90,11 @@ class Part:
         self.takers = self.receivers = 0
         # Whether anybody has awaited it while it was alive, successfully or not.
         self.awaited = False
+        # Those that returned it: its failure is theirs.
+        self.adopters: list[Part] = []
         self.closing = False
+        # Its task was cancelled behind the tree's back.
+        self.killed = False
         self.must_cancel = False
         self.last_state = "pending"
         self.added: list[tuple[str, str]] = []
@@ -178,8 +182,7 @@ class Part:
                     if not world.would_circle(other, self):
                         self.waits.append(other.node)
                         other.awaited = True
-                        # Its failure is this node's, which may be tried again.
-                        other.receivers += self.retry is not None
+                        other.adopters.append(self)
                         return other.node
                 case "await":
                     await self.await_part(world.pick(a), b)
@@ -592,13 +595,9 @@ class World:
             case "cancel":
                 self.pick(a).node.cancel("told")
             case "kill":
-                task = self.pick(a).node._n_task
-                if task is not None:
-                    task.cancel()
+                self._kill([self.pick(a)])
             case "kill_all":
-                for task in asyncio.all_tasks():
-                    if task.get_name() == "anabranch":
-                        task.cancel()
+                self._kill(self.parts)
             case "watch":
                 self.waiters.append(asyncio.ensure_future(self._watch(self.pick(a))))
             case "unwatch":
@@ -611,6 +610,13 @@ class World:
                     self.futures[a % len(self.futures)][1].cancel()
             case _:
                 self._decorate(name, self.pick(a), b, c)
+
+    def _kill(self, parts: list[Part]) -> None:
+        for part in parts:
+            task = part.node._n_task
+            if task is not None:
+                part.killed = True
+                task.cancel()
 
     def _decorate(self, name: str, part: Part, b: int, c: int) -> None:
         if name == "exit":

@@ -134,6 +134,26 @@ async def test_a_failure_beside_one_that_leaves_the_block_is_logged(
     assert group.exceptions[0].args == ("child",)
 
 
+def test_a_loop_closed_under_the_block_lets_go_of_it() -> None:
+    """Nothing can be waited for any more; the collector's `GeneratorExit` was ignored."""
+
+    async def block() -> None:
+        async with Commander(slow_after=None) as commander:
+            await commander.run(wait())
+
+    loop = asyncio.new_event_loop()
+    coroutine = block()
+    task = loop.create_task(coroutine)
+    for _ in range(4):
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+    for left in asyncio.all_tasks(loop):
+        left._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+    coroutine.close()
+    del task
+
+
 async def test_a_job_whose_child_fails_before_it_starts_does_not_run_its_body() -> None:
     """It has failed already; it ends as soon as its turn comes."""
     ran: list[str] = []
