@@ -85,9 +85,7 @@ class LocalBackend(Backend):
         if engine is not None:
             await engine.close()
 
-    def _run(
-        self, work: Callable[[Model], Generator[Delta | None, None, None]]
-    ) -> AsyncGenerator[Delta, None]:
+    def _run(self, work: Work) -> AsyncGenerator[Delta, None]:
         if self._engine is None:
             self._engine = Engine.open(self._source)
         return self._engine.run(work, self._progress or show_progress())
