@@ -264,6 +264,8 @@ def _handed_up(world: World, part: Part, parent: Part, error: BaseException) -> 
         return True  # it was tried again after this
     if parent.retry is not None and parent.node.state == "cancelled":
         return True  # cancelled before it could be tried again
+    if isinstance(error, NodeCancelled) and parent.node.state == "cancelled":
+        return True  # no news beside the parent's own cancellation
     earlier = [*parent.recovered_from, parent.final_error]
     return any(_is_in(error, each) for each in earlier)
 
