@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from _tree_world import DONE, Part, World
+from _tree_puppet import DONE, Part
+from _tree_world import World
 
 from anabranch.commander import NodeCancelled, Quorum, QuorumNotMet
 
@@ -260,7 +261,7 @@ def _check_failure_is_accounted_for(world: World, part: Part) -> None:
 
 
 def _handed_up(world: World, part: Part, parent: Part, error: BaseException) -> bool:
-    if part.parent_attempt < parent.attempts:
+    if part.parent_attempt < parent.attempts or (part.early and parent.retry is not None):
         return True  # it was tried again after this
     if parent.retry is not None and parent.node.state == "cancelled":
         return True  # cancelled before it could be tried again

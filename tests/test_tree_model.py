@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from _tree_checks import check_program
-from _tree_world import COMMANDS, STEPS, Operation, World
+from _tree_puppet import Operation
+from _tree_world import COMMANDS, STEPS, World
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
