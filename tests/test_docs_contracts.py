@@ -21,7 +21,7 @@ def tables():
     return named
 
 
-def tests_in(path):
+def names_in(path):
     nodes = ast.parse((ROOT / path).read_text()).body
     functions = [n for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     return {each.name for each in functions if each.name.startswith("test_")}
@@ -31,7 +31,7 @@ def test_every_test_that_is_named_exists_and_none_is_missing():
     """Both ways, for each file."""
     for path, names in tables().items():
         assert len(names) == len({*names}), path
-        assert {*names} == tests_in(path), path
+        assert {*names} == names_in(path), path
 
 
 def test_each_contract_of_the_tree_has_a_table_of_its_own():
