@@ -48,7 +48,7 @@ class _Call(Node[T], Generic[T], internal=True):
         self._n_kwargs = kwargs
 
     @property
-    def _n_name(self) -> str:
+    def _n_name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] - read only
         return getattr(self._n_function, "__name__", type(self._n_function).__name__)
 
 

@@ -63,6 +63,8 @@ class Record:
     # Jobs wait in the commander's queue and count against its limit; other nodes do neither.
     _n_queued: ClassVar[bool] = False
 
+    # What a node goes by if not by its class's name.
+    _n_name: str | None = None
     _n_id: int = 0
     _n_state: State = "pending"
     # Both are set once, when the node enters the tree; a commander is its own `_n_commander`.
@@ -112,7 +114,7 @@ class Record:
 
 def node_name(node: Record) -> str:
     """Return the name a node goes by: its class's, or its function's."""
-    return getattr(node, "_n_name", None) or type(node).__name__
+    return node._n_name or type(node).__name__
 
 
 # The names of all that the engine keeps; the rest of a node's attributes are its inputs.
