@@ -10,6 +10,7 @@ from ._errors import AuthenticationError as AuthenticationError
 from ._errors import BackendError as BackendError
 from ._errors import BackendUnavailable as BackendUnavailable
 from ._errors import BadResponse as BadResponse
+from ._errors import BudgetExceeded as BudgetExceeded
 from ._errors import ConfigurationError as ConfigurationError
 from ._errors import ContextTooLong as ContextTooLong
 from ._errors import MissingExtra as MissingExtra
