@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 from ..commander._errors import ConfigurationError
@@ -71,10 +71,12 @@ class Conversation:
 
     @classmethod
     def _from_record(cls, record: Any) -> Conversation:
-        if isinstance(record, list):
-            record = {"messages": record}
-        conversation = cls(thread_id=record.get("thread_id"))
-        conversation.messages = [Message.from_wire(wire) for wire in record["messages"]]
+        thread_id, messages = None, record
+        if isinstance(record, dict):
+            fields = cast("dict[str, Any]", record)
+            thread_id, messages = fields.get("thread_id"), fields["messages"]
+        conversation = cls(thread_id=thread_id)
+        conversation.messages = [Message.from_wire(wire) for wire in messages]
         return conversation
 
     def __iter__(self) -> Iterator[Message]:

@@ -84,7 +84,7 @@ class ToolCall(BaseModel):
     def text(self) -> str:
         """The arguments as JSON text: `raw` where it is sound, since then it is what was sent."""
         if self.raw is not None and self.error is None and not self.repaired:
-            return self.raw or "{}"
+            return self.raw if self.raw.strip() else "{}"
         return json.dumps(self.arguments, ensure_ascii=False)
 
     def to_wire(self) -> dict[str, Any]:
