@@ -17,7 +17,7 @@ from ._errors import NodeCancelled, NodeClosed
 from ._events import EventKind, Events
 from ._failure import log_lost
 from ._life import finish, spawn
-from ._node import Node, add_waiter, outcome
+from ._node import Node, add_waiter, lose_taker, outcome
 from ._observe import observe, outlast
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
 from ._queue import Queue
@@ -106,7 +106,8 @@ class Commander(Node[Any], internal=True):
         ended_block = self._n_abort is not None or self._n_cancel is not None
         if error is not None:
             cancel_subtrees(self.children, f"{type(error).__name__} left the commander's block")
-        interrupted = await self._join() or await self._run_kept()
+        interrupted = await self._join()
+        interrupted = await self._run_kept() or interrupted
         self._close_watches()
         if error is not None and not isinstance(error, asyncio.CancelledError):
             return  # it goes on as it was
@@ -367,7 +368,7 @@ def _start_for_future(
         return
     loop = node.commander._n_loop
     waiter = add_waiter(node)
-    waiter.add_done_callback(lambda _: _hand_over(node, result))
+    waiter.add_done_callback(lambda _: _hand_over(node, waiter, result))
 
     def cancelled_in_thread(future: concurrent.futures.Future[T]) -> None:
         if future.cancelled() and not loop.is_closed():
@@ -380,9 +381,14 @@ def _start_for_future(
     result.add_done_callback(cancelled_in_thread)
 
 
-def _hand_over(node: Node[T], result: concurrent.futures.Future[T]) -> None:
-    if node._n_state not in DONE or not result.set_running_or_notify_cancel():
-        return  # the future was cancelled first
+def _hand_over(
+    node: Node[T], waiter: asyncio.Future[None], result: concurrent.futures.Future[T]
+) -> None:
+    if waiter.cancelled():
+        return  # the future was cancelled before the node's end
+    if not result.set_running_or_notify_cancel():
+        lose_taker(node)  # cancelled since
+        return
     if node._n_state == "completed":
         result.set_result(cast("T", node._n_result))
     else:

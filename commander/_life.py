@@ -16,6 +16,7 @@ from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from ._cancel import abort
+from ._errors import NodeCancelled
 from ._events import publish
 from ._failure import blame, body_failed, child_completed, child_failed, log_lost, weigh
 from ._policy import Quorum
@@ -168,16 +169,20 @@ def _decide(node: Node[Any]) -> bool:
     """Settle how a node ends that is not plain; False if it is tried again instead."""
     if node._n_failures is not None or isinstance(node._n_policy, Quorum):
         weigh(node)
+    if node._n_abort is not None:
+        node._n_error = node._n_abort
     if node._n_cancel is not None:
         _forget_outcome(node)
-    elif node._n_abort is not None:
-        node._n_error = node._n_abort
+    elif node._n_error is not None:
+        node._n_result = None
     return node._n_attempts is None or not _try_again(node, node._n_attempts)
 
 
 def _forget_outcome(node: Node[Any]) -> None:
-    node._n_result = None
-    node._n_error = None
+    error = node._n_error
+    if error is not None and not isinstance(error, NodeCancelled):
+        log_lost(node, error, "%s had failed when it was cancelled")
+    node._n_result = node._n_error = None
 
 
 def _verdict(node: Node[Any]) -> Verdict:

@@ -66,7 +66,7 @@ class Watch:
         if frame is not None and (found := _find_node(frame)) is not None:
             logger.warning(
                 "%s blocks the event loop for more than %g s at %s:%d",
-                found.path,  # type: ignore[attr-defined]
+                found.path,
                 self.after,
                 *_own_line(frame),
             )
