@@ -117,6 +117,7 @@ class Channel(AsyncIterator[T], Generic[T]):
         "_reader",
         "_size",
         "_waiters",
+        "put",
     )
 
     def __init__(
@@ -126,19 +127,24 @@ class Channel(AsyncIterator[T], Generic[T]):
         self._measure = measure
         self._outcome = outcome
         self._items: deque[T] = deque()
-        self._size = 0  # of the items, in characters
+        self._size = 0  # of the items, in characters, once somebody reads
         self._ended = False
         self._reader: asyncio.Task[Any] | None = None  # the task that read it last
         self._waiters = Waiters()
+        # Adds an item. While nobody reads there is nobody to wake and nothing to measure.
+        self.put: Callable[[T], None] = self._items.append
         gate.add(self)
 
-    def put(self, item: T) -> None:
-        """Add an item and wake the readers."""
+    def _begin_reading(self) -> None:
+        self._size = sum(map(self._measure, self._items))
+        self.put = self._put
+
+    def _put(self, item: T) -> None:
         self._items.append(item)
         self._size = size = self._size + self._measure(item)
         if self._waiters.futures:
             self._waiters.wake()
-        elif size > self._gate.limit and self._reader is not None:
+        elif size > self._gate.limit:
             self._gate.pressed = True
 
     def end(self) -> None:
@@ -163,6 +169,8 @@ class Channel(AsyncIterator[T], Generic[T]):
         )
 
     async def __anext__(self) -> T:
+        if self._reader is None:
+            self._begin_reading()
         self._reader = asyncio.current_task()
         while not self._items:
             if self._ended:

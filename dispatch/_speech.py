@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol, TypeVar
 
-__all__ = ["Speech", "Voice"]
+__all__ = ["Sink", "Speech", "Voice"]
+
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class Sink(Protocol[T_contra]):
+    """A branch, seen from the side of the source."""
+
+    @property
+    def put(self) -> Callable[[T_contra], None]:
+        """What adds an item; it may change when the branch begins to be read."""
+        ...
 
 
 class Voice:
@@ -31,11 +43,11 @@ class Speech:
     `said` is all that was put.
     """
 
-    __slots__ = ("_floor", "_last", "_put", "_waiting", "said")
+    __slots__ = ("_floor", "_last", "_sink", "_waiting", "said")
 
-    def __init__(self, put: Callable[[str], None]) -> None:
+    def __init__(self, sink: Sink[str]) -> None:
         self.said: list[str] = []
-        self._put = put
+        self._sink = sink
         self._last: Voice | None = None
         self._floor: Voice | None = None
         self._waiting: dict[Voice, list[str]] = {}
@@ -63,7 +75,7 @@ class Speech:
                 text = "\n" + text
             self._last = voice
         self.said.append(text)
-        self._put(text)
+        self._sink.put(text)
 
     def close(self, voice: Voice) -> None:
         """Close a voice; if it had the floor, those that wait speak."""
