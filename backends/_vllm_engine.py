@@ -8,6 +8,7 @@ all of them with one copy of the weights.
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import json
 import os
@@ -138,7 +139,8 @@ class Engine:
         for future in (self._loaded, self._ended):
             future.set_running_or_notify_cancel()  # so that no waiter can cancel it for all
         # A daemon: a program that ends without closing its backend does not wait for the engine.
-        threading.Thread(target=self._serve, name="anabranch-vllm", daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, name="anabranch-vllm", daemon=True)
+        self._thread.start()
 
     @classmethod
     def open(cls, arguments: Mapping[str, Any]) -> Engine:
@@ -170,6 +172,7 @@ class Engine:
                 return
         self._retire()
         await asyncio.wrap_future(self._ended)
+        self._thread.join()  # it has nothing left to do
 
     async def run(self, work: Work) -> AsyncGenerator[Delta, None]:
         """Do `work` in the engine's loop and yield what it makes.
@@ -228,7 +231,8 @@ class Engine:
         await asyncio.gather(*self._tasks)
         model.llm.shutdown()
         del model
-        self._model = None  # or it would be shut down once more, when the interpreter ends
+        self._model = None
+        gc.collect()  # vLLM leaves cycles, which would be taken apart as the interpreter ends
         await _cancel_all_others()
 
     def _begin(self, ticket: _Ticket, mailbox: _Mailbox, work: Work) -> None:

@@ -86,7 +86,8 @@ class _Question:
             return told
         if told:
             raise ConfigurationError("response_format and tools in one request: vLLM bounds one")
-        parallel = self.body.get("parallel_tool_calls", True)
+        # A model that was not taught to call knows no end of it.
+        parallel = self.body.get("parallel_tool_calls", self.knows_calls)
         return {"structural_tag": structural_tag(self.tools, self.tool_choice, parallel=parallel)}
 
 
@@ -112,7 +113,7 @@ def _question(request: Request, defaults: Mapping[str, Any], template: str) -> _
     check_options(body.keys() - {"model", "messages", "tools"})
     choice = body.get("tool_choice", "auto")
     answered = bool(request.messages) and request.messages[-1].role == "tool"
-    # A model that was not taught to call would call again and again.
+    # A model that was not taught to call would call for the same thing again and again.
     silent = choice == "none" or (answered and choice == "auto" and MARK not in template)
     return _Question(body, () if silent else request.tools, request.messages, template, choice)
 
