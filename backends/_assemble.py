@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from ..dispatch import Delta, Message
 from ..dispatch._assembly import Assembly, Branches
+from ..dispatch._speech import Sink
 
 __all__ = ["assemble", "partial_message"]
 
@@ -14,7 +15,7 @@ def _drop(_: object) -> None:
     """Take a part of a reply of which only the finished message is wanted."""
 
 
-_NOBODY = Branches(text=_drop, reasoning=_drop, call=_drop, piece=_drop)
+_NOBODY = Branches(Sink(_drop), Sink(_drop), Sink(_drop), Sink(_drop))
 
 
 def assemble(deltas: Iterable[Delta]) -> Message:

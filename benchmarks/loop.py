@@ -99,7 +99,7 @@ def _serve(port: Any) -> None:
 def ours(scheme: str) -> Callable[[str], Converse]:
     def make(url: str) -> Converse:
         from anabranch import Conversation, Job, connect, tool
-        from anabranch.commander import Commander, current_node
+        from anabranch.commander import Commander
         from anabranch.handlers import respond
 
         @tool(read_only=True)
@@ -117,7 +117,9 @@ def ours(scheme: str) -> Callable[[str], Converse]:
             async def task(self) -> str:
                 conversation = Conversation()
                 conversation.add(QUESTION)
-                return (await self.call_handler(respond(backend, conversation, [get_weather]))).content
+                return (
+                    await self.call_handler(respond(backend, conversation, [get_weather]))
+                ).content
 
         async def converse() -> str:
             if not commander:
