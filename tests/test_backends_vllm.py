@@ -1,4 +1,4 @@
-"""What the vLLM backend does before and after the engine; `tests/vllm` runs the engine itself."""
+"""What the vLLM backend does before and after the engine; `tests/vllm_engine` runs the engine itself."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -43,15 +44,12 @@ REPLIES = [
 ]
 
 
-def _read(pieces: Iterable[str], **settings: Any) -> tuple[Message, str]:
+def _read(pieces: Iterable[str], **settings: Any) -> Message:
     reader = Reader(TOOLS, **settings)
     deltas = [delta for piece in pieces for delta in reader.read(piece)]
     deltas += reader.end()
     assert all(delta != Delta() for delta in deltas)
-    return _without_ids(assemble(deltas)), "".join(delta.reasoning for delta in deltas)
-
-
-def _without_ids(message: Message) -> Message:
+    message = assemble(deltas)
     assert all(call.id.startswith("call_") for call in message.tool_calls)
     for call in message.tool_calls:
         call.id = ""
@@ -62,14 +60,14 @@ def _without_ids(message: Message) -> Message:
 def test_a_reply_reads_the_same_however_it_is_cut(reply: str, cuts: list[int]) -> None:
     """Put together, the deltas are those of the whole text."""
     edges = [0, *sorted(min(cut, len(reply)) for cut in cuts), len(reply)]
-    pieces = [reply[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [reply[a:b] for a, b in pairwise(edges)]
 
     assert _read(pieces) == _read([reply])
 
 
 def test_marked_calls_become_tool_calls() -> None:
     """And the text around them stays text, the line breaks between them nobody's."""
-    message, _ = _read(REPLIES[3])
+    message = _read([REPLIES[3]])
 
     assert message.content == "Wait.\n"
     assert [(c.name, c.arguments) for c in message.tool_calls] == [
@@ -80,28 +78,27 @@ def test_marked_calls_become_tool_calls() -> None:
 
 def test_marks_inside_a_string_are_part_of_the_string() -> None:
     """JSON escapes line breaks, so the end of a call cannot stand in its arguments."""
-    (call,) = _read(REPLIES[4])[0].tool_calls
+    (call,) = _read([REPLIES[4]]).tool_calls
 
     assert call.arguments == {"text": "</tool_call> }\n</tool_call> <tool_call>"}
 
 
 def test_reasoning_is_kept_apart() -> None:
     """Whether the reply opens it or the prompt has."""
-    assert _read(REPLIES[5]) == (Message(role="assistant", content="It is 2."), "\nTwo.")
-    assert _read("Two.</think>2", thinking=True) == (
-        Message(role="assistant", content="2"),
-        "Two.",
-    )
+    opened = Message(role="assistant", content="It is 2.", reasoning="\nTwo.")
+    assert _read([REPLIES[5]]) == opened
+    assert _read(["\nTwo.</think>It is 2."], thinking=True) == opened
 
 
 def test_a_call_cut_off_is_not_made_whole() -> None:
     """What of the end mark had come is no part of the arguments."""
     whole = marked_call("add", '{"a": 1}')
-    (call,) = _read([whole[:-5]])[0].tool_calls
-    broken, _ = _read([whole[:-20]])
+    (call,) = _read([whole[:-5]]).tool_calls
+    (broken,) = _read([whole.partition("1}")[0]]).tool_calls
 
-    assert call.raw == '{"a": 1}'
-    assert broken.tool_calls[0].raw == '{"a": '
+    assert (call.raw, call.error) == ('{"a": 1}', None)
+    assert broken.raw == '{"a": '
+    assert broken.error
 
 
 def test_text_passes_without_tools_whatever_it_holds() -> None:
@@ -130,7 +127,7 @@ def test_the_grammar_offers_what_tool_choice_allows() -> None:
 @pytest.mark.parametrize("choice", ["any", {"type": "function", "function": {"name": "missing"}}])
 def test_a_tool_choice_that_is_none_is_refused(choice: Any) -> None:
     """And the message names it."""
-    with pytest.raises(ConfigurationError, match="any|missing"):
+    with pytest.raises(ConfigurationError, match=r"any|missing"):
         structural_tag(TOOLS, choice, parallel=True)
 
 

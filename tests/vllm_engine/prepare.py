@@ -1,6 +1,6 @@
 """Convert the small model's GGUF file, once, into the folder that vLLM loads.
 
-    python tests/vllm/prepare.py FOLDER
+    python tests/vllm_engine/prepare.py FOLDER
 
 vLLM does not load this GGUF file itself. The folder appears under its name only when it is whole;
 where it already stands nothing is done.
