@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ..commander._errors import ConfigurationError
 from ..dispatch import Delta, ToolCallDelta, ToolSchema
@@ -33,7 +33,8 @@ def structural_tag(tools: Sequence[ToolSchema], tool_choice: Any, *, parallel: b
     Raises `ConfigurationError` for a `tool_choice` that is none.
     """
     if isinstance(tool_choice, Mapping):
-        tools, parallel = [_named(tools, tool_choice)], False
+        choice = cast("Mapping[str, Any]", tool_choice)
+        tools, parallel = [_named(tools, choice)], False
     elif tool_choice not in {"auto", "required"}:
         raise ConfigurationError(
             f"tool_choice {tool_choice!r}: expected 'auto', 'none', 'required' or a function"

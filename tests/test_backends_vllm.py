@@ -1,4 +1,4 @@
-"""What the vLLM backend does before and after the engine; `tests/vllm_engine` runs the engine itself."""
+"""The vLLM backend around the engine; `tests/vllm_engine` runs the engine itself."""
 
 from __future__ import annotations
 
