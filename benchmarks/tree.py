@@ -20,6 +20,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -81,11 +82,9 @@ def measure_shapes(contenders: list[Contender], rounds: int) -> Ratios:
     ratios: Ratios = {}
     for shape, size in (("fan", FAN), ("chain", CHAIN), ("tree", DEPTH)):
         able = [each for each in contenders if each.can(shape)]
-        measures = {
-            each.name: lambda each=each: per_node(each, shape, size)  # type: ignore[misc]
-            for each in able
-        }
-        found = interleaved(measures, rounds)
+        found = interleaved(
+            {each.name: partial(per_node, each, shape, size) for each in able}, rounds
+        )
         ratios[shape] = to_first(found)
         report(f"{shape} {size:,}", found, ratios[shape])
     return ratios
@@ -105,10 +104,7 @@ def measure_growth(contenders: list[Contender], rounds: int) -> dict[str, float]
     for size in SIZES:
         able = [each for each in contenders if each.can("fan") and each.most >= size]
         able = [each for each in able if size <= 20_000 or each.most >= 100_000]
-        measures = {
-            each.name: lambda each=each: per_node(each, "fan", size)  # type: ignore[misc]
-            for each in able
-        }
+        measures = {each.name: partial(per_node, each, "fan", size) for each in able}
         at[size] = to_first(interleaved(measures, rounds))
         print(f"  {size:7,}  " + "  ".join(f"{name} {r:.3f}" for name, r in at[size].items()))
     largest = {name: max(size for size in SIZES if name in at[size]) for name in at[5_000]}
@@ -164,10 +160,8 @@ def measure_orders(contenders: list[Contender], rounds: int) -> dict[str, float]
     for each in contenders:
         if each.can("ordered"):
             measures = {
-                "in order": lambda each=each: finishing(each, range(ORDERED)),  # type: ignore[misc]
-                "in reverse": lambda each=each: finishing(  # type: ignore[misc]
-                    each, range(ORDERED - 1, -1, -1)
-                ),
+                "in order": partial(finishing, each, range(ORDERED)),
+                "in reverse": partial(finishing, each, range(ORDERED - 1, -1, -1)),
             }
             ratios[each.name] = to_first(interleaved(measures, rounds))["in reverse"]
             print(f"  {each.name:20} {ratios[each.name]:.3f}")
@@ -180,8 +174,7 @@ def measure_watching(rounds: int) -> dict[str, float]:
     found: dict[str, float] = {}
     for shape, size in (("fan", FAN), ("chain", CHAIN), ("tree", DEPTH)):
         measures = {
-            each.name: lambda each=each: per_node(each, shape, size)  # type: ignore[misc]
-            for each in (Ours(), OursWatched())
+            each.name: partial(per_node, each, shape, size) for each in (Ours(), OursWatched())
         }
         found[shape] = to_first(interleaved(measures, rounds))[OursWatched.name]
         print(f"  {shape:20} {found[shape]:.3f}")

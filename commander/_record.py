@@ -63,7 +63,7 @@ class Record:
     # Jobs wait in the commander's queue and count against its limit; other nodes do neither.
     _n_queued: ClassVar[bool] = False
 
-    # What a node goes by if not by its class's name.
+    # What the node goes by, once somebody has asked.
     _n_name: str | None = None
     _n_id: int = 0
     _n_state: State = "pending"
@@ -111,10 +111,17 @@ class Record:
     # How many waits for nodes are under way in this job's body; its place is lent out meanwhile.
     _n_waits: int = 0
 
+    def _n_called(self) -> str:
+        """Return what the node goes by: its class's name, or its function's."""
+        return type(self).__name__
+
 
 def node_name(node: Record) -> str:
     """Return the name a node goes by: its class's, or its function's."""
-    return node._n_name or type(node).__name__
+    name = node._n_name
+    if name is None:
+        name = node._n_name = node._n_called()
+    return name
 
 
 # The names of all that the engine keeps; the rest of a node's attributes are its inputs.
