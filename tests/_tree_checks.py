@@ -101,6 +101,11 @@ def _check_places(world: World) -> None:
     assert len(holding) <= world.limit, f"{holding} hold {world.limit} places"
 
 
+def _tried(part: Part) -> bool:
+    attempts = part.node._n_attempts
+    return bool(part.starts) or (attempts is not None and bool(attempts.starts))
+
+
 def _check_order_of_starts(world: World) -> None:
     jobs = [part for part in world.parts if part.is_job and part.node.parent is not None]
     waiting = [

@@ -230,7 +230,7 @@ class Part:
             if c % 3 == 0:
                 raise
         except NodeCancelled:
-            pass
+            part.receivers += 1
         finally:
             self.waits.remove(part.node)
 
