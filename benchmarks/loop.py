@@ -23,6 +23,7 @@ from typing import Any
 
 TOKENS = 200
 PAUSE = 0.005  # seconds between tokens
+LONGEST = 300  # seconds for one contender
 QUESTION = "What is the weather in Paris?"
 ANSWER = " ".join(["word"] * TOKENS)
 Converse = Callable[[], Awaitable[str]]
@@ -100,7 +101,7 @@ def ours(scheme: str) -> Callable[[str], Converse]:
     def make(url: str) -> Converse:
         from anabranch import Conversation, Job, connect, tool
         from anabranch.commander import Commander
-        from anabranch.handlers import respond
+        from anabranch.handlers import View, respond
 
         @tool(read_only=True)
         async def get_weather(location: str) -> str:
@@ -113,13 +114,16 @@ def ours(scheme: str) -> Callable[[str], Converse]:
             backend = connect("openai:tiny", base_url=url, api_key="sk-test")
         commander: list[Commander] = []
 
+        class Silent(View):
+            def write(self, text: str) -> None:
+                pass
+
         class Talk(Job[str]):
             async def task(self) -> str:
                 conversation = Conversation()
                 conversation.add(QUESTION)
-                return (
-                    await self.call_handler(respond(backend, conversation, [get_weather]))
-                ).content
+                said = await respond(backend, conversation, [get_weather], Silent())
+                return said.content or ""
 
         async def converse() -> str:
             if not commander:
@@ -328,9 +332,16 @@ def _contend(name: str, url: str, conversations: int) -> None:
 
 def _run(name: str, url: str, conversations: int) -> float | str:
     command = [sys.executable, "-W", "ignore", __file__, "--contend", name, url]
-    done = subprocess.run(
-        [*command, str(conversations)], capture_output=True, text=True, check=False
-    )
+    try:
+        done = subprocess.run(
+            [*command, str(conversations)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LONGEST,
+        )
+    except subprocess.TimeoutExpired:
+        return f"not done in {LONGEST} s"
     if done.returncode == 0:
         return float(done.stdout)
     last = (done.stderr.strip().splitlines() or ["no word"])[-1]
@@ -370,7 +381,7 @@ def main() -> None:
         name, url, conversations = options.contend
         _contend(name, url, int(conversations))
     here, there = multiprocessing.get_context("spawn").Pipe()
-    server = multiprocessing.get_context("spawn").Process(target=_serve, args=(there,))
+    server = multiprocessing.get_context("spawn").Process(target=_serve, args=(there,), daemon=True)
     server.start()
     url = f"http://127.0.0.1:{here.recv()}/v1"
     counts: list[int] = options.conversations
