@@ -144,7 +144,9 @@ class ModelBackend(Backend):
         if self.breaker is not None and self.breaker.state == "open":
             seconds = None
         if isinstance(failure, RateLimited):
-            self.limits.slow_down(seconds or failure.retry_after or 0.0)
+            hold = seconds or failure.retry_after or 0.0
+            if hold <= self.retries.patience:  # else the others are not made to wait either
+                self.limits.slow_down(hold)
         if seconds is not None:
             await asyncio.sleep(seconds)
         elif reply.deltas:

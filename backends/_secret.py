@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TypeVar
 from urllib.parse import quote
@@ -51,5 +52,6 @@ class Redactor:
 def _forms(key: str) -> set[str]:
     if len(key) < _SHORTEST:
         return set()
-    escaped = key.replace("\\", "\\\\").replace('"', '\\"').replace("/", "\\/")
-    return {key, quote(key), quote(key, safe=""), escaped}
+    in_json = {json.dumps(key)[1:-1], json.dumps(key, ensure_ascii=False)[1:-1]}
+    in_json |= {form.replace("/", "\\/") for form in in_json}
+    return {key, quote(key), quote(key, safe=""), *in_json}

@@ -47,3 +47,14 @@ def _is_here(host: object) -> bool:
 
 # An audit hook sees every socket of this process, also those that asyncio and C code connect.
 sys.addaudithook(_refuse_outside)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print which cases of the backends' conformance suite were declared as exceptions."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = [str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped]
+    declared = sorted(reason for reason in reasons if reason.startswith("declared: "))
+    if declared:
+        terminalreporter.section(f"backend conformance: {len(declared)} declared exceptions")
+        for reason in declared:
+            terminalreporter.line(reason.removeprefix("declared: "))

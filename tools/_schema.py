@@ -14,7 +14,11 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from ..commander._errors import ToolError
 
-__all__ = ["Arguments"]
+__all__ = ["Arguments", "InvalidArguments"]
+
+
+class InvalidArguments(ToolError):
+    """The model called a tool with wrong arguments; the text names every fault."""
 
 
 class _Untitled(GenerateJsonSchema):
@@ -48,11 +52,11 @@ class Arguments:
         self.parameters.setdefault("properties", {})
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keyword arguments to call with; raise `ToolError` naming every fault."""
+        """Return the keyword arguments to call with; raise `InvalidArguments` if any is wrong."""
         try:
             model = self._model.model_validate(dict(arguments))
         except ValidationError as error:
-            raise ToolError(_readable(error)) from None
+            raise InvalidArguments(_readable(error)) from None
         known = {name: getattr(model, f"p{n}") for n, name in enumerate(self._names)}
         return {**(model.model_extra or {}), **known}
 

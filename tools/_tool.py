@@ -10,6 +10,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 import anyio.to_thread
 from pydantic_core import to_json
 
+from ..commander import current_node
 from ._docstring import parse_docstring
 from ._schema import Arguments
 
@@ -62,16 +63,17 @@ class Tool(Generic[P, R]):
     async def run(self, arguments: Mapping[str, Any]) -> str:
         """Check `arguments`, call the function and return its result as text for the model.
 
-        A plain function runs in a worker thread; cancelling leaves that thread to end by itself.
-        Raises `ToolError` if the arguments are wrong, else what the function raises.
+        A plain function runs in a worker thread, inside a tree as a child of the current node.
+        Cancelling does not wait for that thread; long work calls `check_cancelled()`. Raises
+        `InvalidArguments` if the arguments are wrong, else what the function raises.
         """
         call = functools.partial(self.function, **self.check(arguments))
         if inspect.iscoroutinefunction(self.function):
             return result_text(await cast("Any", call()))
-        return result_text(await anyio.to_thread.run_sync(call, abandon_on_cancel=True))
+        return result_text(await _in_thread(call))
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments as the function takes them; raise `ToolError` naming each fault."""
+        """Return the arguments as the function takes them; raise `InvalidArguments`."""
         return self._arguments.check(arguments)
 
     @overload
@@ -121,6 +123,14 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 def result_text(value: object) -> str:
     """Return a tool's result as a model reads it: a string as it is, anything else as JSON."""
     return value if isinstance(value, str) else to_json(value, fallback=str).decode()
+
+
+async def _in_thread(call: Callable[[], Any]) -> Any:
+    try:
+        node = current_node()
+    except LookupError:
+        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+    return await node.in_thread(call, abandon=True)
 
 
 def _refuse_uncallable(function: object) -> None:
