@@ -14,6 +14,8 @@ from ._hooks import HookHandle as HookHandle
 from ._hooks import Hooks as Hooks
 from ._load import load_tools as load_tools
 from ._narrate import narrated as narrated
+from ._python import PythonKernel as PythonKernel
+from ._python import ResourceLimits as ResourceLimits
 from ._result import Illustrated as Illustrated
 from ._result import ToolResult as ToolResult
 from ._schema import InvalidArguments as InvalidArguments
