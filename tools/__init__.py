@@ -19,8 +19,12 @@ from ._python import ResourceLimits as ResourceLimits
 from ._result import Illustrated as Illustrated
 from ._result import ToolResult as ToolResult
 from ._schema import InvalidArguments as InvalidArguments
+from ._search import SearchEngine as SearchEngine
+from ._search import SearchHit as SearchHit
+from ._search import search_engine as search_engine
 from ._tool import AnyTool as AnyTool
 from ._tool import Tool as Tool
 from ._tool import result_text as result_text
 from ._tool import tool as tool
 from ._toolkit import Toolkit as Toolkit
+from ._web import WebBrowser as WebBrowser

@@ -14,14 +14,14 @@ from ..commander._errors import MissingExtra
 __all__ = ["import_extra"]
 
 
-async def import_extra(module: str, what: str, extra: str) -> ModuleType:
+async def import_extra(path: str, what: str, extra: str) -> ModuleType:
     """Return a module, imported in a thread; raise `MissingExtra` if it cannot be imported.
 
-    `module` is absolute, or relative to this package (`._kernel`).
+    `path` is absolute, or relative to this package (`._kernel`).
     """
-    name = resolve_name(module, __package__)
-    if name in sys.modules:
-        return sys.modules[name]
+    name = resolve_name(path, __package__)
+    if (module := sys.modules.get(name)) is not None:
+        return module
     try:
         return await anyio.to_thread.run_sync(import_module, name)
     except ImportError as error:

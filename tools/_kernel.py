@@ -170,8 +170,7 @@ class Kernel:
             async with asyncio.timeout(timeout):
                 await self._or_died(self._client.wait_for_ready(timeout=timeout))
         except (TimeoutError, RuntimeError, KernelDied):
-            words = Path(self._folder, "log").read_text("utf-8", "replace").strip()[-500:]
-            raise ToolError(f"Python did not start: {words or 'it says nothing'}") from None
+            raise ToolError(f"Python did not start: {_last_words(self._folder)}") from None
 
     @property
     def alive(self) -> bool:
@@ -245,6 +244,10 @@ class Kernel:
 
 def _log(folder: str) -> BinaryIO:
     return Path(folder, "log").open("wb")
+
+
+def _last_words(folder: str) -> str:
+    return Path(folder, "log").read_text("utf-8", "replace").strip()[-500:] or "it says nothing"
 
 
 def _client(file: str) -> Any:
