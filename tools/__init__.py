@@ -13,6 +13,8 @@ from ._hooks import Hook as Hook
 from ._hooks import HookHandle as HookHandle
 from ._hooks import Hooks as Hooks
 from ._load import load_tools as load_tools
+from ._load import open_tools as open_tools
+from ._mcp import McpServer as McpServer
 from ._narrate import narrated as narrated
 from ._python import PythonKernel as PythonKernel
 from ._python import ResourceLimits as ResourceLimits

@@ -27,6 +27,7 @@ from jupyter_client.connect import write_connection_file
 from ..commander._errors import ToolError
 from ..commander._observe import outlast
 from ..dispatch import image_url
+from ._result import shortened
 
 __all__ = ["Kernel", "KernelDied", "Output"]
 
@@ -91,11 +92,7 @@ class Output:
 
     def text(self, limit: int) -> str:
         """Return the text, its middle left out where it is longer than `limit` characters."""
-        text = ANSI.sub("", "".join(self._texts)).rstrip()
-        if len(text) <= limit:
-            return text
-        head, tail = text[: limit // 2], text[-(limit - limit // 2) :]
-        return f"{head}\n[... {len(text) - limit} characters left out ...]\n{tail}"
+        return shortened(ANSI.sub("", "".join(self._texts)).rstrip(), limit)
 
 
 class Kernel:

@@ -10,7 +10,7 @@ from ..commander._errors import NodeCancelled, ToolError
 from ..dispatch import Message, Role, ToolCall, ToolCallError
 from ._schema import InvalidArguments
 
-__all__ = ["Illustrated", "ToolResult", "fault_result", "result", "unknown_tool"]
+__all__ = ["Illustrated", "ToolResult", "fault_result", "result", "shortened", "unknown_tool"]
 
 logger = logging.getLogger("anabranch.tools")
 
@@ -36,6 +36,14 @@ class Illustrated(str):
         self = super().__new__(cls, text)
         self.images = tuple(images)
         return self
+
+
+def shortened(text: str, limit: int) -> str:
+    """Return `text`, its middle left out if it is longer than `limit` characters."""
+    if len(text) <= limit:
+        return text
+    head, tail = text[: limit // 2], text[-(limit - limit // 2) :]
+    return f"{head}\n[... {len(text) - limit} characters left out ...]\n{tail}"
 
 
 def result(

@@ -34,10 +34,10 @@ class WebBrowser(Toolkit):
     each. A page is read as text, `max_text` characters at a time. Both are remembered for
     `cache_for` seconds.
 
-    Each request, and the reading of its page, is limited by `timeout` seconds and `max_bytes`. Addresses that are not of the
-    open internet are refused, whatever name or redirect leads there, unless `allow_private` is
-    True or names their networks. The engine itself is the application's choice and may be
-    anywhere.
+    Each request, and the reading of its page, is limited by `timeout` seconds and `max_bytes`.
+    Addresses that are not of the open internet are refused, whatever name or redirect leads there,
+    unless `allow_private` is True or names their networks. The engine itself is the application's
+    choice and may be anywhere.
     """
 
     def __init__(
