@@ -29,8 +29,9 @@ async def open_tools(*specs: str) -> AsyncGenerator[list[AnyTool]]:
     """Open the tools that `specs` name, for the length of the block.
 
     Each is a list with commas: `python`, `web`, `mcp:COMMAND_OR_URL`, or what `load_tools` takes.
-    Every call of Python and of an MCP server's tools waits for a person's yes. A comma inside quotes does not count. Raises `ConfigurationError`,
-    which says what went wrong, also if two tools have the same name.
+    Every call of Python and of an MCP server's tools waits for a person's yes. A comma inside
+    quotes does not count. Raises `ConfigurationError`, which says what went wrong, also if two
+    tools have the same name.
     """
     async with AsyncExitStack() as stack:
         tools: list[AnyTool] = []
