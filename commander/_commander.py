@@ -293,7 +293,8 @@ class Commander(Node[Any], internal=True):
         current = CURRENT.get(None)
         own = () if current is None else (current, *current.ancestors)
         while others := [child for child in self.children if child not in own]:
-            await observe(others[0])
+            for child in others:
+                await observe(child)
 
     # --- seeing it
 

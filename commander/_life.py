@@ -82,11 +82,10 @@ async def _drive(node: Node[Any]) -> None:
             node.cancel("its body raised CancelledError")
     except GeneratorExit:
         raise  # the loop was closed under the node: there is nowhere left to end it
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - the tree hands every failure on
         body_failed(node, error)
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            _body_ended(node)
-            raise  # they stop the loop, as in any asyncio task
+            _stop_loop(node, error)
     _body_ended(node)
 
 
@@ -123,7 +122,7 @@ async def _run_starts(node: Node[Any], starts: list[Callback]) -> None:
 async def _adopt(node: Node[Any], returned: object) -> Any:
     """Wait for the node that a body has returned; it becomes a child unless it already runs."""
     _leave_place(node)
-    node._n_state = "joining"
+    _enter_joining(node)
     return await cast("Node[Any]", returned)
 
 
@@ -132,12 +131,17 @@ def _body_ended(node: Node[Any]) -> None:
     node._n_task = None
     _leave_place(node)
     if node._n_children:
-        node._n_state = "joining"
         node._n_context = copy_context()
-        if node._n_commander._n_listeners:
-            publish(node, "joining")
+        if node._n_state != "joining":
+            _enter_joining(node)
     else:
         finish(node, at_home=True)
+
+
+def _enter_joining(node: Node[Any]) -> None:
+    node._n_state = "joining"
+    if node._n_commander._n_listeners:
+        publish(node, "joining")
 
 
 def _leave_place(node: Node[Any]) -> None:
@@ -317,7 +321,11 @@ def _callback_failed(node: Node[Any], error: BaseException) -> None:
     else:
         log_lost(node, error, "a callback of %s raised")
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
-        node._n_commander._n_loop.call_soon(_reraise, error)
+        _stop_loop(node, error)
+
+
+def _stop_loop(node: Node[Any], error: BaseException) -> None:
+    node._n_commander._n_loop.call_soon(_reraise, error)
 
 
 def _reraise(error: BaseException) -> None:

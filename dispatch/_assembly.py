@@ -9,7 +9,7 @@ from ._call import OpenCall, ToolCallError
 from ._delta import Delta, ToolCallDelta
 from ._message import Message, ToolCall, Usage
 from ._scan import HalfKeeper
-from ._speech import Speech
+from ._speech import Sink, Speech
 
 __all__ = ["Assembly", "Branches"]
 
@@ -19,12 +19,12 @@ _STOPPED = ("length", "content_filter")
 
 @dataclass(slots=True)
 class Branches:
-    """Where the parts of a reply go; each is called with the next item."""
+    """Where the parts of a reply go."""
 
-    text: Callable[[str], None]
-    reasoning: Callable[[str], None]
-    call: Callable[[ToolCall | ToolCallError], None]
-    piece: Callable[[ToolCallDelta], None]
+    text: Sink[str]
+    reasoning: Sink[str]
+    calls: Sink[ToolCall | ToolCallError]
+    pieces: Sink[ToolCallDelta]
 
 
 class Assembly:
@@ -36,12 +36,17 @@ class Assembly:
 
     def __init__(self, branches: Branches, to_user: str | None = None) -> None:
         self._branches = branches
+        self._pieces = branches.pieces
         self._to_user = to_user
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._refusal: list[str] = []
         self._calls: dict[int, OpenCall] = {}  # by the wire's index: the last one there
         self._order: list[OpenCall] = []
+        # The call that the last piece belonged to, its wire index, and its scanner's `feed`.
+        self._call: OpenCall
+        self._at: int | None = None
+        self._scan: Callable[[str], bool]
         self._places: set[int] = set()  # the indices given to calls, and the next free one
         self._next_place = 0
         self._ids: set[str] = set()  # of the calls that were handed on or found faulty
@@ -59,7 +64,12 @@ class Assembly:
         if delta.text:
             self._take_text(delta.text)
         for piece in delta.tool_calls:
-            self._take_piece(piece)
+            if piece.index != self._at or piece.name is not None or piece.id is not None:
+                self._turn_to(piece)
+            self._pieces.put(piece)
+            arguments = piece.arguments
+            if arguments and self._scan(arguments):
+                self._try_hand_on()
         if delta.reasoning:
             self._take_reasoning(delta.reasoning)
         if delta.refusal:
@@ -85,18 +95,17 @@ class Assembly:
             text = self._reasoning_halves.feed(text)
         if text:
             self._reasoning.append(text)
-            self._branches.reasoning(text)
+            self._branches.reasoning.put(text)
 
-    def _take_piece(self, piece: ToolCallDelta) -> None:
+    def _turn_to(self, piece: ToolCallDelta) -> None:
+        """Make the call that `piece` belongs to the one whose pieces are taken."""
         if piece.id is None and piece.name is None and piece.index in self._calls:
             call = self._calls[piece.index]
         else:
             call = self._call_of(piece)
-        if piece.arguments:
-            call.scanner.feed(piece.arguments)
-        self._branches.piece(piece)
-        if call.scanner.done and not call.handed_on:
-            self._try_hand_on(call)
+        self._at = piece.index
+        self._call = call
+        self._scan = call.scanner.feed
 
     def _call_of(self, piece: ToolCallDelta) -> OpenCall:
         call = self._find(piece)
@@ -141,8 +150,9 @@ class Assembly:
         self._calls[index if index >= 0 else place] = call
         return call
 
-    def _try_hand_on(self, call: OpenCall) -> None:
-        if call.name and call.fault is None:
+    def _try_hand_on(self) -> None:
+        call = self._call
+        if call.name and call.fault is None and not call.handed_on:
             call.read()
             if call.fault is None:
                 call.id = self._own_id(call)
@@ -151,7 +161,7 @@ class Assembly:
     def hand_on(self, call: OpenCall) -> None:
         """Send a call whose arguments are whole and valid, or were repaired, to its branch."""
         call.handed_on = True
-        self._branches.call(call.for_tool())
+        self._branches.calls.put(call.for_tool())
 
     def _own_id(self, call: OpenCall) -> str:
         """Return the id it has, or one made for it, unique in the reply."""
@@ -185,11 +195,11 @@ class Assembly:
             self._speech.say(self._content_voice, half)
         if half := self._reasoning_halves.end():
             self._reasoning.append(half)
-            self._branches.reasoning(half)
+            self._branches.reasoning.put(half)
 
     def refuse(self, call: OpenCall) -> None:
         """Put an error in the place of a call that is faulty and was not repaired."""
-        self._branches.call(call.error())
+        self._branches.calls.put(call.error())
 
     def break_off(self) -> None:
         """End a reply that broke off: what was held back is shown, no call is handed on."""

@@ -47,7 +47,7 @@ class Pump(Node[None], internal=True):
         self._over = False
         self._closed = False  # by `aclose`
         self._listeners = Waiters()  # for the message
-        branches = Branches(self.text.put, self.reasoning.put, self.calls.put, self.pieces.put)
+        branches = Branches(self.text, self.reasoning, self.calls, self.pieces)
         self._assembly = Assembly(branches, to_user)
         self.at_terminate(lambda _: self._cancelled())
 
@@ -82,19 +82,19 @@ class Pump(Node[None], internal=True):
 
     async def _read(self, source: Any) -> None:
         feed, gate = self._assembly.feed, self._gate
-        count = 0
+        left, first = 0, True
         async for item in source:
             delta = item if type(item) is Delta else to_delta(item)
             if delta is None:
                 continue
-            if not count:
-                await _call_all(self.firsts)
+            if not left:
+                left = _TURN
+                await (_call_all(self.firsts) if first else asyncio.sleep(0))
+                first = False
+            left -= 1
             feed(delta)
-            count += 1
             if gate.pressed:
                 await gate.wait()
-            elif not count % _TURN:
-                await asyncio.sleep(0)
 
     async def _mend(self, call: OpenCall) -> None:
         arguments = None if self._repair is None else await _ask(self._repair, call.error())

@@ -28,8 +28,12 @@ _SPACE = re.compile(r"\s*+")
 _WHOLE_ESCAPES = re.compile(r"(?:[^\\]++|\\[^u]|\\u[0-9a-fA-F]{4})*+", re.DOTALL)
 _LONGEST_ESCAPE = len(r"\u0000")
 
-# What a piece must hold to be worth a look, by state. Everything else is only kept.
-_ANYTHING, _QUOTE, _CLOSER, _NOTHING = range(4)
+# What a piece must hold to be worth a look, by state; everything else is only kept.
+_ANYTHING, _CLOSER, _QUOTE, _QUOTES, _NOTHING = range(5)
+
+# The end of one string, a key, and the beginning of its value: with fewer quotes than these after
+# a point inside a string, no value that is watched can have begun.
+_QUOTES_TO_A_VALUE = 4
 
 
 class Watcher(Protocol):
@@ -60,6 +64,7 @@ class ObjectScanner:
     __slots__ = (
         "_depth",
         "_key",
+        "_quotes",
         "_scanned",
         "_step",
         "_tail",
@@ -84,6 +89,7 @@ class ObjectScanner:
         self._scanned = 0  # parts before this one have been looked at
         self._tail = ""  # looked at, but not to be judged without what follows
         self._depth = 0
+        self._quotes = 0  # since a point inside a string
         self._key: list[str] = []
         self._wake = _ANYTHING
         self._step: Callable[[ObjectScanner, str, int], int] = ObjectScanner._open
@@ -96,19 +102,27 @@ class ObjectScanner:
             self._scanned = min(self._scanned, 1)
         return self.parts[0] if self.parts else ""
 
-    def feed(self, piece: str) -> None:
-        """Take the next piece of text."""
+    def feed(self, piece: str) -> bool:
+        """Take the next piece of text; return whether the object is closed."""
         self.parts.append(piece)
         wake = self._wake
         if wake == _QUOTE:
             if '"' not in piece:
-                return
-        elif wake == _CLOSER:
+                return False
+            # The string may have ended, which matters once more of what follows is there.
+            self._quotes = 0
+            self._wake = wake = _CLOSER if self._step is ObjectScanner._nested_string else _QUOTES
+        if wake == _CLOSER:
             if "}" not in piece and "]" not in piece:
-                return
+                return False
+        elif wake == _QUOTES:
+            self._quotes += piece.count('"')
+            if self._quotes < _QUOTES_TO_A_VALUE and "}" not in piece:
+                return False
         elif wake == _NOTHING:
-            return
+            return self.done
         self._scan()
+        return self.done
 
     def _scan(self) -> None:
         text = self._tail + "".join(self.parts[self._scanned :])
@@ -201,6 +215,7 @@ class ObjectScanner:
         end = _end(_STRING_REST, text, position)
         self._pass_on(text[position:end])
         if text[end : end + 1] != '"':
+            self._enter(ObjectScanner._value_string, _QUOTE)
             return end
         self._end_value()
         return end + 1
@@ -235,6 +250,8 @@ class ObjectScanner:
         self._pass_on(text[position : end + closed])
         if closed:
             self._enter(ObjectScanner._nested, _CLOSER)
+        else:
+            self._enter(ObjectScanner._nested_string, _QUOTE)
         return end + closed
 
     def _end_nested(self) -> None:

@@ -3,8 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
-__all__ = ["Speech", "Voice"]
+__all__ = ["Sink", "Speech", "Voice"]
+
+T = TypeVar("T")
+
+
+class Sink(Generic[T]):
+    """A branch, seen from the side of the source: `put` adds an item.
+
+    It may be another function once the branch is being read, so it is looked up each time.
+    """
+
+    __slots__ = ("put",)
+
+    def __init__(self, put: Callable[[T], None]) -> None:
+        self.put = put
 
 
 class Voice:
@@ -31,11 +46,11 @@ class Speech:
     `said` is all that was put.
     """
 
-    __slots__ = ("_floor", "_last", "_put", "_waiting", "said")
+    __slots__ = ("_floor", "_last", "_sink", "_waiting", "said")
 
-    def __init__(self, put: Callable[[str], None]) -> None:
+    def __init__(self, sink: Sink[str]) -> None:
         self.said: list[str] = []
-        self._put = put
+        self._sink = sink
         self._last: Voice | None = None
         self._floor: Voice | None = None
         self._waiting: dict[Voice, list[str]] = {}
@@ -63,7 +78,7 @@ class Speech:
                 text = "\n" + text
             self._last = voice
         self.said.append(text)
-        self._put(text)
+        self._sink.put(text)
 
     def close(self, voice: Voice) -> None:
         """Close a voice; if it had the floor, those that wait speak."""

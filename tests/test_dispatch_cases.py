@@ -13,6 +13,13 @@ from anabranch.dispatch._assembly import Assembly, Branches
 SIZES = (1, 2, 3, 4, 5, 7, 11, 1000)
 
 
+class Into:
+    """Puts what comes into a list."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.put = items.append
+
+
 @dataclass
 class Seen:
     """What came out of the branches."""
@@ -24,9 +31,7 @@ class Seen:
     message: Message | None = None
 
     def branches(self) -> Branches:
-        return Branches(
-            self.texts.append, self.thoughts.append, self.calls.append, self.pieces.append
-        )
+        return Branches(Into(self.texts), Into(self.thoughts), Into(self.calls), Into(self.pieces))
 
     @property
     def text(self) -> str:
