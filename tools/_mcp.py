@@ -85,7 +85,8 @@ class McpServer(Toolkit):
     async def __aenter__(self) -> Self:
         if self._connection is not None:
             raise RuntimeError(f"{self!r} has been entered already")
-        await import_extra("mcp", "MCP", "mcp")
+        for module in ("mcp", "jsonschema"):  # the second comes with the first
+            await import_extra(module, "MCP", "mcp")
         try:
             parent: Node[Any] = current_node()
         except LookupError:
