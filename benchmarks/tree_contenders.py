@@ -563,7 +563,7 @@ class LangGraph(Contender):
         async def main() -> None:
             self.event = asyncio.Event()
             running = asyncio.ensure_future(self._blocked.ainvoke({"done": 0, "left": count}))
-            while len(self.event._waiters) < count:  # type: ignore[attr-defined]  # noqa: ASYNC110
+            while len(self.event._waiters) < count:  # type: ignore[attr-defined]
                 await asyncio.sleep(0)
             look()
             self.event.set()

@@ -101,6 +101,8 @@ class Commander(Node[Any], internal=True):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if isinstance(error, GeneratorExit):
+            return  # the loop was closed under the block: there is nowhere left to wait
         host, self._n_task = cast("asyncio.Task[Any]", self._n_task), None
         # A failure under `fail_fast`, or `cancel`, has cancelled the block as a node's body.
         ended_block = self._n_abort is not None or self._n_cancel is not None
@@ -110,14 +112,20 @@ class Commander(Node[Any], internal=True):
         interrupted = await self._run_kept() or interrupted
         self._close_watches()
         if error is not None and not isinstance(error, asyncio.CancelledError):
+            self._log_failure_beside(error)
             return  # it goes on as it was
         cancelled = error or interrupted
         if ended_block and await _take_back_cancel(host):
             cancelled = None
         if cancelled is not None:
+            self._log_failure_beside(cancelled)
             raise cancelled
         if self._n_state != "completed":
             outcome(self)
+
+    def _log_failure_beside(self, error: BaseException) -> None:
+        if self._n_error is not None and self._n_error is not error:
+            log_lost(self, self._n_error, "%s failed, but another exception left its block")
 
     async def _join(self) -> asyncio.CancelledError | None:
         """Wait for everything; return the last cancellation of the wait, which ends nothing."""

@@ -67,7 +67,7 @@ async def _drive(node: Node[Any]) -> None:
     try:
         await TURN
         CURRENT.set(node)
-        if not node._n_special or node._n_cancel is None:
+        if not node._n_special or (node._n_cancel is None and node._n_abort is None):
             node._n_state = "running"
             if node._n_commander._n_listeners:
                 publish(node, "started")
@@ -76,9 +76,11 @@ async def _drive(node: Node[Any]) -> None:
             result = await node.task()
             node._n_result = await _adopt(node, result) if isinstance(result, Record) else result
     except asyncio.CancelledError:
+        CURRENT.set(node)  # it may have come before the first turn
         if node._n_cancel is None and node._n_abort is None:
             # The body raised it by itself, or somebody cancelled the task and not the node.
             node._n_task = None
+            node._n_state = "joining"  # a pending node would be started in order to end
             node.cancel("its body raised CancelledError")
     except GeneratorExit:
         raise  # the loop was closed under the node: there is nowhere left to end it
@@ -107,16 +109,20 @@ def _time_out(node: Node[Any], timeout: float) -> None:
 
 
 async def _run_starts(node: Node[Any], starts: list[Callback]) -> None:
-    first: BaseException | None = None
-    for callback in tuple(starts):
-        try:
-            waiting = _waiting(callback(node))
-            if waiting is not None:
-                await waiting
-        except Exception as error:  # noqa: BLE001 - raised below, once the others have run
-            first = first or error
-    if first is not None:
-        raise first
+    failed: list[Exception] = []
+    try:
+        for callback in tuple(starts):
+            try:
+                waiting = _waiting(callback(node))
+                if waiting is not None:
+                    await waiting
+            except Exception as error:  # noqa: BLE001 - raised below, once the others have run
+                failed.append(error)
+        if failed:
+            raise failed.pop(0)
+    finally:
+        for error in failed:
+            log_lost(node, error, "a start callback of %s raised")
 
 
 async def _adopt(node: Node[Any], returned: object) -> Any:
@@ -280,7 +286,10 @@ def _waiting(value: object) -> Awaitable[object] | None:
 async def _run_rest(
     node: Node[Any], waiting: Awaitable[object] | None, due: Moment, todo: Todo
 ) -> None:
-    await TURN
+    try:
+        await TURN
+    except asyncio.CancelledError:
+        node._n_task.cancel()  # type: ignore[union-attr]  # the callback meets it, once it has begun
     while True:
         try:
             if waiting is not None:
@@ -295,6 +304,8 @@ async def _run_rest(
             waiting = None
             _callback_failed(node, error)
     node._n_task = None
+    if node._n_cancel is not None:
+        node._n_result = None  # also where no await was left that could have said so
     parent = _close(node)
     if parent is not None:
         finish(parent, at_home=False)

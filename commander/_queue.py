@@ -46,7 +46,8 @@ class Queue:
 
     def put(self, job: Node[Any], priority: int) -> None:
         """Let `job` wait for its turn, in a copy of the current context."""
-        self._append(priority, (job, copy_context()))
+        job._n_context = context = copy_context()  # in which it also ends, if it is cancelled here
+        self._append(priority, (job, context))
 
     def put_first(self, job: Node[Any], context: Context) -> None:
         """Let a job that is tried again wait ahead of all that have not started."""
