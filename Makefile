@@ -19,7 +19,6 @@ check: $(VENV)/dev.stamp  ## check format, lint, types and the import contract
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/pyright
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(VENV)/dev.stamp  ## format the code

@@ -4,32 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..dispatch import Delta, Message, ToolCall
-from ..dispatch._message import read_arguments
+from ..dispatch import Delta, Message
+from ..dispatch._assembly import Assembly, Branches
+from ..dispatch._speech import Sink
 
 __all__ = ["assemble", "partial_message"]
 
 
+def _drop(_: object) -> None:
+    """Take a part of a reply of which only the finished message is wanted."""
+
+
+_NOBODY = Branches(Sink(_drop), Sink(_drop), Sink(_drop), Sink(_drop))
+
+
 def assemble(deltas: Iterable[Delta]) -> Message:
-    """Put deltas together."""
-    message = Message(role="assistant")
-    calls: dict[int, ToolCall] = {}
-    texts: list[str] = []
-    for delta in deltas:
-        texts.append(delta.text)
-        for piece in delta.tool_calls:
-            call = calls.setdefault(piece.index, ToolCall(id="", name="", raw=""))
-            call.id, call.name = piece.id or call.id, piece.name or call.name
-            call.raw = (call.raw or "") + piece.arguments
-        message.usage = delta.usage or message.usage
-        message.finish_reason = delta.finish_reason or message.finish_reason
-    for call in calls.values():
-        call.arguments = read_arguments(call.raw or "{}")[0]
-    message.content = "".join(texts) or None
-    message.tool_calls = list(calls.values())
-    return message
+    """Return the message that the endpoint would have given without streaming."""
+    assembly = _fed(deltas)
+    for call in assembly.end():
+        assembly.refuse(call)
+    return assembly.message()
 
 
 def partial_message(deltas: Iterable[Delta]) -> Message | None:
-    """Return what came of a reply that broke off."""
-    return assemble(deltas)
+    """Return what the user was told before the reply broke off, None if that is nothing."""
+    assembly = _fed(deltas)
+    assembly.break_off()
+    return assembly.partial()
+
+
+def _fed(deltas: Iterable[Delta]) -> Assembly:
+    assembly = Assembly(_NOBODY)
+    for delta in deltas:
+        assembly.feed(delta)
+    return assembly

@@ -48,6 +48,9 @@ class Turn:
 class Limits:
     """Holds requests back until they may start; give one object to all that should share it.
 
+    It goes to a backend, `connect(..., limits=Limits(...))`, or to a whole tree, whichever backends
+    it uses: `commander.limits = Limits(...)`. A request has to pass both.
+
     First come, first served: a request that must wait makes those behind it wait too. In no 60
     seconds do more than `requests_per_minute` start, nor more than `tokens_per_minute` tokens
     (estimated at the start, corrected by the usage; a request above the limit by itself goes
@@ -236,13 +239,10 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-_NONE = Limits()
-
-
-def tree_limits() -> Limits:
-    """Return the limits of the commander under which this runs, or some that limit nothing."""
+def tree_limits() -> Limits | None:
+    """Return the `limits` of the commander under which this runs, None if it has none."""
     try:
         commander = current_node().commander
     except LookupError:
-        return _NONE
-    return getattr(commander, "limits", None) or _NONE
+        return None
+    return getattr(commander, "limits", None)

@@ -9,7 +9,7 @@ from typing import Any, Self
 from ..commander._errors import ConfigurationError
 from ..dispatch import Delta, Request
 from ._backend import Backend
-from ._local_engine import Engine
+from ._local_engine import Engine, Work
 from ._local_model import Model, Sampling, Source
 from ._local_tools import reply
 from ._weights import Progress

@@ -3,7 +3,8 @@
 Asked whether a tool fits, a model this small says yes or no at random. What it can do is sort: it
 is shown requests and the heading each goes under, a heading for every tool and one for plain
 answers, and the likelihoods of the headings are compared for the request at hand. The examples
-are made from the tools' own descriptions. Since a heading may be likely whatever the request, its
+are made from the tools' own descriptions and come after those that need no tool (the other order,
+or taking turns, did worse). Since a heading may be likely whatever the request, its
 average over some requests that need no tool is taken off first.
 """
 
@@ -14,7 +15,6 @@ import re
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 
 from ..dispatch import ToolSchema, Usage
 from ._local_model import Model
@@ -22,7 +22,6 @@ from ._local_model import Model
 __all__ = ["choose"]
 
 _NONE = "other"
-# Between the tools' own examples, so that neither kind comes last for long; and for calibration.
 _PLAIN = (
     "Tell me a riddle.",
     "Who was Napoleon?",
@@ -30,6 +29,7 @@ _PLAIN = (
     "Good morning!",
     "Write a short story.",
 )
+# Other than the examples, which would score as what they are.
 _NEUTRAL = (
     "Why do birds sing?",
     "What is a window?",
@@ -38,7 +38,9 @@ _NEUTRAL = (
     "How are you?",
     "Explain gravity.",
 )
-_MARGIN = 2.0
+# Tuned on the questions marked `tune` and `other` in tests/data/tool_choice.json, and not on those
+# marked `held_out`.
+_MARGIN = 3.75
 _FLOOR = -20.0
 
 
@@ -94,11 +96,11 @@ def _sorting(tools: Sequence[ToolSchema]) -> _Sorting:
     headings = (*_headings([tool.name for tool in tools]), _NONE)
     about = [f"{heading}: {_about(tool)}" for heading, tool in zip(headings, tools, strict=False)]
     rules = "\n".join(["Sort each request under one heading.", *about, f"{_NONE}: Anything else."])
-    plain = cycle(_PLAIN)
-    shown = [("system", rules), ("user", next(plain)), ("assistant", _NONE)]
-    for heading, tool in zip(headings, tools, strict=False):
-        shown += [("user", _about(tool)), ("assistant", heading)]
-        shown += [("user", next(plain)), ("assistant", _NONE)]
+    examples = [(request, _NONE) for request in _PLAIN]
+    examples += [(_about(tool), heading) for heading, tool in zip(headings, tools, strict=False)]
+    shown = [("system", rules)]
+    for request, heading in examples:
+        shown += [("user", request), ("assistant", heading)]
     return _Sorting(headings, tuple(shown))
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, nullcontext
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext
 from typing import Any, Literal
 
+from ..commander import charge
 from ..commander._errors import (
     BackendError,
     BackendUnavailable,
@@ -19,7 +20,7 @@ from ..commander._errors import (
 from ..dispatch import Delta, Message, Request
 from ._assemble import partial_message
 from ._backend import Backend
-from ._limits import Limits, estimate_tokens, tree_limits
+from ._limits import Limits, Turn, estimate_tokens, tree_limits
 from ._retry import Breaker, Retries
 from ._timeout import Timeouts, timed
 
@@ -53,7 +54,8 @@ class ModelBackend(Backend):
     as no delta has come. A reply that breaks off later is `StreamInterrupted`; with
     `resume="continue"` the model is then asked to go on after the text that came, as one more of
     the attempts, where the server can (`_continued`). Without `limits` it has some of its own that
-    limit nothing, so that one 429 holds back all of its requests.
+    limit nothing, so that one 429 holds back all of its requests. The usage that an attempt told
+    is charged to the current node under the model's name, also if the reply then breaks off.
     """
 
     def __init__(
@@ -106,25 +108,35 @@ class ModelBackend(Backend):
 
     async def _once(self, request: Request, reply: _Reply) -> AsyncGenerator[Delta, None]:
         """Make one attempt: wait for a turn, pass the deltas on, see that the reply is whole."""
-        tokens = self._estimate(request)
-        async with (
-            tree_limits().request(self.model, tokens) as shared,
-            self.limits.request(self.model, tokens) as turn,
-        ):
+        async with self._turn(request) as turn:
             with self.breaker.attempt() if self.breaker else nullcontext():
                 async with aclosing(timed(self._attempt(request), self.timeouts)) as deltas:
                     async for delta in deltas:
                         reply.add(delta)
                         if delta.usage is not None:
-                            turn.usage = shared.usage = delta.usage
+                            turn.usage = delta.usage
                         yield delta
                 if not reply.whole:
                     raise BackendUnavailable("the connection ended before the reply did")
 
-    def _estimate(self, request: Request) -> int:
-        if self.limits.counts_tokens or tree_limits().counts_tokens:
-            return estimate_tokens(request, self.default_options)
-        return 0
+    @asynccontextmanager
+    async def _turn(self, request: Request) -> AsyncGenerator[Turn, None]:
+        """Hold a turn in the tree's limits and in the backend's own; charge what it used."""
+        own, shared = self.limits, tree_limits()
+        both = (own,) if shared is None or shared is own else (shared, own)
+        counted = any(limits.counts_tokens for limits in both)
+        tokens = estimate_tokens(request, self.default_options) if counted else 0
+        async with AsyncExitStack() as stack:
+            turns = [
+                await stack.enter_async_context(limits.request(self.model, tokens))
+                for limits in both
+            ]
+            try:
+                yield turns[-1]
+            finally:
+                if (usage := turns[-1].usage) is not None:
+                    turns[0].usage = usage
+                    charge(self.model, usage)
 
     def _resumed(self, request: Request, reply: _Reply, failure: BackendError) -> Request:
         """Return the request that goes on after what came, or raise that it broke off."""

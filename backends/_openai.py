@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
@@ -83,7 +83,7 @@ class OpenAIBackend(WireBackend):
                 f"{provider}: no key: set {host.key_variable}, or pass api_key= "
                 "(any text for a server that needs none)"
             )
-        _need_sdk()
+        _import_sdk()
         super().__init__(model, base_url, key, **settings)
         self.provider = provider
         self._host = host if self.base_url == host.base_url else None
@@ -152,16 +152,20 @@ class OpenAIBackend(WireBackend):
         completions = self._clients.get().chat.completions.with_streaming_response
         own = {"model", "messages", "stream"}
         return completions.create(
-            model=self.model,
+            model=body["model"],
             messages=body["messages"],
             stream=True,
             extra_body={key: value for key, value in body.items() if key not in own},
         )
 
 
-def _need_sdk() -> None:
-    if find_spec("openai") is None or find_spec("aiohttp") is None:
-        raise MissingExtra("the openai backend", "openai")
+def _import_sdk() -> None:
+    """Import it when the backend is made: it takes a second, which no reply should wait for."""
+    try:
+        for name in "aiohttp", "openai", "openai.resources.chat.completions":
+            import_module(name)
+    except ImportError:
+        raise MissingExtra("the openai backend", "openai") from None
 
 
 async def _refusal(error: APIStatusError, where: str) -> BackendError:

@@ -26,7 +26,11 @@ _ENDPOINT = "/chat/completions"
 
 
 class WireBackend(ModelBackend):
-    """A server that speaks the chat-completions wire. Never shows its key."""
+    """A server that speaks the chat-completions wire. Never shows its key.
+
+    The option `extra` holds fields that go into the body as they are and win over all others; a
+    request's are put over the backend's, field by field.
+    """
 
     def __init__(
         self, model: str, base_url: str, api_key: str | SecretStr | None, **settings: Any
@@ -55,7 +59,13 @@ class WireBackend(ModelBackend):
         await self.aclose()
 
     def _body(self, request: Request) -> dict[str, Any]:
-        return request_body(self.model, request, self.default_options)
+        body = request_body(self.model, request, self.default_options)
+        body.pop("extra", None)
+        return body
+
+    def _extra(self, request: Request) -> dict[str, Any]:
+        default, own = self.default_options.get("extra"), request.options.get("extra")
+        return {**(default or {}), **(own or {})}
 
     def _continued(self, request: Request, partial: Message) -> Request | None:
         """Ask as vLLM and SGLang want it; llama.cpp and Ollama go on anyway."""
@@ -65,7 +75,8 @@ class WireBackend(ModelBackend):
 
     async def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         try:
-            async with aclosing(self._send(self._body(request))) as pieces:
+            body = self._body(request) | self._extra(request)
+            async with aclosing(self._send(body)) as pieces:
                 reader = EventReader()
                 async for piece in pieces:
                     for event in reader.feed(piece):

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Generic, TypeVar
 
 __all__ = ["Sink", "Speech", "Voice"]
 
-T_contra = TypeVar("T_contra", contravariant=True)
+T = TypeVar("T")
 
 
-class Sink(Protocol[T_contra]):
-    """A branch, seen from the side of the source."""
+class Sink(Generic[T]):
+    """A branch, seen from the side of the source: `put` adds an item.
 
-    @property
-    def put(self) -> Callable[[T_contra], None]:
-        """What adds an item; it may change when the branch begins to be read."""
-        ...
+    It may be another function once the branch is being read, so it is looked up each time.
+    """
+
+    __slots__ = ("put",)
+
+    def __init__(self, put: Callable[[T], None]) -> None:
+        self.put = put
 
 
 class Voice:

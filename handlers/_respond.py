@@ -49,7 +49,7 @@ async def respond(
         tools=offered, **options, **({"tool_choice": "none"} if last else {})
     )
     reply = fork(node, backend.stream(request), to_user="to_user")
-    node.call_handler(show(reply.text, view.write))
+    node.call_handler(show(reply.text, view.write).at_done(lambda _: view.ended()))
     results = node.call_handler(call_tools(reply.tool_calls, tools, view))
     message: Message | None = None
     try:

@@ -8,7 +8,6 @@ from dataclasses import field
 from typing import Self
 
 from ..backends import Backend
-from ..commander import AnabranchError
 from ..dispatch import Conversation, Message
 from ..handlers import View
 from ..tools import AnyTool
@@ -38,14 +37,18 @@ class ChatJob(Job[None]):
         if said is None:
             return
         self.at_end(lambda _: self.put_job(self.again(), parent=self.commander))
-        self.conversation.add(said)
+        if said:
+            self.conversation.add(said)
         try:
             await self.answer()
-        except AnabranchError as error:
+        except Exception as error:  # noqa: BLE001 - whatever failed, the chat goes on
             self.view.failed(error)
 
     async def read(self) -> str | None:
-        """Return what the user says next, None to end the chat: a line of the standard input."""
+        """Return what the user says next, None to end the chat: a line of the standard input.
+
+        An empty text adds nothing: the model answers the conversation as it stands.
+        """
         return await read_line()
 
     async def answer(self) -> Message:

@@ -314,8 +314,8 @@ def _check_futures(world: World) -> None:
 
 def _check_events(world: World) -> None:
     courses: dict[int, str] = {}
-    for event in world.events._buffer:
-        courses[event.node_id] = courses.get(event.node_id, "") + LETTERS[event.kind]
+    for kind, node_id, *_ in world.events._buffer:
+        courses[node_id] = courses.get(node_id, "") + LETTERS[kind]
     for part in world.parts:
         course = courses[part.node.node_id]
         assert COURSE.fullmatch(course), f"{part} went {course}"

@@ -8,11 +8,14 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
 import pytest
 from _server import DONE, Reply, ScriptedServer, Step, calls, chunk, event, text
 
+from anabranch import Commander, Node, handler
 from anabranch.backends import Backend, Retries, Timeouts, connect
 from anabranch.commander import (
     AuthenticationError,
@@ -29,6 +32,10 @@ from anabranch.dispatch import Delta, Message, Request
 KEY = "sk-secret-0123456789/+="
 ASK = Request([Message(role="user", content="Hello?")])
 AT_ONCE = Retries(first=0.0)
+
+
+def _ask(**options: Any) -> Request:
+    return Request(ASK.messages, options=options)
 
 
 @dataclass
@@ -100,7 +107,7 @@ async def test_the_request_is_the_wires_own(line: Line) -> None:
     """Defaults, a request's own options over them, the key as a bearer token."""
     backend = line.connect(temperature=0.5, top_k=3, stop=["x"])
 
-    await _all(backend, Request(ASK.messages, options={"temperature": 0, "seed": 1}))
+    await _all(backend, _ask(temperature=0, seed=1))
 
     (got,) = line.server.requests
     assert got.path == "/v1/chat/completions"
@@ -114,6 +121,41 @@ async def test_the_request_is_the_wires_own(line: Line) -> None:
         "top_k": 3,
         "stop": ["x"],
         "seed": 1,
+    }
+
+
+async def test_every_option_is_passed_on(line: Line) -> None:
+    """As a default or for one request; None takes a default back."""
+    options: dict[str, Any] = {
+        "temperature": 0.2,
+        "top_p": 0.9,
+        "top_k": 5,
+        "stop": ["x", "y"],
+        "max_tokens": 9,
+        "seed": 7,
+    }
+    await _all(line.connect(**options))
+    await _all(line.connect(temperature=1, logprobs=True), _ask(**options, logprobs=None))
+
+    for got in line.server.requests:
+        assert got.body.keys() == {"model", "messages", "stream", "stream_options", *options}
+        assert got.body.items() >= options.items()
+
+
+async def test_extra_fields_go_into_the_body_as_they_are(line: Line) -> None:
+    """Over all others; a request's over the backend's, field by field."""
+    backend = line.connect(seed=1, extra={"min_p": 0.1, "cache_prompt": True})
+
+    await _all(backend, _ask(seed=2, extra={"min_p": 0.2, "model": "large", "nested": {"a": None}}))
+
+    (got,) = line.server.requests
+    del got.body["messages"], got.body["stream"], got.body["stream_options"]
+    assert got.body == {
+        "model": "large",
+        "seed": 2,
+        "min_p": 0.2,
+        "cache_prompt": True,
+        "nested": {"a": None},
     }
 
 
@@ -192,38 +234,91 @@ async def test_what_is_not_the_protocol_is_a_bad_response(line: Line) -> None:
     assert len(line.server.requests) == 4
 
 
-async def test_servers_that_differ_from_the_wire_are_understood(line: Line) -> None:
-    """Null deltas, comments, CRLF, a byte order mark, an early usage, a lone surrogate, no end."""
-    line.server.script(
-        Reply(
-            [
-                b"\xef\xbb\xbf: keep-alive\r\n\r\n",
-                event({"choices": [{"index": 0, "delta": None}]}).replace(b"\n", b"\r\n"),
-                event({"choices": [{"delta": {"content": None, "role": "assistant"}}]}),
-                chunk({"content": "a"}, usage={"prompt_tokens": 2, "completion_tokens": None}),
-                b'data: {"choices":[{"delta":{"content":"\\ud83d"}}]}\n\n',
-                b'data: {"choices":[{"delta":{"content":"\\ude00"}}]}\n\n',
-                b"data:\n\n",
-                b"data: [DONE]",
-            ]
-        )
-    )
+_HI = chunk({"content": "Hi"})
+_END = chunk(finish="stop")
+_SPENT = {"prompt_tokens": 2, "completion_tokens": 3}
 
-    deltas = await _all(line.connect())
+QUIRKS: dict[str, list[bytes]] = {
+    "null delta": [event({"choices": [{"index": 0, "delta": None}]}), _HI, _END, DONE],
+    "null fields": [chunk({"role": "assistant", "content": None, "tool_calls": None}), _HI, _END],
+    "no choices": [event({"choices": []}), event({"id": "c-1"}), _HI, _END, DONE],
+    "keep-alive comments": [b": ping\n\n", b":\n", _HI, b": ping\n\n", _END, DONE, b": ping\n\n"],
+    "CRLF": [step.replace(b"\n", b"\r\n") for step in (_HI, _END, DONE)],
+    "CR": [step.replace(b"\n", b"\r") for step in (_HI, _END, DONE)],
+    "byte order mark": [b"\xef\xbb\xbf" + _HI, _END, DONE],
+    "event names and ids": [b"event: message\nid: 1\nretry: 9\n" + _HI, _END, DONE],
+    "no blank after the colon": [s.replace(b"data: ", b"data:") for s in (_HI, _END, DONE)],
+    "an empty event": [_HI, b"data:\n\n", b"data: \n\n", _END, DONE],
+    "no end mark": [_HI, _END],
+    "no finish reason": [_HI, DONE],
+    "no last newline": [_HI, b"data: [DONE]"],
+    "everything in one piece": [_HI + _END + DONE],
+    "every byte by itself": [bytes([byte]) for byte in _HI + _END + DONE],
+}
 
-    assert [d.text for d in deltas] == ["a", "\ud83d", "\ude00", ""]
-    assert deltas[0].usage is not None
-    assert deltas[-1].done
+
+@pytest.mark.parametrize("quirk", QUIRKS)
+async def test_a_server_that_differs_from_the_wire_is_understood(line: Line, quirk: str) -> None:
+    """Its reply is what it would be without the quirk."""
+    line.server.script(Reply(QUIRKS[quirk]))
+
+    assert (await line.connect().complete(ASK)).content == "Hi"
 
 
-async def test_arguments_as_an_object_and_missing_ids_are_understood(line: Line) -> None:
-    """As some servers send them: whole calls."""
-    call = {"function": {"name": "add", "arguments": {"a": 1}}}
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [event({"choices": [], "usage": _SPENT}), _HI, _END, DONE],
+        [chunk({"content": "Hi"}, usage=_SPENT), _END, DONE],
+        [chunk({"content": "Hi"}, usage={**_SPENT, "completion_tokens": None}), _SPENT, _END],
+        [_HI, chunk(finish="stop", usage=_SPENT)],
+        [_HI, _END, event({"choices": [], "usage": _SPENT}), DONE],
+        [_HI, _END, event({"usage": _SPENT})],
+    ],
+    ids=["before all", "with text", "growing", "with the end", "after the end", "no choices"],
+)
+async def test_usage_is_taken_wherever_it_comes(line: Line, steps: list[Any]) -> None:
+    """The last one counts."""
+    written = [event({"usage": step}) if isinstance(step, dict) else step for step in steps]
+    line.server.script(Reply(written))
+
+    message = await line.connect().complete(ASK)
+
+    assert message.content == "Hi"
+    assert message.usage is not None
+    assert (message.usage.input_tokens, message.usage.output_tokens) == (2, 3)
+
+
+async def test_a_character_cut_in_two_is_whole_again(line: Line) -> None:
+    """Lone surrogates, which a strict reader refuses."""
+    halves = [b'data: {"choices":[{"delta":{"content":"\\ud83d"}}]}\n\n']
+    halves.append(halves[0].replace(b"d83d", b"de00"))
+    line.server.script(Reply([*halves, DONE]))
+
+    assert (await line.connect().complete(ASK)).content == "\U0001f600"
+
+
+async def test_arguments_as_an_object_are_taken_as_they_are(line: Line) -> None:
+    """Whole calls, as some servers send them."""
+    call = {"index": 0, "id": "c", "function": {"name": "add", "arguments": {"a": 1, "b": None}}}
     line.server.script(Reply([chunk({"tool_calls": [call]}, "tool_calls"), DONE]))
 
     message = await line.connect().complete(ASK)
 
-    assert [(c.name, c.arguments) for c in message.tool_calls] == [("add", {"a": 1})]
+    assert [(c.name, c.arguments) for c in message.tool_calls] == [("add", {"a": 1, "b": None})]
+
+
+async def test_missing_ids_are_made(line: Line) -> None:
+    """Each its own; a missing index is no fault either."""
+    call = {"function": {"name": "add", "arguments": '{"a": 1}'}}
+    empty = {"id": "", "index": None, "function": {"name": "now", "arguments": "{}"}}
+    line.server.script(Reply([chunk({"tool_calls": [call, empty]}, "tool_calls"), DONE]))
+
+    message = await line.connect().complete(ASK)
+
+    assert [call.name for call in message.tool_calls] == ["add", "now"]
+    assert all(call.id for call in message.tool_calls)
+    assert len({call.id for call in message.tool_calls}) == 2
 
 
 async def test_a_server_that_does_not_stream_is_understood(line: Line) -> None:
@@ -369,6 +464,41 @@ async def test_a_server_that_asks_for_too_long_a_wait_is_not_waited_for(line: Li
     assert failure.retry_after == 86400
 
 
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry_After": "900"}, 900),
+        ({"Retry_After": "900.5"}, 900.5),
+        ({"retry_after_ms": "900000", "Retry_After": "1"}, 900),
+        ({"Retry_After": format_datetime(datetime.now(UTC) + timedelta(hours=9))}, 9 * 3600),
+        ({"Retry_After": "soon"}, None),
+        ({"Retry_After": "-3"}, None),
+        ({}, None),
+    ],
+    ids=["seconds", "fraction", "milliseconds", "date", "words", "negative", "none"],
+)
+async def test_retry_after_is_read_however_it_is_written(
+    line: Line, headers: dict[str, str], seconds: float | None
+) -> None:
+    """In seconds, or None where it makes no sense."""
+    line.server.script(Reply.error(429, "slowly", **headers))
+
+    failure = await _failure(line.connect(retries=Retries(attempts=1)))
+
+    assert isinstance(failure, RateLimited)
+    assert failure.retry_after == (seconds if seconds is None else pytest.approx(seconds, abs=60))
+
+
+async def test_retry_after_is_waited_for(line: Line) -> None:
+    """Instead of the usual pause."""
+    line.server.script(Reply.error(429, "slowly", Retry_After="0.3"), text("Hi"))
+    before = asyncio.get_running_loop().time()
+
+    assert (await line.connect(retries=Retries(first=30)).complete(ASK)).content == "Hi"
+
+    assert 0.3 <= asyncio.get_running_loop().time() - before < 15
+
+
 async def test_a_silent_server_is_unavailable(line: Line) -> None:
     """The first token has its own timeout, and each attempt has it anew."""
     line.server.script(Reply([Step.HANG]))
@@ -437,12 +567,30 @@ async def test_a_key_never_shows(line: Line, caplog: pytest.LogCaptureFixture) -
         line.server.script(reply)
         backend = line.connect()
         failure: BaseException | None = await _failure(backend)
+        events = await _events(backend)
+        assert any(event.kind == "failed" for event in events)
+        assert KEY not in repr(events)
+        assert KEY not in "".join(str(event.data) for event in events)
         assert KEY not in repr(backend)
         while failure is not None:
             assert KEY not in repr(failure)
             assert KEY not in str(failure)
             failure = failure.__cause__ or failure.__context__
     assert KEY not in caplog.text
+
+
+async def _events(backend: Backend) -> list[Any]:
+    """Return what a listener sees of a tree in which the backend fails."""
+
+    @handler
+    async def asks(node: Node[Any]) -> None:
+        await backend.complete(ASK)
+
+    async with Commander() as commander:
+        listener = commander.events()
+        with pytest.raises(BackendError):
+            await commander.run(asks())
+    return [event async for event in listener]
 
 
 def test_stream_sync_needs_no_loop() -> None:

@@ -92,6 +92,23 @@ async def test_a_body_that_waits_is_not_named(caplog):
     assert caplog.records == []
 
 
+async def test_a_long_turn_of_many_short_bodies_is_not_named(caplog):
+    """Ten thousand nodes start in one turn, which takes longer than the limit: none blocks."""
+
+    @handler
+    async def short(node):
+        sum(range(300))
+
+    async with asyncio.timeout(30), Commander(slow_after=AFTER * 2) as commander:
+        for _ in range(3):
+            for _ in range(10_000):
+                commander.call_handler(short())
+            started = time.monotonic()
+            await asyncio.sleep(0)
+            assert time.monotonic() - started > AFTER * 2
+    assert caplog.records == []
+
+
 async def test_code_beside_the_tree_is_not_named(caplog):
     """A task that is no node's is somebody else's affair."""
 

@@ -33,7 +33,7 @@ def pyright(path):
 
 
 def mypy(path):
-    """Return the lines at which mypy reports an error; as users see it, silent about the package."""
+    """Return the lines at which mypy reports an error; it is silent about what they import."""
     pytest.importorskip("mypy")
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
