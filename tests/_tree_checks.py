@@ -257,12 +257,17 @@ def _check_failure_is_accounted_for(world: World, part: Part) -> None:
     assert (
         part.takers
         or part.receivers
-        or any(each.retry or _is_in(error, each.final_error) for each in part.adopters)
+        or any(_adopted(each, error) for each in part.adopters)
         or logged
         or (parent is not None and _handed_up(world, part, parent, error))
         or _is_in(error, world.block_error)
         or _logged(world, error)
     ), f"the failure of {part} is lost: {error!r}"
+
+
+def _adopted(part: Part, error: BaseException) -> bool:
+    ends = (part.final_error, *part.recovered_from)
+    return part.retry is not None or any(_is_in(error, end) for end in ends)
 
 
 def _handed_up(world: World, part: Part, parent: Part, error: BaseException) -> bool:
