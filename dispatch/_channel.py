@@ -120,6 +120,9 @@ class Channel(AsyncIterator[T], Generic[T]):
         "put",
     )
 
+    put: Callable[[T], None]
+    """Adds an item. While nobody reads there is nobody to wake and nothing to measure."""
+
     def __init__(
         self, gate: Gate, measure: Callable[[T], int], outcome: Callable[[], Awaitable[object]]
     ) -> None:
@@ -131,8 +134,7 @@ class Channel(AsyncIterator[T], Generic[T]):
         self._ended = False
         self._reader: asyncio.Task[Any] | None = None  # the task that read it last
         self._waiters = Waiters()
-        # Adds an item. While nobody reads there is nobody to wake and nothing to measure.
-        self.put: Callable[[T], None] = self._items.append
+        self.put = self._items.append
         gate.add(self)
 
     def _begin_reading(self) -> None:

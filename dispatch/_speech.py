@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 __all__ = ["Sink", "Speech", "Voice"]
@@ -13,9 +12,8 @@ T_contra = TypeVar("T_contra", contravariant=True)
 class Sink(Protocol[T_contra]):
     """A branch, seen from the side of the source."""
 
-    @property
-    def put(self) -> Callable[[T_contra], None]:
-        """What adds an item; it may change when the branch begins to be read."""
+    def put(self, item: T_contra, /) -> None:
+        """Add an item. Look `put` up each time: it changes when the branch begins to be read."""
         ...
 
 
