@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .commander import BackendError as BackendError
     from .commander import BackendUnavailable as BackendUnavailable
     from .commander import BadResponse as BadResponse
+    from .commander import BudgetExceeded as BudgetExceeded
     from .commander import Commander as Commander
     from .commander import ConfigurationError as ConfigurationError
     from .commander import ContextTooLong as ContextTooLong
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from .dispatch import Message as Message
     from .dispatch import ToolCall as ToolCall
     from .dispatch import fork as fork
+    from .handlers import Handler as Handler
     from .handlers import handler as handler
     from .jobs import Job as Job
     from .jobs import add_conditional_edge as add_conditional_edge
@@ -59,11 +61,11 @@ if TYPE_CHECKING:
 _ROOMS = {
     "backends": "Backend connect",
     "commander": """AnabranchError AuthenticationError BackendError BackendUnavailable BadResponse
-        Commander ConfigurationError ContextTooLong MissingExtra ModelNotFound Node NodeCancelled
-        NodeClosed QuorumNotMet RateLimited Restart Retry StreamInterrupted ToolError WorkerLost
-        check_cancelled current_node quorum run""",
+        BudgetExceeded Commander ConfigurationError ContextTooLong MissingExtra ModelNotFound Node
+        NodeCancelled NodeClosed QuorumNotMet RateLimited Restart Retry StreamInterrupted ToolError
+        WorkerLost check_cancelled current_node quorum run""",
     "dispatch": "Conversation Message ToolCall fork",
-    "handlers": "handler",
+    "handlers": "Handler handler",
     "jobs": "Job add_conditional_edge add_edge",
     "tools": "Tool tool",
 }

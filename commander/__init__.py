@@ -10,6 +10,7 @@ from ._errors import AuthenticationError as AuthenticationError
 from ._errors import BackendError as BackendError
 from ._errors import BackendUnavailable as BackendUnavailable
 from ._errors import BadResponse as BadResponse
+from ._errors import BudgetExceeded as BudgetExceeded
 from ._errors import ConfigurationError as ConfigurationError
 from ._errors import ContextTooLong as ContextTooLong
 from ._errors import MissingExtra as MissingExtra
@@ -37,3 +38,4 @@ from ._record import State as State
 from ._run import run as run
 from ._snapshot import NodeSnapshot as NodeSnapshot
 from ._snapshot import TreeSnapshot as TreeSnapshot
+from ._usage import charge as charge

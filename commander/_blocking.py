@@ -47,8 +47,7 @@ class _Call(Node[T], Generic[T], internal=True):
         self._n_args = args
         self._n_kwargs = kwargs
 
-    @property
-    def _n_name(self) -> str:
+    def _n_called(self) -> str:
         return getattr(self._n_function, "__name__", type(self._n_function).__name__)
 
 
@@ -132,14 +131,14 @@ class ProcessCall(_Call[T], internal=True):
     def _n_pickled(self) -> bytes:
         from multiprocessing.spawn import get_preparation_data  # slow to import, rarely needed
 
-        preparation = get_preparation_data(self._n_name)
+        preparation = get_preparation_data(self._n_called())
         del preparation["authkey"]  # a secret, of use to multiprocessing's own processes only
         try:
             call = pickle.dumps((self._n_function, self._n_args, self._n_kwargs))
         except Exception as error:
             raise TypeError(
-                f"in_process sends {self._n_name} and its arguments to another process, and one of "
-                f"them cannot be pickled: {error}"
+                f"in_process sends {self._n_called()} and its arguments to another process, and "
+                f"one of them cannot be pickled: {error}"
             ) from error
         return pickle.dumps((preparation, call))
 

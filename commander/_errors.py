@@ -15,6 +15,7 @@
         ├── ContextTooLong        the prompt does not fit the model
         ├── BackendUnavailable    5xx, no connection, no answer in time
         ├── BadResponse           what came is not the protocol
+        ├── BudgetExceeded        the limits' budget is spent
         └── StreamInterrupted     the reply broke off after it had begun
 
 Misuse that only a change of the program can mend (a node started twice, a node that awaits
@@ -32,6 +33,7 @@ __all__ = [
     "BackendError",
     "BackendUnavailable",
     "BadResponse",
+    "BudgetExceeded",
     "ConfigurationError",
     "ContextTooLong",
     "MissingExtra",
@@ -156,6 +158,10 @@ class BackendUnavailable(BackendError):
 
 class BadResponse(BackendError):
     """What came is not the protocol."""
+
+
+class BudgetExceeded(BackendError):
+    """The budget that the request's limits share is spent; the request was not sent."""
 
 
 class StreamInterrupted(BackendError):

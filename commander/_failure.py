@@ -105,6 +105,7 @@ def weigh(node: Node[Any]) -> None:
         own = [] if node._n_error is None else [node._n_error]
         errors = own + [error for _, error in left]
         node._n_error = BaseExceptionGroup(f"{len(left)} children failed", errors)
+        blame(node, node._n_error)
 
 
 def _weigh_fail_fast(node: Node[Any], left: list[tuple[Node[Any], BaseException]]) -> None:

@@ -19,6 +19,7 @@ from ._errors import NodeCancelled
 from ._failure import child_failed, take_claimed
 from ._life import spawn
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
+from ._queue import Loan
 from ._record import CURRENT, DONE, Callback, Moment, Record, State, node_name, share_layout
 
 if TYPE_CHECKING:
@@ -310,21 +311,24 @@ def _wait(node: Node[Any]) -> Generator[Any, None, None]:
         raise RuntimeError(f"{node!r} belongs to another loop: await it there")
     if waiter is not None:
         _refuse_circle(node, waiter)
-    future = add_waiter(node)
     if waiter is None or waiter._n_place is None:
-        yield from _rest(node, future)
+        yield from _rest(node, add_waiter(node))
     else:
-        yield from _rest_without_place(node, future, waiter)
+        yield from _rest_without_place(node, waiter._n_place.lend(waiter))
 
 
 def add_waiter(node: Node[Any]) -> asyncio.Future[None]:
     """Return a future that is done when the node is; it counts as somebody who awaits it."""
     future: asyncio.Future[None] = node._n_commander._n_loop.create_future()
+    _add_waiter(node, future)
+    return future
+
+
+def _add_waiter(node: Node[Any], future: asyncio.Future[None]) -> None:
     if node._n_waiters is None:
         node._n_waiters = [future]
     else:
         node._n_waiters.append(future)
-    return future
 
 
 def _rest(node: Node[Any], future: asyncio.Future[None]) -> Generator[Any, None, None]:
@@ -332,25 +336,25 @@ def _rest(node: Node[Any], future: asyncio.Future[None]) -> Generator[Any, None,
         yield from future
     except asyncio.CancelledError:
         if future.done() and not future.cancelled():
-            _lose_taker(node)  # the node ended in the very turn in which this wait was cancelled
+            lose_taker(node)  # the node ended in the very turn in which this wait was cancelled
         raise
 
 
-def _rest_without_place(
-    node: Node[Any], future: asyncio.Future[None], job: Node[Any]
-) -> Generator[Any, None, None]:
-    queue = job._n_place
-    assert queue is not None
-    queue.pause(job)
+def _rest_without_place(node: Node[Any], loan: Loan) -> Generator[Any, None, None]:
+    _add_waiter(node, loan)
     try:
-        yield from _rest(node, future)
+        yield from loan
+        if loan.place is not None:
+            yield from loan.place
     except asyncio.CancelledError:
-        queue.resume_now(job)
+        if loan.done() and not loan.cancelled():
+            lose_taker(node)
+        loan.take_back()
         raise
-    yield from queue.resume(job).__await__()
 
 
-def _lose_taker(node: Node[Any]) -> None:
+def lose_taker(node: Node[Any]) -> None:
+    """Take back that somebody has had the node's failure; left with nobody, it goes its way."""
     node._n_takers -= 1
     if node._n_state == "failed" and not node._n_takers and node._n_parent is not None:
         child_failed(node._n_parent, node)

@@ -38,12 +38,29 @@ async def outlast(
 
     Returns the last cancellation. The outcome of `ended` is not looked at.
     """
-    interrupted = None
-    while not ended.done():
-        try:
+    try:
+        if not ended.done():
             await asyncio.wait((ended,))
-        except asyncio.CancelledError as error:
-            interrupted = error
-            if on_cancel is not None:
-                on_cancel()
+    except asyncio.CancelledError as error:
+        return await _outlast_shielded(ended, error, on_cancel)
+    return None
+
+
+async def _outlast_shielded(
+    ended: asyncio.Future[Any],
+    interrupted: asyncio.CancelledError,
+    on_cancel: Callable[[], object] | None,
+) -> asyncio.CancelledError:
+    from anyio import CancelScope
+
+    if on_cancel is not None:
+        on_cancel()
+    with CancelScope(shield=True):  # a scope of anyio's would cancel this again at every turn
+        while not ended.done():
+            try:
+                await asyncio.wait((ended,))
+            except asyncio.CancelledError as error:
+                interrupted = error
+                if on_cancel is not None:
+                    on_cancel()
     return interrupted

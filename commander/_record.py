@@ -63,6 +63,8 @@ class Record:
     # Jobs wait in the commander's queue and count against its limit; other nodes do neither.
     _n_queued: ClassVar[bool] = False
 
+    # What the node goes by, once somebody has asked.
+    _n_name: str | None = None
     _n_id: int = 0
     _n_state: State = "pending"
     # Both are set once, when the node enters the tree; a commander is its own `_n_commander`.
@@ -102,15 +104,24 @@ class Record:
     _n_callbacks: list[tuple[Moment, Callback]] | None = None
     # What the node was made with, kept for the copies that an edge makes of it.
     _n_inputs: dict[str, Any] | None = None
+    # What was charged at and below this node, by account.
+    _n_spent: dict[str, Any] | None = None
     # The queue that lent this job a place, from its start to the end of its body under a limit.
     _n_place: Queue | None = None
     # How many waits for nodes are under way in this job's body; its place is lent out meanwhile.
     _n_waits: int = 0
 
+    def _n_called(self) -> str:
+        """Return what the node goes by: its class's name, or its function's."""
+        return type(self).__name__
+
 
 def node_name(node: Record) -> str:
     """Return the name a node goes by: its class's, or its function's."""
-    return getattr(node, "_n_name", None) or type(node).__name__
+    name = node._n_name
+    if name is None:
+        name = node._n_name = node._n_called()
+    return name
 
 
 # The names of all that the engine keeps; the rest of a node's attributes are its inputs.

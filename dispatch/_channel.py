@@ -7,20 +7,30 @@ the waiting. Everything here belongs to one loop.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from ..commander import Node
+from ._speech import Sink
 
 __all__ = ["Channel", "Gate", "Waiters"]
 
 T = TypeVar("T")
 
-# Tasks that wait for a branch or a message: nothing they have read holds its source meanwhile.
-_waiting: set[asyncio.Task[Any]] = set()
-# Gates that hold their source now: they look again when one of these tasks begins to wait.
-_holding: set[Gate] = set()
+
+class _Here(threading.local):
+    """What the branches of this thread's loop know of each other."""
+
+    def __init__(self) -> None:
+        # Tasks that wait for a branch or a message: what they have read holds no source meanwhile.
+        self.waiting: set[asyncio.Task[Any]] = set()
+        # Gates that hold their source: they look again when one of these tasks begins to wait.
+        self.holding: set[Gate] = set()
+
+
+_here = _Here()
 
 # How often, in seconds, a gate that holds looks whether a reader has ended or waits for a node.
 _LOOK_AGAIN = 0.02
@@ -42,13 +52,13 @@ class Waiters:
         self.futures.append(future)
         task = asyncio.current_task()
         assert task is not None
-        _waiting.add(task)
-        for gate in _holding:
+        _here.waiting.add(task)
+        for gate in tuple(_here.holding):
             gate.look_again()
         try:
             await future
         finally:
-            _waiting.discard(task)
+            _here.waiting.discard(task)
 
     def wake(self) -> None:
         """Wake all that wait."""
@@ -91,16 +101,16 @@ class Gate:
         loop = asyncio.get_running_loop()
         self._held = loop.create_future()
         timer = loop.call_later(_LOOK_AGAIN, self.look_again)
-        _holding.add(self)
+        _here.holding.add(self)
         try:
             await self._held
         finally:
-            _holding.discard(self)
+            _here.holding.discard(self)
             timer.cancel()
             self._held = None
 
 
-class Channel(AsyncIterator[T], Generic[T]):
+class Channel(Sink[T], AsyncIterator[T]):
     """One branch: an async iterator of what the pump puts there, each item once.
 
     Several tasks may read it; each item goes to one of them. After the last item it ends, or
@@ -117,7 +127,6 @@ class Channel(AsyncIterator[T], Generic[T]):
         "_reader",
         "_size",
         "_waiters",
-        "put",
     )
 
     put: Callable[[T], None]
@@ -130,11 +139,12 @@ class Channel(AsyncIterator[T], Generic[T]):
         self._measure = measure
         self._outcome = outcome
         self._items: deque[T] = deque()
+        # While nobody reads there is nobody to wake and nothing to measure.
+        super().__init__(self._items.append)
         self._size = 0  # of the items, in characters, once somebody reads
         self._ended = False
         self._reader: asyncio.Task[Any] | None = None  # the task that read it last
         self._waiters = Waiters()
-        self.put = self._items.append
         gate.add(self)
 
     def _begin_reading(self) -> None:
@@ -166,7 +176,7 @@ class Channel(AsyncIterator[T], Generic[T]):
             self._size > self._gate.limit
             and reader is not None
             and not reader.done()
-            and reader not in _waiting
+            and reader not in _here.waiting
             and not _waits_for_node(reader)
         )
 

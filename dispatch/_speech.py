@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 __all__ = ["Sink", "Speech", "Voice"]
 
-T_contra = TypeVar("T_contra", contravariant=True)
+T = TypeVar("T")
 
 
-class Sink(Protocol[T_contra]):
-    """A branch, seen from the side of the source."""
+class Sink(Generic[T]):
+    """A branch, seen from the side of the source: `put` adds an item.
 
-    def put(self, item: T_contra, /) -> None:
-        """Add an item. Look `put` up each time: it changes when the branch begins to be read."""
-        ...
+    It may be another function once the branch is being read, so it is looked up each time.
+    """
+
+    __slots__ = ("put",)
+
+    def __init__(self, put: Callable[[T], None]) -> None:
+        self.put = put
 
 
 class Voice:

@@ -1,0 +1,160 @@
+"""Answering a request with a local model: plain text, or a tool call under a grammar.
+
+The model has no template for tools. So a call is made in two steps: a tool is chosen, or none
+(`_local_choice`), then its arguments are written under its JSON schema. A plain answer is given
+without a word about tools, as good as if there were none. What comes out are the deltas that a
+hosted model would send.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from ..commander._errors import BackendError, ConfigurationError, StreamInterrupted
+from ..dispatch import Delta, Message, Request, ToolCallDelta, ToolSchema, Usage
+from ._local_choice import choose
+from ._local_model import Model, Piece, Sampling
+
+__all__ = ["reply"]
+
+Deltas = Generator[Delta | None, None, None]
+
+_FILL_IN = (
+    ("system", "Write the arguments of the tool for the request, as JSON."),
+    (
+        "user",
+        'Tool: translate {"text": string, "language": string}\n'
+        "Request: How do you say good morning in Spanish?",
+    ),
+    ("assistant", '{"text": "good morning", "language": "Spanish"}'),
+)
+
+
+def reply(
+    model: Model, request: Request, sampling: Sampling, tool_choice: Any, system: str
+) -> Deltas:
+    """Answer `request`, delta by delta; None where there is nothing yet but it may be stopped."""
+    tool, cost = yield from _pick(model, request, tool_choice)
+    if tool is None:
+        yield from _speak(model, _chat(request.messages, system), sampling, cost)
+    else:
+        yield from _call(model, tool, _question(request.messages), sampling, cost)
+
+
+def _pick(
+    model: Model, request: Request, tool_choice: Any
+) -> Generator[None, None, tuple[ToolSchema | None, Usage]]:
+    """Obey `tool_choice`; under `auto`, a tool's result is always answered in text."""
+    if isinstance(tool_choice, Mapping):
+        return _named(request.tools, cast("Mapping[str, Any]", tool_choice)), Usage()
+    if tool_choice not in {"none", "auto", "required"}:
+        raise ConfigurationError(
+            f"tool_choice {tool_choice!r}: expected 'auto', 'none', 'required' or a function"
+        )
+    answered = bool(request.messages) and request.messages[-1].role == "tool"
+    must = tool_choice == "required"
+    if not request.tools or tool_choice == "none" or (answered and not must):
+        return None, Usage()
+    question = _question(request.messages)
+    return (yield from choose(model, question, request.tools, must=must))
+
+
+def _named(tools: Sequence[ToolSchema], tool_choice: Mapping[str, Any]) -> ToolSchema:
+    name = tool_choice.get("function", {}).get("name")
+    for tool in tools:
+        if tool.name == name:
+            return tool
+    raise ConfigurationError(f"tool_choice names {name!r}, which is not among the request's tools")
+
+
+def _speak(model: Model, chat: list[dict[str, str]], sampling: Sampling, cost: Usage) -> Deltas:
+    said: list[str] = []
+    for piece in _pieces(model, chat, sampling, said):
+        if piece.text:
+            yield Delta(text=piece.text)
+        if piece.finish_reason:
+            yield _end(piece, cost, piece.finish_reason)
+
+
+def _call(model: Model, tool: ToolSchema, question: str, sampling: Sampling, cost: Usage) -> Deltas:
+    schema = json.dumps(dict(tool.parameters))
+    bound = replace(sampling, grammar=schema, grammar_type="json_schema", stop=())
+    yield Delta(tool_calls=(ToolCallDelta(0, f"call_{uuid.uuid4().hex[:24]}", tool.name),))
+    for piece in _pieces(model, _fill_in(tool, question), bound, []):
+        if piece.text:
+            yield Delta(tool_calls=(ToolCallDelta(0, arguments=piece.text),))
+        if piece.finish_reason:
+            reason = "tool_calls" if piece.finish_reason == "stop" else piece.finish_reason
+            yield _end(piece, cost, reason)
+
+
+def _end(piece: Piece, cost: Usage, reason: str) -> Delta:
+    return Delta(usage=cost + (piece.usage or Usage()), finish_reason=reason, done=True)
+
+
+def _pieces(
+    model: Model, chat: list[dict[str, str]], sampling: Sampling, said: list[str]
+) -> Generator[Piece, None, None]:
+    """Generate; a failure after the first piece is an interruption of the reply."""
+    begun = False
+    try:
+        for piece in model.generate(chat, sampling):
+            begun = True
+            said.append(piece.text)
+            yield piece
+    except BackendError as error:
+        if not begun:
+            raise
+        partial = Message(role="assistant", content="".join(said) or None)
+        raise StreamInterrupted(str(error), partial=partial) from error
+
+
+def _chat(messages: Sequence[Message], system: str) -> list[dict[str, str]]:
+    """Write a conversation as the roles the model knows, each two neighbours different.
+
+    A tool's result is told by the user, after the question it was asked for.
+    """
+    chat: list[dict[str, str]] = []
+    if system and not any(message.role in {"system", "developer"} for message in messages):
+        chat.append({"role": "system", "content": system})
+    for message in messages:
+        role, text = _line(message)
+        if chat and chat[-1]["role"] == role:
+            chat[-1]["content"] += f"\n\n{text}"
+        elif text or role == "user":
+            chat.append({"role": role, "content": text})
+    return chat
+
+
+def _line(message: Message) -> tuple[str, str]:
+    text = message.content or ""
+    if message.role == "tool":
+        return "user", f"(The answer was looked up: {text})"
+    return {"developer": "system"}.get(message.role, message.role), text
+
+
+def _question(messages: Sequence[Message]) -> str:
+    return next((m.content or "" for m in reversed(messages) if m.role == "user"), "")
+
+
+def _fill_in(tool: ToolSchema, question: str) -> list[dict[str, str]]:
+    chat = [{"role": role, "content": text} for role, text in _FILL_IN]
+    about = f"Tool: {tool.name} {_outline(tool)}\n{tool.description}\nRequest: {question}"
+    return [*chat, {"role": "user", "content": about}]
+
+
+def _outline(tool: ToolSchema) -> str:
+    properties: Mapping[str, Any] = tool.parameters.get("properties", {})
+    fields = [f'"{name}": {_kind(of)}' for name, of in properties.items()]
+    return "{" + ", ".join(fields) + "}"
+
+
+def _kind(of: Mapping[str, Any]) -> str:
+    if "enum" in of:
+        return " or ".join(json.dumps(value) for value in of["enum"])
+    about = of.get("description")
+    return f"{of.get('type', 'any')}" + (f" ({about})" if about else "")
