@@ -273,7 +273,7 @@ def _adopted(part: Part, error: BaseException) -> bool:
 def _handed_up(world: World, part: Part, parent: Part, error: BaseException) -> bool:
     if part.parent_attempt < parent.attempts or (part.early and parent.retry is not None):
         return True  # it was tried again after this
-    if parent.retry is not None and parent.node.state == "cancelled":
+    if parent.retry is not None and "terminate" in parent.ran[0]:
         return True  # cancelled before it could be tried again
     if isinstance(error, NodeCancelled) and parent.node.state == "cancelled":
         return True  # no news beside the parent's own cancellation
