@@ -48,6 +48,8 @@ class Commander(Node[Any], internal=True):
     """
 
     policy = "isolate"
+    limits: Any = None
+    """Limits shared by all of the tree's requests to models: a `Limits` of `anabranch.backends`."""
 
     def __init__(
         self,
