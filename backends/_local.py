@@ -11,13 +11,15 @@ from ..dispatch import Delta, Request
 from ._backend import Backend
 from ._local_engine import Engine, Work
 from ._local_model import Model, Sampling, Source
-from ._local_tools import reply
+from ._local_tools import Manner, reply
 from ._weights import Progress
 from ._weights_progress import show_progress
 
 __all__ = ["LocalBackend"]
 
 _SMALL = "SmolLM2-135M-Instruct"
+# Under the system message of its own template it answers questions about France in French.
+_SMALL_MANNER = Manner(system="You are a helpful assistant.", longest=120)
 _OPTIONS = frozenset(Sampling.__dataclass_fields__) - {"grammar", "grammar_type"}
 
 
@@ -52,7 +54,7 @@ class LocalBackend(Backend):
         super().__init__(model or _SMALL, **default_options)
         self._source = Source.parse(model, in_situ_quant)
         self._progress = progress
-        self._system = "" if model else "You are a helpful assistant."
+        self._manner = Manner() if model else _SMALL_MANNER
         self._engine: Engine | None = None
 
     async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
@@ -65,7 +67,7 @@ class LocalBackend(Backend):
         sampling, tool_choice = _read_options({**self.default_options, **request.options})
 
         def work(model: Model) -> Generator[Delta | None, None, None]:
-            return reply(model, request, sampling, tool_choice, self._system)
+            return reply(model, request, sampling, tool_choice, self._manner)
 
         async with aclosing(self._run(work)) as deltas:
             async for delta in deltas:

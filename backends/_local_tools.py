@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from ..commander._errors import BackendError, ConfigurationError, StreamInterrupted
@@ -19,30 +19,61 @@ from ..dispatch import Delta, Message, Request, ToolCallDelta, ToolSchema, Usage
 from ._local_choice import choose
 from ._local_model import Model, Piece, Sampling
 
-__all__ = ["reply"]
+__all__ = ["Manner", "reply"]
 
 Deltas = Generator[Delta | None, None, None]
 
+# Worked examples of filling in, about other tools than anybody is likely to offer.
 _FILL_IN = (
-    ("system", "Write the arguments of the tool for the request, as JSON."),
     (
-        "user",
-        'Tool: translate {"text": string, "language": string}\n'
-        "Request: How do you say good morning in Spanish?",
+        'translate {"text": string, "language": string}',
+        "How do you say good morning in Spanish?",
+        '{"text": "good morning", "language": "Spanish"}',
     ),
-    ("assistant", '{"text": "good morning", "language": "Spanish"}'),
+    (
+        'plot {"formula": string}',
+        "Draw the curve of x squared minus 3 for me, please.",
+        '{"formula": "x**2 - 3"}',
+    ),
+    (
+        'find_hotel {"city": string, "stars": integer}',
+        "Is there a four star hotel in Kyoto?",
+        '{"city": "Kyoto", "stars": 4}',
+    ),
+    (
+        'plot {"formula": string}',
+        "What does 2 times x divided by 7 look like?",
+        '{"formula": "2 * x / 7"}',
+    ),
+    ('plot {"formula": string}', "Plot 12 / x + 4.", '{"formula": "12 / x + 4"}'),
 )
+# The spaces of the examples: free ones let the model wander off in them.
+_SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """What a model needs beyond the request.
+
+    `system` is said if the conversation has no system message. `longest` bounds, in characters,
+    each string argument that its schema leaves unbounded: a weak model may never end one.
+    """
+
+    system: str = ""
+    longest: int | None = None
 
 
 def reply(
-    model: Model, request: Request, sampling: Sampling, tool_choice: Any, system: str
+    model: Model, request: Request, sampling: Sampling, tool_choice: Any, manner: Manner
 ) -> Deltas:
     """Answer `request`, delta by delta; None where there is nothing yet but it may be stopped."""
     tool, cost = yield from _pick(model, request, tool_choice)
     if tool is None:
-        yield from _speak(model, _chat(request.messages, system), sampling, cost)
+        yield from _speak(model, _chat(request.messages, manner.system), sampling, cost)
     else:
-        yield from _call(model, tool, _question(request.messages), sampling, cost)
+        schema = json.dumps(_bounded(tool.parameters, manner.longest))
+        bound = replace(sampling, grammar=schema, grammar_type="json_schema", stop=())
+        yield from _call(model, tool, _fill_in(tool, _question(request.messages)), bound, cost)
 
 
 def _pick(
@@ -80,11 +111,11 @@ def _speak(model: Model, chat: list[dict[str, str]], sampling: Sampling, cost: U
             yield _end(piece, cost, piece.finish_reason)
 
 
-def _call(model: Model, tool: ToolSchema, question: str, sampling: Sampling, cost: Usage) -> Deltas:
-    schema = json.dumps(dict(tool.parameters))
-    bound = replace(sampling, grammar=schema, grammar_type="json_schema", stop=())
+def _call(
+    model: Model, tool: ToolSchema, chat: list[dict[str, str]], sampling: Sampling, cost: Usage
+) -> Deltas:
     yield Delta(tool_calls=(ToolCallDelta(0, f"call_{uuid.uuid4().hex[:24]}", tool.name),))
-    for piece in _pieces(model, _fill_in(tool, question), bound, []):
+    for piece in _pieces(model, chat, sampling, []):
         if piece.text:
             yield Delta(tool_calls=(ToolCallDelta(0, arguments=piece.text),))
         if piece.finish_reason:
@@ -142,19 +173,38 @@ def _question(messages: Sequence[Message]) -> str:
 
 
 def _fill_in(tool: ToolSchema, question: str) -> list[dict[str, str]]:
-    chat = [{"role": role, "content": text} for role, text in _FILL_IN]
-    about = f"Tool: {tool.name} {_outline(tool)}\n{tool.description}\nRequest: {question}"
-    return [*chat, {"role": "user", "content": about}]
+    """Show how arguments are written, then the tool and the request.
+
+    The descriptions stay out: the model copies from them.
+    """
+    chat = [
+        {"role": "system", "content": "Write the arguments of the tool for the request, as JSON."}
+    ]
+    for outline, request, arguments in _FILL_IN:
+        chat.append({"role": "user", "content": f"Tool: {outline}\nRequest: {request}"})
+        chat.append({"role": "assistant", "content": arguments})
+    outline = f"{tool.name} {_outline(tool.parameters)}"
+    return [*chat, {"role": "user", "content": f"Tool: {outline}\nRequest: {question}"}]
 
 
-def _outline(tool: ToolSchema) -> str:
-    properties: Mapping[str, Any] = tool.parameters.get("properties", {})
-    fields = [f'"{name}": {_kind(of)}' for name, of in properties.items()]
-    return "{" + ", ".join(fields) + "}"
+def _outline(parameters: Mapping[str, Any]) -> str:
+    properties: Mapping[str, Any] = parameters.get("properties", {})
+    return "{" + ", ".join(f'"{name}": {_kind(of)}' for name, of in properties.items()) + "}"
 
 
 def _kind(of: Mapping[str, Any]) -> str:
     if "enum" in of:
         return " or ".join(json.dumps(value) for value in of["enum"])
-    about = of.get("description")
-    return f"{of.get('type', 'any')}" + (f" ({about})" if about else "")
+    return str(of.get("type", "any"))
+
+
+def _bounded(parameters: Mapping[str, Any], longest: int | None) -> dict[str, Any]:
+    properties: Mapping[str, Mapping[str, Any]] = parameters.get("properties", {})
+    limited = {name: _limited(of, longest) for name, of in properties.items()}
+    return {**parameters, "properties": limited, "x-guidance": _SPACES}
+
+
+def _limited(of: Mapping[str, Any], longest: int | None) -> Mapping[str, Any]:
+    if longest is None or of.get("type") != "string" or of.keys() & {"enum", "pattern", "format"}:
+        return of
+    return {"maxLength": longest, **of}
