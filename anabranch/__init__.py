@@ -1,1 +1,87 @@
-"""Anabranch: an asyncio task-tree orchestration engine for language models."""
+"""Anabranch: an asyncio task-tree orchestration engine for language models.
+
+The layering, each room importing only those below it:
+
+    cli, testing
+    jobs                the chat loop, edges, `Job`
+    handlers            respond, show, call_tools, `@handler`
+    tools, backends     what a model may call; the models themselves
+    dispatch            messages, deltas, the fork of a streamed reply
+    commander           nodes, the tree, scheduling, cancellation, events, errors
+
+The everyday names are found here and imported when they are first used, so that a program pays
+for the rooms it enters.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .backends import Backend as Backend
+    from .backends import connect as connect
+    from .commander import AnabranchError as AnabranchError
+    from .commander import AuthenticationError as AuthenticationError
+    from .commander import BackendError as BackendError
+    from .commander import BackendUnavailable as BackendUnavailable
+    from .commander import BadResponse as BadResponse
+    from .commander import BudgetExceeded as BudgetExceeded
+    from .commander import Commander as Commander
+    from .commander import ConfigurationError as ConfigurationError
+    from .commander import ContextTooLong as ContextTooLong
+    from .commander import MissingExtra as MissingExtra
+    from .commander import ModelNotFound as ModelNotFound
+    from .commander import Node as Node
+    from .commander import NodeCancelled as NodeCancelled
+    from .commander import NodeClosed as NodeClosed
+    from .commander import QuorumNotMet as QuorumNotMet
+    from .commander import RateLimited as RateLimited
+    from .commander import Restart as Restart
+    from .commander import Retry as Retry
+    from .commander import StreamInterrupted as StreamInterrupted
+    from .commander import ToolError as ToolError
+    from .commander import WorkerLost as WorkerLost
+    from .commander import check_cancelled as check_cancelled
+    from .commander import current_node as current_node
+    from .commander import quorum as quorum
+    from .commander import run as run
+    from .dispatch import Conversation as Conversation
+    from .dispatch import Message as Message
+    from .dispatch import ToolCall as ToolCall
+    from .dispatch import fork as fork
+    from .handlers import Handler as Handler
+    from .handlers import handler as handler
+    from .jobs import Job as Job
+    from .jobs import add_conditional_edge as add_conditional_edge
+    from .jobs import add_edge as add_edge
+    from .tools import Tool as Tool
+    from .tools import tool as tool
+
+_ROOMS = {
+    "backends": "Backend connect",
+    "commander": """AnabranchError AuthenticationError BackendError BackendUnavailable BadResponse
+        BudgetExceeded Commander ConfigurationError ContextTooLong MissingExtra ModelNotFound Node
+        NodeCancelled NodeClosed QuorumNotMet RateLimited Restart Retry StreamInterrupted ToolError
+        WorkerLost check_cancelled current_node quorum run""",
+    "dispatch": "Conversation Message ToolCall fork",
+    "handlers": "Handler handler",
+    "jobs": "Job add_conditional_edge add_edge",
+    "tools": "Tool tool",
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
+
+__all__ = sorted(_ROOM_OF)  # pyright: ignore[reportUnsupportedDunderAll] - the names above
+
+
+def __getattr__(name: str) -> Any:
+    room = _ROOM_OF.get(name)
+    if room is None:
+        raise AttributeError(f"module 'anabranch' has no attribute {name!r}")
+    value = getattr(import_module(f".{room}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

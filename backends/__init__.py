@@ -1,3 +1,15 @@
-"""One async interface to models, and each implementation."""
+"""One async interface to models, and each implementation.
+
+`connect` makes a backend from a name. The implementations are imported when they are asked for,
+so that no extra is needed for those that are not.
+"""
 
 from ._backend import Backend as Backend
+from ._connect import connect as connect
+from ._fallback import Fallback as Fallback
+from ._limits import Limits as Limits
+from ._limits import Price as Price
+from ._model import ModelBackend as ModelBackend
+from ._retry import Breaker as Breaker
+from ._retry import Retries as Retries
+from ._timeout import Timeouts as Timeouts

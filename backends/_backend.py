@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self
 
-from ..dispatch import Delta, Request
+from ..dispatch import Delta, Message, Request
+from ._assemble import assemble
 
 __all__ = ["Backend"]
 
@@ -27,6 +30,9 @@ class Backend(ABC):
         self.model = model
         self.default_options = default_options
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.model!r})"
+
     @abstractmethod
     def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         """Answer `request`, delta by delta.
@@ -35,6 +41,39 @@ class Backend(ABC):
         Closing the generator, or cancelling the task that reads it, stops the model and frees the
         connection before it returns. Close it (`contextlib.aclosing`) if you may leave early.
         """
+
+    def redact(self, text: str) -> str:
+        """Return `text` with stars where the backend's key stood."""
+        return text
+
+    async def complete(self, request: Request) -> Message:
+        """Answer `request` with the whole message. Raises and is cancelled as `stream` is."""
+        async with aclosing(self.stream(request)) as deltas:
+            return assemble([delta async for delta in deltas])
+
+    def stream_sync(self, request: Request) -> Generator[Delta, None, None]:
+        """Answer `request` as `stream` does, for code without an event loop.
+
+        The connections it opens last as long as the generator. Inside a running loop it is a
+        `RuntimeError`, raised at the first step.
+        """
+        _refuse_running_loop()
+        with asyncio.Runner() as runner:
+            source = self.stream(request)
+            try:
+                while (delta := runner.run(_next(source))) is not None:
+                    yield delta
+            finally:
+                runner.run(self._finish(source))
+
+    async def _finish(self, source: AsyncGenerator[Delta, None]) -> None:
+        try:
+            await source.aclose()
+        finally:
+            await self._leave_loop()
+
+    async def _leave_loop(self) -> None:  # noqa: B027 - most backends hold nothing of the sort
+        """Free what is bound to the running loop, which is about to end."""
 
     async def aclose(self) -> None:  # noqa: B027 - most backends hold nothing
         """Free what the backend holds. Closing twice is harmless."""
@@ -49,3 +88,15 @@ class Backend(ABC):
         traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+
+async def _next(source: AsyncGenerator[Delta, None]) -> Delta | None:
+    return await anext(source, None)
+
+
+def _refuse_running_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError("stream_sync is for code without an event loop; use stream here")

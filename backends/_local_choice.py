@@ -38,7 +38,8 @@ _NEUTRAL = (
     "How are you?",
     "Explain gravity.",
 )
-# Tuned on the questions marked `tune` and `other` in tests/data/tool_choice.json; `held_out` is not.
+# Tuned on the questions marked `tune` and `other` in tests/data/tool_choice.json, and not on those
+# marked `held_out`.
 _MARGIN = 3.75
 _FLOOR = -20.0
 

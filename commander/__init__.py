@@ -3,12 +3,14 @@
 It stands on the standard library and anyio alone and knows nothing of language models.
 """
 
+from ._blocking import check_cancelled as check_cancelled
 from ._commander import Commander as Commander
 from ._errors import AnabranchError as AnabranchError
 from ._errors import AuthenticationError as AuthenticationError
 from ._errors import BackendError as BackendError
 from ._errors import BackendUnavailable as BackendUnavailable
 from ._errors import BadResponse as BadResponse
+from ._errors import BudgetExceeded as BudgetExceeded
 from ._errors import ConfigurationError as ConfigurationError
 from ._errors import ContextTooLong as ContextTooLong
 from ._errors import MissingExtra as MissingExtra
@@ -19,6 +21,7 @@ from ._errors import QuorumNotMet as QuorumNotMet
 from ._errors import RateLimited as RateLimited
 from ._errors import StreamInterrupted as StreamInterrupted
 from ._errors import ToolError as ToolError
+from ._errors import WorkerLost as WorkerLost
 from ._events import Event as Event
 from ._events import EventKind as EventKind
 from ._events import Events as Events
@@ -33,3 +36,6 @@ from ._policy import quorum as quorum
 from ._record import Callback as Callback
 from ._record import State as State
 from ._run import run as run
+from ._snapshot import NodeSnapshot as NodeSnapshot
+from ._snapshot import TreeSnapshot as TreeSnapshot
+from ._usage import charge as charge

@@ -44,9 +44,11 @@ def _deliver(node: Node[Any]) -> None:
         node._n_task.cancel()
     elif node._n_state == "pending" and node._n_commander:
         # It waits in the queue or between two attempts: it is started to end without its body.
+        context = node._n_context
         if node._n_attempts is not None and node._n_attempts.timer is not None:
             node._n_attempts.timer.cancel()
-        node._n_commander._n_spawn(node)
+            context = node._n_attempts.context.copy()
+        node._n_commander._n_spawn(node, context)
 
 
 def abort(node: Node[Any], error: BaseException) -> bool:
@@ -60,6 +62,9 @@ def abort(node: Node[Any], error: BaseException) -> bool:
         return False
     node._n_abort = error
     node._n_special = True
+    if node._n_state == "pending" and node._n_attempts is not None:
+        # A child of a node that has not begun has failed: that is an attempt, though a short one.
+        node._n_attempts.starts.append(node._n_commander._n_loop.time())
     cancel_subtrees(node.children, f"failure: {error!r}")
     if node._n_task is not None:
         node._n_task.cancel()

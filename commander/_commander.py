@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import Callable, Collection, Coroutine
+from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
 from inspect import isawaitable
@@ -16,10 +17,13 @@ from ._errors import NodeCancelled, NodeClosed
 from ._events import EventKind, Events
 from ._failure import log_lost
 from ._life import finish, spawn
-from ._node import Node, add_waiter, outcome
+from ._node import Node, add_waiter, lose_taker, outcome
+from ._observe import observe, outlast
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
 from ._queue import Queue
 from ._record import CURRENT, DONE, Callback
+from ._snapshot import TreeSnapshot, explain, snapshot
+from ._usage import spent
 from ._watch import Watch
 
 __all__ = ["Commander"]
@@ -97,20 +101,31 @@ class Commander(Node[Any], internal=True):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if isinstance(error, GeneratorExit):
+            return  # the loop was closed under the block: there is nowhere left to wait
         host, self._n_task = cast("asyncio.Task[Any]", self._n_task), None
         # A failure under `fail_fast`, or `cancel`, has cancelled the block as a node's body.
         ended_block = self._n_abort is not None or self._n_cancel is not None
         if error is not None:
             cancel_subtrees(self.children, f"{type(error).__name__} left the commander's block")
-        interrupted = await self._join() or await self._run_kept()
+        interrupted = await self._join()
+        interrupted = await self._run_kept() or interrupted
         self._close_watches()
-        still_cancelled = ended_block and host.uncancel() > 0
-        if error is not None and not (isinstance(error, asyncio.CancelledError) and ended_block):
-            return
-        if interrupted is not None or still_cancelled:
-            raise interrupted or cast("BaseException", error)
+        if error is not None and not isinstance(error, asyncio.CancelledError):
+            self._log_failure_beside(error)
+            return  # it goes on as it was
+        cancelled = error or interrupted
+        if ended_block and await _take_back_cancel(host):
+            cancelled = None
+        if cancelled is not None:
+            self._log_failure_beside(cancelled)
+            raise cancelled
         if self._n_state != "completed":
             outcome(self)
+
+    def _log_failure_beside(self, error: BaseException) -> None:
+        if self._n_error is not None and self._n_error is not error:
+            log_lost(self, self._n_error, "%s failed, but another exception left its block")
 
     async def _join(self) -> asyncio.CancelledError | None:
         """Wait for everything; return the last cancellation of the wait, which ends nothing."""
@@ -161,7 +176,7 @@ class Commander(Node[Any], internal=True):
             return await job
         except asyncio.CancelledError:
             cancel_subtrees((job,), "commander.run was cancelled")
-            await outlast(observe(job), lambda: None)
+            await outlast(observe(job))
             raise
         except NodeCancelled:
             if self._n_exit is None:
@@ -286,9 +301,32 @@ class Commander(Node[Any], internal=True):
         current = CURRENT.get(None)
         own = () if current is None else (current, *current.ancestors)
         while others := [child for child in self.children if child not in own]:
-            await observe(others[0])
+            for child in others:
+                await observe(child)
 
     # --- seeing it
+
+    def tree(self) -> TreeSnapshot:
+        """Return a snapshot of all unfinished nodes, frozen; `print(commander)` draws it."""
+        return snapshot(self)
+
+    def __str__(self) -> str:
+        return str(snapshot(self))
+
+    def explain(self, node: Node[Any] | None = None) -> str:
+        """Say what `node` (default: the whole tree) is waiting for, down to the leaves.
+
+        One line a node: its state, the node it awaits or the children it joins, and for a body
+        the file and line where it stands. Long lists are cut and say so.
+        """
+        return explain(self if node is None else node)
+
+    def usage(self, node: Node[Any] | None = None) -> dict[str, Any]:
+        """Return what `node` (default: the whole tree) and all below it have spent so far.
+
+        The keys are the models' names, the values `Usage`s: what backends charge for each reply.
+        """
+        return spent(self if node is None else node)
 
     def events(
         self, kinds: Collection[EventKind] | None = None, *, capacity: int = 10_000
@@ -302,38 +340,13 @@ class Commander(Node[Any], internal=True):
         return Events(self, kinds, capacity)
 
 
-def observe(node: Node[Any]) -> asyncio.Future[None]:
-    """Return a future that is done when the node is; unlike awaiting, it takes no failure."""
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    if node._n_state in DONE:
-        future.set_result(None)
-        return future
-
-    def closed(_: Node[Any]) -> None:
-        if not future.done():
-            future.set_result(None)
-
-    if node._n_callbacks is None:
-        node._n_callbacks = []
-    node._n_callbacks.append(("closed", closed))
-    return future
-
-
-async def outlast(
-    ended: asyncio.Future[Any], on_cancel: Callable[[], object]
-) -> asyncio.CancelledError | None:
-    """Wait for `ended`, however often the wait is cancelled; call `on_cancel` each time.
-
-    Returns the last cancellation. The outcome of `ended` is not looked at.
-    """
-    interrupted = None
-    while not ended.done():
-        try:
-            await asyncio.wait((ended,))
-        except asyncio.CancelledError as error:
-            interrupted = error
-            on_cancel()
-    return interrupted
+async def _take_back_cancel(host: asyncio.Task[Any]) -> bool:
+    """Undo the cancel by which the tree ended the block; False if another one came besides."""
+    if host.uncancel() > 0:
+        return False
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)  # where it arrives if the block has awaited nothing since
+    return True
 
 
 async def _run_one(callback: Callback, node: Node[Any]) -> None:
@@ -364,7 +377,7 @@ def _start_for_future(
         return
     loop = node.commander._n_loop
     waiter = add_waiter(node)
-    waiter.add_done_callback(lambda _: _hand_over(node, result))
+    waiter.add_done_callback(lambda _: _hand_over(node, waiter, result))
 
     def cancelled_in_thread(future: concurrent.futures.Future[T]) -> None:
         if future.cancelled() and not loop.is_closed():
@@ -377,9 +390,14 @@ def _start_for_future(
     result.add_done_callback(cancelled_in_thread)
 
 
-def _hand_over(node: Node[T], result: concurrent.futures.Future[T]) -> None:
-    if node._n_state not in DONE or not result.set_running_or_notify_cancel():
-        return  # the future was cancelled first
+def _hand_over(
+    node: Node[T], waiter: asyncio.Future[None], result: concurrent.futures.Future[T]
+) -> None:
+    if waiter.cancelled():
+        return  # the future was cancelled before the node's end
+    if not result.set_running_or_notify_cancel():
+        lose_taker(node)  # cancelled since
+        return
     if node._n_state == "completed":
         result.set_result(cast("T", node._n_result))
     else:

@@ -38,7 +38,7 @@ def enter(
         node._n_claimed = True
     # Stored although they are the class's defaults: the hot path reads them from the instance.
     node._n_special = node._n_special
-    node._n_children = node._n_waiters = None
+    node._n_children = node._n_waiters = node._n_context = None
     if timeout is not None or retry is not None or policy.__class__ is Quorum:
         _make_special(node, timeout, retry)
     node._n_open = True

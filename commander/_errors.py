@@ -4,6 +4,7 @@
     ├── NodeClosed            a child was added to a node that is done
     ├── NodeCancelled         the awaited node was cancelled
     ├── QuorumNotMet          fewer children completed than the node's policy asked for
+    ├── WorkerLost            the process or machine that ran a node went away
     ├── MissingExtra          an optional package is not installed (also an ImportError)
     ├── ConfigurationError    a key, a model name or a setting is missing or unusable
     ├── ToolError             a tool could not give a result; its text goes to the model
@@ -14,6 +15,7 @@
         ├── ContextTooLong        the prompt does not fit the model
         ├── BackendUnavailable    5xx, no connection, no answer in time
         ├── BadResponse           what came is not the protocol
+        ├── BudgetExceeded        the limits' budget is spent
         └── StreamInterrupted     the reply broke off after it had begun
 
 Misuse that only a change of the program can mend (a node started twice, a node that awaits
@@ -31,6 +33,7 @@ __all__ = [
     "BackendError",
     "BackendUnavailable",
     "BadResponse",
+    "BudgetExceeded",
     "ConfigurationError",
     "ContextTooLong",
     "MissingExtra",
@@ -41,6 +44,7 @@ __all__ = [
     "RateLimited",
     "StreamInterrupted",
     "ToolError",
+    "WorkerLost",
 ]
 
 
@@ -86,6 +90,17 @@ class QuorumNotMet(AnabranchError):
         self.failures = tuple(failures)
         if failures:
             self.__cause__ = BaseExceptionGroup("children that failed", failures)
+
+
+class WorkerLost(AnabranchError):
+    """The process or machine that ran a node went away before the node's end.
+
+    Attribute: `path` of the node.
+    """
+
+    def __init__(self, path: str, what: str) -> None:
+        super().__init__(f"{path}: {what}")
+        self.path = path
 
 
 class MissingExtra(AnabranchError, ImportError):
@@ -143,6 +158,10 @@ class BackendUnavailable(BackendError):
 
 class BadResponse(BackendError):
     """What came is not the protocol."""
+
+
+class BudgetExceeded(BackendError):
+    """The budget that the request's limits share is spent; the request was not sent."""
 
 
 class StreamInterrupted(BackendError):

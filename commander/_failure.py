@@ -13,7 +13,15 @@ from ._record import DONE
 if TYPE_CHECKING:
     from ._node import Node
 
-__all__ = ["blame", "body_failed", "child_completed", "child_failed", "log_lost", "weigh"]
+__all__ = [
+    "blame",
+    "body_failed",
+    "child_completed",
+    "child_failed",
+    "log_lost",
+    "take_claimed",
+    "weigh",
+]
 
 logger = logging.getLogger("anabranch")
 
@@ -50,20 +58,27 @@ def child_failed(parent: Node[Any], child: Node[Any]) -> None:
     assert error is not None
     if parent._n_closing or parent._n_state in DONE or parent._n_policy == "isolate":
         if child._n_claimed and parent._n_state not in DONE:
-            _keep(parent, child, error)
+            _keep(parent, child)
         else:
             log_lost(child, error, "%s failed and nobody awaited it")
     elif child._n_claimed or parent._n_policy != "fail_fast":
-        _keep(parent, child, error)
+        _keep(parent, child)
     elif not abort(parent, error) and error is not parent._n_abort:
         log_lost(child, error, "%s failed and nobody awaited it")
 
 
-def _keep(parent: Node[Any], child: Node[Any], error: BaseException) -> None:
+def _keep(parent: Node[Any], child: Node[Any]) -> None:
     parent._n_special = True
     if parent._n_failures is None:
-        parent._n_failures = []
-    parent._n_failures.append((child, error))
+        parent._n_failures = {}
+    parent._n_failures[child._n_id] = child
+
+
+def take_claimed(node: Node[Any]) -> None:
+    """Note that somebody awaits the claimed failure of a node that is done: it is theirs."""
+    parent = node._n_parent
+    if node._n_claimed and parent is not None and parent._n_failures is not None:
+        parent._n_failures.pop(node._n_id, None)
 
 
 def child_completed(parent: Node[Any], policy: Quorum) -> None:
@@ -74,12 +89,9 @@ def child_completed(parent: Node[Any], policy: Quorum) -> None:
 
 
 def weigh(node: Node[Any]) -> None:
-    """At the join, let the node's policy judge the failures that were kept for it.
-
-    A claimed failure that somebody has awaited since is theirs and no longer counts.
-    """
-    kept, node._n_failures = node._n_failures or [], None
-    left = [(child, error) for child, error in kept if not (child._n_claimed and child._n_takers)]
+    """At the join, let the node's policy judge the failures that were kept for it."""
+    kept, node._n_failures = node._n_failures or {}, None
+    left = [(child, error) for child in kept.values() if (error := child._n_error) is not None]
     policy = node._n_policy
     if node._n_cancel is not None or node._n_abort is not None or policy == "isolate":
         for child, error in left:
@@ -93,6 +105,7 @@ def weigh(node: Node[Any]) -> None:
         own = [] if node._n_error is None else [node._n_error]
         errors = own + [error for _, error in left]
         node._n_error = BaseExceptionGroup(f"{len(left)} children failed", errors)
+        blame(node, node._n_error)
 
 
 def _weigh_fail_fast(node: Node[Any], left: list[tuple[Node[Any], BaseException]]) -> None:

@@ -16,6 +16,7 @@ from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from ._cancel import abort
+from ._errors import NodeCancelled
 from ._events import publish
 from ._failure import blame, body_failed, child_completed, child_failed, log_lost, weigh
 from ._policy import Quorum
@@ -66,7 +67,7 @@ async def _drive(node: Node[Any]) -> None:
     try:
         await TURN
         CURRENT.set(node)
-        if not node._n_special or node._n_cancel is None:
+        if not node._n_special or (node._n_cancel is None and node._n_abort is None):
             node._n_state = "running"
             if node._n_commander._n_listeners:
                 publish(node, "started")
@@ -75,17 +76,18 @@ async def _drive(node: Node[Any]) -> None:
             result = await node.task()
             node._n_result = await _adopt(node, result) if isinstance(result, Record) else result
     except asyncio.CancelledError:
+        CURRENT.set(node)  # it may have come before the first turn
         if node._n_cancel is None and node._n_abort is None:
             # The body raised it by itself, or somebody cancelled the task and not the node.
             node._n_task = None
+            node._n_state = "joining"  # a pending node would be started in order to end
             node.cancel("its body raised CancelledError")
     except GeneratorExit:
         raise  # the loop was closed under the node: there is nowhere left to end it
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - the tree hands every failure on
         body_failed(node, error)
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            _body_ended(node)
-            raise  # they stop the loop, as in any asyncio task
+            _stop_loop(node, error)
     _body_ended(node)
 
 
@@ -107,22 +109,26 @@ def _time_out(node: Node[Any], timeout: float) -> None:
 
 
 async def _run_starts(node: Node[Any], starts: list[Callback]) -> None:
-    first: BaseException | None = None
-    for callback in tuple(starts):
-        try:
-            waiting = _waiting(callback(node))
-            if waiting is not None:
-                await waiting
-        except Exception as error:  # noqa: BLE001 - raised below, once the others have run
-            first = first or error
-    if first is not None:
-        raise first
+    failed: list[Exception] = []
+    try:
+        for callback in tuple(starts):
+            try:
+                waiting = _waiting(callback(node))
+                if waiting is not None:
+                    await waiting
+            except Exception as error:  # noqa: BLE001 - raised below, once the others have run
+                failed.append(error)
+        if failed:
+            raise failed.pop(0)
+    finally:
+        for error in failed:
+            log_lost(node, error, "a start callback of %s raised")
 
 
 async def _adopt(node: Node[Any], returned: object) -> Any:
     """Wait for the node that a body has returned; it becomes a child unless it already runs."""
     _leave_place(node)
-    node._n_state = "joining"
+    _enter_joining(node)
     return await cast("Node[Any]", returned)
 
 
@@ -131,12 +137,17 @@ def _body_ended(node: Node[Any]) -> None:
     node._n_task = None
     _leave_place(node)
     if node._n_children:
-        node._n_state = "joining"
         node._n_context = copy_context()
-        if node._n_commander._n_listeners:
-            publish(node, "joining")
+        if node._n_state != "joining":
+            _enter_joining(node)
     else:
         finish(node, at_home=True)
+
+
+def _enter_joining(node: Node[Any]) -> None:
+    node._n_state = "joining"
+    if node._n_commander._n_listeners:
+        publish(node, "joining")
 
 
 def _leave_place(node: Node[Any]) -> None:
@@ -168,16 +179,20 @@ def _decide(node: Node[Any]) -> bool:
     """Settle how a node ends that is not plain; False if it is tried again instead."""
     if node._n_failures is not None or isinstance(node._n_policy, Quorum):
         weigh(node)
+    if node._n_abort is not None:
+        node._n_error = node._n_abort
     if node._n_cancel is not None:
         _forget_outcome(node)
-    elif node._n_abort is not None:
-        node._n_error = node._n_abort
+    elif node._n_error is not None:
+        node._n_result = None
     return node._n_attempts is None or not _try_again(node, node._n_attempts)
 
 
 def _forget_outcome(node: Node[Any]) -> None:
-    node._n_result = None
-    node._n_error = None
+    error = node._n_error
+    if error is not None and not isinstance(error, NodeCancelled):
+        log_lost(node, error, "%s had failed when it was cancelled")
+    node._n_result = node._n_error = None
 
 
 def _verdict(node: Node[Any]) -> Verdict:
@@ -271,7 +286,10 @@ def _waiting(value: object) -> Awaitable[object] | None:
 async def _run_rest(
     node: Node[Any], waiting: Awaitable[object] | None, due: Moment, todo: Todo
 ) -> None:
-    await TURN
+    try:
+        await TURN
+    except asyncio.CancelledError:
+        node._n_task.cancel()  # type: ignore[union-attr]  # the callback meets it, once it has begun
     while True:
         try:
             if waiting is not None:
@@ -286,6 +304,8 @@ async def _run_rest(
             waiting = None
             _callback_failed(node, error)
     node._n_task = None
+    if node._n_cancel is not None:
+        node._n_result = None  # also where no await was left that could have said so
     parent = _close(node)
     if parent is not None:
         finish(parent, at_home=False)
@@ -312,7 +332,11 @@ def _callback_failed(node: Node[Any], error: BaseException) -> None:
     else:
         log_lost(node, error, "a callback of %s raised")
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
-        node._n_commander._n_loop.call_soon(_reraise, error)
+        _stop_loop(node, error)
+
+
+def _stop_loop(node: Node[Any], error: BaseException) -> None:
+    node._n_commander._n_loop.call_soon(_reraise, error)
 
 
 def _reraise(error: BaseException) -> None:
@@ -335,6 +359,8 @@ def _close(node: Node[Any]) -> Node[Any] | None:
                 node._n_takers += 1
     if node._n_callbacks is not None:
         _run_closed(node, node._n_callbacks)
+    if node._n_context is not None:
+        node._n_context = None  # it leads back to the node: only the collector could free the two
     parent = node._n_parent
     if parent is None:
         return None

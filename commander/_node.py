@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import inspect
 from asyncio import get_running_loop
-from collections.abc import Awaitable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from types import CodeType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from ._cancel import cancel_subtrees
 from ._entry import enter
 from ._errors import NodeCancelled
-from ._failure import child_failed
+from ._failure import child_failed, take_claimed
 from ._life import spawn
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
-from ._record import CURRENT, DONE, Callback, Moment, Record, State, node_name
+from ._queue import Loan
+from ._record import CURRENT, DONE, Callback, Moment, Record, State, node_name, share_layout
 
 if TYPE_CHECKING:
     from ._commander import Commander
@@ -27,6 +29,7 @@ __all__ = ["Node", "current_node", "outcome"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+R = TypeVar("R")
 N = TypeVar("N", bound="Node[Any]")
 
 
@@ -60,6 +63,7 @@ class Node(Record, Generic[T_co]):
         check_policy(cls.policy)
         cls._n_policy = cls.policy
         cls._n_special = isinstance(cls.policy, Quorum)
+        share_layout(cls)
 
     def task(self) -> Awaitable[T_co]:
         """Do the node's work: the body, which subclasses write as `async def task(self)`."""
@@ -226,6 +230,33 @@ class Node(Record, Generic[T_co]):
         spawn(handler)
         return handler
 
+    def in_thread(
+        self, function: Callable[..., R], *args: Any, abandon: bool = False, **kwargs: Any
+    ) -> Node[R]:
+        """Run a blocking function in a worker thread, as a child of this node; await the result.
+
+        The function sees this node's context. Cancelled, the child is not done before the function
+        has returned: long work calls `check_cancelled()` now and then. With `abandon` nobody waits
+        for a cancelled function; it runs on in its thread, and what it returns is dropped.
+        """
+        from ._blocking import ThreadCall
+
+        return self.call_handler(ThreadCall(function, args, kwargs, abandon=abandon))
+
+    def in_process(
+        self, function: Callable[..., R], *args: Any, grace: float = 5.0, **kwargs: Any
+    ) -> Node[R]:
+        """Run a function in a new process, as a child of this node; await the result.
+
+        The function must be importable, and it, its arguments and its result picklable. Cancelled,
+        the process is told by SIGTERM, which raises `CancelledError` where the function stands;
+        after `grace` seconds it is killed with all that it started. A process that dies without a
+        result fails the node with `WorkerLost`. What the function prints goes to standard error.
+        """
+        from ._blocking import ProcessCall
+
+        return self.call_handler(ProcessCall(function, args, kwargs, grace=grace))
+
     def cancel(self, reason: str = "") -> None:
         """Cancel this node and everything below it.
 
@@ -258,6 +289,7 @@ def outcome(node: Node[T]) -> T:
     assert error is not None
     if node._n_state == "failed":
         node._n_takers += 1
+        take_claimed(node)
     else:
         _prefer_own_cancellation()
     raise error
@@ -279,21 +311,24 @@ def _wait(node: Node[Any]) -> Generator[Any, None, None]:
         raise RuntimeError(f"{node!r} belongs to another loop: await it there")
     if waiter is not None:
         _refuse_circle(node, waiter)
-    future = add_waiter(node)
     if waiter is None or waiter._n_place is None:
-        yield from _rest(node, future)
+        yield from _rest(node, add_waiter(node))
     else:
-        yield from _rest_without_place(node, future, waiter)
+        yield from _rest_without_place(node, waiter._n_place.lend(waiter))
 
 
 def add_waiter(node: Node[Any]) -> asyncio.Future[None]:
     """Return a future that is done when the node is; it counts as somebody who awaits it."""
     future: asyncio.Future[None] = node._n_commander._n_loop.create_future()
+    _add_waiter(node, future)
+    return future
+
+
+def _add_waiter(node: Node[Any], future: asyncio.Future[None]) -> None:
     if node._n_waiters is None:
         node._n_waiters = [future]
     else:
         node._n_waiters.append(future)
-    return future
 
 
 def _rest(node: Node[Any], future: asyncio.Future[None]) -> Generator[Any, None, None]:
@@ -301,25 +336,25 @@ def _rest(node: Node[Any], future: asyncio.Future[None]) -> Generator[Any, None,
         yield from future
     except asyncio.CancelledError:
         if future.done() and not future.cancelled():
-            _lose_taker(node)  # the node ended in the very turn in which this wait was cancelled
+            lose_taker(node)  # the node ended in the very turn in which this wait was cancelled
         raise
 
 
-def _rest_without_place(
-    node: Node[Any], future: asyncio.Future[None], job: Node[Any]
-) -> Generator[Any, None, None]:
-    queue = job._n_place
-    assert queue is not None
-    queue.pause(job)
+def _rest_without_place(node: Node[Any], loan: Loan) -> Generator[Any, None, None]:
+    _add_waiter(node, loan)
     try:
-        yield from _rest(node, future)
+        yield from loan
+        if loan.place is not None:
+            yield from loan.place
     except asyncio.CancelledError:
-        queue.resume_now(job)
+        if loan.done() and not loan.cancelled():
+            lose_taker(node)
+        loan.take_back()
         raise
-    yield from queue.resume(job).__await__()
 
 
-def _lose_taker(node: Node[Any]) -> None:
+def lose_taker(node: Node[Any]) -> None:
+    """Take back that somebody has had the node's failure; left with nobody, it goes its way."""
     node._n_takers -= 1
     if node._n_state == "failed" and not node._n_takers and node._n_parent is not None:
         child_failed(node._n_parent, node)
@@ -362,6 +397,9 @@ def _add_callback(node: N, moment: Moment, callback: Callback) -> N:
         node._n_callbacks.append((moment, callback))
     return node
 
+
+# By this code `explain` knows that a coroutine stands in an await of a node.
+AWAITING: CodeType = vars(Node)["__await__"].__code__
 
 PUBLIC_NAMES = frozenset(
     name for name in vars(Node) if not name.startswith("_") and name not in ("task", "policy")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from ._node import Node
 
-__all__ = ["Queue"]
+__all__ = ["Loan", "Queue"]
 
 Entry: TypeAlias = "tuple[Node[Any], Context]"
 
@@ -35,18 +35,19 @@ class Queue:
     ) -> None:
         self._loop = loop
         self._spawn = spawn
-        # How many more jobs may hold a place; below 0 for a moment after `resume_now`.
+        # How many more jobs may hold a place; below 0 for a moment after `take_now`.
         self.free = limit
         # Waiting jobs by priority; no lane is empty, and `_priorities` holds their keys, sorted.
         self._lanes: dict[int, deque[Entry]] = {}
         self._priorities: list[int] = []
-        # Jobs whose wait is over, first come first served.
-        self._resuming: deque[asyncio.Future[None]] = deque()
+        # Jobs whose wait is over, first come first served, with what each now waits for.
+        self._resuming: deque[tuple[asyncio.Future[None], Node[Any]]] = deque()
         self._filling = False
 
     def put(self, job: Node[Any], priority: int) -> None:
         """Let `job` wait for its turn, in a copy of the current context."""
-        self._append(priority, (job, copy_context()))
+        job._n_context = context = copy_context()  # in which it also ends, if it is cancelled here
+        self._append(priority, (job, context))
 
     def put_first(self, job: Node[Any], context: Context) -> None:
         """Let a job that is tried again wait ahead of all that have not started."""
@@ -90,58 +91,75 @@ class Queue:
         if not job._n_waits:
             self._give()
 
-    def pause(self, job: Node[Any]) -> None:
-        """Lend out the place of `job`, which begins to wait for a node."""
+    def lend(self, job: Node[Any]) -> Loan:
+        """Lend out the place of `job`, which begins to wait; return the future of that wait."""
         job._n_waits += 1
         if job._n_waits == 1:
             self._give()
+        return Loan(self, job, self._loop)
 
-    async def resume(self, job: Node[Any]) -> None:
-        """Take a place again after a wait, before any new start.
-
-        Cancelled meanwhile, the job goes on with a place above the limit: its clean-up must not
-        wait for others.
-        """
+    def end_wait(self, job: Node[Any]) -> asyncio.Future[None] | None:
+        """Set a place aside for a job whose wait is over; return a future of it if none is free."""
         assert self.free is not None
         if job._n_waits > 1 or not self._lent_to(job) or (self.free > 0 and not self._resuming):
-            self.resume_now(job)
-            return
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._resuming.append(future)
-        try:
-            await future  # `_give` has set a place aside for whom it wakes
-        except asyncio.CancelledError:
-            self._leave(future)
-            self.resume_now(job)
-            raise
-        job._n_waits -= 1
-        if job._n_waits or not self._lent_to(job):
-            self._give()  # it waits again, or its body has ended: the place is not needed
+            self._take(job)
+            return None
+        place: asyncio.Future[None] = self._loop.create_future()
+        self._resuming.append((place, job))
+        return place
 
-    def resume_now(self, job: Node[Any]) -> None:
-        """Take a place again at once, above the limit if need be."""
+    def take_now(self, job: Node[Any], place: asyncio.Future[None] | None = None) -> None:
+        """Take a place at once, above the limit if need be, and wait for `place` no more."""
+        if place is not None and (place, job) in self._resuming:
+            self._resuming.remove((place, job))
+        self._take(job)
+
+    def _take(self, job: Node[Any]) -> None:
         assert self.free is not None
         job._n_waits -= 1
         if not job._n_waits and self._lent_to(job):
-            self.free -= 1
+            self.free -= 1  # else it waits in another task too, or its body has ended
 
     def _lent_to(self, job: Node[Any]) -> bool:
         return job._n_place is self
-
-    def _leave(self, future: asyncio.Future[None]) -> None:
-        if future.done() and not future.cancelled():
-            self._give()
-        elif future in self._resuming:
-            self._resuming.remove(future)
 
     def _give(self) -> None:
         assert self.free is not None
         self.free += 1
         while self._resuming and self.free > 0:
-            future = self._resuming.popleft()
-            if not future.done():
-                self.free -= 1
-                future.set_result(None)
-                return
+            place, job = self._resuming.popleft()
+            if not place.cancelled():  # else the job is cancelled, and takes its place by itself
+                self._take(job)
+                place.set_result(None)
         if self._lanes:
             self._fill_soon()
+
+
+class Loan(asyncio.Future[None]):
+    """A job's wait for a node, during which its place is lent out.
+
+    The place is asked for in the moment in which the wait ends and not when the job next runs: a
+    new start could come between the two.
+    """
+
+    def __init__(self, queue: Queue, job: Node[Any], loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self._queue = queue
+        self._job = job
+        # What is still to be waited for when the wait itself is over.
+        self.place: asyncio.Future[None] | None = None
+
+    def set_result(self, result: None) -> None:
+        """End the wait."""
+        self.place = self._queue.end_wait(self._job)
+        super().set_result(result)
+
+    def take_back(self) -> None:
+        """Have the place again at once, for a job that is cancelled in this wait.
+
+        It may be above the limit: a clean-up must not wait for others.
+        """
+        if not self.done() or self.cancelled():
+            self._queue.take_now(self._job)
+        elif self.place is not None and (not self.place.done() or self.place.cancelled()):
+            self._queue.take_now(self._job, self.place)

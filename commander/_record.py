@@ -19,7 +19,18 @@ if TYPE_CHECKING:
     from ._node import Node
     from ._queue import Queue
 
-__all__ = ["CURRENT", "DONE", "Attempts", "Callback", "Moment", "Record", "State", "node_name"]
+__all__ = [
+    "CURRENT",
+    "DONE",
+    "STATE",
+    "Attempts",
+    "Callback",
+    "Moment",
+    "Record",
+    "State",
+    "node_name",
+    "share_layout",
+]
 
 State: TypeAlias = Literal["pending", "running", "joining", "completed", "failed", "cancelled"]
 Moment: TypeAlias = Literal["end", "exception", "terminate", "done", "commander_end", "closed"]
@@ -52,6 +63,8 @@ class Record:
     # Jobs wait in the commander's queue and count against its limit; other nodes do neither.
     _n_queued: ClassVar[bool] = False
 
+    # What the node goes by, once somebody has asked.
+    _n_name: str | None = None
     _n_id: int = 0
     _n_state: State = "pending"
     # Both are set once, when the node enters the tree; a commander is its own `_n_commander`.
@@ -76,8 +89,8 @@ class Record:
     _n_cancel: str | None = None
     # The failure with which the node must end though its body has not: a child's, or a timeout.
     _n_abort: BaseException | None = None
-    # Children's failures that wait for the join: collected, or claimed and perhaps not yet taken.
-    _n_failures: list[tuple[Node[Any], BaseException]] | None = None
+    # Children's failures by id that wait for the join: collected, or claimed and not yet taken.
+    _n_failures: dict[int, Node[Any]] | None = None
     # How many children have completed; counted under a quorum only.
     _n_completed: int = 0
     # From the first final callback on.
@@ -89,12 +102,56 @@ class Record:
     _n_waiters: list[asyncio.Future[None]] | None = None
     _n_starts: list[Callback] | None = None
     _n_callbacks: list[tuple[Moment, Callback]] | None = None
+    # What the node was made with, kept for the copies that an edge makes of it.
+    _n_inputs: dict[str, Any] | None = None
+    # What was charged at and below this node, by account.
+    _n_spent: dict[str, Any] | None = None
     # The queue that lent this job a place, from its start to the end of its body under a limit.
     _n_place: Queue | None = None
     # How many waits for nodes are under way in this job's body; its place is lent out meanwhile.
     _n_waits: int = 0
 
+    def _n_called(self) -> str:
+        """Return what the node goes by: its class's name, or its function's."""
+        return type(self).__name__
+
 
 def node_name(node: Record) -> str:
     """Return the name a node goes by: its class's, or its function's."""
-    return getattr(node, "_n_name", None) or type(node).__name__
+    name = node._n_name
+    if name is None:
+        name = node._n_name = node._n_called()
+    return name
+
+
+# The names of all that the engine keeps; the rest of a node's attributes are its inputs.
+STATE = frozenset(Record.__annotations__)
+
+# What every node of a tree has of its own, by the time it ends.
+HOT = (
+    "_n_callbacks",
+    "_n_children",
+    "_n_claimed",
+    "_n_closing",
+    "_n_commander",
+    "_n_context",
+    "_n_id",
+    "_n_open",
+    "_n_parent",
+    "_n_result",
+    "_n_special",
+    "_n_state",
+    "_n_task",
+    "_n_waiters",
+)
+
+
+def share_layout(cls: type[Record]) -> None:
+    """Let CPython know the attributes of a new class before its first instance is made.
+
+    Instances then share one layout (PEP 412). Otherwise those that are made in a row before any
+    of them is started get a dictionary each, at twice the time and memory.
+    """
+    blank = object.__new__(cls)
+    for name in HOT:
+        setattr(blank, name, None)

@@ -105,12 +105,11 @@ def _signals(loop: asyncio.AbstractEventLoop, main: asyncio.Task[Any]) -> Genera
         received.terminated = True
         cancel()
 
-    wanted = ((signal.SIGINT, interrupt, signal.default_int_handler),)
-    wanted += ((signal.SIGTERM, terminate, signal.SIG_DFL),)
-    mine: list[tuple[int, Any]] = []
+    mine: list[tuple[signal.Signals, Any]] = []
+    handlers: dict[signal.Signals, Any] = {signal.SIGINT: interrupt, signal.SIGTERM: terminate}
     if threading.current_thread() is threading.main_thread():
-        for number, handler, default in wanted:
-            if signal.getsignal(number) == default:
+        for number, handler in handlers.items():
+            if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
                 mine.append((number, signal.signal(number, handler)))
     try:
         yield received

@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import sysconfig
 import threading
 import time
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ._library import is_library, is_python
 from ._record import Record
 
 __all__ = ["Watch"]
@@ -25,7 +24,6 @@ logger = logging.getLogger("anabranch")
 
 # The coroutines of `_life.py` under which a node's body and its async callbacks run.
 DRIVERS = ("_drive", "_run_rest")
-LIBRARY = tuple(str(Path(path)) for path in set(sysconfig.get_paths().values()) if path)
 
 
 class Watch:
@@ -40,8 +38,12 @@ class Watch:
         self.after = after
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        # When the loop was asked for a sign of life; None while no answer is due.
-        self._asked: float | None = None
+        # Whether the loop has been asked for a sign of life that has not come yet.
+        self._asked = False
+        # The task seen to run since then, and since when: a turn of the loop runs many tasks, and
+        # may be long without any of them blocking it.
+        self._task: asyncio.Task[Any] | None = None
+        self._since = 0.0
         self._reported = False
         _watcher.add(self)
 
@@ -51,26 +53,31 @@ class Watch:
 
     def look(self, now: float) -> None:
         """Ask the loop for a sign of life, or report that none has come."""
-        if self._asked is None:
-            if asyncio.current_task(self._loop) is not None and not self._loop.is_closed():
-                self._asked = now
-                self._reported = False
-                self._loop.call_soon_threadsafe(self._answer)
-        elif now - self._asked > self.after and not self._reported:
+        task = asyncio.current_task(self._loop)
+        if task is None or self._loop.is_closed():
+            return
+        if not self._asked:
+            self._asked = True
+            self._loop.call_soon_threadsafe(self._answer)
+        if task is not self._task:
+            self._task, self._since, self._reported = task, now, False
+        elif now - self._since > self.after and not self._reported:
             self._reported = True
             self._report()
 
     def _answer(self) -> None:
-        self._asked = None
+        self._task = None
+        self._asked = False
 
     def _report(self) -> None:
         frame = sys._current_frames().get(self._thread)
-        if frame is not None and (found := _find_node(frame)) is not None:
+        line = None if frame is None else _own_line(frame)
+        if line is not None and (found := _find_node(frame)) is not None:
             logger.warning(
                 "%s blocks the event loop for more than %g s at %s:%d",
-                found.path,  # type: ignore[attr-defined]
+                found.path,
                 self.after,
-                *_own_line(frame),
+                *line,
             )
 
 
@@ -119,11 +126,22 @@ def _find_node(frame: FrameType | None) -> Any:
     return None
 
 
-def _own_line(frame: FrameType) -> tuple[str, int]:
-    """Return the innermost line that is not the standard library's or an installed package's."""
+def _own_line(frame: FrameType) -> tuple[str, int] | None:
+    """Return the innermost line that is the user's own, else the innermost of a package.
+
+    None if the engine itself is at work: closing a chain of many thousands takes its time.
+    """
     at: FrameType | None = frame
+    package: FrameType | None = None
     while at is not None and at.f_code.co_name not in DRIVERS:
-        if not at.f_code.co_filename.startswith(LIBRARY):
-            return at.f_code.co_filename, at.f_lineno
+        if not is_library(at.f_code.co_filename):
+            return _line(at)
+        if package is None and not is_python(at.f_code.co_filename):
+            package = at
         at = at.f_back
-    return frame.f_code.co_filename, frame.f_lineno
+    return None if package is None else _line(package)
+
+
+def _line(frame: FrameType) -> tuple[str, int]:
+    # Between two lines a running frame has no number.
+    return frame.f_code.co_filename, frame.f_lineno or frame.f_code.co_firstlineno

@@ -14,7 +14,9 @@ __all__ = ["Delta", "ToolCallDelta"]
 class ToolCallDelta:
     """A piece of one tool call. Pieces with the same `index` belong to the same call.
 
-    `arguments` is a piece of JSON text; `id` and `name` come with the first piece.
+    `arguments` is a piece of JSON text; `id` and `name` come with the first piece. An `index` of -1
+    says that the server gave none: the piece belongs to the call with the same `id`, else to the
+    last call, unless it brings a name of its own.
     """
 
     index: int

@@ -7,7 +7,8 @@ and every compatible server understands.
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -40,7 +41,7 @@ class Usage(BaseModel):
         )
 
     @classmethod
-    def from_wire(cls, wire: dict[str, Any]) -> Usage:
+    def from_wire(cls, wire: Mapping[str, Any]) -> Usage:
         """Read the wire's `usage` object; counts that are missing or null are 0."""
         prompt: dict[str, Any] = wire.get("prompt_tokens_details") or {}
         completion: dict[str, Any] = wire.get("completion_tokens_details") or {}
@@ -51,11 +52,24 @@ class Usage(BaseModel):
             reasoning_tokens=completion.get("reasoning_tokens") or 0,
         )
 
+    def to_wire(self) -> dict[str, Any]:
+        """Return the wire's `usage` object."""
+        return {
+            "prompt_tokens": self.input_tokens,
+            "completion_tokens": self.output_tokens,
+            "total_tokens": self.total_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_input_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+        }
+
 
 class ToolCall(BaseModel):
-    """One call of a tool, whole: its arguments are a JSON object, already parsed.
+    """One call of a tool: its arguments are a JSON object, already parsed.
 
-    `raw` is the text of the arguments as the model sent it; it goes back to the model unchanged.
+    `raw` is the text of the arguments as the model sent it. If that text is not a JSON object,
+    `error` says why and `arguments` is empty: such a call is never run, but it stands in the
+    message so that a tool result can answer it. `repaired` says that a repair made `arguments`
+    out of a `raw` that could not be used.
     """
 
     id: str
@@ -63,12 +77,34 @@ class ToolCall(BaseModel):
     arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
     index: int = 0
     raw: str | None = Field(default=None, repr=False)
+    error: str | None = None
+    repaired: bool = False
+
+    @property
+    def text(self) -> str:
+        """The arguments as JSON text: `raw` where it is sound, since then it is what was sent."""
+        if self.raw is not None and self.error is None and not self.repaired:
+            return self.raw if self.raw.strip() else "{}"
+        return json.dumps(self.arguments, ensure_ascii=False)
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the call as the wire writes it inside an assistant message."""
-        text = self.raw if self.raw is not None else json.dumps(self.arguments, ensure_ascii=False)
-        function = {"name": self.name, "arguments": text}
+        """Return the call as the wire writes it inside an assistant message.
+
+        The arguments are always a JSON object, since servers refuse or fail on anything else.
+        """
+        function = {"name": self.name, "arguments": self.text}
         return {"id": self.id, "type": "function", "function": function}
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any], index: int = 0) -> ToolCall:
+        """Read a call; without an id it is given `call_INDEX`, broken arguments set `error`."""
+        function: dict[str, Any] = wire["function"]
+        sent = function.get("arguments")
+        raw = sent if isinstance(sent, str) else json.dumps(sent or {}, ensure_ascii=False)
+        arguments, error = read_arguments(raw)
+        name = function.get("name") or ""
+        call_id = wire.get("id") or f"call_{index}"
+        return cls(id=call_id, name=name, arguments=arguments, index=index, raw=raw, error=error)
 
 
 class Message(BaseModel):
@@ -83,3 +119,84 @@ class Message(BaseModel):
     refusal: str | None = None
     usage: Usage | None = None
     finish_reason: str | None = None
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return what a request carries: reasoning, usage and finish reason stay here."""
+        wire: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            wire["tool_calls"] = [call.to_wire() for call in self.tool_calls]
+        elif self.content is None:
+            wire["content"] = self.refusal or ""
+        for key in ("tool_call_id", "name"):
+            if (value := getattr(self, key)) is not None:
+                wire[key] = value
+        return wire
+
+    def to_record(self) -> dict[str, Any]:
+        """Return all there is to keep, in the wire's names; `from_wire` reads it back."""
+        record = self.to_wire() | {"content": self.content}
+        for wire, call in zip(record.get("tool_calls", ()), self.tool_calls, strict=True):
+            if call.error is not None:
+                wire["function"]["arguments"] = call.raw
+        rest = {
+            "reasoning_content": self.reasoning,
+            "refusal": self.refusal,
+            "usage": self.usage and self.usage.to_wire(),
+            "finish_reason": self.finish_reason,
+        }
+        return record | {key: value for key, value in rest.items() if value is not None}
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> Message:
+        """Read a message of the wire, or a record.
+
+        Raises `KeyError`, `TypeError`, `AttributeError` or `ValueError` (pydantic's
+        `ValidationError` is one) if it is neither.
+        """
+        usage = wire.get("usage")
+        return cls(
+            role=wire["role"],
+            content=content_text(wire.get("content")),
+            tool_calls=_calls_from_wire(wire),
+            tool_call_id=wire.get("tool_call_id"),
+            name=wire.get("name"),
+            reasoning=wire.get("reasoning_content") or wire.get("reasoning"),
+            refusal=wire.get("refusal"),
+            usage=usage and Usage.from_wire(usage),
+            finish_reason=wire.get("finish_reason"),
+        )
+
+
+def read_arguments(raw: str) -> tuple[dict[str, Any], str | None]:
+    """Parse the arguments of a call that is whole: the object and None, or empty and the fault.
+
+    Empty text is an empty object; NaN and infinities, which are not JSON, are faults.
+    """
+    if not raw.strip():
+        return {}, None
+    try:
+        value: object = json.loads(raw, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        return {}, f"not valid JSON: {error}"
+    if not isinstance(value, dict):
+        return {}, f"a JSON object was expected, not {raw[:40]!r}"
+    return cast("dict[str, Any]", value), None
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
+
+
+def content_text(content: object) -> str | None:
+    """Return the text of a `content` that is a string, null, or a list of parts."""
+    if content is None or isinstance(content, str):
+        return content
+    parts = cast("list[dict[str, Any]]", content)
+    return "".join(part["text"] for part in parts if part.get("type") == "text")
+
+
+def _calls_from_wire(wire: Mapping[str, Any]) -> list[ToolCall]:
+    calls = wire.get("tool_calls") or ()
+    if not calls and (legacy := wire.get("function_call")):
+        calls = ({"function": legacy},)
+    return [ToolCall.from_wire(call, index) for index, call in enumerate(calls)]

@@ -35,8 +35,7 @@ class Handler(Node[T_co], internal=True):
         self._n_kwargs = kwargs
         self._n_owner = owner
 
-    @property
-    def _n_name(self) -> str:
+    def _n_called(self) -> str:
         return self._n_function.__name__
 
     def task(self) -> Awaitable[T_co]:

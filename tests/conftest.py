@@ -1,0 +1,60 @@
+"""What every test runs under: no connection leaves this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the helpers beside the tests: `import _server`
+
+
+class OutsideConnection(Exception):
+    """A test tried to reach something beyond loopback."""
+
+
+_WATCHED = {"socket.connect", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname"}
+
+
+def _refuse_outside(event: str, arguments: tuple[Any, ...]) -> None:
+    if event not in _WATCHED:
+        return
+    address = arguments[0] if event.startswith("socket.get") else arguments[1]
+    if event.startswith("socket.get"):
+        host = address
+    elif arguments[0].family not in {socket.AF_INET, socket.AF_INET6}:
+        return  # between processes of this machine
+    else:
+        host = address[0]
+    if not _is_here(host):
+        raise OutsideConnection(
+            f"{event} to {host!r}: the tests may reach only this machine; use tests/_server.py"
+        )
+
+
+def _is_here(host: object) -> bool:
+    if host is None or host in {"", "localhost", b"localhost"}:
+        return True
+    name = host.decode() if isinstance(host, bytes) else str(host)
+    try:
+        address = ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified
+
+
+# An audit hook sees every socket of this process, also those that asyncio and C code connect.
+sys.addaudithook(_refuse_outside)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print which cases of the backends' conformance suite were declared as exceptions."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = [str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped]
+    declared = sorted(reason for reason in reasons if reason.startswith("declared: "))
+    if declared:
+        terminalreporter.section(f"backend conformance: {len(declared)} declared exceptions")
+        for reason in declared:
+            terminalreporter.line(reason.removeprefix("declared: "))

@@ -1,0 +1,45 @@
+# Everything runs in a virtual environment of its own, .venv, made with plain venv and pip.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: help chat test check format clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+chat: $(VENV)/chat.stamp  ## talk to a model in the terminal, e.g. make chat ARGS="--model openai:gpt-5-mini"
+	@$(BIN)/anabranch chat $(ARGS)
+
+test: $(VENV)/dev.stamp  ## run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/dev.stamp  ## check format, lint, types and the import contract
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: $(VENV)/dev.stamp  ## format the code
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+clean:  ## remove the virtual environments and all that was built
+	rm -rf $(VENV) .venv-vllm build dist *.egg-info .*_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "Python 3.11 or later is needed: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade 'pip>=25.1'
+
+$(VENV)/chat.stamp: pyproject.toml | $(BIN)/python
+	@echo "installing anabranch and what the chat needs into $(VENV) ..."
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[all]'
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
+	@echo "installing anabranch and what its tests need into $(VENV) ..."
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[all]' --group dev
+	@touch $@

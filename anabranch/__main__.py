@@ -1,0 +1,5 @@
+"""`python -m anabranch` is the command `anabranch`."""
+
+from .cli import main
+
+main()

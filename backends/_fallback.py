@@ -1,0 +1,75 @@
+"""The next backend, when one is down."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from ..commander._errors import BackendError, BackendUnavailable, ConfigurationError, RateLimited
+from ..dispatch import Delta, Request
+from ._backend import Backend
+from ._retry import Breaker
+
+__all__ = ["Fallback"]
+
+
+class Fallback(Backend):
+    """Asks each of `backends` in turn until one answers.
+
+    It goes to the next one when a backend is unavailable or limits the rate, after that backend's
+    own retries, and only before the first delta. Every other error is raised as it is: it would
+    hide a wrong key or a wrong name. A backend that was down `failures` times in a row is passed
+    over for `reset_after` seconds. If all fail, the last failure is raised with a note for each.
+    """
+
+    provider = "fallback"
+
+    def __init__(
+        self, backends: Sequence[Backend], *, failures: int = 3, reset_after: float = 30.0
+    ) -> None:
+        if not backends:
+            raise ConfigurationError("Fallback needs at least one backend")
+        super().__init__(backends[0].model)
+        self.backends = tuple(backends)
+        self._breakers = [Breaker(failures, reset_after) for _ in backends]
+
+    def __repr__(self) -> str:
+        return f"Fallback({list(self.backends)!r})"
+
+    async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
+        """Answer `request` from the first backend that can."""
+        failures: list[BackendError] = []
+        for backend, breaker in zip(self.backends, self._breakers, strict=True):
+            begun = False
+            try:
+                with breaker.attempt():
+                    async with aclosing(backend.stream(request)) as deltas:
+                        async for delta in deltas:
+                            begun = True
+                            yield delta
+                return
+            except (BackendUnavailable, RateLimited) as error:
+                if begun:
+                    raise
+                failures.append(error)
+        raise self._all_failed(failures)
+
+    def _all_failed(self, failures: Sequence[BackendError]) -> BackendError:
+        for backend, failure in zip(self.backends, failures, strict=True):
+            failures[-1].add_note(f"{backend!r}: {failure}")
+        return failures[-1]
+
+    def redact(self, text: str) -> str:
+        """Return `text` without the keys of any of the backends."""
+        for backend in self.backends:
+            text = backend.redact(text)
+        return text
+
+    async def aclose(self) -> None:
+        """Close every backend."""
+        for backend in self.backends:
+            await backend.aclose()
+
+    async def _leave_loop(self) -> None:
+        for backend in self.backends:
+            await backend._leave_loop()

@@ -1,0 +1,167 @@
+"""What every backend that reaches a model itself does around one attempt."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext
+from typing import Any, Literal
+
+from ..commander import charge
+from ..commander._errors import (
+    BackendError,
+    BackendUnavailable,
+    BadResponse,
+    ConfigurationError,
+    RateLimited,
+    StreamInterrupted,
+)
+from ..dispatch import Delta, Message, Request
+from ._assemble import partial_message
+from ._backend import Backend
+from ._limits import Limits, Turn, estimate_tokens, tree_limits
+from ._retry import Breaker, Retries
+from ._timeout import Timeouts, timed
+
+__all__ = ["ModelBackend"]
+
+
+class _Reply:
+    """What has come of a reply so far, over all attempts."""
+
+    __slots__ = ("deltas", "whole")
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+        self.whole = False
+
+    def add(self, delta: Delta) -> None:
+        self.deltas.append(delta)
+        if delta.finish_reason is not None or delta.done:
+            self.whole = True
+
+    def interrupted(self, why: BackendError) -> StreamInterrupted:
+        return StreamInterrupted(
+            f"the reply broke off: {why}", partial=partial_message(self.deltas)
+        )
+
+
+class ModelBackend(Backend):
+    """A backend with timeouts, retries, limits and a breaker; subclasses write `_attempt`.
+
+    A request waits for its turn in `limits`, is sent, and is tried again as `retries` says as long
+    as no delta has come. A reply that breaks off later is `StreamInterrupted`; with
+    `resume="continue"` the model is then asked to go on after the text that came, as one more of
+    the attempts, where the server can (`_continued`). Without `limits` it has some of its own that
+    limit nothing, so that one 429 holds back all of its requests. The usage that an attempt told
+    is charged to the current node under the model's name, also if the reply then breaks off.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        timeouts: Timeouts | None = None,
+        retries: Retries | None = None,
+        limits: Limits | None = None,
+        breaker: Breaker | None = None,
+        resume: Literal["continue"] | None = None,
+        **default_options: Any,
+    ) -> None:
+        super().__init__(model, **default_options)
+        self.timeouts = timeouts or Timeouts()
+        self.retries = retries or Retries()
+        self.limits = limits or Limits()
+        self.breaker = breaker
+        self.resume = resume
+        if resume not in {None, "continue"}:
+            raise ConfigurationError(f"resume={resume!r}: it is 'continue' or None")
+
+    @abstractmethod
+    def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
+        """Answer `request` once, without timeouts; raises a `BackendError` that holds no key."""
+
+    def _continued(self, request: Request, partial: Message) -> Request | None:
+        """Return the request that goes on after `partial`, None if the server cannot."""
+        return None
+
+    async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
+        """Answer `request`, delta by delta."""
+        reply = _Reply()
+        asked, attempt = request, 1
+        while True:
+            before = len(reply.deltas)
+            try:
+                async with aclosing(self._once(asked, reply)) as deltas:
+                    async for delta in deltas:
+                        yield delta
+                return
+            except BackendError as error:
+                failure = error
+            if reply.whole:  # only what follows the end is missing
+                return
+            if len(reply.deltas) > before:
+                asked = self._resumed(request, reply, failure)
+            await self._pause(attempt, failure, reply)
+            attempt += 1
+
+    async def _once(self, request: Request, reply: _Reply) -> AsyncGenerator[Delta, None]:
+        """Make one attempt: wait for a turn, pass the deltas on, see that the reply is whole."""
+        async with self._turn(request) as turn:
+            with self.breaker.attempt() if self.breaker else nullcontext():
+                async with aclosing(timed(self._attempt(request), self.timeouts)) as deltas:
+                    async for delta in deltas:
+                        reply.add(delta)
+                        if delta.usage is not None:
+                            turn.usage = delta.usage
+                        yield delta
+                if not reply.whole:
+                    raise BackendUnavailable("the connection ended before the reply did")
+
+    @asynccontextmanager
+    async def _turn(self, request: Request) -> AsyncGenerator[Turn, None]:
+        """Hold a turn in the tree's limits and in the backend's own; charge what it used."""
+        own, shared = self.limits, tree_limits()
+        both = (own,) if shared is None or shared is own else (shared, own)
+        counted = any(limits.counts_tokens for limits in both)
+        tokens = estimate_tokens(request, self.default_options) if counted else 0
+        async with AsyncExitStack() as stack:
+            turns = [
+                await stack.enter_async_context(limits.request(self.model, tokens))
+                for limits in both
+            ]
+            try:
+                yield turns[-1]
+            finally:
+                if (usage := turns[-1].usage) is not None:
+                    turns[0].usage = usage
+                    charge(self.model, usage)
+
+    def _resumed(self, request: Request, reply: _Reply, failure: BackendError) -> Request:
+        """Return the request that goes on after what came, or raise that it broke off."""
+        if isinstance(failure, BadResponse):
+            raise failure
+        interrupted = reply.interrupted(failure)
+        partial: Message | None = interrupted.partial
+        if self.resume and partial is not None and not any(d.tool_calls for d in reply.deltas):
+            asked = self._continued(request, partial)
+            if asked is not None:
+                return asked
+        raise interrupted from failure
+
+    async def _pause(self, attempt: int, failure: BackendError, reply: _Reply) -> None:
+        """Wait until the next attempt, or raise that there is none."""
+        seconds = self.retries.pause(attempt, failure)
+        if self.breaker is not None and self.breaker.state == "open":
+            seconds = None
+        if isinstance(failure, RateLimited):
+            hold = seconds or failure.retry_after or 0.0
+            if hold <= self.retries.patience:  # else the others are not made to wait either
+                self.limits.slow_down(hold)
+        if seconds is not None:
+            await asyncio.sleep(seconds)
+        elif reply.deltas:
+            raise reply.interrupted(failure) from failure
+        else:
+            raise failure

@@ -1,0 +1,188 @@
+"""Hosted models through the official SDK: its keys, transport and errors, our reader."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pydantic import SecretStr
+
+from ..commander._errors import (
+    BackendError,
+    BackendUnavailable,
+    ConfigurationError,
+    MissingExtra,
+)
+from ..dispatch import Message, Request
+from ._failure import failure_from_response, not_events, told
+from ._wire import PerLoop, WireBackend, shown
+
+if TYPE_CHECKING:
+    from openai import APIStatusError, AsyncOpenAI
+    from openai._response import AsyncResponseContextManager
+
+__all__ = ["HOSTS", "OpenAIBackend"]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where a provider's models are, where its key is found, and how its options are named."""
+
+    base_url: str
+    key_variable: str
+    base_url_variable: str | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
+    left_out: frozenset[str] = frozenset()
+    go_on: Mapping[str, Any] | None = None  # put into the message to go on after; None: it cannot
+
+
+HOSTS = {
+    "openai": Host(
+        "https://api.openai.com/v1",
+        "OPENAI_API_KEY",
+        "OPENAI_BASE_URL",
+        renamed={"max_tokens": "max_completion_tokens"},
+    ),
+    "mistral": Host(
+        "https://api.mistral.ai/v1",
+        "MISTRAL_API_KEY",
+        renamed={"seed": "random_seed"},
+        left_out=frozenset({"stream_options"}),  # it sends the usage anyway
+        go_on={"prefix": True},
+    ),
+    "groq": Host("https://api.groq.com/openai/v1", "GROQ_API_KEY", go_on={}),
+}
+
+
+class OpenAIBackend(WireBackend):
+    """A model of OpenAI, Mistral or Groq, or of any server that their SDK can reach.
+
+    The key comes from `api_key` or the provider's variable. The SDK does not try again by itself:
+    `retries` does, as for every backend. Options are renamed where a provider's own address names
+    them otherwise; at another `base_url` they go as they are.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str | None = None,
+        api_key: str | SecretStr | None = None,
+        *,
+        provider: str = "openai",
+        **settings: Any,
+    ) -> None:
+        host = HOSTS[provider]
+        variable = host.base_url_variable
+        base_url = base_url or (variable and os.environ.get(variable)) or host.base_url
+        key = api_key or os.environ.get(host.key_variable)
+        if not key:
+            raise ConfigurationError(
+                f"{provider}: no key: set {host.key_variable}, or pass api_key= "
+                "(any text for a server that needs none)"
+            )
+        _import_sdk()
+        super().__init__(model, base_url, key, **settings)
+        self.provider = provider
+        self._host = host if self.base_url == host.base_url else None
+        self._where = shown(self.base_url)
+        self._clients = PerLoop(self._open_client)
+
+    async def aclose(self) -> None:
+        """Close the connections that this loop uses."""
+        if client := self._clients.pop():
+            await client.close()
+
+    def _open_client(self) -> AsyncOpenAI:
+        import httpx2
+        from openai import AsyncOpenAI, DefaultAioHttpClient
+
+        assert self._api_key is not None
+        hosted_by_openai = self.provider == "openai"
+        return AsyncOpenAI(
+            api_key=self._api_key.get_secret_value(),
+            organization=None if hosted_by_openai else "",
+            project=None if hosted_by_openai else "",
+            base_url=self.base_url,
+            max_retries=0,
+            default_headers={"Accept-Encoding": "identity"},
+            timeout=httpx2.Timeout(None, connect=self.timeouts.connect),
+            http_client=DefaultAioHttpClient(
+                follow_redirects=False,
+                limits=httpx2.Limits(max_connections=0, max_keepalive_connections=None),
+            ),
+        )
+
+    def _continued(self, request: Request, partial: Message) -> Request | None:
+        if self._host is not None and self._host.go_on is None:
+            return None
+        return super()._continued(request, partial)
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        body = super()._body(request)
+        if self._host is None:
+            return body
+        if body.pop("continue_final_message", False):
+            del body["add_generation_prompt"]
+            body["messages"][-1] |= self._host.go_on or {}
+        renamed = self._host.renamed
+        left_out = self._host.left_out
+        return {renamed.get(key, key): v for key, v in body.items() if key not in left_out}
+
+    async def _send(self, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+        from openai import APIError, APIStatusError
+
+        try:
+            async with self._post(body) as response:
+                raw = response.http_response
+                kind = raw.headers.get("content-type", "")
+                if not kind.startswith("text/event-stream"):
+                    yield not_events(kind, await raw.aread(), self._where)
+                    return
+                async for piece in raw.aiter_bytes():
+                    yield piece
+        except APIStatusError as error:
+            raise await _refusal(error, self._where) from None
+        except (APIError, *_transport_errors()) as error:
+            raise BackendUnavailable(f"{self._where}: {_first_cause(error)}") from None
+
+    def _post(self, body: dict[str, Any]) -> AsyncResponseContextManager[Any]:
+        completions = self._clients.get().chat.completions.with_streaming_response
+        own = {"model", "messages", "stream"}
+        return completions.create(
+            model=body["model"],
+            messages=body["messages"],
+            stream=True,
+            extra_body={key: value for key, value in body.items() if key not in own},
+        )
+
+
+def _import_sdk() -> None:
+    """Import it when the backend is made: it takes a second, which no reply should wait for."""
+    try:
+        for name in "aiohttp", "openai", "openai.resources.chat.completions":
+            import_module(name)
+    except ImportError:
+        raise MissingExtra("the openai backend", "openai") from None
+
+
+async def _refusal(error: APIStatusError, where: str) -> BackendError:
+    body = await error.response.aread()
+    return failure_from_response(error.status_code, error.response.headers, body, where)
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """Return what the SDK's transport raises while the reply comes; the SDK leaves it as it is."""
+    import aiohttp
+    import httpx2
+
+    return (httpx2.HTTPError, httpx2.StreamError, aiohttp.ClientError, OSError)
+
+
+def _first_cause(error: BaseException) -> str:
+    """Say what happened; the SDK and its transport tell it less exactly than their causes."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return told(error)

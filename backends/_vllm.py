@@ -1,0 +1,87 @@
+"""The backend for vLLM in this process: its engine, on a GPU or a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from importlib.util import find_spec
+from typing import Any, Self
+
+from ..commander._errors import MissingExtra
+from ..dispatch import Delta, Message, Request
+from ._model import ModelBackend
+from ._vllm_engine import Engine
+from ._vllm_reply import answer, check_options
+
+__all__ = ["VLLMBackend"]
+
+_QUIET = {"disable_log_stats": True, "use_tqdm_on_load": False}
+
+
+class VLLMBackend(ModelBackend):
+    """A language model in this process, on vLLM's engine.
+
+    `model` is a folder or a name on the model hub. `engine` holds arguments of the engine, all
+    that vLLM has: `tensor_parallel_size`, `quantization`, `max_model_len`, `dtype`, ...
+    `chat_template` is used instead of the tokenizer's own. All else are default options: the
+    wire's (`temperature`, `stop`, `max_tokens`, `tool_choice`, `response_format`, ...) and vLLM's
+    sampling parameters. What is not given is as the model's own generation config has it.
+
+    Entering loads the model; so does the first request, outside its timeouts. Backends with the
+    same model and `engine` share one engine, whatever loop they run in; the last to close shuts
+    it down. If it dies, requests fail with `BackendUnavailable` (and are tried again as `retries`
+    says) and the next one starts a new engine. vLLM spawns processes: guard the main module
+    with `if __name__ == "__main__":`.
+    """
+
+    provider = "vllm"
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        engine: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(model, **settings)
+        if find_spec("vllm") is None:
+            raise MissingExtra("vLLM", "vllm")
+        check_options(self.default_options)
+        self._arguments = {**_QUIET, **(engine or {}), "model": model}
+        self._chat_template = chat_template
+        self._engine: Engine | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._running().loaded()
+        return self
+
+    async def aclose(self) -> None:
+        """Give the engine back; the last backend to do so shuts it down.
+
+        A reply that is still being given there breaks off. The backend may be used again.
+        """
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.close()
+
+    def _running(self) -> Engine:
+        if self._engine is None or self._engine.dead:
+            self._engine = Engine.open(self._arguments)
+        return self._engine
+
+    def _continued(self, request: Request, partial: Message) -> Request | None:
+        said = Message(role="assistant", content=partial.content)
+        options = {**request.options, "continue_final_message": True}
+        return Request([*request.messages, said], request.tools, options)
+
+    async def _once(self, request: Request, reply: Any) -> AsyncGenerator[Delta, None]:
+        """Load the model first: the timeouts count from the sending."""
+        await self._running().loaded()
+        async with aclosing(super()._once(request, reply)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
+        defaults, template = self.default_options, self._chat_template
+        return self._running().run(lambda loaded: answer(loaded, request, defaults, template))

@@ -1,0 +1,178 @@
+"""What `http` and `openai` share: a request goes out as JSON, the reply comes in as events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any, Generic, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
+
+from pydantic import SecretStr
+from pydantic_core import from_json
+
+from ..commander._errors import BackendError, BadResponse, ConfigurationError
+from ..dispatch import Delta, Message, Request, delta_from_chunk, request_body
+from ._model import ModelBackend
+from ._secret import Redactor, as_secret
+from ._sse import EventReader
+
+__all__ = ["PerLoop", "WireBackend", "endpoint", "server_address", "shown"]
+
+_T = TypeVar("_T")
+_ENDPOINT = "/chat/completions"
+
+
+class WireBackend(ModelBackend):
+    """A server that speaks the chat-completions wire. Never shows its key.
+
+    The option `extra` holds fields that go into the body as they are and win over all others; a
+    request's are put over the backend's, field by field.
+    """
+
+    def __init__(
+        self, model: str, base_url: str, api_key: str | SecretStr | None, **settings: Any
+    ) -> None:
+        super().__init__(model, **settings)
+        self.base_url = server_address(base_url)
+        self._api_key = as_secret(api_key)
+        self._redactor = Redactor(self._api_key, *_secrets(self.base_url))
+
+    def __repr__(self) -> str:
+        where = self._redactor.text(shown(self.base_url))
+        return f"{type(self).__name__}({self.model!r}, base_url={where!r})"
+
+    @abstractmethod
+    def _send(self, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+        """Post `body` and pass the bytes of the reply on; raises `BackendError`.
+
+        Closing it closes the connection, unless the reply has been read to its end.
+        """
+
+    def redact(self, text: str) -> str:
+        """Return `text` with stars where the key stood."""
+        return self._redactor.text(text)
+
+    async def _leave_loop(self) -> None:
+        await self.aclose()
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        body = request_body(self.model, request, self.default_options)
+        body.pop("extra", None)
+        return body
+
+    def _extra(self, request: Request) -> dict[str, Any]:
+        default, own = self.default_options.get("extra"), request.options.get("extra")
+        return {**(default or {}), **(own or {})}
+
+    def _continued(self, request: Request, partial: Message) -> Request | None:
+        """Ask as vLLM and SGLang want it; llama.cpp and Ollama go on anyway."""
+        go_on = {"continue_final_message": True, "add_generation_prompt": False}
+        said = Message(role="assistant", content=partial.content)
+        return Request([*request.messages, said], request.tools, {**request.options, **go_on})
+
+    async def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
+        try:
+            body = self._body(request) | self._extra(request)
+            async with aclosing(self._send(body)) as pieces:
+                reader = EventReader()
+                async for piece in pieces:
+                    for event in reader.feed(piece):
+                        if (delta := _delta(event)) is not None:
+                            yield delta
+            if (delta := _last_delta(reader.close())) is not None:
+                yield delta
+        except BackendError as error:
+            raise self._redactor.error(error) from None
+
+
+def _delta(event: bytes) -> Delta | None:
+    if event == b"[DONE]":
+        return Delta(done=True)
+    return delta_from_chunk(_chunk(event)) if event.strip() else None
+
+
+def _chunk(event: bytes) -> dict[str, Any]:
+    """Read one event. The slower reader takes what the fast one does not: lone surrogates."""
+    try:
+        chunk: Any = from_json(event)
+    except ValueError:
+        try:
+            chunk = json.loads(event.decode("utf-8", "replace"))
+        except ValueError:
+            raise BadResponse(f"an event that is not JSON: {event[:200]!r}") from None
+    if not isinstance(chunk, dict):
+        raise BadResponse(f"an event that is not an object: {event[:200]!r}")
+    return chunk  # pyright: ignore[reportUnknownVariableType] - JSON
+
+
+def _last_delta(event: bytes | None) -> Delta | None:
+    """Read an event that the end of the stream cut off: counts only if it is whole."""
+    if not event:
+        return None
+    try:
+        return _delta(event.strip())
+    except BadResponse:
+        return None
+
+
+def server_address(base_url: str) -> str:
+    """Return `base_url` without a slash or `/chat/completions` at its end.
+
+    Raises `ConfigurationError` if it is not an http or https address.
+    """
+    url = urlsplit(base_url.strip())
+    if url.scheme not in {"http", "https"} or not url.netloc:
+        raise ConfigurationError(
+            f"{shown(base_url)!r} is not an address of a server: "
+            "it should look like 'http://localhost:8000/v1'"
+        )
+    path = url.path.rstrip("/").removesuffix(_ENDPOINT)
+    return urlunsplit((url.scheme, url.netloc, path, url.query, ""))
+
+
+def endpoint(base_url: str) -> str:
+    """Return the address that requests are posted to; a query in `base_url` is kept."""
+    url = urlsplit(base_url)
+    return urlunsplit((url.scheme, url.netloc, url.path + _ENDPOINT, url.query, ""))
+
+
+def shown(url: str) -> str:
+    """Return `url` without a password or a query: both may hold a key."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def _secrets(url: str) -> list[SecretStr]:
+    parts = urlsplit(url)
+    values = [value for _, value in parse_qsl(parts.query)]
+    return [SecretStr(value) for value in (*values, unquote(parts.password or "")) if value]
+
+
+class PerLoop(Generic[_T]):
+    """One thing for each event loop, made at first use: connections belong to a loop."""
+
+    __slots__ = ("_made", "_make")
+
+    def __init__(self, make: Callable[[], _T]) -> None:
+        self._make = make
+        self._made: dict[asyncio.AbstractEventLoop, _T] = {}
+
+    def get(self) -> _T:
+        """Return the running loop's own."""
+        loop = asyncio.get_running_loop()
+        made = self._made.get(loop)
+        if made is None:
+            self._forget_closed_loops()
+            made = self._made[loop] = self._make()
+        return made
+
+    def pop(self) -> _T | None:
+        """Forget the running loop's own and return it, None if there is none."""
+        return self._made.pop(asyncio.get_running_loop(), None)
+
+    def _forget_closed_loops(self) -> None:
+        for loop in [loop for loop in self._made if loop.is_closed()]:
+            del self._made[loop]

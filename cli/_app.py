@@ -1,0 +1,123 @@
+"""The commands and their options."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..backends import connect
+from ..commander import AnabranchError
+from ..dispatch import Conversation
+from ..tools import AnyTool, load_tools
+from ._session import chat_session
+from ._terminal import complain
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+USAGE, FAILED, INTERRUPTED = 2, 1, 130
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"anabranch {version('anabranch')}")
+        raise typer.Exit
+
+
+@app.callback()
+def anabranch(
+    _: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Orchestrate language models over a tree of asyncio tasks."""
+
+
+@app.command()
+def chat(
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            "-m",
+            envvar="ANABRANCH_MODEL",
+            help="local (a small model in this process), local:FILE.gguf, openai:NAME, "
+            "mistral:NAME, groq:NAME, vllm:NAME, or the http address of a server.",
+        ),
+    ] = "local",
+    name: Annotated[
+        str | None, typer.Option(help="The model's name, where --model is a server's address.")
+    ] = None,
+    base_url: Annotated[
+        str | None, typer.Option(help="Another server for openai:, mistral: or groq:.")
+    ] = None,
+    system: Annotated[str | None, typer.Option("--system", "-s", help="A system prompt.")] = None,
+    tools: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tools",
+            "-t",
+            help="Tools for the model: module:name, module for all in it, or none. May be given "
+            "several times. Default: the time, arithmetic and an example of weather.",
+        ),
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="How freely to choose.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="The longest reply.")] = None,
+    load: Annotated[
+        Path | None, typer.Option(help="Go on with a conversation saved by /save.")
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Talk to a model in the terminal, or line by line from a pipe.
+
+    In the terminal, /help lists the commands; Ctrl-C stops the model while it speaks and leaves at
+    an empty prompt. From a pipe each line is a turn; the exit status is 1 if one of them failed.
+    """
+    options = {"temperature": temperature, "max_tokens": max_tokens}
+    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    with _told(USAGE, debug):
+        backend = connect(model, model=name, base_url=base_url, **given)
+        chosen = _tools(tools)
+        conversation = Conversation.load(load) if load else Conversation(system=system)
+    with _told(FAILED, debug):
+        raise SystemExit(asyncio.run(chat_session(backend, conversation, chosen, debug=debug)))
+
+
+class _told:  # noqa: N801 - it is used as a context manager's function would be
+    """Turns an error into one line on the standard error and an exit status."""
+
+    def __init__(self, status: int, debug: bool) -> None:
+        self._status = status
+        self._debug = debug
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            raise SystemExit(INTERRUPTED) from None
+        if self._debug or not isinstance(error, (AnabranchError, OSError)):
+            return
+        complain(error)
+        raise SystemExit(self._status) from None
+
+
+def _tools(specs: list[str] | None) -> list[AnyTool]:
+    if specs is None:
+        from ..tools.examples import EXAMPLE_TOOLS
+
+        return list(EXAMPLE_TOOLS)
+    found = [tool for spec in specs if spec != "none" for tool in load_tools(spec)]
+    return list({tool.name: tool for tool in found}.values())

@@ -1,0 +1,109 @@
+"""What the user can tell the chat itself: lines that begin with a slash."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from ..backends import Backend, connect
+from ..commander import AnabranchError
+from ._terminal import complain
+
+if TYPE_CHECKING:
+    from ._session import TerminalChat
+
+__all__ = ["COMMANDS", "Leave", "about", "obey"]
+
+
+class Leave(Exception):
+    """The user wants to leave."""
+
+
+async def obey(chat: TerminalChat, line: str) -> str | None:
+    """Do what `line` says; return what the model is to hear instead, None for nothing.
+
+    An empty string lets the model answer the conversation as it stands. A command that fails says
+    why in one line and changes nothing.
+    """
+    name, _, argument = line.partition(" ")
+    command = _COMMANDS.get(name)
+    if command is None:
+        close = get_close_matches(name, _COMMANDS, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        complain(f"there is no command {name}{hint} /help lists them")
+        return None
+    try:
+        return await command(chat, argument.strip())
+    except (AnabranchError, OSError) as error:
+        complain(error)
+        return None
+
+
+def about(backend: Backend) -> str:
+    """Say in a line which model speaks, and how good its choice of tools is if that is known."""
+    figure = getattr(backend, "tool_choice_accuracy", "")
+    return f"{backend.model} ({backend.provider})" + (f"; {figure}" if figure else "")
+
+
+async def _help(chat: TerminalChat, argument: str) -> None:
+    """/help                list these commands"""
+    for command in _COMMANDS.values():
+        chat.terminal.note(inspect.getdoc(command) or "", "")
+    chat.terminal.note("Alt-Enter, or a backslash at the end of a line, begins another line", "")
+
+
+async def _model(chat: TerminalChat, argument: str) -> None:
+    """/model [NAME]        say which model speaks, or let another one speak"""
+    if not argument:
+        chat.terminal.note(about(chat.backend), "")
+        chat.terminal.note("others: local, openai:NAME, mistral:NAME, groq:NAME, vllm:NAME", "")
+        chat.terminal.note("or a server: http://localhost:8000/v1 NAME", "")
+        return
+    spec, _, name = argument.partition(" ")
+    backend = connect(spec, model=name.strip() or None)
+    chat.backend = await chat.desk.backends.enter_async_context(backend)
+    chat.terminal.note(about(backend), "")
+
+
+async def _tools(chat: TerminalChat, argument: str) -> None:
+    """/tools               list the tools that the model may call"""
+    for tool in chat.tools:
+        chat.terminal.note(f"{tool.name}: {tool.description.splitlines()[0]}", "")
+    if not chat.tools:
+        chat.terminal.note("none; start with --tools module:name", "")
+
+
+async def _save(chat: TerminalChat, argument: str) -> None:
+    """/save [FILE]         save the conversation as JSON (conversation.json)"""
+    path = argument or "conversation.json"
+    chat.conversation.save(path)
+    chat.terminal.note(f"saved {len(chat.conversation)} messages to {path}", "")
+
+
+async def _retry(chat: TerminalChat, argument: str) -> str | None:
+    """/retry               ask the model again for its last answer"""
+    messages = chat.conversation.messages
+    while messages and messages[-1].role not in ("user", "tool"):
+        messages.pop()
+    if messages:
+        return ""
+    complain("there is nothing to try again yet")
+    return None
+
+
+async def _exit(chat: TerminalChat, argument: str) -> None:
+    """/exit                leave (also Ctrl-D, and Ctrl-C at an empty prompt)"""
+    raise Leave
+
+
+_COMMANDS: dict[str, Callable[[TerminalChat, str], Awaitable[str | None]]] = {
+    "/help": _help,
+    "/model": _model,
+    "/tools": _tools,
+    "/save": _save,
+    "/retry": _retry,
+    "/exit": _exit,
+}
+COMMANDS = list(_COMMANDS)

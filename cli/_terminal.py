@@ -1,0 +1,183 @@
+"""What the chat shows, and how it asks: a rich terminal, a plain one, or a pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.history import FileHistory, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from rich.console import Console
+from rich.text import Text
+
+from ..commander import NodeCancelled
+from ..dispatch import ToolCall
+from ..handlers import View
+from ..jobs import read_line
+from ..tools import ToolResult
+
+__all__ = ["Terminal", "complain"]
+
+LONGEST = 400
+
+
+def complain(error: BaseException | str) -> None:
+    """Show an error in one line on the standard error."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    Console(stderr=True, soft_wrap=True, highlight=False).print(
+        Text.assemble(("anabranch: ", "red"), text)
+    )
+
+
+class Terminal(View):
+    """Shows an exchange: the model's words on the standard output as they are, the rest beside.
+
+    On a terminal, calls of tools and notes stand among the words in a dim colour; from a pipe they
+    go to the standard error, so that the output holds answers alone. `failures` counts the turns
+    that failed.
+    """
+
+    def __init__(self, commands: list[str], *, debug: bool = False) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(errors="replace")  # for what the terminal cannot show
+        self.interactive = sys.stdin.isatty()
+        self.failures = 0
+        self._debug = debug
+        self._notes = Console(
+            stderr=not self.interactive, soft_wrap=True, highlight=False, markup=False
+        )
+        self._commands = commands
+        self._prompt: PromptSession[str] | None = None
+        # Whether the last thing shown has ended its line.
+        self._at_start = True
+
+    async def read(self, prompt: str = "> ") -> str | None:
+        """Return what the user says, None at the end of the input or for Ctrl-C at an empty prompt.
+
+        Several lines are one text: Alt-Enter, or a backslash at the end of a line.
+        """
+        self.end_line()
+        if not self.interactive:
+            return await read_line()
+        if os.environ.get("TERM", "dumb") == "dumb" or not sys.stdout.isatty():
+            return await self._read_plain(prompt)
+        if self._prompt is None:
+            self._prompt = _session(self._commands)
+        while True:
+            try:
+                return await self._prompt.prompt_async(prompt, handle_sigint=False)
+            except EOFError:
+                return None
+            except KeyboardInterrupt:
+                if not self._prompt.default_buffer.text:
+                    return None
+
+    async def _read_plain(self, prompt: str) -> str | None:
+        lines: list[str] = []
+        while True:
+            sys.stdout.write("... " if lines else prompt)
+            sys.stdout.flush()
+            line = await read_line()
+            if line is None:
+                return "\n".join(lines) if lines else None
+            lines.append(line.removesuffix("\\"))
+            if not line.endswith("\\"):
+                return "\n".join(lines)
+
+    def write(self, text: str) -> None:
+        """Show a piece of the model's words."""
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        self._at_start = text.endswith("\n")
+
+    def end_line(self) -> None:
+        """Begin a new line unless there is one."""
+        if not self._at_start:
+            self.write("\n")
+
+    def note(self, text: str, style: str = "dim") -> None:
+        """Show something that neither the user nor the model has said."""
+        self.end_line()
+        self._notes.print(Text(text, style=style))
+
+    def called(self, call: ToolCall) -> None:
+        """Show a call."""
+        arguments = ", ".join(
+            f"{name}={json.dumps(value, ensure_ascii=False)}"
+            for name, value in call.arguments.items()
+        )
+        self.note(_cut(f"[tool] {call.name}({arguments})"), "cyan")
+
+    def answered(self, result: ToolResult) -> None:
+        """Show what a call gave."""
+        style = "dim" if result.status == "ok" else "yellow"
+        self.note(_cut(f"   ->  {result.content or ''}"), style)
+
+    def failed(self, error: Exception) -> None:
+        """Show why a turn broke off; nothing that was said is lost."""
+        self.end_line()
+        if isinstance(error, NodeCancelled):
+            self.note("(stopped; what it said is kept)")
+            return
+        self.failures += 1
+        if self._debug:
+            Console(stderr=True).print_exception()
+        complain(error)
+        if self.interactive:
+            self.note("the conversation is kept: /retry tries this turn again, /save keeps it")
+
+    async def approve(self, call: ToolCall) -> bool:
+        """Ask on the terminal; from a pipe there is nobody to say yes."""
+        if not self.interactive:
+            return False
+        answer = await self.read(f"run {call.name}? [y/N] ")
+        return answer is not None and answer.strip().lower() in ("y", "yes")
+
+
+def _cut(text: str) -> str:
+    text = " ".join(text.split("\n"))
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ... ({len(text)} characters)"
+
+
+def _session(commands: list[str]) -> PromptSession[str]:
+    completer = WordCompleter(commands, sentence=True)
+    return PromptSession(
+        history=_history(), key_bindings=_keys(), completer=completer, complete_while_typing=False
+    )
+
+
+def _history() -> FileHistory | InMemoryHistory:
+    from platformdirs import user_state_path
+
+    try:
+        path: Path = user_state_path("anabranch", ensure_exists=True) / "history"
+        path.touch(mode=0o600)
+    except OSError:  # a home that cannot be written: arrow keys still know this session
+        return InMemoryHistory()
+    return FileHistory(path)
+
+
+def _keys() -> KeyBindings:
+    keys = KeyBindings()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    @keys.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        buffer: Any = event.current_buffer
+        if buffer.document.char_before_cursor == "\\":
+            buffer.delete_before_cursor()
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    return keys

@@ -1,0 +1,169 @@
+"""Blocking work as child nodes: in a thread, or in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from anyio import CancelScope, from_thread, to_thread
+
+from ._errors import WorkerLost
+from ._node import Node
+from ._observe import outlast
+
+__all__ = ["ProcessCall", "ThreadCall", "check_cancelled"]
+
+T = TypeVar("T")
+
+# Set in a process that runs a `ProcessCall`: whether it has been told to stop.
+process_told: bool | None = None
+
+
+def check_cancelled() -> None:
+    """Raise `CancelledError` if the node that this thread or process works for is cancelled.
+
+    For functions run with `in_thread` or `in_process`: call it between steps of long work.
+    Elsewhere it raises `RuntimeError`.
+    """
+    if process_told is not None:
+        if process_told:
+            raise asyncio.CancelledError
+        return
+    from_thread.check_cancelled()
+
+
+class _Call(Node[T], Generic[T], internal=True):
+    def __init__(
+        self, function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._n_function = function
+        self._n_args = args
+        self._n_kwargs = kwargs
+
+    def _n_called(self) -> str:
+        return getattr(self._n_function, "__name__", type(self._n_function).__name__)
+
+
+class ThreadCall(_Call[T], internal=True):
+    """A node whose body is a plain function in a worker thread of anyio's."""
+
+    def __init__(
+        self,
+        function: Callable[..., T],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        abandon: bool,
+    ) -> None:
+        super().__init__(function, args, kwargs)
+        self._n_abandon = abandon
+
+    async def task(self) -> T:
+        """Wait for the thread; cancelled, tell it, and wait for it all the same."""
+        scope = CancelScope()
+
+        async def call() -> T:
+            with scope:
+                function = partial(self._n_function, *self._n_args, **self._n_kwargs)
+                return await to_thread.run_sync(function, abandon_on_cancel=self._n_abandon)
+            raise asyncio.CancelledError
+
+        ended = asyncio.ensure_future(call())
+        try:
+            return await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            if not ended.done():
+                scope.cancel()
+                await outlast(ended)
+            if not ended.cancelled():
+                ended.exception()  # what a cancelled function raised is not news to anybody
+            raise
+
+
+class ProcessCall(_Call[T], internal=True):
+    """A node whose body is a plain function in a new process."""
+
+    def __init__(
+        self,
+        function: Callable[..., T],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        grace: float,
+    ) -> None:
+        super().__init__(function, args, kwargs)
+        self._n_grace = grace
+
+    async def task(self) -> T:
+        """Wait for the process; cancelled, tell it, and kill it after the grace period."""
+        work = self._n_pickled()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            "from anabranch.commander._worker import main; main()",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # its own group: killed whole, and not by the terminal's Ctrl-C
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            with suppress(ConnectionError):  # it died: the exit status below says how
+                process.stdin.write(len(work).to_bytes(8, "big") + work)
+                await process.stdin.drain()
+            answer = await process.stdout.read()
+            status = await process.wait()
+        finally:
+            # Left open until here: its end tells the process that nobody waits for it any more.
+            process.stdin.close()
+            if process.returncode is None:
+                await self._n_end(process)
+        return self._n_answer(answer, status)
+
+    def _n_pickled(self) -> bytes:
+        from multiprocessing.spawn import get_preparation_data  # slow to import, rarely needed
+
+        preparation = get_preparation_data(self._n_called())
+        del preparation["authkey"]  # a secret, of use to multiprocessing's own processes only
+        try:
+            call = pickle.dumps((self._n_function, self._n_args, self._n_kwargs))
+        except Exception as error:
+            raise TypeError(
+                f"in_process sends {self._n_called()} and its arguments to another process, and "
+                f"one of them cannot be pickled: {error}"
+            ) from error
+        return pickle.dumps((preparation, call))
+
+    async def _n_end(self, process: asyncio.subprocess.Process) -> None:
+        waiting = asyncio.ensure_future(process.wait())
+        with suppress(ProcessLookupError):
+            process.terminate()
+        timer = asyncio.get_running_loop().call_later(self._n_grace, _kill_group, process)
+        await outlast(waiting)
+        timer.cancel()
+
+    def _n_answer(self, answer: bytes, status: int) -> T:
+        if not answer:
+            how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+            raise WorkerLost(self.path, f"its process ended by {how} without a result")
+        succeeded, value, trace = pickle.loads(answer)  # noqa: S301 - our own process wrote it
+        if succeeded:
+            return value
+        value.add_note(trace)
+        raise value
+
+
+def _kill_group(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()

@@ -1,0 +1,207 @@
+"""Seeing a tree: a snapshot of it, the snapshot as text, and what a node that hangs waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from ._library import is_library
+from ._node import AWAITING, Node
+from ._record import DONE, State, node_name
+
+__all__ = ["NodeSnapshot", "TreeSnapshot", "draw", "explain", "snapshot"]
+
+LINES = 200
+LEAVES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSnapshot:
+    """What one node was at the moment of the snapshot. `depth` is 0 for the root."""
+
+    node_id: int
+    parent_id: int | None
+    depth: int
+    name: str
+    state: State
+    children: int
+    cancelling: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSnapshot:
+    """The unfinished nodes of a tree, each before its children, those in the order of entry.
+
+    Its string is a drawing, cut off after the first lines of a large tree.
+    """
+
+    nodes: tuple[NodeSnapshot, ...]
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __iter__(self) -> Iterator[NodeSnapshot]:
+        return iter(self.nodes)
+
+    def __str__(self) -> str:
+        return draw(self)
+
+
+def snapshot(root: Node[Any]) -> TreeSnapshot:
+    """Return a snapshot of the subtree below and with `root`; of any depth, without recursion."""
+    nodes: list[NodeSnapshot] = []
+    stack = [(root, 0)]
+    while stack:
+        node, depth = stack.pop()
+        children = node.children
+        nodes.append(_snap(node, depth, len(children)))
+        stack.extend((child, depth + 1) for child in reversed(children))
+    return TreeSnapshot(tuple(nodes))
+
+
+def _snap(node: Node[Any], depth: int, children: int) -> NodeSnapshot:
+    parent = node.parent
+    return NodeSnapshot(
+        node_id=node.node_id,
+        parent_id=None if parent is None else parent.node_id,
+        depth=depth,
+        name=node_name(node),
+        state=node.state,
+        children=children,
+        cancelling=node._n_cancel is not None and node.state not in DONE,
+    )
+
+
+def draw(tree: TreeSnapshot) -> str:
+    """Draw a snapshot with one line a node."""
+    lines: list[str] = []
+    # Whether the ancestor at each depth has siblings still to come: their line is carried on.
+    left = [1]
+    for node in tree.nodes[:LINES]:
+        del left[node.depth + 1 :]
+        left[node.depth] -= 1
+        lines.append(_branch(left, node.depth) + _label(node))
+        left.append(node.children)
+    if len(tree) > LINES:
+        lines.append(f"... and {len(tree) - LINES} more")
+    return "\n".join(lines)
+
+
+def _branch(left: list[int], depth: int) -> str:
+    if depth == 0:
+        return ""
+    shown = left[max(1, depth - 8) : depth]
+    indent = ("… " if depth > 9 else "") + "".join("│  " if more else "   " for more in shown)
+    return indent + ("├─ " if left[depth] else "└─ ")
+
+
+def _label(node: NodeSnapshot) -> str:
+    number = f"#{node.node_id}" if node.node_id else ""
+    note = ", being cancelled" if node.cancelling else ""
+    return f"{node.name}{number} {node.state}{note}"
+
+
+# --- what a node waits for
+
+
+def explain(node: Node[Any]) -> str:
+    """Say what `node` is waiting for, down to the leaves and their lines."""
+    lines: list[str] = []
+    seen: set[int] = set()
+    stack = [(node, 0)]
+    while stack and len(lines) < LEAVES * 4:
+        at, depth = stack.pop()
+        if id(at) in seen:
+            lines.append(f"{'  ' * min(depth, 20)}{_short(at)}: see above")
+            continue
+        seen.add(id(at))
+        why, others = _waits(at)
+        lines.append(f"{'  ' * min(depth, 20)}{_short(at)} {why}")
+        stack.extend((other, depth + 1) for other in reversed(others[:LEAVES]))
+        if len(others) > LEAVES:
+            lines.append(f"{'  ' * min(depth + 1, 20)}... and {len(others) - LEAVES} more")
+    if stack:
+        lines.append(f"... and {len(stack)} more branches")
+    return "\n".join(lines)
+
+
+def _short(node: Node[Any]) -> str:
+    return f"{node_name(node)}#{node.node_id}" if node.node_id else node_name(node)
+
+
+def _waits(node: Node[Any]) -> tuple[str, tuple[Node[Any], ...]]:
+    if node.state in DONE:
+        return f"is {node.state}: it waits for nothing", ()
+    if node._n_task is None or node.parent is None:
+        return _waits_without_task(node)
+    stops = tuple(_stops(node._n_task))
+    awaited = tuple(stop for stop in stops if isinstance(stop, Node))
+    doing = "runs a callback" if node._n_closing else f"is {node.state}"
+    line = _line(stops)
+    if awaited:
+        return f"{doing}, awaits {', '.join(map(_short, awaited))}{line}", awaited
+    if line:
+        return f"{doing}, stands{line}", ()
+    return ("is about to start", ()) if node.state == "pending" else (doing, node.children)
+
+
+def _waits_without_task(node: Node[Any]) -> tuple[str, tuple[Node[Any], ...]]:
+    children = node.children
+    if node.parent is None and node.state == "running":
+        return f"is open, with {len(children)} children", children
+    if node.state == "joining":
+        return f"is joining: its body has returned, it waits for {len(children)} children", children
+    if node._n_attempts is not None and node._n_attempts.timer is not None:
+        tries = len(node._n_attempts.starts)
+        return f"is pending: attempt {tries + 1} begins after a pause", ()
+    if node.commander._n_limit is None:
+        return "is pending: it starts on the next turn of the loop", ()
+    return f"is pending: it waits for one of {node.commander._n_limit} places", ()
+
+
+def _line(stops: tuple[Node[Any] | FrameType, ...]) -> str:
+    """Return where the user's own code stands: the innermost frame that no library owns."""
+    frames = [stop for stop in stops if not isinstance(stop, Node)]
+    own = [frame for frame in frames if not is_library(frame.f_code.co_filename)]
+    if not own:
+        return ""
+    frame = own[-1]
+    return f" at {Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _stops(task: asyncio.Task[Any]) -> Iterator[Node[Any] | FrameType]:
+    """Walk from a task inwards along what each coroutine awaits: its frames, and awaited nodes."""
+    at: Any = task.get_coro()
+    while at is not None:
+        frame: FrameType | None = _first(at, "cr_frame", "gi_frame", "ag_frame")
+        if frame is not None:
+            code: CodeType = frame.f_code
+            if code is AWAITING:
+                yield frame.f_locals["self"]
+                return
+            yield frame
+        inner: Any = _first(at, "cr_await", "gi_yieldfrom", "ag_await")
+        if inner is None and frame is None:
+            # A future: a task has a coroutine of its own, `gather` has several tasks.
+            for other in _tasks_behind(at):
+                yield from _stops(other)
+            return
+        at = inner
+
+
+def _first(thing: object, *names: str) -> Any:
+    for name in names:
+        if hasattr(thing, name):
+            return getattr(thing, name)
+    return None
+
+
+def _tasks_behind(future: object) -> list[asyncio.Task[Any]]:
+    if isinstance(future, asyncio.Task):
+        return [future]
+    children: list[Any] = getattr(future, "_children", [])
+    return [child for child in children if isinstance(child, asyncio.Task) and not child.done()]

@@ -1,0 +1,235 @@
+"""From deltas to branches and to the finished message: the core of a fork, with no waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ._call import OpenCall, ToolCallError
+from ._delta import Delta, ToolCallDelta
+from ._message import Message, ToolCall, Usage
+from ._scan import HalfKeeper
+from ._speech import Sink, Speech
+
+__all__ = ["Assembly", "Branches"]
+
+# With these the model was stopped, it did not stop: empty arguments are then missing ones.
+_STOPPED = ("length", "content_filter")
+
+
+@dataclass(slots=True)
+class Branches:
+    """Where the parts of a reply go."""
+
+    text: Sink[str]
+    reasoning: Sink[str]
+    calls: Sink[ToolCall | ToolCallError]
+    pieces: Sink[ToolCallDelta]
+
+
+class Assembly:
+    """Takes the deltas of one reply; sends each part to its branch and keeps what it adds up to.
+
+    `feed` every delta, then take `end` once. `message` is what the endpoint would have given
+    without streaming, `partial` what can be kept of a reply that broke off.
+    """
+
+    def __init__(self, branches: Branches, to_user: str | None = None) -> None:
+        self._branches = branches
+        self._pieces = branches.pieces
+        self._to_user = to_user
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._refusal: list[str] = []
+        self._calls: dict[int, OpenCall] = {}  # by the wire's index: the last one there
+        self._order: list[OpenCall] = []
+        # The call that the last piece belonged to, its wire index, and its scanner's `feed`.
+        self._call: OpenCall
+        self._at: int | None = None
+        self._scan: Callable[[str], bool]
+        self._places: set[int] = set()  # the indices given to calls, and the next free one
+        self._next_place = 0
+        self._ids: set[str] = set()  # of the calls that were handed on or found faulty
+        self._usage: Usage | None = None
+        self._finish_reason: str | None = None
+        self._speech = Speech(branches.text)
+        self._content_voice = self._speech.standing()
+        self._refusal_voice = self._speech.standing()
+        self._content_halves = HalfKeeper()
+        self._reasoning_halves = HalfKeeper()
+        self.whole = False  # a finish_reason or the end mark has come
+
+    def feed(self, delta: Delta) -> None:
+        """Take the next delta."""
+        if delta.text:
+            self._take_text(delta.text)
+        for piece in delta.tool_calls:
+            if piece.index != self._at or piece.name is not None or piece.id is not None:
+                self._turn_to(piece)
+            self._pieces.put(piece)
+            arguments = piece.arguments
+            if arguments and self._scan(arguments):
+                self._try_hand_on()
+        if delta.reasoning:
+            self._take_reasoning(delta.reasoning)
+        if delta.refusal:
+            self._refusal.append(delta.refusal)
+            self._refusal_voice.say(delta.refusal)
+        if delta.usage is not None:
+            self._usage = delta.usage
+        if delta.finish_reason is not None:
+            self._finish_reason = delta.finish_reason
+            self.whole = True
+        if delta.done:
+            self.whole = True
+
+    def _take_text(self, text: str) -> None:
+        if self._content_halves.half or not text.isascii():
+            text = self._content_halves.feed(text)
+        if text:
+            self._content.append(text)
+            self._speech.say(self._content_voice, text)
+
+    def _take_reasoning(self, text: str) -> None:
+        if self._reasoning_halves.half or not text.isascii():
+            text = self._reasoning_halves.feed(text)
+        if text:
+            self._reasoning.append(text)
+            self._branches.reasoning.put(text)
+
+    def _turn_to(self, piece: ToolCallDelta) -> None:
+        """Make the call that `piece` belongs to the one whose pieces are taken."""
+        if piece.id is None and piece.name is None and piece.index in self._calls:
+            call = self._calls[piece.index]
+        else:
+            call = self._call_of(piece)
+        self._at = piece.index
+        self._call = call
+        self._scan = call.scanner.feed
+
+    def _call_of(self, piece: ToolCallDelta) -> OpenCall:
+        call = self._find(piece)
+        if call is None:
+            call = self._begin(piece.index)
+        if piece.id and not call.id:
+            call.id = piece.id
+        if piece.name and not call.scanner.parts and call.name != piece.name:
+            call.name += piece.name  # a name cut in two; one that is only repeated adds nothing
+        return call
+
+    def _find(self, piece: ToolCallDelta) -> OpenCall | None:
+        """Return the call that a piece belongs to, None if it begins a new one.
+
+        Servers repeat names, leave out ids or indices, use one index for all calls, or make up a
+        new id for every piece; only a piece with a name begins a call after the first.
+        """
+        call = self._calls.get(piece.index) if piece.index >= 0 else self._unnumbered(piece)
+        if call is None or not piece.name or not call.name:
+            return call
+        if piece.id and call.id and piece.id != call.id:
+            return None
+        if piece.id == call.id and piece.id is not None:
+            return call
+        return None if call.scanner.done and piece.arguments else call
+
+    def _unnumbered(self, piece: ToolCallDelta) -> OpenCall | None:
+        for call in self._order:
+            if piece.id and call.id == piece.id:
+                return call
+        last = self._order[-1] if self._order else None
+        if last is not None and piece.name and (last.name != piece.name or last.scanner.done):
+            return None
+        return last
+
+    def _begin(self, index: int) -> OpenCall:
+        place = index if index >= 0 and index not in self._places else self._next_place
+        call = OpenCall(place, self._to_user, self._speech)
+        self._places.add(place)
+        self._next_place = max(self._next_place, place + 1)
+        self._order.append(call)
+        self._calls[index if index >= 0 else place] = call
+        return call
+
+    def _try_hand_on(self) -> None:
+        call = self._call
+        if call.name and call.fault is None and not call.handed_on:
+            call.read()
+            if call.fault is None:
+                call.id = self._own_id(call)
+                self.hand_on(call)
+
+    def hand_on(self, call: OpenCall) -> None:
+        """Send a call whose arguments are whole and valid, or were repaired, to its branch."""
+        call.handed_on = True
+        self._branches.calls.put(call.for_tool())
+
+    def _own_id(self, call: OpenCall) -> str:
+        """Return the id it has, or one made for it, unique in the reply."""
+        own = base = call.id or f"call_{call.index}"
+        number = call.index
+        while own in self._ids:
+            own, number = f"{base}_{number}", number + 1
+        self._ids.add(own)
+        return own
+
+    def end(self) -> Iterator[OpenCall]:
+        """End a whole reply: hand on what is only now known to be whole; yield the faulty.
+
+        For each of these, `hand_on` once it is repaired, or `refuse`.
+        """
+        self._flush()
+        stopped = self._finish_reason in _STOPPED
+        for call in sorted(self._order, key=_index):
+            if not call.handed_on:
+                call.read(truncated=stopped)
+                call.id = self._own_id(call)
+                if call.fault is None:
+                    self.hand_on(call)
+                else:
+                    yield call
+
+    def _flush(self) -> None:
+        self._speech.end()
+        if half := self._content_halves.end():
+            self._content.append(half)
+            self._speech.say(self._content_voice, half)
+        if half := self._reasoning_halves.end():
+            self._reasoning.append(half)
+            self._branches.reasoning.put(half)
+
+    def refuse(self, call: OpenCall) -> None:
+        """Put an error in the place of a call that is faulty and was not repaired."""
+        self._branches.calls.put(call.error())
+
+    def break_off(self) -> None:
+        """End a reply that broke off: what was held back is shown, no call is handed on."""
+        self._flush()
+
+    def message(self) -> Message:
+        """Return the assembled message of a whole reply."""
+        refusal = "".join(self._refusal) or None
+        content = "".join(self._content)
+        return Message(
+            role="assistant",
+            content=content or (None if refusal or self._order else ""),
+            tool_calls=[call.for_message() for call in sorted(self._order, key=_index)],
+            reasoning="".join(self._reasoning) or None,
+            refusal=refusal,
+            usage=self._usage,
+            finish_reason=self._finish_reason,
+        )
+
+    def partial(self) -> Message | None:
+        """Return what the user was told so far, as a message; None if that is nothing.
+
+        It has no tool calls, since nothing answers them, so any provider takes it back.
+        """
+        content = "".join(self._speech.said)
+        if not content.strip():
+            return None
+        reasoning = "".join(self._reasoning) or None
+        return Message(role="assistant", content=content, reasoning=reasoning, usage=self._usage)
+
+
+def _index(call: OpenCall) -> int:
+    return call.index

@@ -1,0 +1,177 @@
+"""The pump: the node that reads a reply's source and feeds its branches (F6)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from inspect import isawaitable
+from typing import Any, TypeAlias
+
+from ..commander import Node, NodeCancelled, StreamInterrupted
+from ._assembly import Assembly, Branches
+from ._call import OpenCall, ToolCallError
+from ._channel import Channel, Gate, Waiters
+from ._delta import Delta, ToolCallDelta
+from ._message import Message, ToolCall, read_arguments
+from ._source import Source, close_source, open_source, to_delta
+
+__all__ = ["Pump", "Repair"]
+
+Repaired: TypeAlias = "str | dict[str, Any] | None"
+Repair: TypeAlias = Callable[[ToolCallError], "Repaired | Awaitable[Repaired]"]
+"""Sees a faulty call; gives arguments, as JSON text or an object, or None to let it be refused."""
+
+# A source that never waits gives way to the loop after this many deltas.
+_TURN = 1024
+
+
+class Pump(Node[None], internal=True):
+    """Reads the source to its end, whoever listens; its failure is raised from the branches."""
+
+    def __init__(
+        self, source: Source, to_user: str | None, repair: Repair | None, limit: int
+    ) -> None:
+        self._gate = Gate(limit)
+        self.text = Channel[str](self._gate, len, self.check)
+        self.reasoning = Channel[str](self._gate, len, self.check)
+        self.calls = Channel["ToolCall | ToolCallError"](self._gate, _call_length, self.check)
+        self.pieces = Channel[ToolCallDelta](self._gate, _piece_length, self.check)
+        self.message: Message | None = None  # once the reply is whole
+        self.firsts: list[Callable[[], object]] = []
+        self.lasts: list[Callable[[], object]] = []
+        self._source = source
+        self._opened: Any = source  # what has to be closed
+        self._repair = repair
+        self._failed = False  # its own outcome says with what
+        self._over = False
+        self._closed = False  # by `aclose`
+        self._listeners = Waiters()  # for the message
+        branches = Branches(self.text, self.reasoning, self.calls, self.pieces)
+        self._assembly = Assembly(branches, to_user)
+        self.at_terminate(lambda _: self._cancelled())
+
+    @property
+    def partial(self) -> Message | None:
+        """What the user was told so far, as a message that can be sent back."""
+        return self._assembly.partial()
+
+    async def task(self) -> None:
+        """Read, assemble, repair; whatever happens, end the branches and close the source."""
+        try:
+            await self._run()
+        except BaseException as error:
+            self._break_off(error)
+            if isinstance(error, Exception):
+                await _call_all(self.lasts)
+            raise
+        else:
+            await _call_all(self.lasts)
+        finally:
+            await self._close_source()
+
+    async def _run(self) -> None:
+        self._opened = await open_source(self._source)
+        await self._read(self._opened)
+        if not self._assembly.whole:
+            raise StreamInterrupted("the stream ended without a finish reason or an end mark")
+        for call in self._assembly.end():
+            await self._mend(call)
+        self.message = self._assembly.message()
+        self._end()
+
+    async def _read(self, source: Any) -> None:
+        feed, gate = self._assembly.feed, self._gate
+        left, first = 0, True
+        async for item in source:
+            delta = item if type(item) is Delta else to_delta(item)
+            if delta is None:
+                continue
+            if not left:
+                left = _TURN
+                await (_call_all(self.firsts) if first else asyncio.sleep(0))
+                first = False
+            left -= 1
+            feed(delta)
+            if gate.pressed:
+                await gate.wait()
+
+    async def _mend(self, call: OpenCall) -> None:
+        arguments = None if self._repair is None else await _ask(self._repair, call.error())
+        if arguments is None:
+            self._assembly.refuse(call)
+        else:
+            call.repair(arguments)
+            self._assembly.hand_on(call)
+
+    def _break_off(self, error: BaseException) -> None:
+        if self._over:
+            return
+        self._assembly.break_off()
+        if isinstance(error, StreamInterrupted) and error.partial is None:
+            error.partial = self.partial
+        self._failed = True
+        self._end()
+
+    def _end(self) -> None:
+        self._over = True
+        for channel in (self.text, self.reasoning, self.calls, self.pieces):
+            channel.end()
+        self._listeners.wake()
+
+    async def _close_source(self) -> None:
+        source, self._opened = self._opened, None
+        await close_source(source)
+
+    async def _cancelled(self) -> None:
+        # The body may never have begun.
+        self._break_off(asyncio.CancelledError())
+        await self._close_source()
+
+    async def check(self) -> None:
+        """Return if the branches ended well, or were closed; else raise the reply's failure."""
+        if self._failed and not self._closed:
+            await self
+
+    async def whole(self) -> Message:
+        """Wait for the message, or raise what the reply failed with."""
+        while self.message is None:
+            await (self._raise() if self._over else self._listeners.wait())
+        return self.message
+
+    async def _raise(self) -> None:
+        if self._closed:
+            raise StreamInterrupted("the reply was closed before its end", partial=self.partial)
+        await self
+
+    async def aclose(self) -> None:
+        """Stop reading, close the source and end the branches; harmless if that is done."""
+        if self.state in ("completed", "failed", "cancelled"):
+            return
+        self._closed = not self._over
+        self.cancel("the reply was closed")
+        with suppress(NodeCancelled):
+            await self
+
+
+async def _ask(repair: Repair, error: ToolCallError) -> dict[str, Any] | None:
+    answer = repair(error)
+    repaired = await answer if isawaitable(answer) else answer
+    if not isinstance(repaired, str):
+        return repaired
+    arguments, fault = read_arguments(repaired)
+    return arguments if fault is None else None
+
+
+async def _call_all(callbacks: list[Callable[[], object]]) -> None:
+    for callback in callbacks:
+        if isawaitable(value := callback()):
+            await value
+
+
+def _call_length(call: ToolCall | ToolCallError) -> int:
+    return len(call.raw or "")
+
+
+def _piece_length(piece: ToolCallDelta) -> int:
+    return len(piece.arguments)

@@ -1,0 +1,133 @@
+"""The fork: one reply becomes branches that are read while it arrives, and a message at the end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from typing import Any, Self, TypeAlias
+
+from ..commander import Node
+from ._call import ToolCallError
+from ._delta import ToolCallDelta
+from ._message import Message, ToolCall
+from ._pump import Pump, Repair
+from ._source import Source, check_source
+
+__all__ = ["Reply", "fork"]
+
+ReplyCallback: TypeAlias = "Callable[[Reply], Awaitable[object] | object]"
+
+
+def fork(
+    node: Node[Any],
+    source: Source,
+    *,
+    to_user: str | None = None,
+    repair: Repair | None = None,
+    limit: int = 65_536,
+) -> Reply:
+    """Read a reply from `source`, as a child of `node`, and fork it into branches.
+
+    `source` gives deltas, or chat-completions chunks as plain JSON or the openai SDK's objects; it
+    may be async, or blocking, which is read in a thread. It is read from a later turn of the loop
+    on, so branches and callbacks can be set up first, and is closed in any case.
+
+    `to_user` names a top-level argument of tool calls: its text goes to the user as it arrives and
+    the tool does not get it. `repair` sees each call that cannot be run, once the reply is whole,
+    and may give it arguments. `limit` is how many characters a branch that is being read may be
+    behind before the source has to wait.
+
+    The source's failure is raised from every branch and from `reply.message`, after what came
+    before it; if nobody takes it, `node` fails with it. Cancelling `node` closes the source.
+    Raises `TypeError` if `source` is nothing that can be read, `NodeClosed` as `call_handler`.
+    """
+    check_source(source)
+    return Reply(node.call_handler(Pump(source, to_user, repair, limit), claim=True))
+
+
+class Reply:
+    """A reply that is being read; made by `fork`.
+
+    Its branches are async iterators. They may be read together, one after the other, or not at
+    all. The reply is read to its end even if nobody reads them.
+    """
+
+    def __init__(self, pump: Pump) -> None:
+        self._pump = pump
+
+    @property
+    def text(self) -> AsyncIterator[str]:
+        """What the user is to read, as it arrives: content, `to_user` texts, a refusal.
+
+        A newline separates texts of different origin.
+        """
+        return self._pump.text
+
+    @property
+    def reasoning(self) -> AsyncIterator[str]:
+        """The model's reasoning, as it arrives."""
+        return self._pump.reasoning
+
+    @property
+    def tool_calls(self) -> AsyncIterator[ToolCall | ToolCallError]:
+        """Each call, as soon as its arguments are whole and valid.
+
+        In the place of a call that cannot be run there is a `ToolCallError`, once the reply is
+        whole.
+        """
+        return self._pump.calls
+
+    @property
+    def tool_call_deltas(self) -> AsyncIterator[ToolCallDelta]:
+        """Every piece of every call, as it came."""
+        return self._pump.pieces
+
+    @property
+    def message(self) -> Awaitable[Message]:
+        """The assembled message, once the reply is whole; may be awaited more than once.
+
+        It is what the endpoint would have given without streaming: the content without `to_user`
+        texts, the arguments as they were sent.
+        """
+        return _Whole(self._pump)
+
+    @property
+    def partial(self) -> Message | None:
+        """What the user was told so far, as a message without tool calls; None if nothing."""
+        return self._pump.partial
+
+    def at_first(self, callback: ReplyCallback) -> Self:
+        """Run `callback(reply)`, plain or async, when the first delta arrives, before it is used.
+
+        One that raises fails the reply. Returns the reply.
+        """
+        self._pump.firsts.append(lambda: callback(self))
+        return self
+
+    def at_last(self, callback: ReplyCallback) -> Self:
+        """Run `callback(reply)`, plain or async, when the reply has ended or failed.
+
+        The branches have ended by then. It does not run if the reply is cancelled or closed.
+        Returns the reply.
+        """
+        self._pump.lasts.append(lambda: callback(self))
+        return self
+
+    async def aclose(self) -> None:
+        """Stop reading and close the source; the branches end after what came.
+
+        `message` then raises `StreamInterrupted`. Closing twice, or after the end, is harmless.
+        """
+        await self._pump.aclose()
+
+    def __repr__(self) -> str:
+        return f"<Reply {self._pump.state}>"
+
+
+class _Whole(Awaitable[Message]):
+    __slots__ = ("_pump",)
+
+    def __init__(self, pump: Pump) -> None:
+        self._pump = pump
+
+    def __await__(self) -> Generator[Any, None, Message]:
+        return self._pump.whole().__await__()

@@ -1,0 +1,351 @@
+"""An incremental reader of one JSON object: one pass, each character looked at once.
+
+It does not judge the JSON (`json.loads` does, once it is whole): it finds where the object ends,
+and passes on the raw text of the top-level values that it was asked to watch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Container
+from typing import Protocol
+
+__all__ = [
+    "HalfKeeper",
+    "ObjectScanner",
+    "StringDecoder",
+    "Watcher",
+    "join_surrogates",
+    "unescape",
+]
+
+# Possessive, so that neither backtracks and both stay linear.
+_STRING_REST = re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_NESTED_REST = re.compile(r'(?:[^"{}\[\]]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+', re.DOTALL)
+_SCALAR = re.compile(r"[-+.\w\s]*+")
+_SPACE = re.compile(r"\s*+")
+_WHOLE_ESCAPES = re.compile(r"(?:[^\\]++|\\[^u]|\\u[0-9a-fA-F]{4})*+", re.DOTALL)
+_LONGEST_ESCAPE = len(r"\u0000")
+
+# What a piece must hold to be worth a look, by state; everything else is only kept.
+_ANYTHING, _CLOSER, _QUOTE, _QUOTES, _NOTHING = range(5)
+
+# The end of one string, a key, and the beginning of its value: with fewer quotes than these after
+# a point inside a string, no value that is watched can have begun.
+_QUOTES_TO_A_VALUE = 4
+
+
+class Watcher(Protocol):
+    """Takes the raw text of a watched value, piece by piece."""
+
+    def start(self, key: str, kind: str) -> None:
+        """A value begins; `kind` is its first character."""
+        ...
+
+    def piece(self, raw: str) -> None:
+        """More of it. Of a string, what stands between the quotes."""
+        ...
+
+    def end(self) -> None:
+        """It is whole."""
+        ...
+
+
+class ObjectScanner:
+    """Finds the end of one JSON object in text that comes in pieces.
+
+    `done` is set when the object is closed, and `end` is then the number of characters up to
+    there; `broken` is set when what came cannot be an object. `parts` are the pieces as they came.
+    `watcher` sees the values of the top-level keys in `watched`, in any spelling of the key, and
+    is told of each piece of text in the call of `feed` that brought it.
+    """
+
+    __slots__ = (
+        "_depth",
+        "_key",
+        "_quotes",
+        "_scanned",
+        "_step",
+        "_tail",
+        "_wake",
+        "_watched",
+        "_watcher",
+        "_watching",
+        "broken",
+        "done",
+        "end",
+        "parts",
+    )
+
+    def __init__(self, watched: Container[str] = (), watcher: Watcher | None = None) -> None:
+        self.parts: list[str] = []
+        self.done = False
+        self.broken = False
+        self.end = 0
+        self._watched = watched
+        self._watcher = watcher
+        self._watching = False
+        self._scanned = 0  # parts before this one have been looked at
+        self._tail = ""  # looked at, but not to be judged without what follows
+        self._depth = 0
+        self._quotes = 0  # since a point inside a string
+        self._key: list[str] = []
+        self._wake = _ANYTHING
+        self._step: Callable[[ObjectScanner, str, int], int] = ObjectScanner._open
+
+    @property
+    def raw(self) -> str:
+        """All that came."""
+        if len(self.parts) > 1:
+            self.parts[:] = ["".join(self.parts)]
+            self._scanned = min(self._scanned, 1)
+        return self.parts[0] if self.parts else ""
+
+    def feed(self, piece: str) -> bool:
+        """Take the next piece of text; return whether the object is closed."""
+        self.parts.append(piece)
+        wake = self._wake
+        if wake == _QUOTE:
+            if '"' not in piece:
+                return False
+            # The string may have ended, which matters once more of what follows is there.
+            self._quotes = 0
+            self._wake = wake = _CLOSER if self._step is ObjectScanner._nested_string else _QUOTES
+        if wake == _CLOSER:
+            if "}" not in piece and "]" not in piece:
+                return False
+        elif wake == _QUOTES:
+            self._quotes += piece.count('"')
+            if self._quotes < _QUOTES_TO_A_VALUE and "}" not in piece:
+                return False
+        elif wake == _NOTHING:
+            return self.done
+        self._scan()
+        return self.done
+
+    def _scan(self) -> None:
+        text = self._tail + "".join(self.parts[self._scanned :])
+        self._scanned = len(self.parts)
+        position, length = 0, len(text)
+        while position < length and self._wake != _NOTHING:
+            step = self._step
+            reached = step(self, text, position)
+            if reached == position and step is self._step:
+                break  # an unfinished escape
+            position = reached
+        self._tail = text[position:]
+        if self.done:
+            self.end = len(self.raw) - len(self._tail)
+
+    def _enter(self, step: Callable[[ObjectScanner, str, int], int], wake: int = _ANYTHING) -> None:
+        self._step = step
+        self._wake = _ANYTHING if self._watching else wake
+
+    def _finish(self, *, broken: bool) -> None:
+        self.broken, self.done = broken, not broken
+        self._wake = _NOTHING
+
+    def _open(self, text: str, position: int) -> int:
+        position = _end(_SPACE, text, position)
+        if position == len(text):
+            return position
+        if text[position] != "{":
+            self._finish(broken=True)
+            return position
+        if self._watcher is None:
+            self._depth = 1
+            self._enter(ObjectScanner._nested, _CLOSER)
+        else:
+            self._enter(ObjectScanner._top)
+        return position + 1
+
+    def _top(self, text: str, position: int) -> int:
+        position = _end(_SPACE, text, position)
+        sign = text[position : position + 1]
+        if sign == '"':
+            self._key.clear()
+            self._enter(ObjectScanner._in_key)
+        elif sign == "}":
+            self._finish(broken=False)
+        elif sign not in ("", ","):
+            self._finish(broken=True)
+            return position
+        return position + len(sign)
+
+    def _in_key(self, text: str, position: int) -> int:
+        end = _end(_STRING_REST, text, position)
+        self._key.append(text[position:end])
+        if text[end : end + 1] != '"':
+            return end
+        self._enter(ObjectScanner._colon)
+        return end + 1
+
+    def _colon(self, text: str, position: int) -> int:
+        position = _end(_SPACE, text, position)
+        sign = text[position : position + 1]
+        if sign == ":":
+            self._enter(ObjectScanner._value)
+        elif sign:
+            self._finish(broken=True)
+            return position
+        return position + len(sign)
+
+    def _value(self, text: str, position: int) -> int:
+        position = _end(_SPACE, text, position)
+        if position == len(text):
+            return position
+        kind = text[position]
+        key = unescape("".join(self._key))
+        if self._watcher is not None and key is not None and key in self._watched:
+            self._watching = True
+            self._watcher.start(key, kind)
+        if kind == '"':
+            self._enter(ObjectScanner._value_string, _QUOTE)
+            return position + 1
+        if kind in "{[":
+            self._pass_on(kind)
+            self._depth = 1
+            self._enter(ObjectScanner._nested, _CLOSER)
+            return position + 1
+        self._enter(ObjectScanner._scalar)
+        return position
+
+    def _value_string(self, text: str, position: int) -> int:
+        end = _end(_STRING_REST, text, position)
+        self._pass_on(text[position:end])
+        if text[end : end + 1] != '"':
+            self._enter(ObjectScanner._value_string, _QUOTE)
+            return end
+        self._end_value()
+        return end + 1
+
+    def _scalar(self, text: str, position: int) -> int:
+        end = _end(_SCALAR, text, position)
+        self._pass_on(text[position:end])
+        if end < len(text):
+            if text[end] in ",}":
+                self._end_value()
+            else:
+                self._finish(broken=True)
+        return end
+
+    def _nested(self, text: str, position: int) -> int:
+        end = _end(_NESTED_REST, text, position)
+        sign = text[end : end + 1]
+        self._pass_on(text[position : end + 1])
+        if sign == '"':  # a string that goes on after this text
+            self._enter(ObjectScanner._nested_string, _QUOTE)
+        elif sign in ("{", "["):
+            self._depth += 1
+        elif sign:
+            self._depth -= 1
+            if self._depth == 0:
+                self._end_nested()
+        return end + len(sign)
+
+    def _nested_string(self, text: str, position: int) -> int:
+        end = _end(_STRING_REST, text, position)
+        closed = text[end : end + 1] == '"'
+        self._pass_on(text[position : end + closed])
+        if closed:
+            self._enter(ObjectScanner._nested, _CLOSER)
+        else:
+            self._enter(ObjectScanner._nested_string, _QUOTE)
+        return end + closed
+
+    def _end_nested(self) -> None:
+        if self._watcher is None:
+            self._finish(broken=False)
+        else:
+            self._end_value()
+
+    def _pass_on(self, raw: str) -> None:
+        if self._watching and self._watcher is not None and raw:
+            self._watcher.piece(raw)
+
+    def _end_value(self) -> None:
+        if self._watching and self._watcher is not None:
+            self._watcher.end()
+        self._watching = False
+        self._enter(ObjectScanner._top)
+
+
+class HalfKeeper:
+    """Joins surrogate pairs that were cut between two pieces: keeps a first half for the next."""
+
+    __slots__ = ("half",)
+
+    def __init__(self) -> None:
+        self.half = ""
+
+    def feed(self, text: str) -> str:
+        """Return `text` with pairs joined, less a half at its end."""
+        text = join_surrogates(self.half + text)
+        self.half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
+        return text[: len(text) - len(self.half)]
+
+    def end(self) -> str:
+        """Return the half that stayed alone, if any."""
+        half, self.half = self.half, ""
+        return half
+
+
+class StringDecoder:
+    """Decodes the inside of a JSON string that comes in pieces.
+
+    Holds back an unfinished escape and half a surrogate pair, nothing else. After an escape that
+    JSON does not know it gives nothing more: the arguments are then invalid as a whole.
+    """
+
+    __slots__ = ("_broken", "_halves", "_held")
+
+    def __init__(self) -> None:
+        self._broken = False
+        self._held = ""  # raw, an escape that is not finished
+        self._halves = HalfKeeper()
+
+    def feed(self, raw: str) -> str:
+        """Return the text that `raw` completes."""
+        if not self._held and not self._halves.half and raw.isascii() and "\\" not in raw:
+            return "" if self._broken else raw
+        raw = self._held + raw
+        end = _end(_WHOLE_ESCAPES, raw, 0)
+        self._held = raw[end:]
+        self._broken = self._broken or len(self._held) >= _LONGEST_ESCAPE
+        if self._broken:
+            self._held = ""
+            return ""
+        return self._halves.feed(self._unescape(raw[:end]))
+
+    def end(self) -> str:
+        """Return what was held back: half a pair that stayed alone."""
+        return self._halves.end()
+
+    def _unescape(self, raw: str) -> str:
+        text = unescape(raw)
+        self._broken = text is None
+        return text or ""
+
+
+def unescape(raw: str) -> str | None:
+    """Decode the inside of a JSON string; None if it is none."""
+    try:
+        return json.loads(f'"{raw}"', strict=False) if "\\" in raw else raw
+    except ValueError:
+        return None
+
+
+def join_surrogates(text: str) -> str:
+    """Make one character of each surrogate pair; a half that is alone stays."""
+    try:
+        text.encode()  # far cheaper than what follows, and nearly always enough
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+    return text
+
+
+def _end(pattern: re.Pattern[str], text: str, position: int) -> int:
+    match = pattern.match(text, position)
+    assert match is not None, "each of these patterns matches nothing at least"
+    return match.end()

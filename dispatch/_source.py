@@ -1,0 +1,133 @@
+"""Where a reply comes from: whatever gives deltas, chunks or SDK objects, async or blocking."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterable, Mapping
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
+from inspect import isawaitable, isgenerator
+from typing import Any, NoReturn, TypeAlias, cast
+
+from ..commander import BadResponse
+from ._delta import Delta
+from ._wire import delta_from_chunk
+
+__all__ = ["Source", "check_source", "close_source", "open_source", "to_delta"]
+
+Source: TypeAlias = (
+    AsyncIterable[Any] | Iterable[Any] | Awaitable[AsyncIterable[Any]] | Awaitable[Iterable[Any]]
+)
+"""What `fork` reads: an iterable of deltas, wire chunks or SDK chunk objects, async or blocking,
+or an awaitable that gives one."""
+
+# How many items a blocking source may be ahead of the loop.
+_AHEAD = 256
+
+
+def to_delta(item: object) -> Delta | None:
+    """Make a delta of what a source gives: a wire chunk, as a mapping or as an SDK's object."""
+    if isinstance(item, Delta):
+        return item
+    if isinstance(item, Mapping):
+        return delta_from_chunk(cast("Mapping[str, Any]", item))
+    dump = getattr(item, "model_dump", None)
+    if dump is None:
+        raise BadResponse(f"a source gives deltas or chat-completions chunks, not {item!r:.80}")
+    return delta_from_chunk(dump())
+
+
+def check_source(source: object) -> None:
+    """Raise `TypeError` if `source` is nothing that can be read."""
+    if not (hasattr(source, "__aiter__") or hasattr(source, "__iter__") or isawaitable(source)):
+        raise TypeError(f"a reply comes from an iterable, async or not; {source!r:.80} is none")
+
+
+async def open_source(source: Any) -> AsyncIterable[Any]:
+    """Return what `async for` can read; a blocking iterable is read in a thread of its own."""
+    if not hasattr(source, "__aiter__") and isawaitable(source):
+        source = await source
+        check_source(source)
+    return source if hasattr(source, "__aiter__") else _BlockingSource(source)
+
+
+async def close_source(source: Any) -> None:
+    """Close a source, whether it was read or not; what cannot be closed is left alone."""
+    close = getattr(source, "aclose", None) or getattr(source, "close", None)
+    if close is not None and isawaitable(closing := close()):
+        await closing
+
+
+class _BlockingSource(AsyncIterator[Any]):
+    """Reads a blocking iterable in a thread, a little ahead of the loop."""
+
+    def __init__(self, source: Iterable[Any]) -> None:
+        self._source = source
+        self._loop = asyncio.get_running_loop()
+        self._items: deque[Any] = deque()
+        self._failure: BaseException | None = None
+        self._over = False  # the thread adds no more items
+        self._closed = False  # nobody wants more items
+        self._news: asyncio.Future[None] | None = None  # the loop waits for the thread
+        self._room = threading.Semaphore(_AHEAD)
+        read = partial(copy_context().run, self._read)
+        threading.Thread(target=read, name="anabranch-source", daemon=True).start()
+
+    async def __anext__(self) -> Any:
+        while not self._items:
+            if not self._over:
+                await self._hear()
+            elif not self._items:  # looked at again: the last item may have come in between
+                return self._end()
+        self._room.release()
+        return self._items.popleft()
+
+    async def aclose(self) -> None:
+        """Close the iterable and wait for the thread, a second at most.
+
+        A generator cannot be closed while it runs: it is once it has given its next item.
+        """
+        self._closed = True
+        self._room.release()
+        if not isgenerator(self._source):
+            await close_source(self._source)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                while not self._over:
+                    await self._hear()
+
+    def _end(self) -> NoReturn:
+        raise self._failure or StopAsyncIteration
+
+    async def _hear(self) -> None:
+        self._news = self._loop.create_future()
+        if not self._over and (self._closed or not self._items):
+            await self._news
+        self._news = None
+
+    def _read(self) -> None:
+        try:
+            for item in self._source:
+                self._items.append(item)
+                self._tell()
+                self._room.acquire()
+                if self._closed:
+                    break
+            if isgenerator(self._source):
+                self._source.close()
+        except BaseException as error:  # noqa: BLE001 - raised in the loop, where it is read
+            self._failure = error
+        self._over = True
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._news is not None:
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)

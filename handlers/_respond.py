@@ -1,0 +1,83 @@
+"""One exchange: ask the model, fork its reply, run its tools, and ask again with their results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..backends import Backend
+from ..commander import BadResponse, Node
+from ..dispatch import Conversation, Message, fork
+from ..tools import AnyTool, narrated
+from ._call_tools import CallTools, call_tools
+from ._handler import handler
+from ._show import show
+from ._view import View
+
+__all__ = ["respond"]
+
+
+@handler
+async def respond(
+    node: Node[Any],
+    backend: Backend,
+    conversation: Conversation,
+    tools: Sequence[AnyTool] = (),
+    view: View | None = None,
+    *,
+    narrate: bool = False,
+    rounds: int = 10,
+    repairs: int = 2,
+    **options: Any,
+) -> Message:
+    """Let the model answer the conversation, as often as it calls tools; return its last message.
+
+    Text goes to `view` as it arrives. With `narrate` the model may also speak to the user inside a
+    call (the argument `to_user`). `options` have the wire's names. After `rounds` replies with
+    tool calls, or more than `repairs` with a call that was wrong, the model has to answer without
+    tools; if it calls one all the same, that is a `BadResponse`.
+
+    Each reply enters the conversation together with the results of its calls, whole. If the reply
+    fails or is cancelled, what it told the user by then enters as a message without calls; if its
+    tools are cut short, the calls that had not ended are answered as interrupted. So what stands
+    in the conversation can always be sent to a provider.
+    """
+    view = view or View()
+    last = bool(tools) and (rounds < 1 or repairs < 0)
+    offered = narrated(tools) if narrate else tools
+    request = conversation.request(
+        tools=offered, **options, **({"tool_choice": "none"} if last else {})
+    )
+    reply = fork(node, backend.stream(request), to_user="to_user")
+    node.call_handler(show(reply.text, view.write).at_done(lambda _: view.ended()))
+    results = node.call_handler(call_tools(reply.tool_calls, tools, view))
+    message: Message | None = None
+    try:
+        message = await reply.message
+        answers = await results
+    except BaseException:
+        conversation.add(*_kept(message, reply.partial, results))
+        raise
+    conversation.add(message, *answers)
+    if not answers:
+        return message
+    if last:
+        raise BadResponse("the model goes on calling tools after it was told to answer")
+    wrong = any(answer.status == "invalid" for answer in answers)
+    return await respond(
+        backend,
+        conversation,
+        tools,
+        view,
+        narrate=narrate,
+        rounds=rounds - 1,
+        repairs=repairs - wrong,
+        **options,
+    )
+
+
+def _kept(message: Message | None, partial: Message | None, results: CallTools) -> list[Message]:
+    """Return what remains of an exchange that was broken off."""
+    if message is not None:
+        return [message, *results.results(message)]
+    return [] if partial is None else [partial]

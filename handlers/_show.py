@@ -1,0 +1,33 @@
+"""Pass a branch of text on as it arrives."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Awaitable, Callable
+from inspect import isawaitable
+from typing import Any
+
+from ..commander import Node, emit
+from ._handler import handler
+from ._view import View
+
+__all__ = ["show"]
+
+
+@handler
+async def show(
+    node: Node[Any],
+    texts: AsyncIterable[str],
+    write: Callable[[str], Awaitable[object] | object] | None = None,
+) -> str:
+    """Give each text to `write`, plain or async, as it arrives; return all of it.
+
+    Without `write` it goes to the standard output. Each piece is also an event of kind `text`.
+    """
+    write = write or View().write
+    said: list[str] = []
+    async for text in texts:
+        emit(node, "text", text)
+        said.append(text)
+        if isawaitable(written := write(text)):
+            await written
+    return "".join(said)

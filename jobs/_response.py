@@ -1,0 +1,40 @@
+"""`ResponseJob`: one exchange with a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import Any
+
+from ..backends import Backend
+from ..dispatch import Conversation, Message
+from ..handlers import View, respond
+from ..tools import AnyTool
+from ._job import Job
+
+__all__ = ["ResponseJob"]
+
+
+class ResponseJob(Job[Message]):
+    """Let the model answer the conversation, tools included; the result is its last message.
+
+    It adds to `conversation` what `respond` adds. `options` have the wire's names.
+    """
+
+    backend: Backend
+    conversation: Conversation
+    tools: Sequence[AnyTool] = ()
+    view: View = field(default_factory=View)
+    narrate: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    async def task(self) -> Message:
+        """Hand the work to `respond`."""
+        return await respond(
+            self.backend,
+            self.conversation,
+            self.tools,
+            self.view,
+            narrate=self.narrate,
+            **self.options,
+        )

@@ -1,0 +1,213 @@
+"""An event loop for tests: a seed orders the wake-ups of its tasks, and its clock jumps.
+
+It is asyncio's own selector loop with two parts exchanged: the queue of what is ready, and the
+selector, which instead of waiting lets the clock jump or finds that nothing can ever happen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextvars import Context
+from types import FrameType
+from typing import Any, cast
+
+from ._deadlock import Deadlock, describe
+
+__all__ = ["SeededLoop", "VirtualClock"]
+
+# How often, in real seconds, a loop that waits for threads looks whether they are still at work.
+LOOK = 0.02
+# The engine's watch over slow bodies; it never brings a loop anything to do.
+WATCHER = "anabranch"
+
+
+class VirtualClock:
+    """The time of a `SeededLoop`, in seconds from 0. It moves only when the loop is idle."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock on at once, as a body does that computes for so long.
+
+        Timers that fall due run in the order of their times, from the loop's next turn.
+        """
+        if seconds < 0:
+            raise ValueError(f"a clock goes forward only, not by {seconds!r} s")
+        self.now += seconds
+
+
+class SeededLoop(asyncio.SelectorEventLoop):
+    """An event loop whose `seed` decides the order in which ready tasks are stepped.
+
+    Tasks that are ready in the same turn and stand next to each other in the queue are stepped in
+    any order. All else keeps its place, as asyncio promises: a callback runs after whatever was
+    ready before it and before whatever became ready after it, and what becomes ready in one turn
+    runs in the next. So each order is one in which the wake-ups might have come in reality.
+
+    `time()` is that of `clock`. When nothing is ready the clock jumps to the next timer; when
+    there is none either, `Deadlock` is raised out of the run. `turns` is the number of turns after
+    which a run is given up with a `TimeoutError`.
+
+    Threads and files are real. What comes from another thread by `call_soon_threadsafe` runs at
+    the beginning of a turn and changes no order among the others, but its moment is not the seed's
+    to choose. While a thread that was started since the loop was made is at work, or files are
+    watched, an idle loop waits for them as long as a timer would in reality, but at most
+    `patience` real seconds, before it lets the clock jump or calls a deadlock. The waiting threads
+    of a pool are not at work.
+    """
+
+    def __init__(
+        self, seed: int = 0, *, patience: float = 10.0, turns: int | None = 1_000_000
+    ) -> None:
+        self.seed = seed
+        self.clock = VirtualClock()
+        self.random = random.Random(seed)  # noqa: S311 - not for secrets
+        self.patience = patience
+        self._turns = self._turns_left = turns
+        # What other threads have handed in since the last turn.
+        self._inbox: deque[asyncio.Handle] = deque()
+        self._threads_before = frozenset(threading.enumerate())
+        super().__init__(_Selector(self))
+        self._ready = cast("deque[asyncio.Handle]", _Ready(self.random))
+
+    def time(self) -> float:
+        """Return the virtual time, in seconds since the loop was made."""
+        return self.clock.now
+
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Call back at the beginning of the next turn; from the loop's own thread, `call_soon`."""
+        if not self.is_running() or threading.get_ident() == self._thread_id:  # type: ignore[attr-defined]
+            return super().call_soon_threadsafe(callback, *args, context=context)
+        self._check_closed()  # type: ignore[attr-defined]
+        handle = asyncio.Handle(callback, args, self, context)
+        self._inbox.append(handle)
+        self._write_to_self()  # type: ignore[attr-defined]
+        return handle
+
+    def allow_more(self) -> None:
+        """Begin to count the turns anew."""
+        self._turns_left = self._turns
+
+    def _count_turn(self) -> None:
+        if self._turns_left is None:
+            return
+        self._turns_left -= 1
+        if self._turns_left < 0:
+            raise TimeoutError(
+                f"seed {self.seed}: still running at {self.clock.now:g} s of virtual time, after "
+                f"{self._turns} turns of the loop"
+            )
+
+    def _take_inbox(self) -> bool:
+        came = len(self._inbox)
+        for handle in [self._inbox.popleft() for _ in range(came)][::-1]:
+            self._ready.appendleft(handle)
+        return came > 0
+
+    def _outsiders(self) -> bool:
+        """Say whether anything outside this thread may still call in."""
+        watched: Mapping[Any, Any] = cast("Any", self)._selector.get_map()
+        return len(watched) > 1 or any(  # one is the loop's own pipe
+            thread not in self._threads_before and thread.name != WATCHER and _at_work(thread)
+            for thread in threading.enumerate()
+        )
+
+
+def _at_work(thread: threading.Thread) -> bool:
+    """Say whether a thread does anything but wait in a pool, asyncio's or anyio's, for work."""
+    stack: list[FrameType] = []
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None and len(stack) < 3:
+        stack.append(frame)
+        frame = frame.f_back
+    names = [frame.f_code.co_qualname for frame in stack]
+    if names[:1] == ["_worker"]:  # of concurrent.futures
+        pool = stack[0].f_locals
+        return pool.get("work_item") is not None or pool["work_queue"].qsize() > 0
+    if names == ["Condition.wait", "Queue.get", "WorkerThread.run"]:  # anyio's
+        return stack[1].f_locals["self"].qsize() > 0
+    return True
+
+
+class _Ready(deque[asyncio.Handle]):
+    """What is ready, in asyncio's order but for neighbouring tasks of one turn."""
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
+        self._random = chance
+        # How many handles of this turn are still in the queue; `_drawn` are those beside it.
+        self._turn = 0
+        self._drawn: list[asyncio.Handle] = []
+
+    def begin_turn(self) -> None:
+        self._turn = 0
+
+    def __len__(self) -> int:
+        return super().__len__() + len(self._drawn)
+
+    def popleft(self) -> asyncio.Handle:
+        if not self._drawn:
+            self._draw()
+        last = len(self._drawn) - 1
+        at = self._random.randrange(last + 1) if last else 0
+        self._drawn[at], self._drawn[last] = self._drawn[last], self._drawn[at]
+        return self._drawn.pop()
+
+    def _draw(self) -> None:
+        """Take the next callback, or all tasks up to the next callback, out of the queue."""
+        if not self._turn:
+            self._turn = len(self)
+        while True:
+            self._drawn.append(super().popleft())
+            self._turn -= 1
+            if not self._turn or not (_is_step(self._drawn[-1]) and _is_step(self[0])):
+                return
+
+
+def _is_step(handle: asyncio.Handle) -> bool:
+    callback = cast("Any", handle)._callback
+    return isinstance(getattr(callback, "__self__", None), asyncio.Task)
+
+
+class _Selector(selectors.DefaultSelector):
+    """Waits for nothing that the virtual clock can bring about."""
+
+    def __init__(self, loop: SeededLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        loop = self._loop
+        loop._count_turn()
+        events = super().select(0)
+        came = loop._take_inbox()
+        if (timeout is None or timeout > 0) and not came and not events:
+            events = self._wait(timeout)
+        cast("_Ready", loop._ready).begin_turn()
+        return events
+
+    def _wait(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
+        loop = self._loop
+        until = time.monotonic() + (
+            loop.patience if timeout is None else min(timeout, loop.patience)
+        )
+        while loop._outsiders() and (left := until - time.monotonic()) > 0:
+            events = super().select(min(left, LOOK))
+            if loop._take_inbox() or events:
+                return events
+        if loop._take_inbox():
+            return []
+        if timeout is None:
+            raise Deadlock(describe(loop))
+        loop.clock.now += timeout
+        return []

@@ -1,0 +1,306 @@
+"""What every backend must show: the cases, how the scripted subjects show them, what is excused.
+
+Another backend joins by a `Subject` of its own in `SUBJECTS`. What it cannot show it declares in
+`exceptions`, with the reason; these are counted and printed at the end of the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, aclosing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from _server import DONE, Reply, ScriptedServer, Step, calls, chunk, text
+
+from anabranch.backends import Backend, Retries, Timeouts, connect
+from anabranch.commander import (
+    AuthenticationError,
+    BackendError,
+    BackendUnavailable,
+    BadResponse,
+    ContextTooLong,
+    ModelNotFound,
+    RateLimited,
+    StreamInterrupted,
+)
+from anabranch.dispatch import Delta, Message, Request
+
+__all__ = ["CASES", "SUBJECTS", "Subject"]
+
+
+@dataclass
+class Add:
+    """A tool's schema."""
+
+    name: str = "add"
+    description: str = "Add two numbers."
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        number = {"type": "integer"}
+        return {"type": "object", "properties": {"a": number, "b": number}, "required": ["a", "b"]}
+
+
+HELLO = Request([Message(role="user", content="Say hello.")], options={"max_tokens": 20})
+SUM = Request(
+    [Message(role="user", content="What is 1 plus 2?")],
+    [Add()],
+    {"tool_choice": {"type": "function", "function": {"name": "add"}}, "max_tokens": 60},
+)
+
+
+class Subject(ABC):
+    """A kind of backend under test. `exceptions`: a case's name, and why it cannot be shown."""
+
+    exceptions: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.stack = AsyncExitStack()  # closed after the test
+
+    @abstractmethod
+    async def backend(self, case: str, **settings: Any) -> Backend:
+        """Return a backend with these settings that will show `case`."""
+
+    async def left(self) -> None:  # noqa: B027 - not every model tells
+        """Wait until the model is known to have been stopped; nothing by default."""
+
+
+async def _read(backend: Backend, request: Request = HELLO) -> list[Delta]:
+    async with aclosing(backend.stream(request)) as deltas:
+        return [delta async for delta in deltas]
+
+
+async def _shows_text(subject: Subject) -> None:
+    deltas = await _read(await subject.backend("text"))
+    assert "".join(delta.text for delta in deltas).strip()
+    assert sum(1 for delta in deltas if delta.text) > 1
+    assert [d.finish_reason for d in deltas if d.finish_reason] in (["stop"], ["length"])
+
+
+async def _shows_usage(subject: Subject) -> None:
+    message = await (await subject.backend("usage")).complete(HELLO)
+    assert message.usage is not None
+    assert min(message.usage.input_tokens, message.usage.output_tokens) > 0
+
+
+async def _shows_length(subject: Subject) -> None:
+    request = Request(HELLO.messages, options={"max_tokens": 2})
+    assert (await (await subject.backend("length")).complete(request)).finish_reason == "length"
+
+
+async def _shows_one_call(subject: Subject) -> None:
+    message = await (await subject.backend("one call")).complete(SUM)
+    (call,) = message.tool_calls
+    assert (call.name, set(call.arguments)) == ("add", {"a", "b"})
+    assert message.finish_reason == "tool_calls"
+
+
+async def _shows_several_calls(subject: Subject, case: str = "several calls") -> None:
+    message = await (await subject.backend(case)).complete(SUM)
+    assert [call.arguments for call in message.tool_calls] == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
+
+
+async def _shows_interleaved_calls(subject: Subject) -> None:
+    await _shows_several_calls(subject, "interleaved calls")
+
+
+async def _stops_when_left(subject: Subject) -> None:
+    backend = await subject.backend("left")
+    async with aclosing(backend.stream(HELLO)) as deltas:
+        await anext(deltas)
+    await subject.left()
+
+
+async def _stops_when_cancelled(subject: Subject) -> None:
+    backend = await subject.backend("cancelled")
+    begun = asyncio.Event()
+
+    async def read() -> None:
+        async with aclosing(backend.stream(HELLO)) as deltas:
+            async for _ in deltas:
+                begun.set()
+
+    reader = asyncio.create_task(read())
+    await begun.wait()
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    await subject.left()
+
+
+async def _serves_many_at_once(subject: Subject) -> None:
+    backend = await subject.backend("many")
+    replies = await asyncio.gather(*(backend.complete(HELLO) for _ in range(5)))
+    assert all(reply.content for reply in replies)
+
+
+async def _can_be_entered_again(subject: Subject) -> None:
+    backend = await subject.backend("again")
+    for _ in range(2):
+        async with backend:
+            assert (await backend.complete(HELLO)).content
+    await backend.aclose()
+
+
+def _fails(case: str, kind: type[BackendError], **settings: Any) -> Callable[[Subject], Any]:
+    async def check(subject: Subject) -> None:
+        backend = await subject.backend(case, **settings)
+        with pytest.raises(BackendError) as caught:
+            await _read(backend)
+        assert type(caught.value) is kind
+        if isinstance(caught.value, StreamInterrupted):
+            assert caught.value.partial.content
+
+    return check
+
+
+_ONCE = Retries(attempts=1)
+
+CASES: dict[str, Callable[[Subject], Awaitable[None]]] = {
+    "text": _shows_text,
+    "usage": _shows_usage,
+    "length": _shows_length,
+    "one call": _shows_one_call,
+    "several calls": _shows_several_calls,
+    "interleaved calls": _shows_interleaved_calls,
+    "left": _stops_when_left,
+    "cancelled": _stops_when_cancelled,
+    "many": _serves_many_at_once,
+    "again": _can_be_entered_again,
+    "drop": _fails("drop", StreamInterrupted),
+    "connect timeout": _fails(
+        "connect timeout", BackendUnavailable, timeouts=Timeouts(connect=0.05), retries=_ONCE
+    ),
+    "first token timeout": _fails(
+        "first token timeout",
+        BackendUnavailable,
+        timeouts=Timeouts(first_token=0.001),
+        retries=_ONCE,
+    ),
+    "between tokens timeout": _fails(
+        "between tokens timeout", StreamInterrupted, timeouts=Timeouts(between_tokens=0.001)
+    ),
+    "whole timeout": _fails("whole timeout", StreamInterrupted, timeouts=Timeouts(whole=0.2)),
+    "retries": _fails("retries", BackendUnavailable, retries=Retries(first=0)),
+    "nobody there": _fails("nobody there", BackendUnavailable, retries=_ONCE),
+    "wrong key": _fails("wrong key", AuthenticationError),
+    "unknown model": _fails("unknown model", ModelNotFound),
+    "rate limit": _fails("rate limit", RateLimited, retries=_ONCE),
+    "too long": _fails("too long", ContextTooLong),
+    "bad response": _fails("bad response", BadResponse),
+}
+
+_ADD = ("add", '{"a": 1, "b": 2}')
+_OTHER = ("add", '{"a": 3, "b": 4}')
+_BEGUN = Reply([chunk({"content": "Hel"}), Step.HANG])
+
+
+def _interleaved() -> Reply:
+    """Give the pieces of two calls in turn."""
+    pieces = [calls(_ADD).steps[:-2], calls(_OTHER).steps[:-2]]
+    place = b'"tool_calls": [{"index": '
+    second = [step.replace(place + b"0", place + b"1") for step in pieces[1]]
+    mixed = [step for pair in zip(pieces[0], second, strict=True) for step in pair]
+    return Reply([*mixed, chunk(finish="tool_calls"), DONE])
+
+
+SCRIPTS: dict[str, Reply] = {
+    "length": Reply([chunk({"content": "Hel"}, "length"), DONE]),
+    "one call": calls(_ADD),
+    "several calls": calls(_ADD, _OTHER),
+    "interleaved calls": _interleaved(),
+    "left": _BEGUN,
+    "cancelled": _BEGUN,
+    "drop": Reply([chunk({"content": "Hel"}), Step.DROP]),
+    "first token timeout": Reply([Step.HANG]),
+    "between tokens timeout": _BEGUN,
+    "whole timeout": _BEGUN,
+    "retries": Reply.error(503, "down"),
+    "wrong key": Reply.error(401, "no"),
+    "unknown model": Reply.error(404, "no"),
+    "rate limit": Reply.error(429, "no"),
+    "too long": Reply.error(400, {"message": "no", "code": "context_length_exceeded"}),
+    "bad response": Reply([b"data: x\n\n"]),
+}
+
+
+class HttpSubject(Subject):
+    """The http backend against the scripted server."""
+
+    async def backend(self, case: str, **settings: Any) -> Backend:
+        self.server = await self.stack.enter_async_context(
+            ScriptedServer(SCRIPTS.get(case, text("Hel", "lo")))
+        )
+        self.case = case
+        address = self.server.url
+        if case == "connect timeout":
+            address = self._deaf()
+        if case == "nobody there":
+            await self.server.__aexit__()
+        backend = self.connect(address, settings)
+        self.stack.push_async_callback(backend.aclose)
+        self.stack.push_async_callback(self.check_attempts)
+        return backend
+
+    def connect(self, address: str, settings: dict[str, Any]) -> Backend:
+        return connect(address, model="tiny", **settings)
+
+    def _deaf(self) -> str:
+        """Return the address of a listener whose queue is full, so that it answers no one."""
+        listener = self.stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(2):
+            waiting = self.stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    async def left(self) -> None:
+        await self.server.gone.wait()
+
+    async def check_attempts(self) -> None:
+        assert len(self.server.requests) == {"retries": 3}.get(self.case, len(self.server.requests))
+
+
+class OpenAISubject(HttpSubject):
+    """The openai backend against the scripted server."""
+
+    def connect(self, address: str, settings: dict[str, Any]) -> Backend:
+        return connect("openai:tiny", base_url=address, api_key="sk-test", **settings)
+
+
+class CassetteSubject(HttpSubject):
+    """Replies of the http backend, recorded, then played."""
+
+    exceptions: ClassVar = {
+        "left": "the recording holds what the reader had, there is no more to stop",
+        "cancelled": "as for 'left'",
+        "connect timeout": "nothing is connected",
+        "many": "the recording has one reply",
+    }
+
+    async def backend(self, case: str, **settings: Any) -> Backend:
+        file = self.folder / "tape.jsonl"
+        recording = connect(f"cassette:{file}", record=await super().backend(case, **settings))
+        with suppress(BackendError):
+            await _read(recording, SUM if "call" in case else _asked(case))
+        return connect(f"cassette:{file}")
+
+
+def _asked(case: str) -> Request:
+    return Request(HELLO.messages, options={"max_tokens": 2}) if case == "length" else HELLO
+
+
+SUBJECTS: dict[str, Callable[[Path], Subject]] = {
+    "http": HttpSubject,
+    "openai": OpenAISubject,
+    "cassette": CassetteSubject,
+}

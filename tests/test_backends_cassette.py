@@ -1,0 +1,164 @@
+"""Recorded replies, played again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _clock import jumping
+from _server import Reply, ScriptedServer, chunk, text
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabranch.backends import Backend, ModelBackend, connect
+from anabranch.backends._cassette import _delta_from_json, _delta_to_json
+from anabranch.commander import (
+    BackendError,
+    ConfigurationError,
+    RateLimited,
+    StreamInterrupted,
+)
+from anabranch.dispatch import Delta, Message, Request, ToolCallDelta, Usage
+
+
+def _ask(said: str = "Hello?", **options: Any) -> Request:
+    return Request([Message(role="user", content=said)], options=options)
+
+
+class Slow(ModelBackend):
+    """A delta a second, a different reply each time."""
+
+    count = 0
+
+    async def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
+        self.count += 1
+        for said in "a", "b":
+            await asyncio.sleep(1)
+            yield Delta(f"{said}{self.count}")
+        await asyncio.sleep(1)
+        yield Delta(usage=Usage(input_tokens=1), finish_reason="stop")
+
+
+async def _all(backend: Backend, request: Request) -> list[Delta]:
+    return [delta async for delta in backend.stream(request)]
+
+
+@jumping
+async def test_playing_gives_the_same_deltas_in_the_order_recorded(tmp_path: Path) -> None:
+    """At once, or at the recorded pace; the last reply is repeated."""
+    file = tmp_path / "a.jsonl"
+    time = asyncio.get_running_loop().time
+    recording = connect(f"cassette:{file}", record=Slow("m", temperature=1))
+    recorded = [await _all(recording, _ask()), await _all(recording, _ask())]
+
+    start = time()
+    player = connect(f"cassette:{file}")
+    played = [await _all(player, _ask()) for _ in range(3)]
+    assert time() == start
+    assert played == [*recorded, recorded[-1]]
+
+    assert await _all(connect(f"cassette:{file}", realtime=True), _ask()) == recorded[0]
+    assert time() - start == pytest.approx(3, abs=0.01)
+
+
+@jumping
+async def test_an_unknown_request_fails_with_the_nearest_and_the_difference(tmp_path: Path) -> None:
+    """As a diff."""
+    file = tmp_path / "a.jsonl"
+    recording = connect(f"cassette:{file}", record=Slow("m"))
+    await _all(recording, _ask("Where is the river?", temperature=0))
+    await _all(recording, _ask("Something else", seed=3, stop=["x"]))
+
+    with pytest.raises(BackendError) as caught:
+        await _all(connect(f"cassette:{file}"), _ask("Where is the lake?", temperature=0))
+
+    lines = str(caught.value).splitlines()
+    assert '-   "content": "Where is the river?",' in lines
+    assert '+   "content": "Where is the lake?",' in lines
+
+
+@jumping
+async def test_a_reply_that_was_left_is_played_as_interrupted(tmp_path: Path) -> None:
+    """After what its reader had."""
+    file = tmp_path / "a.jsonl"
+    recording = connect(f"cassette:{file}", record=Slow("m"))
+    async with aclosing(recording.stream(_ask())) as deltas:
+        await anext(deltas)
+
+    with pytest.raises(StreamInterrupted) as caught:
+        await connect(f"cassette:{file}").complete(_ask())
+
+    assert caught.value.partial.content == "a1"
+
+
+async def test_failures_are_recorded_and_no_key_is(tmp_path: Path) -> None:
+    """Not even one that stands in the request."""
+    key = 'sk-"secret"/0123'
+    file = tmp_path / "a.jsonl"
+    async with ScriptedServer() as server:
+        backend = connect(server.url, model="m", api_key=key)
+        recording = connect(f"cassette:{file}", record=backend)
+        server.script(Reply.error(429, f"slowly, {key}", Retry_After="900"), text(key))
+        with pytest.raises(RateLimited):
+            await _all(recording, _ask("one"))
+        await _all(recording, _ask(f"my key is {key}"))
+        server.script(Reply([chunk({"content": "a"})]))
+        with pytest.raises(StreamInterrupted):
+            await _all(recording, _ask("two"))
+        await recording.aclose()
+
+    written = file.read_text()
+    assert "0123" not in written
+    assert len([json.loads(line) for line in written.splitlines()]) == 3
+    player = connect(f"cassette:{file}")
+    with pytest.raises(RateLimited) as limited:
+        await _all(player, _ask("one"))
+    assert limited.value.retry_after == 900
+    with pytest.raises(StreamInterrupted):
+        await _all(player, _ask("two"))
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [(None, "no cassette"), ("{}", "line 1"), ('{"request": {}, "deltas": [3]}', "line 1")],
+)
+async def test_a_file_that_is_no_cassette_is_told(
+    tmp_path: Path, written: str | None, said: str
+) -> None:
+    """With the line that is wrong."""
+    file = tmp_path / "a.jsonl"
+    if written is not None:
+        file.write_text(written)
+
+    with pytest.raises(ConfigurationError, match=said):
+        await _all(connect(f"cassette:{file}"), _ask())
+
+
+_TEXT = st.text(max_size=5)
+_PIECES = st.builds(ToolCallDelta, st.integers(-1, 3), st.none() | _TEXT, st.none() | _TEXT, _TEXT)
+_DELTAS = st.builds(
+    Delta,
+    _TEXT,
+    _TEXT,
+    _TEXT,
+    st.lists(_PIECES, max_size=2).map(lambda pieces: pieces or ()),
+    st.none() | st.builds(Usage, input_tokens=st.integers(0, 3)),
+    st.none() | _TEXT,
+    st.booleans(),
+)
+
+
+@given(delta=_DELTAS)
+def test_a_delta_survives_the_file(delta: Delta) -> None:
+    """Every field of it; an empty id, name or finish_reason is the same as none."""
+    again = _delta_from_json(json.loads(json.dumps(_delta_to_json(delta))))
+
+    for piece in delta.tool_calls:
+        piece.id, piece.name = piece.id or None, piece.name or None
+    delta.finish_reason = delta.finish_reason or None
+    assert again == delta

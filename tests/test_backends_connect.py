@@ -1,0 +1,105 @@
+"""From a name to a backend, and what is said when there is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.backends import connect
+from anabranch.backends._http import HttpBackend
+from anabranch.backends._openai import OpenAIBackend
+from anabranch.commander import ConfigurationError, MissingExtra
+
+
+@pytest.fixture(autouse=True)
+def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "MISTRAL_API_KEY", "GROQ_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("opnai:gpt-5-mini", "did you mean 'openai:gpt-5-mini'"),
+        ("gpt-5-mini", "local, openai, mistral, groq, vllm"),
+        ("", "There are:"),
+        ("openai", "'openai:MODEL'"),
+        ("openai:gpt-5-mini", "OPENAI_API_KEY"),
+        ("mistral:small", "MISTRAL_API_KEY"),
+        ("groq:llama", "GROQ_API_KEY"),
+        ("http://localhost:8000/v1", "model="),
+        ("https://", "model="),
+    ],
+)
+def test_what_cannot_be_connected_says_what_to_do(spec: str, said: str) -> None:
+    """In one line."""
+    with pytest.raises(ConfigurationError) as caught:
+        connect(spec)
+
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_address_must_be_one() -> None:
+    """And only one."""
+    with pytest.raises(ConfigurationError, match="localhost:8000"):
+        connect("openai:x", base_url="localhost:8000/v1", api_key="k")
+    with pytest.raises(ConfigurationError, match="once"):
+        connect("http://localhost/v1", base_url="http://localhost/v1", model="x")
+    with pytest.raises(ConfigurationError, match="not an address"):
+        connect("http://", model="x")
+
+
+@pytest.mark.parametrize(
+    ("provider", "variable", "address"),
+    [
+        ("openai", "OPENAI_API_KEY", "https://api.openai.com/v1"),
+        ("mistral", "MISTRAL_API_KEY", "https://api.mistral.ai/v1"),
+        ("groq", "GROQ_API_KEY", "https://api.groq.com/openai/v1"),
+    ],
+)
+def test_keys_and_addresses_come_from_the_environment(
+    provider: str, variable: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key is in no repr."""
+    monkeypatch.setenv(variable, "sk-from-the-environment")
+
+    backend = connect(f"{provider}:some/model:free")
+
+    assert isinstance(backend, OpenAIBackend)
+    assert (backend.provider, backend.model, backend.base_url) == (
+        provider,
+        "some/model:free",
+        address,
+    )
+    assert "sk-from" not in repr(vars(backend))
+
+
+def test_openai_base_url_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For openai alone; an argument wins."""
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:1/v1/")
+
+    one = connect("openai:x", api_key="k")
+    other = connect("openai:x", api_key="k", base_url="http://localhost:2/chat/completions")
+
+    assert isinstance(one, OpenAIBackend)
+    assert isinstance(other, OpenAIBackend)
+    assert (one.base_url, other.base_url) == ("http://localhost:1/v1", "http://localhost:2")
+
+
+def test_a_password_in_an_address_is_not_shown() -> None:
+    """Nor a query, which may hold a key."""
+    backend = connect("http://me:pass@localhost:8000/v1?api-key=hidden", model="x")
+
+    assert isinstance(backend, HttpBackend)
+    assert repr(backend) == "HttpBackend('x', base_url='http://localhost:8000/v1')"
+
+
+@pytest.mark.parametrize(("spec", "extra"), [("openai:x", "openai"), ("http://localhost", "http")])
+def test_a_missing_package_names_its_extra(
+    spec: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the backend is made, not when it is first used."""
+    monkeypatch.setitem(__import__("sys").modules, "aiohttp", None)
+
+    with pytest.raises(MissingExtra, match=rf"anabranch\[{extra}\]"):
+        connect(spec, model="x", api_key="k")

@@ -1,0 +1,622 @@
+"""What holds for every backend that speaks the chat-completions wire: one body, two backends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+from _server import DONE, Reply, ScriptedServer, Step, calls, chunk, event, text
+
+from anabranch import Commander, Node, handler
+from anabranch.backends import Backend, Retries, Timeouts, connect
+from anabranch.commander import (
+    AuthenticationError,
+    BackendError,
+    BackendUnavailable,
+    BadResponse,
+    ContextTooLong,
+    ModelNotFound,
+    RateLimited,
+    StreamInterrupted,
+)
+from anabranch.dispatch import Delta, Message, Request
+
+KEY = "sk-secret-0123456789/+="
+ASK = Request([Message(role="user", content="Hello?")])
+AT_ONCE = Retries(first=0.0)
+
+
+def _ask(**options: Any) -> Request:
+    return Request(ASK.messages, options=options)
+
+
+@dataclass
+class Line:
+    """A server, and what makes backends that reach it."""
+
+    server: ScriptedServer
+    kind: str
+    made: list[Backend]
+
+    def connect(self, path: str = "", **settings: Any) -> Backend:
+        settings = {"retries": AT_ONCE, "api_key": KEY} | settings
+        address = self.server.url + path
+        if self.kind == "http":
+            backend = connect(address, model="tiny", **settings)
+        else:
+            backend = connect("openai:tiny", base_url=address, **settings)
+        self.made.append(backend)
+        return backend
+
+
+@pytest.fixture(params=["http", "openai"])
+async def line(request: pytest.FixtureRequest) -> AsyncIterator[Line]:
+    async with ScriptedServer(text("Hi")) as server, asyncio.timeout(20):
+        line = Line(server, request.param, [])
+        yield line
+        for backend in line.made:
+            await backend.aclose()
+
+
+async def _all(backend: Backend, request: Request = ASK) -> list[Delta]:
+    async with aclosing(backend.stream(request)) as deltas:
+        return [delta async for delta in deltas]
+
+
+async def _failure(backend: Backend) -> BackendError:
+    with pytest.raises(BackendError) as caught:
+        await _all(backend)
+    return caught.value
+
+
+async def test_text_comes_in_pieces_with_usage_and_an_end(line: Line) -> None:
+    """As the server cut it."""
+    line.server.script(text("Hel", "lo ", "☃"))
+
+    deltas = await _all(line.connect())
+
+    assert [d.text for d in deltas if d.text] == ["Hel", "lo ", "☃"]
+    assert [d.finish_reason for d in deltas if d.finish_reason] == ["stop"]
+    assert deltas[-1].done
+    usage = [d.usage for d in deltas if d.usage]
+    assert [(u.input_tokens, u.output_tokens) for u in usage] == [(5, 7)]
+
+
+async def test_tool_calls_come_in_pieces(line: Line) -> None:
+    """And `complete` puts them together."""
+    line.server.script(calls(("add", '{"a": 1, "b": 22}'), ("now", "{}")))
+
+    message = await line.connect().complete(ASK)
+
+    assert [(c.id, c.name, c.arguments) for c in message.tool_calls] == [
+        ("call_0", "add", {"a": 1, "b": 22}),
+        ("call_1", "now", {}),
+    ]
+    assert message.finish_reason == "tool_calls"
+
+
+async def test_the_request_is_the_wires_own(line: Line) -> None:
+    """Defaults, a request's own options over them, the key as a bearer token."""
+    backend = line.connect(temperature=0.5, top_k=3, stop=["x"])
+
+    await _all(backend, _ask(temperature=0, seed=1))
+
+    (got,) = line.server.requests
+    assert got.path == "/v1/chat/completions"
+    assert got.headers["Authorization"] == f"Bearer {KEY}"
+    assert got.body == {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Hello?"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0,
+        "top_k": 3,
+        "stop": ["x"],
+        "seed": 1,
+    }
+
+
+async def test_every_option_is_passed_on(line: Line) -> None:
+    """As a default or for one request; None takes a default back."""
+    options: dict[str, Any] = {
+        "temperature": 0.2,
+        "top_p": 0.9,
+        "top_k": 5,
+        "stop": ["x", "y"],
+        "max_tokens": 9,
+        "seed": 7,
+    }
+    await _all(line.connect(**options))
+    await _all(line.connect(temperature=1, logprobs=True), _ask(**options, logprobs=None))
+
+    for got in line.server.requests:
+        assert got.body.keys() == {"model", "messages", "stream", "stream_options", *options}
+        assert got.body.items() >= options.items()
+
+
+async def test_extra_fields_go_into_the_body_as_they_are(line: Line) -> None:
+    """Over all others; a request's over the backend's, field by field."""
+    backend = line.connect(seed=1, extra={"min_p": 0.1, "cache_prompt": True})
+
+    await _all(backend, _ask(seed=2, extra={"min_p": 0.2, "model": "large", "nested": {"a": None}}))
+
+    (got,) = line.server.requests
+    del got.body["messages"], got.body["stream"], got.body["stream_options"]
+    assert got.body == {
+        "model": "large",
+        "seed": 2,
+        "min_p": 0.2,
+        "cache_prompt": True,
+        "nested": {"a": None},
+    }
+
+
+@pytest.mark.parametrize("path", ["/", "/chat/completions", "/chat/completions/"])
+async def test_an_address_may_end_in_the_endpoint(line: Line, path: str) -> None:
+    """Or in a slash."""
+    await _all(line.connect(path))
+
+    assert line.server.requests[0].path == "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "kind"),
+    [
+        (400, {"message": "bad temperature"}, BackendError),
+        (401, {"message": "who?"}, AuthenticationError),
+        (403, {"message": "not you"}, AuthenticationError),
+        (404, {"message": "no model 'tiny'", "code": "model_not_found"}, ModelNotFound),
+        (400, {"message": "n", "code": "context_length_exceeded"}, ContextTooLong),
+        (400, {"message": "the request exceeds the available context size"}, ContextTooLong),
+        (413, "too large", ContextTooLong),
+        (429, {"message": "slowly"}, RateLimited),
+        (408, {"message": "late"}, BackendUnavailable),
+        (500, {"message": "oh"}, BackendUnavailable),
+        (503, "loading", BackendUnavailable),
+        (529, {"message": "overloaded"}, BackendUnavailable),
+    ],
+)
+async def test_a_refusal_is_the_error_of_its_status(
+    line: Line, status: int, error: Any, kind: type[BackendError]
+) -> None:
+    """With the server's words and the status; nothing else hides in the traceback."""
+    line.server.script(Reply.error(status, error))
+
+    failure = await _failure(line.connect())
+
+    assert type(failure) is kind
+    assert failure.status == status
+    assert (error["message"] if isinstance(error, dict) else error) in str(failure)
+    assert failure.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>no</html>", b"plain words", b"[]", b'{"detail":"d"}']
+)
+async def test_a_refusal_without_an_error_object_is_told(line: Line, body: bytes) -> None:
+    """Web pages are not quoted."""
+    line.server.script(Reply([body], 502, content_type="text/html"))
+
+    failure = await _failure(line.connect())
+
+    assert isinstance(failure, BackendUnavailable)
+    assert "502" in str(failure)
+    assert "<" not in str(failure)
+
+
+async def test_a_redirect_is_not_followed(line: Line) -> None:
+    """The key would go to another place, and a POST become a GET."""
+    line.server.script(Reply(status=301, headers={"Location": "http://127.0.0.1:9/x"}))
+
+    assert "http://127.0.0.1:9/x" in str(await _failure(line.connect()))
+    assert len(line.server.requests) == 1
+
+
+async def test_what_is_not_the_protocol_is_a_bad_response(line: Line) -> None:
+    """Broken JSON, another type, a web page, several choices."""
+    both = {"choices": [{"delta": {"content": "a"}}, {"delta": {"content": "b"}, "index": 1}]}
+    for reply in (
+        Reply([b"data: {broken\n\n"]),
+        Reply([b"data: 3\n\n"]),
+        Reply([b"<html>"], content_type="text/html"),
+        Reply([event(both)]),
+    ):
+        line.server.script(reply)
+        assert type(await _failure(line.connect())) is BadResponse
+    assert len(line.server.requests) == 4
+
+
+_HI = chunk({"content": "Hi"})
+_END = chunk(finish="stop")
+_SPENT = {"prompt_tokens": 2, "completion_tokens": 3}
+
+QUIRKS: dict[str, list[bytes]] = {
+    "null delta": [event({"choices": [{"index": 0, "delta": None}]}), _HI, _END, DONE],
+    "null fields": [chunk({"role": "assistant", "content": None, "tool_calls": None}), _HI, _END],
+    "no choices": [event({"choices": []}), event({"id": "c-1"}), _HI, _END, DONE],
+    "keep-alive comments": [b": ping\n\n", b":\n", _HI, b": ping\n\n", _END, DONE, b": ping\n\n"],
+    "CRLF": [step.replace(b"\n", b"\r\n") for step in (_HI, _END, DONE)],
+    "CR": [step.replace(b"\n", b"\r") for step in (_HI, _END, DONE)],
+    "byte order mark": [b"\xef\xbb\xbf" + _HI, _END, DONE],
+    "event names and ids": [b"event: message\nid: 1\nretry: 9\n" + _HI, _END, DONE],
+    "no blank after the colon": [s.replace(b"data: ", b"data:") for s in (_HI, _END, DONE)],
+    "an empty event": [_HI, b"data:\n\n", b"data: \n\n", _END, DONE],
+    "no end mark": [_HI, _END],
+    "no finish reason": [_HI, DONE],
+    "no last newline": [_HI, b"data: [DONE]"],
+    "everything in one piece": [_HI + _END + DONE],
+    "every byte by itself": [bytes([byte]) for byte in _HI + _END + DONE],
+}
+
+
+@pytest.mark.parametrize("quirk", QUIRKS)
+async def test_a_server_that_differs_from_the_wire_is_understood(line: Line, quirk: str) -> None:
+    """Its reply is what it would be without the quirk."""
+    line.server.script(Reply(QUIRKS[quirk]))
+
+    assert (await line.connect().complete(ASK)).content == "Hi"
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [event({"choices": [], "usage": _SPENT}), _HI, _END, DONE],
+        [chunk({"content": "Hi"}, usage=_SPENT), _END, DONE],
+        [chunk({"content": "Hi"}, usage={**_SPENT, "completion_tokens": None}), _SPENT, _END],
+        [_HI, chunk(finish="stop", usage=_SPENT)],
+        [_HI, _END, event({"choices": [], "usage": _SPENT}), DONE],
+        [_HI, _END, event({"usage": _SPENT})],
+    ],
+    ids=["before all", "with text", "growing", "with the end", "after the end", "no choices"],
+)
+async def test_usage_is_taken_wherever_it_comes(line: Line, steps: list[Any]) -> None:
+    """The last one counts."""
+    written = [event({"usage": step}) if isinstance(step, dict) else step for step in steps]
+    line.server.script(Reply(written))
+
+    message = await line.connect().complete(ASK)
+
+    assert message.content == "Hi"
+    assert message.usage is not None
+    assert (message.usage.input_tokens, message.usage.output_tokens) == (2, 3)
+
+
+async def test_a_character_cut_in_two_is_whole_again(line: Line) -> None:
+    """Lone surrogates, which a strict reader refuses."""
+    halves = [b'data: {"choices":[{"delta":{"content":"\\ud83d"}}]}\n\n']
+    halves.append(halves[0].replace(b"d83d", b"de00"))
+    line.server.script(Reply([*halves, DONE]))
+
+    assert (await line.connect().complete(ASK)).content == "\U0001f600"
+
+
+async def test_arguments_as_an_object_are_taken_as_they_are(line: Line) -> None:
+    """Whole calls, as some servers send them."""
+    call = {"index": 0, "id": "c", "function": {"name": "add", "arguments": {"a": 1, "b": None}}}
+    line.server.script(Reply([chunk({"tool_calls": [call]}, "tool_calls"), DONE]))
+
+    message = await line.connect().complete(ASK)
+
+    assert [(c.name, c.arguments) for c in message.tool_calls] == [("add", {"a": 1, "b": None})]
+
+
+async def test_missing_ids_are_made(line: Line) -> None:
+    """Each its own; a missing index is no fault either."""
+    call = {"function": {"name": "add", "arguments": '{"a": 1}'}}
+    empty = {"id": "", "index": None, "function": {"name": "now", "arguments": "{}"}}
+    line.server.script(Reply([chunk({"tool_calls": [call, empty]}, "tool_calls"), DONE]))
+
+    message = await line.connect().complete(ASK)
+
+    assert [call.name for call in message.tool_calls] == ["add", "now"]
+    assert all(call.id for call in message.tool_calls)
+    assert len({call.id for call in message.tool_calls}) == 2
+
+
+async def test_a_server_that_does_not_stream_is_understood(line: Line) -> None:
+    """Its whole message is one delta."""
+    body = {
+        "choices": [{"message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 2},
+    }
+    pretty = json.dumps(body, indent=2).encode()
+    line.server.script(Reply([pretty], content_type="application/json"))
+
+    message = await line.connect().complete(ASK)
+
+    assert (message.content, message.finish_reason) == ("Hi", "stop")
+
+
+async def test_nobody_there_is_unavailable(line: Line) -> None:
+    """And says so after the attempts it has."""
+    await line.server.__aexit__()
+
+    failure = await _failure(line.connect())
+
+    assert isinstance(failure, BackendUnavailable)
+    assert "127.0.0.1" in str(failure)
+
+
+async def test_leaving_early_closes_the_connection(line: Line) -> None:
+    """The server sees it go."""
+    line.server.script(Reply([chunk({"content": "a"}), Step.HANG]))
+
+    async with aclosing(line.connect().stream(ASK)) as deltas:
+        assert (await anext(deltas)).text == "a"
+
+    await line.server.gone.wait()
+
+
+@pytest.mark.parametrize("before", [[], [chunk({"content": "a"})]], ids=["first", "next"])
+async def test_cancelling_the_reader_closes_the_connection(line: Line, before: list[bytes]) -> None:
+    """Before the first delta and after it."""
+    got = asyncio.Event()
+    line.server.script(Reply([*before, Step.HANG]))
+    backend = line.connect()
+
+    async def read() -> None:
+        async with aclosing(backend.stream(ASK)) as deltas:
+            async for _ in deltas:
+                got.set()
+
+    reader = asyncio.create_task(read())
+    await (got if before else line.server.asked).wait()
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+
+    await line.server.gone.wait()
+
+
+async def test_connections_are_used_again(line: Line) -> None:
+    """A reply read to its end gives its connection back."""
+    backend = line.connect()
+
+    for _ in range(5):
+        await _all(backend)
+
+    assert len({r.headers["Peer"] for r in line.server.requests}) == 1
+
+
+async def test_a_drop_in_mid_stream_is_interrupted_with_what_came(line: Line) -> None:
+    """Text and usage kept; nothing is tried again."""
+    line.server.script(Reply([chunk({"content": "Hel"}), chunk({"content": "lo"}), Step.DROP]))
+
+    failure = await _failure(line.connect())
+
+    assert isinstance(failure, StreamInterrupted)
+    assert failure.partial.content == "Hello"
+    assert len(line.server.requests) == 1
+
+
+async def test_an_end_without_an_end_mark_is_interrupted(line: Line) -> None:
+    """The connection ended well, the reply did not."""
+    line.server.script(Reply([chunk({"content": "Hel"})]))
+
+    assert isinstance(await _failure(line.connect()), StreamInterrupted)
+
+
+async def test_an_error_in_mid_stream_is_interrupted_with_its_words(line: Line) -> None:
+    """An error object instead of a chunk."""
+    line.server.script(Reply([chunk({"content": "Hel"}), event({"error": {"message": "oom"}})]))
+
+    failure = await _failure(line.connect())
+
+    assert isinstance(failure, StreamInterrupted)
+    assert "oom" in str(failure)
+
+
+@pytest.mark.parametrize("last", [chunk(finish="stop"), DONE], ids=["finish_reason", "done"])
+async def test_what_happens_after_the_end_does_not_matter(line: Line, last: bytes) -> None:
+    """A drop behind it loses nothing."""
+    line.server.script(Reply([chunk({"content": "Hi"}), last, Step.DROP]))
+
+    assert (await line.connect().complete(ASK)).content == "Hi"
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        Reply.error(503, "loading"),
+        Reply.error(429, "slowly", Retry_After="0"),
+        Reply([Step.DROP]),
+        Reply([event({"error": {"message": "overloaded", "code": 503}})]),
+        Reply([]),
+    ],
+    ids=["503", "429", "drop", "error", "empty"],
+)
+async def test_a_failure_before_the_first_delta_is_tried_again(line: Line, first: Reply) -> None:
+    """Three attempts by default; then the last failure is raised."""
+    line.server.script(first, first, text("Hi"))
+    assert (await line.connect().complete(ASK)).content == "Hi"
+
+    line.server.script(first)
+    line.server.requests.clear()
+    await _failure(line.connect())
+    assert len(line.server.requests) == 3
+
+
+@pytest.mark.parametrize("status", [400, 401, 404])
+async def test_a_refusal_that_will_not_change_is_not_tried_again(line: Line, status: int) -> None:
+    """One attempt."""
+    line.server.script(Reply.error(status, "no"))
+
+    await _failure(line.connect())
+
+    assert len(line.server.requests) == 1
+
+
+async def test_a_server_that_asks_for_too_long_a_wait_is_not_waited_for(line: Line) -> None:
+    """The error says how long."""
+    line.server.script(Reply.error(429, "tomorrow", Retry_After="86400"))
+
+    failure = await _failure(line.connect())
+
+    assert isinstance(failure, RateLimited)
+    assert failure.retry_after == 86400
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry_After": "900"}, 900),
+        ({"Retry_After": "900.5"}, 900.5),
+        ({"retry_after_ms": "900000", "Retry_After": "1"}, 900),
+        ({"Retry_After": format_datetime(datetime.now(UTC) + timedelta(hours=9))}, 9 * 3600),
+        ({"Retry_After": "soon"}, None),
+        ({"Retry_After": "-3"}, None),
+        ({}, None),
+    ],
+    ids=["seconds", "fraction", "milliseconds", "date", "words", "negative", "none"],
+)
+async def test_retry_after_is_read_however_it_is_written(
+    line: Line, headers: dict[str, str], seconds: float | None
+) -> None:
+    """In seconds, or None where it makes no sense."""
+    line.server.script(Reply.error(429, "slowly", **headers))
+
+    failure = await _failure(line.connect(retries=Retries(attempts=1)))
+
+    assert isinstance(failure, RateLimited)
+    assert failure.retry_after == (seconds if seconds is None else pytest.approx(seconds, abs=60))
+
+
+async def test_retry_after_is_waited_for(line: Line) -> None:
+    """Instead of the usual pause."""
+    line.server.script(Reply.error(429, "slowly", Retry_After="0.3"), text("Hi"))
+    before = asyncio.get_running_loop().time()
+
+    assert (await line.connect(retries=Retries(first=30)).complete(ASK)).content == "Hi"
+
+    assert 0.3 <= asyncio.get_running_loop().time() - before < 15
+
+
+async def test_a_silent_server_is_unavailable(line: Line) -> None:
+    """The first token has its own timeout, and each attempt has it anew."""
+    line.server.script(Reply([Step.HANG]))
+
+    failure = await _failure(line.connect(timeouts=Timeouts(first_token=0.3)))
+
+    assert isinstance(failure, BackendUnavailable)
+    assert "first token within 0.3 s" in str(failure)
+    assert len(line.server.requests) == 3
+    await line.server.gone.wait()
+
+
+async def test_a_server_that_stops_is_interrupted(line: Line) -> None:
+    """So has the wait between tokens; comments do not count as tokens."""
+    line.server.script(Reply([chunk({"content": "a"}), b": ping\n\n", Step.HANG]))
+
+    failure = await _failure(line.connect(timeouts=Timeouts(between_tokens=0.05)))
+
+    assert isinstance(failure, StreamInterrupted)
+    assert failure.partial.content == "a"
+    await line.server.gone.wait()
+
+
+async def test_an_endless_reply_is_interrupted(line: Line) -> None:
+    """The whole has a timeout, however often a token comes."""
+    line.server.script(Reply([chunk({"content": "a"}), Step.HANG]))
+
+    failure = await _failure(line.connect(timeouts=Timeouts(whole=0.05)))
+
+    assert isinstance(failure, StreamInterrupted)
+    assert "whole within 0.05 s" in str(failure)
+
+
+async def test_a_slow_reader_is_no_late_token(line: Line) -> None:
+    """Only waiting for the server counts."""
+    gate = asyncio.Event()
+    line.server.script(Reply([chunk({"content": "a"}), gate, chunk(finish="stop"), DONE]))
+    backend = line.connect(timeouts=Timeouts(between_tokens=0.2))
+
+    got: list[Delta] = []
+    async with aclosing(backend.stream(ASK)) as deltas:
+        async for delta in deltas:
+            got.append(delta)
+            if not gate.is_set():
+                await asyncio.sleep(0.4)  # the reader's own time, longer than the timeout
+                gate.set()
+
+    assert got[-1].done
+
+
+async def test_a_key_never_shows(line: Line, caplog: pytest.LogCaptureFixture) -> None:
+    """Not in a repr, an error, its causes or a log, though the server echoes it everywhere."""
+    caplog.set_level(0)
+    told = f"the key {KEY} is wrong"
+    for reply in (
+        Reply.error(401, {"message": told}),
+        Reply.error(400, told),
+        Reply([json.dumps({"error": told}).replace("/", "\\/").encode()], 500),
+        Reply([told.encode()], 404, content_type="text/plain"),
+        Reply([event({"error": {"message": told}})]),
+        Reply([b"data: " + told.encode() + b"\n\n"]),
+        Reply([event({"choices": told})]),
+        Reply([chunk({"content": "a"}), event({"error": {"message": told}})]),
+        Reply([chunk({"content": "a"}), event({"choices": [], "usage": {"prompt_tokens": KEY}})]),
+    ):
+        line.server.script(reply)
+        backend = line.connect()
+        failure: BaseException | None = await _failure(backend)
+        events = await _events(backend)
+        assert any(event.kind == "failed" for event in events)
+        assert KEY not in repr(events)
+        assert KEY not in "".join(str(event.data) for event in events)
+        assert KEY not in repr(backend)
+        while failure is not None:
+            assert KEY not in repr(failure)
+            assert KEY not in str(failure)
+            failure = failure.__cause__ or failure.__context__
+    assert KEY not in caplog.text
+
+
+async def _events(backend: Backend) -> list[Any]:
+    """Return what a listener sees of a tree in which the backend fails."""
+
+    @handler
+    async def asks(node: Node[Any]) -> None:
+        await backend.complete(ASK)
+
+    async with Commander() as commander:
+        listener = commander.events()
+        with pytest.raises(BackendError):
+            await commander.run(asks())
+    return [event async for event in listener]
+
+
+def test_stream_sync_needs_no_loop() -> None:
+    """Twice on one backend; leaving early closes what it opened."""
+    loop = asyncio.new_event_loop()
+    server = loop.run_until_complete(ScriptedServer(text("Hel", "lo")).__aenter__())
+    import threading
+
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        for kind in "http", "openai":
+            backend = Line(server, kind, []).connect()
+            assert "".join(d.text for d in backend.stream_sync(ASK)) == "Hello"
+            early = backend.stream_sync(ASK)
+            assert next(early).text == "Hel"
+            early.close()
+        gc.collect()
+    finally:
+        asyncio.run_coroutine_threadsafe(server.__aexit__(), loop).result(5)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(5)
+        loop.close()
+
+
+async def test_stream_sync_is_refused_inside_a_loop(line: Line) -> None:
+    """It would block it."""
+    with pytest.raises(RuntimeError, match="use stream"):
+        next(line.connect().stream_sync(ASK))

@@ -1,0 +1,155 @@
+"""Edges: a node that has completed starts the next (jobs/_edge.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.commander import Commander, Node, NodeCancelled
+from anabranch.handlers import handler
+from anabranch.jobs import Job, add_conditional_edge, add_edge
+
+
+class Step(Job[str]):
+    name: str
+    seen: list[str]
+    answer: str = "done"
+
+    async def task(self) -> str:
+        self.seen.append(self.name)
+        return self.answer
+
+
+class Guess(Job[str]):
+    """Counts its runs in shared data; asks for another until the third."""
+
+    runs: list[int]
+    tries: int = 0
+
+    async def task(self) -> str:
+        self.tries += 1
+        self.runs.append(self.tries)
+        return "again" if len(self.runs) < 3 else "enough"
+
+
+async def test_an_edge_starts_the_next_node_beside_the_first() -> None:
+    """The target becomes a child of the source's parent."""
+    seen: list[str] = []
+    parents: list[Node[object] | None] = []
+    first, second = Step("a", seen), Step("b", seen)
+    second.at_start(lambda node: parents.append(node.parent))
+    add_edge(first, second)
+    async with Commander() as commander:
+        await commander.run(first)
+    assert seen == ["a", "b"]
+    assert parents == [commander]
+
+
+async def test_several_edges_are_followed_in_the_order_in_which_they_were_added() -> None:
+    """One node may lead to many."""
+    seen: list[str] = []
+    first = Step("a", seen)
+    for name in "bcd":
+        add_edge(first, Step(name, seen))
+    async with Commander() as commander:
+        commander.put_job(first)
+    assert seen == ["a", "b", "c", "d"]
+
+
+async def test_a_cycle_runs_copies_with_the_same_inputs_and_shared_data() -> None:
+    """What a body changes in its own fields is not there in the next run; shared data is."""
+    runs: list[int] = []
+    ended: list[int] = []
+    guess = Guess(runs)
+    guess.at_end(lambda node: ended.append(node.node_id))
+    add_conditional_edge(guess, {"again": guess})
+    async with Commander() as commander:
+        commander.put_job(guess)
+    assert runs == [1, 1, 1]
+    assert len(set(ended)) == 3
+
+
+async def test_a_condition_chooses_by_result_and_falls_back_to_the_default() -> None:
+    """Results that are not named go to the default, and nowhere without one."""
+    seen: list[str] = []
+    first = Step("a", seen, answer="left")
+    add_conditional_edge(first, {"left": Step("l", seen), "right": Step("r", seen)})
+    other = Step("b", seen, answer="?")
+    add_conditional_edge(other, {"left": Step("l", seen)}, default=Step("d", seen))
+    lost = Step("c", seen, answer="?")
+    add_conditional_edge(lost, {"left": Step("l", seen)})
+    async with Commander() as commander:
+        for job in (first, other, lost):
+            await commander.run(job)
+    assert sorted(seen) == ["a", "b", "c", "d", "l"]
+
+
+async def test_a_target_may_be_made_from_the_node_that_completed() -> None:
+    """A function target carries results along the edge."""
+    seen: list[str] = []
+    first = Step("a", seen, answer="b")
+    add_edge(first, lambda node: Step(node.result, seen))
+    async with Commander() as commander:
+        commander.put_job(first)
+    assert seen == ["a", "b"]
+
+
+async def test_handlers_and_jobs_are_joined_by_the_same_edges() -> None:
+    """An edge leads from a handler to a job and back, also in a cycle."""
+    seen: list[str] = []
+
+    @handler
+    async def note(node: Node[object], word: str) -> int:
+        seen.append(word)
+        return len(seen)
+
+    handled = note("h")
+    job = Step("j", seen)
+    add_edge(handled, job)
+    add_conditional_edge(job, {"done": lambda _: note("end")})
+    async with Commander() as commander:
+        await commander.run(handled)
+    assert seen == ["h", "j", "end"]
+
+
+async def test_a_failed_or_cancelled_node_follows_no_edge() -> None:
+    """Edges are for completion."""
+    seen: list[str] = []
+
+    class Fails(Job[None]):
+        async def task(self) -> None:
+            raise ValueError
+
+    fails, cancelled = Fails(), Step("x", seen)
+    add_edge(fails, Step("y", seen))
+    add_edge(cancelled, Step("z", seen))
+    async with Commander() as commander:
+        with pytest.raises(ValueError):
+            await commander.run(fails)
+        cancelled.cancel()
+        with pytest.raises(NodeCancelled):
+            await commander.run(cancelled)
+    assert seen == []
+
+
+async def test_a_started_node_gets_no_more_edges() -> None:
+    """Its inputs can no longer be known."""
+    seen: list[str] = []
+    job = Step("a", seen)
+    async with Commander() as commander:
+        await commander.run(job)
+        with pytest.raises(RuntimeError, match="has started"):
+            add_edge(job, Step("b", seen))
+
+
+async def test_an_unhashable_result_fails_the_node() -> None:
+    """The failure is the node's, with its path on it."""
+
+    class Lists(Job[list[int]]):
+        async def task(self) -> list[int]:
+            return []
+
+    job = Lists()
+    add_conditional_edge(job, {1: Lists()})
+    async with Commander() as commander:
+        with pytest.raises(TypeError, match="unhashable"):
+            await commander.run(job)

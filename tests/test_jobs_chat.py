@@ -1,0 +1,67 @@
+"""The chat loop: rounds that start each other under the commander."""
+
+import asyncio
+import io
+import sys
+
+import pytest
+
+from anabranch import BackendUnavailable, Commander, Conversation, run
+from anabranch.handlers import View
+from anabranch.jobs import ChatJob, ResponseJob
+from anabranch.testing import ScriptedBackend
+
+LINES: list[str] = []
+DEPTHS: list[int] = []
+
+
+class Scripted(ChatJob):
+    """A chat that reads from a list."""
+
+    async def read(self) -> str | None:
+        DEPTHS.append(len(tuple(self.ancestors)))
+        return LINES.pop(0) if LINES else None
+
+
+async def test_rounds_follow_each_other_until_the_input_ends():
+    """Each a child of the commander, however many."""
+    LINES[:] = ["one", "two", "three"]
+    DEPTHS.clear()
+    conversation = Conversation("Be brief.")
+    backend = ScriptedBackend(otherwise="yes")
+    async with asyncio.timeout(5), Commander() as commander:
+        commander.put_job(Scripted(backend, conversation))
+
+    assert [m.content for m in conversation][1:] == ["one", "yes", "two", "yes", "three", "yes"]
+    assert DEPTHS == [1, 1, 1, 1]
+
+
+async def test_a_failed_round_does_not_end_the_chat(capsys: pytest.CaptureFixture[str]):
+    """The failure is shown and the next question is asked."""
+    LINES[:] = ["one", "two"]
+    conversation = Conversation()
+    backend = ScriptedBackend(BackendUnavailable("down for repair"), "back")
+    async with asyncio.timeout(5), Commander() as commander:
+        commander.put_job(Scripted(backend, conversation))
+
+    assert "down for repair" in capsys.readouterr().err
+    assert [m.content for m in conversation] == ["one", "two", "back"]
+
+
+def test_the_chat_reads_standard_input_and_writes_standard_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """As it stands, under `run`."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\n"))
+    run(ChatJob(ScriptedBackend("Hello"), Conversation()))
+
+    assert capsys.readouterr().out == "Hello\n"
+
+
+def test_a_response_job_returns_the_last_message(capsys: pytest.CaptureFixture[str]):
+    """One exchange, also by itself."""
+    conversation = Conversation()
+    conversation.add("Hi")
+
+    assert run(ResponseJob(ScriptedBackend("Hello"), conversation, (), View())).content == "Hello"
+    assert len(conversation) == 2

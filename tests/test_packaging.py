@@ -1,0 +1,71 @@
+"""The package as it is built and imported: rooms, exports, cost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def rooms() -> list[str]:
+    return sorted(path.name for path in (ROOT / "anabranch").iterdir() if path.is_symlink())
+
+
+def python(code: str, *options: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *options, "-c", code], capture_output=True, text=True, check=True, cwd="/"
+    )
+    return done.stdout
+
+
+def test_every_room_is_packaged() -> None:
+    """A room left out of the list would work here and be absent from the wheel."""
+    packages = SETTINGS["tool"]["setuptools"]["packages"]
+    assert sorted(packages) == sorted(["anabranch", *(f"anabranch.{room}" for room in rooms())])
+
+
+def test_every_room_is_mapped_checked_and_linked() -> None:
+    """The mapping, pyright's folders and the links name the same rooms."""
+    mapping = SETTINGS["tool"]["setuptools"]["package-dir"]
+    assert {f"anabranch.{room}": room for room in rooms()}.items() <= mapping.items()
+    assert set(rooms()) <= set(SETTINGS["tool"]["pyright"]["include"])
+    for room in rooms():
+        assert (ROOT / room / "__init__.py").is_file()
+
+
+def test_no_room_nests_packages() -> None:
+    """A nested package would be missing from the wheel."""
+    for room in rooms():
+        assert list((ROOT / room).glob("*/__init__.py")) == []
+
+
+def test_importing_the_package_imports_no_extra_and_no_bare_room() -> None:
+    """Extras are imported where they are used; `jobs` and the like stay free for users."""
+    extras = "openai aiohttp mistralrs vllm typer rich prompt_toolkit platformdirs ray mcp"
+    code = "import sys, anabranch; print(*sys.modules)"
+    loaded = set(python(code).split())
+    assert loaded & set(extras.split()) == set()
+    assert loaded & set(rooms()) == set()
+
+
+def test_importing_every_room_makes_no_second_copy() -> None:
+    """Each class exists once, whatever is imported in which order."""
+    code = "import sys, anabranch, " + ", ".join(f"anabranch.{room}" for room in rooms())
+    assert set(python(code + "; print(*sys.modules)").split()) & set(rooms()) == set()
+
+
+EVERYDAY = """Commander Job Handler handler Node run fork connect tool Tool Conversation Message
+ToolCall Retry current_node"""
+
+
+def test_the_everyday_names_and_all_errors_are_exported() -> None:
+    """What the package exports is what is meant to be exported."""
+    import anabranch
+    from anabranch.commander import _errors
+
+    assert {*EVERYDAY.split(), *_errors.__all__} <= set(anabranch.__all__)
+    assert all(hasattr(anabranch, name) for name in anabranch.__all__)

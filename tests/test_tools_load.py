@@ -1,0 +1,68 @@
+"""Tools are found by `module:name`."""
+
+from pathlib import Path
+
+import pytest
+
+from anabranch.commander._errors import ConfigurationError
+from anabranch.tools import load_tools
+
+MODULE = """
+from anabranch.tools import tool
+
+@tool
+def one() -> int: "One."; return 1
+
+@tool(name="second")
+def two() -> int: "Two."; return 2
+
+def plain(x: int) -> int: "Plain."; return x
+
+both = [one, two]
+number = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"tools_of_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    (tmp_path / f"{name}_broken.py").write_text("import nothing_of_this_name")
+    (tmp_path / f"{name}_empty.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (":one", ["one"]),
+        (":one,two", ["one", "second"]),
+        (":both", ["one", "second"]),
+        (":plain", ["plain"]),
+        ("", ["one", "second"]),
+    ],
+)
+def test_tools_functions_and_lists_are_found(module: str, names: str, found: list[str]):
+    """In a module of the working directory."""
+    assert [tool.name for tool in load_tools(module + names)] == found
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("{}:three", "has no 'three'; its tools are one, two"),
+        ("{}:number", "number cannot be a tool"),
+        ("{}_broken:x", "does not import: ModuleNotFoundError: No module named 'nothing_of"),
+        ("{}_empty", "has no tools"),
+        ("no_such_module:x", "'no_such_module' does not import"),
+        (":x", "does not import"),
+    ],
+)
+def test_a_wrong_name_says_what_is_wrong(module: str, spec: str, said: str):
+    """One line that says what to mend."""
+    with pytest.raises(ConfigurationError) as raised:
+        load_tools(spec.format(module))
+
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,307 @@
+"""A function becomes a tool: its schema, its arguments, its result."""
+
+import threading
+from dataclasses import dataclass
+from datetime import date
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+
+from anabranch.commander._errors import ToolError
+from anabranch.tools import Tool, tool
+
+
+class Place(BaseModel):
+    city: str
+    country: str = "France"
+
+
+@dataclass
+class Point:
+    x: float
+    y: float = 0.0
+
+
+@tool(read_only=True, timeout=20)
+async def weather(location: str, unit: Literal["celsius", "fahrenheit"] = "celsius") -> str:
+    """Get the current weather in a given location.
+
+    It is an example.
+
+    Args:
+        location: A city,
+            such as Paris.
+        unit (str): The scale.
+
+    Returns:
+        A sentence.
+    """
+    return f"18 {unit} in {location}"
+
+
+def test_a_bare_decorator_takes_name_description_and_defaults_from_the_function():
+    """`@tool` alone makes a tool that changes things, without a limit of time."""
+
+    @tool
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    assert (add.name, add.description) == ("add", "Add two numbers.")
+    assert (add.read_only, add.timeout, add.approve) == (False, None, False)
+    assert add(1, 2) == 3
+
+
+def test_options_win_over_what_the_function_says():
+    """name=, description= and the rest are the tool's."""
+
+    def max_of(a: int, b: int) -> int:
+        """Not this."""
+        return max(a, b)
+
+    made = tool(name="plus", description="Sum.", read_only=True, timeout=1, approve=True)(max_of)
+
+    assert (made.name, made.description, made.timeout) == ("plus", "Sum.", 1)
+    assert made.read_only
+    assert made.approve
+
+
+def test_the_schema_comes_from_signature_and_docstring():
+    """Types, defaults and descriptions reach the schema; titles do not."""
+    assert (
+        weather.description == "Get the current weather in a given location.\n\nIt is an example."
+    )
+    assert weather.parameters == {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["location"],
+        "properties": {
+            "location": {"type": "string", "description": "A city, such as Paris."},
+            "unit": {
+                "type": "string",
+                "enum": ["celsius", "fahrenheit"],
+                "default": "celsius",
+                "description": "The scale.",
+            },
+        },
+    }
+
+
+def test_a_tool_without_parameters_has_an_empty_object():
+    """The wire wants an object with properties, even none."""
+
+    @tool
+    def ping() -> str:
+        return "pong"
+
+    assert ping.parameters == {"type": "object", "properties": {}, "additionalProperties": False}
+    assert ping.description == ""
+
+
+def test_an_annotated_description_wins_over_the_docstring():
+    """`Field(description=)` and constraints are part of the schema."""
+
+    @tool
+    def roll(sides: Annotated[int, Field(description="How many.", ge=2)] = 6) -> int:
+        """Roll a die.
+
+        Args:
+            sides: not this.
+        """
+        return sides
+
+    described = roll.parameters["properties"]["sides"]
+    assert described["description"] == "How many."
+    assert (described["minimum"], described["default"]) == (2, 6)
+
+
+async def test_arguments_become_what_the_annotations_say():
+    """Models, dataclasses, dates, lists and optional values arrive as such."""
+    seen: dict[str, Any] = {}
+
+    @tool
+    async def keep(
+        place: Place, points: list[Point], day: date | None = None, copy: str = "", schema: int = 1
+    ) -> None:
+        seen.update(place=place, points=points, day=day, copy=copy, schema=schema)
+
+    await keep.run({"place": {"city": "Nice"}, "points": [{"x": 1}], "day": "2026-11-21"})
+
+    assert seen["place"] == Place(city="Nice")
+    assert seen["points"] == [Point(1.0)]
+    assert seen["day"] == date(2026, 11, 21)
+    assert (seen["copy"], seen["schema"]) == ("", 1)
+
+
+async def test_keyword_parameters_take_any_name():
+    """`**kwargs` opens the schema."""
+
+    @tool
+    async def note(title: str, **more: Any) -> dict[str, Any]:
+        return {"title": title, **more}
+
+    assert await note.run({"title": "a", "colour": "red"}) == '{"title":"a","colour":"red"}'
+    assert "additionalProperties" not in note.parameters or note.parameters["additionalProperties"]
+
+
+async def test_the_result_is_text():
+    """A string as it is; models, dataclasses, dicts, lists, dates and None as JSON."""
+
+    async def result(value: Any) -> str:
+        async def give() -> Any:
+            return value
+
+        return await Tool(give).run({})
+
+    assert await result("plain é") == "plain é"
+    assert await result(Place(city="Nice")) == '{"city":"Nice","country":"France"}'
+    assert await result(Point(1.0)) == '{"x":1.0,"y":0.0}'
+    assert await result({"a": [1, None, "é"]}) == '{"a":[1,null,"é"]}'
+    assert await result(date(2026, 1, 2)) == '"2026-01-02"'
+    assert await result(None) == "null"
+    assert await result(ValueError("odd")) == '"odd"'
+
+
+async def test_a_plain_function_runs_in_a_worker_thread():
+    """The loop's own thread stays free."""
+
+    @tool
+    def where() -> bool:
+        return threading.current_thread() is threading.main_thread()
+
+    assert await where.run({}) == "false"
+    assert where() is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "location: Field required"),
+        ({"location": 3}, "location: Input should be a valid string (got 3)"),
+        ({"location": "x", "unit": "kelvin"}, "unit: Input should be 'celsius' or 'fahrenheit'"),
+        ({"location": "x", "colour": 1}, "colour: Extra inputs are not permitted (got 1)"),
+    ],
+)
+async def test_a_wrong_argument_is_named(arguments: dict[str, Any], said: str):
+    """The model is told which argument is wrong, why, and what it sent."""
+    with pytest.raises(ToolError, match="wrong arguments: ") as raised:
+        await weather.run(arguments)
+
+    assert said in str(raised.value)
+    assert "pydantic" not in str(raised.value)
+
+
+async def test_every_fault_of_a_nested_argument_is_named():
+    """All faults come at once, with their place."""
+
+    @tool
+    async def go(places: list[Place]) -> None: ...
+
+    with pytest.raises(ToolError) as raised:
+        await go.run({"places": [{"city": 1}, {}]})
+
+    assert "places.0.city: Input should be a valid string (got 1)" in str(raised.value)
+    assert "places.1.city: Field required" in str(raised.value)
+
+
+async def test_a_method_is_a_tool_of_its_object():
+    """`self` is no parameter; two objects do not share state."""
+
+    class Counter:
+        def __init__(self) -> None:
+            self.total = 0
+
+        @tool(name="count")
+        async def add(self, by: int = 1) -> int:
+            """Count on."""
+            self.total += by
+            return self.total
+
+    one, two = Counter(), Counter()
+
+    assert await one.add.run({"by": 2}) == "2"
+    assert await two.add.run({}) == "1"
+    assert one.add.name == "count"
+    assert list(one.add.parameters["properties"]) == ["by"]
+    assert (one.total, two.total) == (2, 1)
+
+
+async def test_a_bound_method_and_a_static_method_are_tools():
+    """`Tool(obj.method)` and `@staticmethod` above `@tool` work."""
+
+    class Box:
+        def get(self, key: str) -> str:
+            return key.upper()
+
+        @staticmethod
+        @tool
+        def double(x: int) -> int:
+            return 2 * x
+
+    assert await Tool(Box().get).run({"key": "a"}) == "A"
+    assert await Box.double.run({"x": 2}) == "4"
+
+
+async def test_what_the_function_raises_comes_out():
+    """Outside a conversation a tool's own exception is the caller's."""
+
+    @tool
+    def fail() -> None:
+        raise KeyError("gone")
+
+    with pytest.raises(KeyError, match="gone"):
+        await fail.run({})
+
+
+def test_a_function_that_cannot_be_called_by_name_is_refused():
+    """The message says which parameter."""
+    with pytest.raises(TypeError, match=r"only.*'a: int' cannot be positional only"):
+
+        @tool
+        def only(a: int, /) -> None: ...
+
+    with pytest.raises(TypeError, match=r"'\*rest'"):
+
+        @tool
+        def many(*rest) -> None: ...
+
+
+def test_what_cannot_be_a_tool_is_refused_when_it_is_decorated():
+    """Classes, generators, static methods above, and types without a schema."""
+    with pytest.raises(TypeError, match="not of <class"):
+        tool(Place)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="cannot yield"):
+
+        @tool
+        def numbers():
+            yield 1
+
+    with pytest.raises(TypeError, match="next to the function"):
+        tool(staticmethod(len))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"odd.*schema"):
+
+        @tool
+        def odd(lock: threading.Event) -> None: ...
+
+
+def test_a_type_that_cannot_be_resolved_is_named():
+    """A forward reference to a local type cannot work."""
+    with pytest.raises(TypeError, match="Nowhere"):
+
+        @tool
+        def lost(x: "Nowhere") -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+def test_an_unresolvable_return_annotation_is_no_obstacle():
+    """Only parameters need a schema."""
+
+    @tool
+    def fine(x: int) -> "Nowhere": ...  # type: ignore[name-defined]  # noqa: F821
+
+    assert fine.parameters["properties"] == {"x": {"type": "integer"}}
+
+
+def test_a_tool_shows_its_signature():
+    """The repr is for people."""
+    assert repr(weather).startswith("<Tool weather(location: str, unit: ")

@@ -1,0 +1,93 @@
+"""Random programs over random trees, under each policy: nothing that must hold is ever broken.
+
+`ANABRANCH_MODEL_PROGRAMS` sets how many programs are played (default 3000, some 15 seconds).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from _tree_checks import check_program
+from _tree_puppet import Operation
+from _tree_world import COMMANDS, STEPS, World
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from anabranch.commander import quorum
+
+PROGRAMS = int(os.environ.get("ANABRANCH_MODEL_PROGRAMS", "3000"))
+
+COMMON = ("new", "turns", "callback", "time", "cancel", "await", "await_new", "fail", "return")
+NAMES = (*STEPS, *COMMANDS, *COMMANDS, *COMMON, *COMMON)
+POLICIES = ("isolate", "isolate", "collect", "fail_fast", quorum(2))
+NUMBERS = st.integers(0, 999)
+
+
+@pytest.fixture(autouse=True)
+def _quick_collections() -> Generator[None]:
+    gc.collect()
+    gc.freeze()  # what is there already need not be looked at after each program
+    yield
+    gc.unfreeze()
+
+
+def draw(seed: int) -> tuple[list[Operation], dict[str, Any]]:
+    """Return a program and the setting in which it is played."""
+    chance = random.Random(seed)
+    names = NAMES if chance.random() < 0.5 else chance.sample(NAMES, 12)
+    if chance.random() < 0.8:
+        names = [name for name in names if name != "exit"]
+    length = chance.choice((5, 10, 20, 40))
+    numbers = (chance.randrange(1000) for _ in range(3 * length))
+    program = [
+        (chance.choice(names), a, b, c) for a, b, c in zip(numbers, numbers, numbers, strict=True)
+    ]
+    setting = {
+        "limit": chance.choice((None, None, 1, 2)),
+        "policy": chance.choice(POLICIES),
+        "ending": chance.choice((0, 0, 0, 0, 1, 2, 3, 4, 5)),
+        "listen": chance.random() < 0.4,
+    }
+    return program, setting
+
+
+def play(seed: int, program: list[Operation], setting: dict[str, Any]) -> None:
+    random.seed(seed)  # the jitter of retries
+    check_program(World(program, seed, **setting))
+
+
+@pytest.mark.parametrize("part", range(10))
+def test_every_invariant_holds_in_random_programs(part: int) -> None:
+    """States, callbacks, places, failures, leaks: looked at after every turn and at the end."""
+    first = int(os.environ.get("ANABRANCH_MODEL_FIRST", "0"))
+    for seed in range(first + part, first + PROGRAMS, 10):
+        program, setting = draw(seed)
+        try:
+            play(seed, program, setting)
+        except Exception as error:
+            error.add_note(f"play({seed}, {program}, {setting})")
+            raise
+
+
+@settings(
+    max_examples=max(100, PROGRAMS // 10),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.differing_executors],
+)
+@given(
+    seed=st.integers(0, 9),
+    program=st.lists(st.tuples(st.sampled_from(NAMES), NUMBERS, NUMBERS, NUMBERS), max_size=25),
+    limit=st.sampled_from((None, 1, 2)),
+    policy=st.sampled_from(POLICIES),
+    ending=st.integers(0, 5),
+)
+def test_every_invariant_holds_and_a_broken_one_is_shrunk(
+    seed: int, program: list[Operation], limit: int | None, policy: Any, ending: int
+) -> None:
+    """The same, with programs of hypothesis's making, which it makes smaller when one fails."""
+    play(seed, program, {"limit": limit, "policy": policy, "ending": ending})

@@ -1,0 +1,162 @@
+"""T12: a body that blocks the loop is named."""
+
+import asyncio
+import inspect
+import logging
+import threading
+import time
+
+import pytest
+
+from anabranch.commander import Commander
+from anabranch.handlers import handler
+from anabranch.jobs import Job
+
+AFTER = 0.02
+BLOCK = 0.3
+
+
+def block():
+    time.sleep(BLOCK)
+
+
+@handler
+async def blocking(node):
+    block()
+
+
+@handler
+async def patient(node):
+    await asyncio.sleep(BLOCK)
+
+
+def line_of(function, text):
+    lines, first = inspect.getsourcelines(function)
+    return first + next(index for index, line in enumerate(lines) if text in line)
+
+
+async def test_a_body_that_blocks_the_loop_is_named_with_its_path_and_line(caplog):
+    """One warning on the logger `anabranch`, with the innermost line that is the user's own."""
+    async with asyncio.timeout(5), Commander(slow_after=AFTER) as commander:
+        node = blocking()
+        await commander.run(node)
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("anabranch", logging.WARNING)
+    message = record.getMessage()
+    assert node.path in message
+    assert f"{__file__}:{line_of(block, 'time.sleep')}" in message
+    assert str(AFTER) in message
+
+
+async def test_a_job_and_an_async_callback_that_block_are_named_too(caplog):
+    """Each with its own path."""
+
+    class Blocks(Job[None]):
+        async def task(self):
+            block()
+
+    async def callback(node):
+        await asyncio.sleep(0)
+        block()
+
+    async with asyncio.timeout(5), Commander(slow_after=AFTER) as commander:
+        await commander.run(Blocks())
+        await commander.run(patient().at_end(callback))
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2
+    assert "Blocks#1" in messages[0]
+    assert "patient#2" in messages[1]
+
+
+async def test_each_block_is_warned_of_once(caplog):
+    """However long it is; a second block is a second warning."""
+    async with asyncio.timeout(5), Commander(slow_after=AFTER) as commander:
+        await commander.run(blocking())
+        await commander.run(blocking())
+    assert len(caplog.records) == 2
+
+
+async def test_a_body_that_waits_is_not_named(caplog):
+    """Nor is an idle loop, nor one that is busy in many short turns."""
+
+    @handler
+    async def busy(node):
+        until = time.monotonic() + BLOCK
+        while time.monotonic() < until:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(5), Commander(slow_after=AFTER * 5) as commander:
+        await commander.run(patient())
+        await asyncio.sleep(BLOCK)
+        await commander.run(busy())
+    assert caplog.records == []
+
+
+async def test_a_long_turn_of_many_short_bodies_is_not_named(caplog):
+    """Ten thousand nodes start in one turn, which takes longer than the limit: none blocks."""
+
+    @handler
+    async def short(node):
+        sum(range(300))
+
+    async with asyncio.timeout(30), Commander(slow_after=AFTER * 2) as commander:
+        for _ in range(3):
+            for _ in range(10_000):
+                commander.call_handler(short())
+            started = time.monotonic()
+            await asyncio.sleep(0)
+            assert time.monotonic() - started > AFTER * 2
+    assert caplog.records == []
+
+
+async def test_code_beside_the_tree_is_not_named(caplog):
+    """A task that is no node's is somebody else's affair."""
+
+    async def stranger():
+        block()
+
+    async with asyncio.timeout(5), Commander(slow_after=AFTER):
+        await asyncio.create_task(stranger())
+    assert caplog.records == []
+
+
+async def test_none_turns_it_off(caplog):
+    """No warning."""
+    async with asyncio.timeout(5), Commander(slow_after=None) as commander:
+        await commander.run(blocking())
+    assert caplog.records == []
+
+
+async def test_the_default_is_a_tenth_of_a_second(caplog):
+    """A block of three tenths is named without anything being asked for."""
+    async with asyncio.timeout(5), Commander() as commander:
+        await commander.run(blocking())
+    assert len(caplog.records) == 1
+    assert "0.1 s" in caplog.text
+
+
+@pytest.mark.parametrize("after", [0, -1])
+async def test_a_time_that_is_not_above_zero_is_refused(after):
+    """It would warn of everything."""
+    with pytest.raises(ValueError, match="slow_after"):
+        async with Commander(slow_after=after):
+            pass
+
+
+async def test_one_daemon_thread_watches_for_the_whole_process():
+    """Several commanders on several loops share it."""
+
+    def watchers():
+        return [thread for thread in threading.enumerate() if thread.name == "anabranch"]
+
+    async def main():
+        async with Commander(slow_after=AFTER):
+            await asyncio.sleep(0)
+            return watchers()
+
+    async with asyncio.timeout(5), Commander(slow_after=AFTER), Commander(slow_after=AFTER):
+        one = watchers()
+        two = await asyncio.to_thread(asyncio.run, main())
+    assert one == two
+    assert len(one) == 1
+    assert one[0].daemon

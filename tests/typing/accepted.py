@@ -1,0 +1,199 @@
+"""What type checkers must accept, and the types that they must see."""
+
+# pyright: strict
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable
+from dataclasses import field
+from typing import Any, Generic, TypeVar, assert_type
+
+from anabranch.commander import (
+    Commander,
+    Event,
+    Node,
+    Restart,
+    Retry,
+    State,
+    current_node,
+    quorum,
+    run,
+)
+from anabranch.handlers import Handler, handler
+from anabranch.jobs import Job
+
+V = TypeVar("V")
+
+
+# --- jobs: declared fields make the constructor
+
+
+class Shout(Job[str]):
+    text: str
+    times: int = 1
+    marks: list[str] = field(default_factory=lambda: ["!"])
+
+    async def task(self) -> str:
+        assert_type(self.text, str)
+        assert_type(self.marks, list[str])
+        return self.text.upper() * self.times + "".join(self.marks)
+
+
+class Louder(Shout):
+    extra: bool = False
+
+
+class Own(Job[int]):
+    """Has a constructor of its own."""
+
+    def __init__(self, first: int, *, second: int = 0) -> None:
+        self.total = first + second
+
+    async def task(self) -> int:
+        return self.total
+
+
+class Echo(Job[V], Generic[V]):
+    value: V
+
+    async def task(self) -> V:
+        return self.value
+
+
+class Returns(Job[str]):
+    """A body may return a node."""
+
+    async def task(self) -> Any:
+        return Shout("later")
+
+
+async def constructors() -> None:
+    assert_type(Shout("hi"), Shout)
+    assert_type(Shout(text="hi", times=2, marks=[]), Shout)
+    assert_type(Louder("hi", 1, [], True), Louder)
+    assert_type(Own(1, second=2), Own)
+    assert_type(Echo(5), Echo[int])
+
+
+# --- awaiting gives the result's type
+
+
+class Awaits(Job[None]):
+    async def task(self) -> None:
+        assert_type(await Shout("hi"), str)
+        assert_type(await Own(1), int)
+        assert_type(await Echo(b"x"), bytes)
+        assert_type(await upper("hi"), str)
+        assert_type(await Tools().measure("hi", unit="m"), float)
+
+
+# --- putting keeps the node's own type
+
+
+class Puts(Job[None]):
+    async def task(self) -> None:
+        job = self.put_job(Shout("hi"), priority=1, timeout=2.0, retry=Retry(attempts=2))
+        assert_type(job, Shout)
+        assert_type(job.text, str)
+        assert_type(await job, str)
+        call = self.call_handler(upper("hi"), policy="collect", claim=True, parent=self.commander)
+        assert_type(call, Handler[str])
+        assert_type(await call, str)
+        self.put_job(Own(1), retry=Restart(max=3, within=60), policy=quorum(2))
+
+
+# --- handlers: functions and methods keep their parameters
+
+
+@handler
+async def upper(node: Handler[str], text: str, times: int = 1) -> str:
+    return text.upper() * times
+
+
+@handler
+async def plain(node: Node[Any], *parts: str, sep: str = " ") -> list[str]:
+    assert_type(node.commander, Commander)
+    return [sep.join(parts)]
+
+
+@handler
+async def nothing(node: Node[None]) -> None:
+    return None
+
+
+class Tools:
+    scale = 2.0
+
+    @handler
+    async def measure(self, node: Handler[float], text: str, *, unit: str) -> float:
+        assert_type(self.scale, float)
+        return self.scale * len(text) * len(unit)
+
+
+class WithHandlers(Job[int]):
+    @handler
+    async def count(self, node: Handler[int], text: str) -> int:
+        return len(text)
+
+    async def task(self) -> int:
+        assert_type(self.count("four"), Handler[int])
+        return await self.count("four")
+
+
+def handlers() -> None:
+    assert_type(upper("hi"), Handler[str])
+    assert_type(upper("hi", times=3), Handler[str])
+    assert_type(plain("a", "b", sep=","), Handler[list[str]])
+    assert_type(nothing(), Handler[None])
+    assert_type(Tools().measure("hi", unit="m"), Handler[float])
+    start: Callable[[str], Handler[str]] = upper
+    start("hi")
+
+
+# --- the node's own names
+
+
+def names(node: Shout) -> None:
+    assert_type(node.result, str | None)
+    assert_type(node.error, BaseException | None)
+    assert_type(node.state, State)
+    assert_type(node.path, str)
+    assert_type(node.parent, Node[Any] | None)
+    assert_type(node.children, tuple[Node[Any], ...])
+    assert_type(current_node(), Node[Any])
+    assert_type(node.at_end(print).at_exception(recover).at_done(later), Shout)
+
+
+def recover(node: Shout) -> None:
+    node.recover("plan b")
+
+
+async def later(node: Shout) -> None:
+    node.put_job(Shout("next"), parent=node.commander)
+
+
+# --- the commander
+
+
+def divide(number: int, by: int) -> tuple[int, int]:
+    return divmod(number, by)
+
+
+async def application() -> None:
+    async with Commander(max_concurrency=3, policy="fail_fast", slow_after=None) as commander:
+        assert_type(await commander.run(Shout("hi")), str)
+        assert_type(await commander.run(upper("hi")), str)
+        assert_type(commander.put_job(Shout("hi")), Shout)
+        future = commander.put_job_threadsafe(Own(1))
+        assert_type(future, concurrent.futures.Future[int])
+        other = commander.call_handler_threadsafe(upper("hi"))
+        assert_type(other, concurrent.futures.Future[str])
+        assert_type(await commander.in_thread(divide, 7, 2), tuple[int, int])
+        assert_type(await commander.drain(1.0), bool)
+        async for event in commander.events(["text", "failed"]):
+            assert_type(event, Event)
+
+
+assert_type(run(Shout("hi")), str)
+assert_type(run(upper("hi"), auto_exit=False, max_concurrency=1), str)

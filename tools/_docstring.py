@@ -1,0 +1,75 @@
+"""Read what a docstring says of a function and of each of its parameters.
+
+Google (`Args:`), numpy (`Parameters` underlined) and reST (`:param x:`) are understood, each in
+the plain form that their guides show.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+
+__all__ = ["parse_docstring"]
+
+SECTIONS = "args|arguments|parameters|params|returns|return|yields|raises|examples?|notes?|see also"
+PARAMETER_SECTIONS = {"args", "arguments", "parameters", "params"}
+
+GOOGLE = re.compile(rf"({SECTIONS}):\s*", re.IGNORECASE)
+NUMPY = re.compile(rf"({SECTIONS})", re.IGNORECASE)
+REST = re.compile(r":(\w+)((?:\s+[^\s:]+)*?)(?:\s+\*{0,2}(\w+))?:\s*(.*)")
+GOOGLE_ENTRY = re.compile(r"\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
+NUMPY_ENTRY = re.compile(r"\*{0,2}(\w+(?:\s*,\s*\w+)*)\s*(?::.*)?")
+REST_FIELDS = {"param", "parameter", "arg", "argument", "key", "keyword"}
+
+
+def parse_docstring(text: str | None) -> tuple[str, dict[str, str]]:
+    """Return the description and the parameters' descriptions by name.
+
+    The description is what stands before the first section or field.
+    """
+    lines = inspect.cleandoc(text or "").splitlines()
+    start = next((n for n in range(len(lines)) if _opens(lines, n)), len(lines))
+    description = "\n".join(lines[:start]).strip()
+    found: dict[str, list[str]] = {}
+    for names, piece in _pieces(lines[start:]):
+        for name in names:
+            found.setdefault(name, []).append(piece.strip())
+    return description, {name: " ".join(filter(None, said)) for name, said in found.items()}
+
+
+def _opens(lines: list[str], n: int) -> bool:
+    return _section(lines, n) is not None or REST.fullmatch(lines[n]) is not None
+
+
+def _section(lines: list[str], n: int) -> str | None:
+    """Return the name of the section that line `n` opens, in lower case."""
+    if match := GOOGLE.fullmatch(lines[n]):
+        return match[1].lower()
+    underlined = n + 1 < len(lines) and re.fullmatch(r"-{3,}\s*", lines[n + 1])
+    match = NUMPY.fullmatch(lines[n].rstrip()) if underlined else None
+    return match[1].lower() if match else None
+
+
+def _pieces(lines: list[str]) -> Iterator[tuple[Iterable[str], str]]:
+    """Yield each line that says something of parameters, with their names."""
+    inside = False
+    names: list[str] = []
+    entry = GOOGLE_ENTRY
+    depth: int | None = None
+    for n, line in enumerate(lines):
+        if (section := _section(lines, n)) is not None:
+            inside, names, depth = section in PARAMETER_SECTIONS, [], None
+            entry = GOOGLE_ENTRY if line.rstrip().endswith(":") else NUMPY_ENTRY
+        elif match := REST.fullmatch(line):
+            inside = match[1] in REST_FIELDS and match[3] is not None
+            names, depth = [match[3]] if inside else [], 0
+            yield names, match[4]
+        elif inside and line.strip():
+            indent = len(line) - len(line.lstrip())
+            depth = indent if depth is None else depth
+            if indent <= depth and (match := entry.fullmatch(line)):
+                names = re.split(r"\s*,\s*", match[1])
+                yield names, match[2] if entry is GOOGLE_ENTRY else ""
+            else:
+                yield names, line

@@ -1,0 +1,142 @@
+"""A function becomes a tool that a model can call."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+
+import anyio.to_thread
+from pydantic_core import to_json
+
+from ..commander import current_node
+from ._docstring import parse_docstring
+from ._schema import Arguments
+
+__all__ = ["AnyTool", "Tool", "result_text", "tool"]
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+S = TypeVar("S")
+
+
+class Tool(Generic[P, R]):
+    """A function with what a model needs to call it; calling it calls the plain function.
+
+    `name`, `description` and `parameters` (a JSON schema) are shown to the model. `read_only`
+    says that a call changes nothing, so it may start while the reply still streams. `timeout` is
+    in seconds, None for no limit. A call of a tool with `approve` waits for a person's yes.
+    Raises `TypeError` for a function that cannot be called by name or whose types have no schema.
+    """
+
+    def __init__(
+        self,
+        function: Callable[P, R],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        read_only: bool = False,
+        timeout: float | None = None,
+        approve: bool = False,
+    ) -> None:
+        _refuse_uncallable(function)
+        said, described = parse_docstring(function.__doc__)
+        self.function = function
+        self.name = name or function.__name__
+        self.description = said if description is None else description
+        self.read_only = read_only
+        self.timeout = timeout
+        self.approve = approve
+        self._arguments = Arguments(function, described)
+        functools.update_wrapper(self, function, updated=())
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The JSON schema of the arguments, an object."""
+        return self._arguments.parameters
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    async def run(self, arguments: Mapping[str, Any]) -> str:
+        """Check `arguments`, call the function and return its result as text for the model.
+
+        A plain function runs in a worker thread, inside a tree as a child of the current node.
+        Cancelling does not wait for that thread; long work calls `check_cancelled()`. Raises
+        `InvalidArguments` if the arguments are wrong, else what the function raises.
+        """
+        call = functools.partial(self.function, **self.check(arguments))
+        if inspect.iscoroutinefunction(self.function):
+            return result_text(await cast("Any", call()))
+        return result_text(await _in_thread(call))
+
+    def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments as the function takes them; raise `InvalidArguments`."""
+        return self._arguments.check(arguments)
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Tool[P, R]: ...
+    @overload
+    def __get__(
+        self: Tool[Concatenate[S, Q], R], instance: S, owner: type | None = None
+    ) -> Tool[Q, R]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Tool[..., Any]:
+        """Bind a tool that was written as a method, as a plain function is bound."""
+        if instance is None:
+            return self
+        bound = cast("Tool[..., Any]", object.__new__(type(self)))
+        bound.__dict__.update(self.__dict__)
+        bound.function = cast("Any", self.function).__get__(instance, owner)
+        return bound
+
+    def __repr__(self) -> str:
+        return f"<Tool {self.name}{inspect.signature(self.function)}>"
+
+
+AnyTool = Tool[..., Any]
+
+
+@overload
+def tool(function: Callable[P, R], /) -> Tool[P, R]: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    read_only: bool = False,
+    timeout: float | None = None,
+    approve: bool = False,
+) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make a function or method a `Tool`, as `@tool` or `@tool(read_only=True, timeout=20)`.
+
+    Its name, its docstring (Google, numpy or reST) and its signature are what the model is told;
+    `Annotated[T, Field(description=...)]` describes a parameter too. Options as in `Tool`.
+    """
+    if function is None:
+        return functools.partial(Tool, **options)
+    return Tool(function, **options)
+
+
+def result_text(value: object) -> str:
+    """Return a tool's result as a model reads it: a string as it is, anything else as JSON."""
+    return value if isinstance(value, str) else to_json(value, fallback=str).decode()
+
+
+async def _in_thread(call: Callable[[], Any]) -> Any:
+    try:
+        node = current_node()
+    except LookupError:
+        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+    return await node.in_thread(call, abandon=True)
+
+
+def _refuse_uncallable(function: object) -> None:
+    if isinstance(function, (staticmethod, classmethod)):
+        raise TypeError("put @tool below @staticmethod, next to the function")
+    if not inspect.isroutine(function):
+        raise TypeError(f"a tool is made of a function, not of {function!r}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(f"tool {function.__qualname__}: a tool returns its result, it cannot yield")
