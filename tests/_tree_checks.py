@@ -112,7 +112,7 @@ def _check_order_of_starts(world: World) -> None:
         part
         for part in jobs
         if part.start_turn < 0
-        and not part.starts
+        and not _tried(part)
         and part.node.state == "pending"
         and part.node._n_cancel is None
     ]

@@ -1,0 +1,78 @@
+"""The examples run as they stand: on the small local model, and on a hosted one."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from _server import Reply, ScriptedServer, calls, text
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+PATIENCE = 300  # seconds; the first use of a new machine fetches the model
+
+
+def run(name: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env={**os.environ, **env},
+    )
+
+
+def test_hello_job_runs_on_the_local_model():
+    """Its children answer first, then the model, then the tree is done."""
+    done = run("hello_job.py")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Hello FRANCE, of 6 letters.\n")
+    assert "Paris" in done.stdout
+    assert done.stdout.endswith("all its children are done)\n")
+
+
+def test_getting_started_runs_on_the_local_model():
+    """A tool is called and its result goes back; the next round follows."""
+    done = run("getting_started.py", "What is the weather in Paris?", "Name a river.")
+
+    assert done.returncode == 0, done.stderr
+    assert "[get_current_weather gave: 18 degrees celsius and sunny in Paris]" in done.stdout
+    assert "> Name a river." in done.stdout
+    assert "(7 messages in the conversation)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "replies", "expected"),
+    [
+        ("hello_job.py", (), [text("Par", "is.")], "Paris.\n"),
+        (
+            "getting_started.py",
+            ("And Oslo?",),
+            [
+                calls(("get_current_weather", '{"to_user": "A moment.", "location": "Oslo"}')),
+                text("It is", " sunny."),
+            ],
+            "A moment.\n[get_current_weather gave: 18 degrees celsius and sunny in Oslo]\n"
+            "It is sunny.",
+        ),
+    ],
+)
+async def test_they_run_on_a_hosted_model(
+    name: str, arguments: tuple[str, ...], replies: list[Reply], expected: str
+):
+    """With `--model openai:...` and a key; here a scripted server plays the host."""
+    async with ScriptedServer(*replies) as server:
+        done = await asyncio.to_thread(
+            run,
+            name,
+            "--model",
+            "openai:tiny",
+            *arguments,
+            OPENAI_API_KEY="sk-test",
+            OPENAI_BASE_URL=server.url,
+        )
+
+    assert done.returncode == 0, done.stderr
+    assert expected in done.stdout
