@@ -122,6 +122,7 @@ class Engine:
             ticket.abandoned = True
         self._queue.put(None)
         await asyncio.wrap_future(self._ended)
+        self._thread.join()
 
     async def run(
         self, work: Work, progress: Callable[[Progress], None]
