@@ -4,8 +4,8 @@ Asked whether a tool fits, a model this small says yes or no at random. What it 
 is shown requests and the heading each goes under, a heading for every tool and one for plain
 answers, and the likelihoods of the headings are compared for the request at hand. The examples
 are made from the tools' own descriptions and come after those that need no tool (the other order,
-or taking turns, did worse). Since a heading may be likely whatever the request, its
-average over some requests that need no tool is taken off first.
+or taking turns, did worse). Since a heading may be likely whatever the request, its average over
+some requests that need no tool is taken off first.
 """
 
 from __future__ import annotations
@@ -86,9 +86,8 @@ def _usual(model: Model, sorting: _Sorting) -> Generator[None, None, tuple[Seque
             rows.append(row)
             cost += usage
             yield
-        known = model.memory[sorting] = [
-            sum(column) / len(rows) for column in zip(*rows, strict=True)
-        ]
+        known = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+        model.memory[sorting] = known
     return known, cost
 
 

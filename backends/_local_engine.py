@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import Future
 
-from ..commander._errors import BackendUnavailable
+from ..commander._errors import BackendError
 from ..dispatch import Delta
 from ._local_model import Model, Source
 from ._weights import Progress
@@ -92,6 +92,7 @@ class Engine:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._users = 0
+        self.loaded = False  # written by the owner thread
         self._queue: queue.SimpleQueue[tuple[_Ticket, Callable[[Progress], None]] | None]
         self._queue = queue.SimpleQueue()
         self._tickets: set[_Ticket] = set()
@@ -121,6 +122,7 @@ class Engine:
             ticket.abandoned = True
         self._queue.put(None)
         await asyncio.wrap_future(self._ended)
+        self._thread.join()
 
     async def run(
         self, work: Work, progress: Callable[[Progress], None]
@@ -158,9 +160,10 @@ class Engine:
         try:
             ticket.check()
             model = model or Model(self._source, _interruptible(progress, ticket))
+            self.loaded = True
             _carry_out(ticket, model)
         except _Abandoned:
-            error = BackendUnavailable("the local model was closed while it answered")
+            error = BackendError("the local model was closed while it answered")
         except BaseException as raised:  # noqa: BLE001 - whatever it is, the waiter gets it
             error = raised
         ticket.end(error)

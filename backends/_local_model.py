@@ -14,12 +14,11 @@ from ..commander._errors import (
     ConfigurationError,
     ContextTooLong,
     MissingExtra,
-    ModelNotFound,
 )
 from ..dispatch import Usage
 from ._weights import Progress, ensure_weights
 
-__all__ = ["Model", "Piece", "Sampling", "Source"]
+__all__ = ["Chat", "Model", "Piece", "Sampling", "Source"]
 
 Chat = list[dict[str, str]]
 
@@ -57,7 +56,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to draw tokens. `grammar` is one of mistralrs's, with its type."""
+    """How to draw tokens; with a `schema` (JSON text) the reply is JSON that obeys it."""
 
     max_tokens: int = 512
     temperature: float = 0.0
@@ -69,8 +68,7 @@ class Sampling:
     repetition_penalty: float | None = None
     stop: tuple[str, ...] = ()
     seed: int | None = None
-    grammar: str | None = None
-    grammar_type: str | None = None
+    schema: str | None = None
 
 
 @dataclass(slots=True)
@@ -95,7 +93,7 @@ class Model:
             source = Source(str(path.parent), path.name, source.in_situ_quant)
         self._source = source
         self._runner = _load(source)
-        # Reading and answering, kept for all that share this model: see `_local_tools.Chooser`.
+        # What has been found out about this model, for all that share it: see `_local_choice`.
         self.memory: dict[Any, Any] = {}
 
     def generate(self, messages: Chat, sampling: Sampling) -> Generator[Piece, None, None]:
@@ -109,8 +107,8 @@ class Model:
 
     def first_tokens(self, messages: Chat) -> tuple[dict[str, float], Usage]:
         """Return the log probabilities of the likeliest first tokens of a reply."""
-        request = _request(messages, Sampling(max_tokens=1), stream=False, logprobs=True)
         with _mapped_errors():
+            request = _request(messages, Sampling(max_tokens=1), stream=False, logprobs=True)
             response = self._runner.send_chat_completion_request(request)
         tokens = response.choices[0].logprobs.content[0].top_logprobs
         return {str(t.bytes): t.logprob for t in tokens}, _usage(response.usage)
@@ -156,12 +154,12 @@ def _quiet() -> Generator[None, None, None]:
 def _mapped_errors() -> Generator[None, None, None]:
     try:
         yield
+    except (TypeError, OverflowError) as error:
+        raise ConfigurationError(f"the local model refuses these options: {error}") from error
     except (ValueError, RuntimeError) as error:
         text = _first_line(error)
         if "sequence length" in text:
             raise ContextTooLong(f"the conversation is too long for the model: {text}") from error
-        if "not found" in text and "model" in text:
-            raise ModelNotFound(text) from error
         raise BackendError(f"the local model failed: {text}") from error
 
 
@@ -190,8 +188,8 @@ def _request(
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
         stop_seqs=list(sampling.stop) or None,
-        grammar=sampling.grammar,
-        grammar_type=sampling.grammar_type,
+        grammar=sampling.schema,
+        grammar_type="json_schema" if sampling.schema is not None else None,
         **more,
     )
 

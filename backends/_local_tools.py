@@ -11,52 +11,79 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any
 
-from ..commander._errors import BackendError, ConfigurationError, StreamInterrupted
+from ..commander._errors import ConfigurationError
 from ..dispatch import Delta, Message, Request, ToolCallDelta, ToolSchema, Usage
 from ._local_choice import choose
-from ._local_model import Model, Piece, Sampling
+from ._local_model import Chat, Model, Piece, Sampling
+from ._local_options import Options
 
-__all__ = ["reply"]
+__all__ = ["Manner", "reply"]
 
 Deltas = Generator[Delta | None, None, None]
 
+# Worked examples of filling in, about other tools than anybody is likely to offer.
 _FILL_IN = (
-    ("system", "Write the arguments of the tool for the request, as JSON."),
     (
-        "user",
-        'Tool: translate {"text": string, "language": string}\n'
-        "Request: How do you say good morning in Spanish?",
+        'translate {"text": string, "language": string}',
+        "How do you say good morning in Spanish?",
+        '{"text": "good morning", "language": "Spanish"}',
     ),
-    ("assistant", '{"text": "good morning", "language": "Spanish"}'),
+    (
+        'plot {"formula": string}',
+        "Draw the curve of x squared minus 3 for me, please.",
+        '{"formula": "x**2 - 3"}',
+    ),
+    (
+        'find_hotel {"city": string, "stars": integer}',
+        "Is there a four star hotel in Kyoto?",
+        '{"city": "Kyoto", "stars": 4}',
+    ),
+    (
+        'plot {"formula": string}',
+        "What does 2 times x divided by 7 look like?",
+        '{"formula": "2 * x / 7"}',
+    ),
 )
+# The spaces of the examples: free ones let the model wander off in them.
+_SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-def reply(
-    model: Model, request: Request, sampling: Sampling, tool_choice: Any, system: str
-) -> Deltas:
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """What a model needs beyond the request.
+
+    `system` is said if the conversation has no system message. `longest` bounds, in characters,
+    each string argument that its schema leaves unbounded: a weak model may never end one.
+    """
+
+    system: str = ""
+    longest: int | None = None
+
+
+def reply(model: Model, request: Request, options: Options, manner: Manner) -> Deltas:
     """Answer `request`, delta by delta; None where there is nothing yet but it may be stopped."""
-    tool, cost = yield from _pick(model, request, tool_choice)
+    tool, cost = yield from _pick(model, request, options.tool_choice)
     if tool is None:
-        yield from _speak(model, _chat(request.messages, system), sampling, cost)
+        chat = _chat(request.messages, manner.system)
+        yield from _speak(model, chat, options.sampling, cost)
     else:
-        yield from _call(model, tool, _question(request.messages), sampling, cost)
+        schema = json.dumps(_bounded(tool.parameters, manner.longest))
+        chat = _fill_in(tool, _question(request.messages))
+        sampling = replace(options.sampling, schema=schema, stop=())
+        yield from _call(model, tool.name, chat, sampling, cost)
 
 
 def _pick(
-    model: Model, request: Request, tool_choice: Any
+    model: Model, request: Request, tool_choice: str | Mapping[str, Any]
 ) -> Generator[None, None, tuple[ToolSchema | None, Usage]]:
     """Obey `tool_choice`; under `auto`, a tool's result is always answered in text."""
     if isinstance(tool_choice, Mapping):
-        return _named(request.tools, cast("Mapping[str, Any]", tool_choice)), Usage()
-    if tool_choice not in {"none", "auto", "required"}:
-        raise ConfigurationError(
-            f"tool_choice {tool_choice!r}: expected 'auto', 'none', 'required' or a function"
-        )
-    answered = bool(request.messages) and request.messages[-1].role == "tool"
+        return _named(request.tools, tool_choice), Usage()
     must = tool_choice == "required"
+    answered = bool(request.messages) and request.messages[-1].role == "tool"
     if not request.tools or tool_choice == "none" or (answered and not must):
         return None, Usage()
     question = _question(request.messages)
@@ -71,20 +98,17 @@ def _named(tools: Sequence[ToolSchema], tool_choice: Mapping[str, Any]) -> ToolS
     raise ConfigurationError(f"tool_choice names {name!r}, which is not among the request's tools")
 
 
-def _speak(model: Model, chat: list[dict[str, str]], sampling: Sampling, cost: Usage) -> Deltas:
-    said: list[str] = []
-    for piece in _pieces(model, chat, sampling, said):
+def _speak(model: Model, chat: Chat, sampling: Sampling, cost: Usage) -> Deltas:
+    for piece in model.generate(chat, sampling):
         if piece.text:
             yield Delta(text=piece.text)
         if piece.finish_reason:
             yield _end(piece, cost, piece.finish_reason)
 
 
-def _call(model: Model, tool: ToolSchema, question: str, sampling: Sampling, cost: Usage) -> Deltas:
-    schema = json.dumps(dict(tool.parameters))
-    bound = replace(sampling, grammar=schema, grammar_type="json_schema", stop=())
-    yield Delta(tool_calls=(ToolCallDelta(0, f"call_{uuid.uuid4().hex[:24]}", tool.name),))
-    for piece in _pieces(model, _fill_in(tool, question), bound, []):
+def _call(model: Model, name: str, chat: Chat, sampling: Sampling, cost: Usage) -> Deltas:
+    yield Delta(tool_calls=(ToolCallDelta(0, f"call_{uuid.uuid4().hex[:24]}", name),))
+    for piece in model.generate(chat, sampling):
         if piece.text:
             yield Delta(tool_calls=(ToolCallDelta(0, arguments=piece.text),))
         if piece.finish_reason:
@@ -96,65 +120,73 @@ def _end(piece: Piece, cost: Usage, reason: str) -> Delta:
     return Delta(usage=cost + (piece.usage or Usage()), finish_reason=reason, done=True)
 
 
-def _pieces(
-    model: Model, chat: list[dict[str, str]], sampling: Sampling, said: list[str]
-) -> Generator[Piece, None, None]:
-    """Generate; a failure after the first piece is an interruption of the reply."""
-    begun = False
-    try:
-        for piece in model.generate(chat, sampling):
-            begun = True
-            said.append(piece.text)
-            yield piece
-    except BackendError as error:
-        if not begun:
-            raise
-        partial = Message(role="assistant", content="".join(said) or None)
-        raise StreamInterrupted(str(error), partial=partial) from error
+def _chat(messages: Sequence[Message], system: str) -> Chat:
+    """Write a conversation as the roles that every model knows, each two neighbours different.
 
-
-def _chat(messages: Sequence[Message], system: str) -> list[dict[str, str]]:
-    """Write a conversation as the roles the model knows, each two neighbours different.
-
-    A tool's result is told by the user, after the question it was asked for.
+    A tool's result is told by the user, who asks for it in a sentence.
     """
-    chat: list[dict[str, str]] = []
+    chat: Chat = []
     if system and not any(message.role in {"system", "developer"} for message in messages):
         chat.append({"role": "system", "content": system})
     for message in messages:
         role, text = _line(message)
         if chat and chat[-1]["role"] == role:
             chat[-1]["content"] += f"\n\n{text}"
-        elif text or role == "user":
+        else:
             chat.append({"role": role, "content": text})
     return chat
 
 
 def _line(message: Message) -> tuple[str, str]:
     text = message.content or ""
-    if message.role == "tool":
-        return "user", f"(The answer was looked up: {text})"
-    return {"developer": "system"}.get(message.role, message.role), text
+    match message.role:
+        case "tool":
+            return "user", f"The result is: {text}\nTell me the answer in one sentence."
+        case "assistant" if message.tool_calls:
+            return "assistant", text or "Let me look that up."
+        case "developer":
+            return "system", text
+        case role:
+            return role, text
 
 
 def _question(messages: Sequence[Message]) -> str:
     return next((m.content or "" for m in reversed(messages) if m.role == "user"), "")
 
 
-def _fill_in(tool: ToolSchema, question: str) -> list[dict[str, str]]:
-    chat = [{"role": role, "content": text} for role, text in _FILL_IN]
-    about = f"Tool: {tool.name} {_outline(tool)}\n{tool.description}\nRequest: {question}"
-    return [*chat, {"role": "user", "content": about}]
+def _fill_in(tool: ToolSchema, question: str) -> Chat:
+    """Show how arguments are written, then the tool and the request.
+
+    The descriptions stay out: the model copies from them.
+    """
+    chat = [
+        {"role": "system", "content": "Write the arguments of the tool for the request, as JSON."}
+    ]
+    for outline, request, arguments in _FILL_IN:
+        chat.append({"role": "user", "content": f"Tool: {outline}\nRequest: {request}"})
+        chat.append({"role": "assistant", "content": arguments})
+    outline = f"{tool.name} {_outline(tool.parameters)}"
+    return [*chat, {"role": "user", "content": f"Tool: {outline}\nRequest: {question}"}]
 
 
-def _outline(tool: ToolSchema) -> str:
-    properties: Mapping[str, Any] = tool.parameters.get("properties", {})
-    fields = [f'"{name}": {_kind(of)}' for name, of in properties.items()]
-    return "{" + ", ".join(fields) + "}"
+def _outline(parameters: Mapping[str, Any]) -> str:
+    properties: Mapping[str, Any] = parameters.get("properties", {})
+    return "{" + ", ".join(f'"{name}": {_kind(of)}' for name, of in properties.items()) + "}"
 
 
 def _kind(of: Mapping[str, Any]) -> str:
     if "enum" in of:
         return " or ".join(json.dumps(value) for value in of["enum"])
-    about = of.get("description")
-    return f"{of.get('type', 'any')}" + (f" ({about})" if about else "")
+    return str(of.get("type", "any"))
+
+
+def _bounded(parameters: Mapping[str, Any], longest: int | None) -> dict[str, Any]:
+    properties: Mapping[str, Mapping[str, Any]] = parameters.get("properties", {})
+    limited = {name: _limited(of, longest) for name, of in properties.items()}
+    return {**parameters, "properties": limited, "x-guidance": _SPACES}
+
+
+def _limited(of: Mapping[str, Any], longest: int | None) -> Mapping[str, Any]:
+    if longest is None or of.get("type") != "string" or of.keys() & {"enum", "pattern", "format"}:
+        return of
+    return {"maxLength": longest, **of}
