@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help chat test check format clean
+.PHONY: help chat test test-vllm check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -14,6 +14,9 @@ chat: $(VENV)/chat.stamp  ## talk to a model in the terminal, e.g. make chat ARG
 
 test: $(VENV)/dev.stamp  ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
+
+test-vllm:  ## run the suite of the real vLLM engine, in an environment of its own (2.5 GB)
+	tests/vllm_engine/run.sh $(ARGS)
 
 check: $(VENV)/dev.stamp  ## check format, lint, types and the import contract
 	$(BIN)/ruff format --check
