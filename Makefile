@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# The type checkers look for packages beside the python that is found first.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help chat test test-vllm check format clean
 
