@@ -156,30 +156,6 @@ async def test_a_node_with_100_000_children_completes():
         assert node.children == ()
 
 
-async def test_finishing_in_any_order_costs_the_same():
-    """Reversed or shuffled, one at a time: no more than twice what it costs in order."""
-    count, costs = 5_000, {}
-
-    async with asyncio.timeout(60), Commander(slow_after=None) as commander:
-        for _ in range(5):
-            for name, finishing in orders(count):
-                futures = [asyncio.get_running_loop().create_future() for _ in range(count)]
-
-                @handler
-                async def child(node, future):
-                    await future
-
-                nodes = [commander.call_handler(child(future)) for future in futures]
-                await asyncio.sleep(0)
-                started = time.process_time()
-                for index in finishing:
-                    futures[index].set_result(None)
-                await nodes[finishing[-1]]
-                costs.setdefault(name, []).append(time.process_time() - started)
-    least = {name: min(times) for name, times in costs.items()}
-    assert max(least.values()) < 2 * least["in order"]
-
-
 async def test_drain_of_many_children_is_not_quadratic():
     """One turn for each child, in order: each end is looked at once."""
     release = [asyncio.Event() for _ in range(20_000)]
