@@ -7,12 +7,11 @@ import json
 import os
 import time
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from _local import ask, small_model
+from _local import Tool, ask, small_model
 
 from anabranch.backends import connect
 from anabranch.backends._local import LocalBackend
@@ -28,13 +27,6 @@ __all__ = ["small_model"]  # the fixture
 PATIENCE = 240.0  # seconds; the first test of a new machine fetches the model
 FRANCE = "What is the capital of France?"
 STORY = "Tell me a long story about a fox."
-
-
-@dataclass
-class Tool:
-    name: str
-    description: str
-    parameters: dict[str, Any]
 
 
 def tool(name: str, description: str, *fields: str) -> Tool:
@@ -235,7 +227,7 @@ async def test_a_cancelled_reader_stops_the_model() -> None:
 async def test_requests_made_together_are_served_in_order_and_do_not_mix() -> None:
     """One after the other, each with its own answer."""
     ended: list[int] = []
-    questions = [FRANCE, "What is the capital of Italy?", FRANCE]
+    questions = [FRANCE, "What is the capital of Japan?", FRANCE]
 
     async def read(backend: LocalBackend, number: int) -> str:
         deltas = await deltas_of(backend, ask(questions[number], max_tokens=12))
@@ -246,7 +238,7 @@ async def test_requests_made_together_are_served_in_order_and_do_not_mix() -> No
         replies = await asyncio.gather(*(read(backend, number) for number in range(3)))
 
     assert ended == [0, 1, 2]
-    assert "Rome" in replies[1]
+    assert "Tokyo" in replies[1]
     assert replies[0] == replies[2]
 
 

