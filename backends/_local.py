@@ -19,8 +19,13 @@ from ._weights_progress import show_progress
 __all__ = ["LocalBackend"]
 
 _SMALL = "SmolLM2-135M-Instruct"
-# Under the system message of its own template it answers questions about France in French.
-_SMALL_MANNER = Manner(system="You are a helpful assistant.", longest=120)
+# Under the system message of its own template it answers questions about France in French; asked
+# to use a tool's result, it makes one up.
+_SMALL_MANNER = Manner(
+    system="You are a helpful assistant.",
+    longest=120,
+    result="The answer is: {}\nRepeat the answer in one sentence.",
+)
 _ACCURACY = "picks the right tool, or none, for 36 of 40 questions (benchmarks/tool_choice.py)"
 
 

@@ -64,15 +64,30 @@ def choose(
 ) -> Generator[None, None, tuple[ToolSchema | None, Usage]]:
     """Pick a tool for `request`, or none unless one `must` be picked; return it and the cost.
 
-    Yields between the steps, where it may be stopped. What the headings score without a reason is
-    measured once for a model and its tools.
+    A heading gains from being shown last. So if a tool is needed, which one is asked a second
+    time with the tools in reverse, and the two answers count alike. Yields between the steps,
+    where it may be stopped. What the headings score without a reason is measured once for a
+    model and its tools.
     """
+    gains, cost = yield from _gains(model, request, tools)
+    if not must and max(gains) <= _MARGIN:
+        return None, cost
+    if len(tools) > 1:
+        again, more = yield from _gains(model, request, tools[::-1])
+        gains = [gain + other for gain, other in zip(gains, reversed(again), strict=True)]
+        cost += more
+    return tools[max(range(len(tools)), key=gains.__getitem__)], cost
+
+
+def _gains(
+    model: Model, request: str, tools: Sequence[ToolSchema]
+) -> Generator[None, None, tuple[list[float], Usage]]:
+    """Return by how much each tool's heading is likelier than usual, and the cost of asking."""
     sorting = _sorting(tools)
     usual, cost = yield from _usual(model, sorting)
     scores, usage = sorting.ask(model, request)
-    gains = [score - mean for score, mean in zip(scores, usual, strict=True)]
-    best = max(range(len(tools)), key=gains.__getitem__)
-    return (tools[best] if must or gains[best] > _MARGIN else None), cost + usage
+    yield
+    return [score - mean for score, mean in zip(scores, usual, strict=True)], cost + usage
 
 
 def _usual(model: Model, sorting: _Sorting) -> Generator[None, None, tuple[Sequence[float], Usage]]:
@@ -118,7 +133,7 @@ def _headings(names: Sequence[str]) -> list[str]:
 
 
 def _words(name: str) -> list[str]:
-    return [word.lower() for word in re.findall(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+|\d+", name)]
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+", name)]
 
 
 def _likelihood(tokens: dict[str, float], heading: str, others: Sequence[str]) -> float:

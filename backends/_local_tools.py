@@ -49,6 +49,7 @@ _FILL_IN = (
 )
 # The spaces of the examples: free ones let the model wander off in them.
 _SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_RESULT = "The tool's result: {}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +58,19 @@ class Manner:
 
     `system` is said if the conversation has no system message. `longest` bounds, in characters,
     each string argument that its schema leaves unbounded: a weak model may never end one.
+    `result` is how a tool's result is put to it, at the end of the question it answers.
     """
 
     system: str = ""
     longest: int | None = None
+    result: str = _RESULT
 
 
 def reply(model: Model, request: Request, options: Options, manner: Manner) -> Deltas:
     """Answer `request`, delta by delta; None where there is nothing yet but it may be stopped."""
     tool, cost = yield from _pick(model, request, options.tool_choice)
     if tool is None:
-        chat = _chat(request.messages, manner.system)
+        chat = _chat(request.messages, manner.system, manner.result)
         yield from _speak(model, chat, options.sampling, cost)
     else:
         schema = json.dumps(_bounded(tool.parameters, manner.longest))
@@ -120,34 +123,28 @@ def _end(piece: Piece, cost: Usage, reason: str) -> Delta:
     return Delta(usage=cost + (piece.usage or Usage()), finish_reason=reason, done=True)
 
 
-def _chat(messages: Sequence[Message], system: str) -> Chat:
+def _chat(messages: Sequence[Message], system: str, result: str = _RESULT) -> Chat:
     """Write a conversation as the roles that every model knows, each two neighbours different.
 
-    A tool's result is told by the user, who asks for it in a sentence.
+    A tool's result joins the user's question, and the call between them is left out.
     """
     chat: Chat = []
     if system and not any(message.role in {"system", "developer"} for message in messages):
         chat.append({"role": "system", "content": system})
     for message in messages:
-        role, text = _line(message)
+        role, text = _line(message, result)
         if chat and chat[-1]["role"] == role:
-            chat[-1]["content"] += f"\n\n{text}"
-        else:
+            chat[-1]["content"] += f"\n{text}"
+        elif text or not message.tool_calls:
             chat.append({"role": role, "content": text})
     return chat
 
 
-def _line(message: Message) -> tuple[str, str]:
+def _line(message: Message, result: str) -> tuple[str, str]:
     text = message.content or ""
-    match message.role:
-        case "tool":
-            return "user", f"The result is: {text}\nTell me the answer in one sentence."
-        case "assistant" if message.tool_calls:
-            return "assistant", text or "Let me look that up."
-        case "developer":
-            return "system", text
-        case role:
-            return role, text
+    if message.role == "tool":
+        return "user", result.format(text)
+    return "system" if message.role == "developer" else message.role, text
 
 
 def _question(messages: Sequence[Message]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,14 @@ from anabranch.backends._local_engine import Engine
 from anabranch.backends._local_model import Source
 from anabranch.dispatch import Message, Request
 
-__all__ = ["ask", "small_model"]
+__all__ = ["Tool", "ask", "small_model"]
+
+
+@dataclass
+class Tool:
+    name: str
+    description: str
+    parameters: dict[str, Any]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -22,6 +31,6 @@ def small_model() -> Iterator[Engine]:
     asyncio.run(engine.close())
 
 
-def ask(question: str, *tools: object, **options: object) -> Request:
+def ask(question: str, *tools: Tool, **options: Any) -> Request:
     """Make a request of one question."""
-    return Request([Message(role="user", content=question)], tools, options)  # type: ignore[arg-type]
+    return Request([Message(role="user", content=question)], tools, options)

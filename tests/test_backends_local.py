@@ -6,12 +6,11 @@ import asyncio
 import json
 import os
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from _local import ask, small_model
+from _local import Tool, ask, small_model
 
 from anabranch.backends import connect
 from anabranch.backends._local import LocalBackend
@@ -27,13 +26,6 @@ __all__ = ["small_model"]  # the fixture
 PATIENCE = 240.0  # seconds; the first test of a new machine fetches the model
 FRANCE = "What is the capital of France?"
 STORY = "Tell me a long story about a fox."
-
-
-@dataclass
-class Tool:
-    name: str
-    description: str
-    parameters: dict[str, Any]
 
 
 def tool(name: str, description: str, *fields: str) -> Tool:
@@ -234,7 +226,7 @@ async def test_a_cancelled_reader_stops_the_model() -> None:
 async def test_requests_made_together_are_served_in_order_and_do_not_mix() -> None:
     """One after the other, each with its own answer."""
     ended: list[int] = []
-    questions = [FRANCE, "What is the capital of Italy?", FRANCE]
+    questions = [FRANCE, "What is the capital of Japan?", FRANCE]
 
     async def read(backend: LocalBackend, number: int) -> str:
         deltas = await deltas_of(backend, ask(questions[number], max_tokens=12))
@@ -245,7 +237,7 @@ async def test_requests_made_together_are_served_in_order_and_do_not_mix() -> No
         replies = await asyncio.gather(*(read(backend, number) for number in range(3)))
 
     assert ended == [0, 1, 2]
-    assert replies[1] not in (replies[0], "")
+    assert "Tokyo" in replies[1]
     assert replies[0] == replies[2]
 
 
