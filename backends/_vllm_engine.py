@@ -274,10 +274,13 @@ class Engine:
 def _load(arguments: Mapping[str, Any]) -> Loaded:
     """Start the engine and wait for it."""
     vllm = vllm_module()
-    args = _engine_arguments(vllm.AsyncEngineArgs, arguments)
+    _check_arguments(vllm.AsyncEngineArgs, arguments)
     _keep_interrupts_from_children()
     try:
-        llm = vllm_module("vllm.v1.engine.async_llm").AsyncLLM.from_engine_args(args)
+        args = vllm.AsyncEngineArgs(**arguments)
+        make = vllm_module("vllm.v1.engine.async_llm").AsyncLLM.from_engine_args
+        # No name for it here: vLLM keeps this frame, and with it all that is named.
+        return _loaded(make(args))
     except OSError as error:
         raise ModelNotFound(f"no model {arguments['model']!r}: {error}") from error
     except (RuntimeError, ValueError) as error:
@@ -285,15 +288,16 @@ def _load(arguments: Mapping[str, Any]) -> Loaded:
             f"vLLM does not start with {arguments['model']!r}: {error}"
             " (VLLM_LOGGING_LEVEL=INFO makes it tell more)"
         ) from error
+
+
+def _loaded(llm: Any) -> Loaded:
     template = getattr(llm.get_tokenizer(), "chat_template", None)
     return Loaded(llm, llm.model_config.get_diff_sampling_param(), str(template or ""))
 
 
-def _engine_arguments(make: Any, arguments: Mapping[str, Any]) -> Any:
-    unknown = arguments.keys() - make.__dataclass_fields__.keys()
-    if unknown:
+def _check_arguments(made_of: Any, arguments: Mapping[str, Any]) -> None:
+    if unknown := arguments.keys() - made_of.__dataclass_fields__.keys():
         raise ConfigurationError(f"vLLM has no engine argument {', '.join(sorted(unknown))}")
-    return make(**arguments)
 
 
 def _keep_interrupts_from_children() -> None:

