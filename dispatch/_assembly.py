@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ._call import OpenCall, ToolCallError
 from ._delta import Delta, ToolCallDelta
+from ._format import Format
 from ._message import Message, ToolCall, Usage
 from ._scan import HalfKeeper
 from ._speech import Sink, Speech
+from ._splitter import TextSplitter
 
 __all__ = ["Assembly", "Branches"]
 
@@ -25,6 +27,7 @@ class Branches:
     reasoning: Sink[str]
     calls: Sink[ToolCall | ToolCallError]
     pieces: Sink[ToolCallDelta]
+    others: Mapping[str, Sink[str]] = field(default_factory=dict[str, Sink[str]])
 
 
 class Assembly:
@@ -34,7 +37,9 @@ class Assembly:
     without streaming, `partial` what can be kept of a reply that broke off.
     """
 
-    def __init__(self, branches: Branches, to_user: str | None = None) -> None:
+    def __init__(
+        self, branches: Branches, to_user: str | None = None, formats: Sequence[Format] = ()
+    ) -> None:
         self._branches = branches
         self._pieces = branches.pieces
         self._to_user = to_user
@@ -57,6 +62,8 @@ class Assembly:
         self._refusal_voice = self._speech.standing()
         self._content_halves = HalfKeeper()
         self._reasoning_halves = HalfKeeper()
+        self._splitter = TextSplitter(formats, self) if formats else None
+        self._take_content = self.show if self._splitter is None else self._splitter.feed
         self.whole = False  # a finish_reason or the end mark has come
 
     def feed(self, delta: Delta) -> None:
@@ -87,15 +94,36 @@ class Assembly:
         if self._content_halves.half or not text.isascii():
             text = self._content_halves.feed(text)
         if text:
-            self._content.append(text)
-            self._speech.say(self._content_voice, text)
+            self._take_content(text)
+
+    def show(self, text: str) -> None:
+        """Take text of the content that is for the user."""
+        self._content.append(text)
+        self._speech.say(self._content_voice, text)
+
+    def put(self, branch: str, text: str) -> None:
+        """Take text of the content that is for a branch; only reasoning has a field of its own."""
+        if branch == "reasoning":
+            self._reasoning.append(text)
+            self._branches.reasoning.put(text)
+        else:
+            self._branches.others[branch].put(text)
+
+    def new_call(self) -> int:
+        """Begin a call that is written in the content; return its index."""
+        return self._begin(-1).index
+
+    def write(self, index: int, arguments: str = "", name: str | None = None) -> None:
+        """Take more of a call that is written in the content."""
+        self.feed(Delta(tool_calls=(ToolCallDelta(index, None, name, arguments),)))
+        if name and self._call.scanner.done:
+            self._try_hand_on()
 
     def _take_reasoning(self, text: str) -> None:
         if self._reasoning_halves.half or not text.isascii():
             text = self._reasoning_halves.feed(text)
         if text:
-            self._reasoning.append(text)
-            self._branches.reasoning.put(text)
+            self.put("reasoning", text)
 
     def _turn_to(self, piece: ToolCallDelta) -> None:
         """Make the call that `piece` belongs to the one whose pieces are taken."""
@@ -113,8 +141,8 @@ class Assembly:
             call = self._begin(piece.index)
         if piece.id and not call.id:
             call.id = piece.id
-        if piece.name and not call.scanner.parts and call.name != piece.name:
-            call.name += piece.name  # a name cut in two; one that is only repeated adds nothing
+        if piece.name and call.name != piece.name and not (call.name and call.scanner.parts):
+            call.name += piece.name  # it may be cut in two; one that is repeated adds nothing
         return call
 
     def _find(self, piece: ToolCallDelta) -> OpenCall | None:
@@ -177,8 +205,8 @@ class Assembly:
 
         For each of these, `hand_on` once it is repaired, or `refuse`.
         """
-        self._flush()
         stopped = self._finish_reason in _STOPPED
+        self._flush(stopped=stopped)
         for call in sorted(self._order, key=_index):
             if not call.handed_on:
                 call.read(truncated=stopped)
@@ -188,14 +216,14 @@ class Assembly:
                 else:
                     yield call
 
-    def _flush(self) -> None:
-        self._speech.end()
+    def _flush(self, *, stopped: bool) -> None:
         if half := self._content_halves.end():
-            self._content.append(half)
-            self._speech.say(self._content_voice, half)
+            self._take_content(half)
         if half := self._reasoning_halves.end():
-            self._reasoning.append(half)
-            self._branches.reasoning.put(half)
+            self.put("reasoning", half)
+        if self._splitter is not None:
+            self._splitter.end(stopped=stopped)
+        self._speech.end()
 
     def refuse(self, call: OpenCall) -> None:
         """Put an error in the place of a call that is faulty and was not repaired."""
@@ -203,7 +231,7 @@ class Assembly:
 
     def break_off(self) -> None:
         """End a reply that broke off: what was held back is shown, no call is handed on."""
-        self._flush()
+        self._flush(stopped=True)
 
     def message(self) -> Message:
         """Return the assembled message of a whole reply."""

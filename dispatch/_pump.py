@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from inspect import isawaitable
 from typing import Any, TypeAlias
@@ -13,6 +13,7 @@ from ._assembly import Assembly, Branches
 from ._call import OpenCall, ToolCallError
 from ._channel import Channel, Gate, Waiters
 from ._delta import Delta, ToolCallDelta
+from ._format import Format
 from ._message import Message, ToolCall, read_arguments
 from ._source import Source, close_source, open_source, to_delta
 
@@ -30,13 +31,20 @@ class Pump(Node[None], internal=True):
     """Reads the source to its end, whoever listens; its failure is raised from the branches."""
 
     def __init__(
-        self, source: Source, to_user: str | None, repair: Repair | None, limit: int
+        self,
+        source: Source,
+        to_user: str | None,
+        formats: Sequence[Format],
+        repair: Repair | None,
+        limit: int,
     ) -> None:
         self._gate = Gate(limit)
         self.text = Channel[str](self._gate, len, self.check)
         self.reasoning = Channel[str](self._gate, len, self.check)
         self.calls = Channel["ToolCall | ToolCallError"](self._gate, _call_length, self.check)
         self.pieces = Channel[ToolCallDelta](self._gate, _piece_length, self.check)
+        others = {each.branch for each in formats if each.branch is not None} - {"reasoning"}
+        self.others = {name: Channel[str](self._gate, len, self.check) for name in sorted(others)}
         self.message: Message | None = None  # once the reply is whole
         self.firsts: list[Callable[[], object]] = []
         self.lasts: list[Callable[[], object]] = []
@@ -47,8 +55,8 @@ class Pump(Node[None], internal=True):
         self._over = False
         self._closed = False  # by `aclose`
         self._listeners = Waiters()  # for the message
-        branches = Branches(self.text, self.reasoning, self.calls, self.pieces)
-        self._assembly = Assembly(branches, to_user)
+        branches = Branches(self.text, self.reasoning, self.calls, self.pieces, self.others)
+        self._assembly = Assembly(branches, to_user, formats)
         self.at_terminate(lambda _: self._cancelled())
 
     @property
@@ -115,7 +123,7 @@ class Pump(Node[None], internal=True):
 
     def _end(self) -> None:
         self._over = True
-        for channel in (self.text, self.reasoning, self.calls, self.pieces):
+        for channel in (self.text, self.reasoning, self.calls, self.pieces, *self.others.values()):
             channel.end()
         self._listeners.wake()
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from typing import Any, Self, TypeAlias
 
 from ..commander import Node
 from ._call import ToolCallError
 from ._delta import ToolCallDelta
+from ._format import Format
 from ._message import Message, ToolCall
 from ._pump import Pump, Repair
 from ._source import Source, check_source
@@ -22,6 +23,7 @@ def fork(
     source: Source,
     *,
     to_user: str | None = None,
+    formats: Sequence[Format] = (),
     repair: Repair | None = None,
     limit: int = 65_536,
 ) -> Reply:
@@ -32,16 +34,17 @@ def fork(
     on, so branches and callbacks can be set up first, and is closed in any case.
 
     `to_user` names a top-level argument of tool calls: its text goes to the user as it arrives and
-    the tool does not get it. `repair` sees each call that cannot be run, once the reply is whole,
-    and may give it arguments. `limit` is how many characters a branch that is being read may be
-    behind before the source has to wait.
+    the tool does not get it. `formats` are the ways in which the model may write calls, or text
+    for other branches, into its text. `repair` sees each call that cannot be run, once the reply
+    is whole, and may give it arguments. `limit` is how many characters a branch that is being read
+    may be behind before the source has to wait.
 
     The source's failure is raised from every branch and from `reply.message`, after what came
     before it; if nobody takes it, `node` fails with it. Cancelling `node` closes the source.
     Raises `TypeError` if `source` is nothing that can be read, `NodeClosed` as `call_handler`.
     """
     check_source(source)
-    return Reply(node.call_handler(Pump(source, to_user, repair, limit), claim=True))
+    return Reply(node.call_handler(Pump(source, to_user, formats, repair, limit), claim=True))
 
 
 class Reply:
@@ -80,6 +83,17 @@ class Reply:
     def tool_call_deltas(self) -> AsyncIterator[ToolCallDelta]:
         """Every piece of every call, as it came."""
         return self._pump.pieces
+
+    def branch(self, name: str) -> AsyncIterator[str]:
+        """The text that a format with this `branch` found; also `text` and `reasoning`.
+
+        Raises `LookupError` if no format has it.
+        """
+        pump = self._pump
+        branches = {"text": pump.text, "reasoning": pump.reasoning, **pump.others}
+        if name not in branches:
+            raise LookupError(f"no format of this reply makes {name!r}; it has {[*branches]}")
+        return branches[name]
 
     @property
     def message(self) -> Awaitable[Message]:

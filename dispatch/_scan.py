@@ -55,8 +55,8 @@ class Watcher(Protocol):
 class ObjectScanner:
     """Finds the end of one JSON object in text that comes in pieces.
 
-    `done` is set when the object is closed, and `end` is then the number of characters up to
-    there; `broken` is set when what came cannot be an object. `parts` are the pieces as they came.
+    `done` is set when the object is closed, `broken` when what came cannot be an object; `end` is
+    then the number of characters up to there. `parts` are the pieces as they came.
     `watcher` sees the values of the top-level keys in `watched`, in any spelling of the key, and
     is told of each piece of text in the call of `feed` that brought it.
     """
@@ -135,7 +135,7 @@ class ObjectScanner:
                 break  # an unfinished escape
             position = reached
         self._tail = text[position:]
-        if self.done:
+        if self._wake == _NOTHING:
             self.end = len(self.raw) - len(self._tail)
 
     def _enter(self, step: Callable[[ObjectScanner, str, int], int], wake: int = _ANYTHING) -> None:

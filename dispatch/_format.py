@@ -1,0 +1,161 @@
+"""What a model writes into its text beside text: formats of calls, and of text for a branch."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+__all__ = ["Body", "CollectedBody", "Format", "Output", "Until", "write_whole"]
+
+
+class Output(Protocol):
+    """Where the parts of a text go; the assembly is one."""
+
+    def show(self, text: str) -> None:
+        """Take text for the user."""
+        ...
+
+    def put(self, branch: str, text: str) -> None:
+        """Take text for a branch."""
+        ...
+
+    def new_call(self) -> int:
+        """Begin a call; return its index."""
+        ...
+
+    def write(self, index: int, arguments: str = "", name: str | None = None) -> None:
+        """Take more of a call: its name, or a piece of its arguments, as JSON text."""
+        ...
+
+
+class Body(ABC):
+    """Reads what follows an opening marker."""
+
+    @abstractmethod
+    def feed(self, text: str) -> str | None:
+        """Take text; return None if it all belongs to the body, else what comes after the body."""
+
+    @abstractmethod
+    def end(self, *, stopped: bool) -> str:
+        """Take the end of the reply; return what turned out not to belong to the body.
+
+        `stopped` says that the model did not end the reply itself: what is not closed broke off.
+        """
+
+
+class Format:
+    """A way to write calls, or text for a branch, between markers in the text of a reply.
+
+    A subclass sets `open`, the marker that begins it, and `close`, the one that ends it (None: the
+    end of the reply does), and writes `read`, which makes calls of what stands between. Or it sets
+    `branch`: what stands between goes there as it arrives (`reply.branch(name)`). A format keeps
+    no state, so one may serve many replies.
+    """
+
+    open: str
+    close: str | None = None
+    branch: str | None = None
+    at_line_start: bool = False
+    """Whether `open` counts only at the start of a line."""
+
+    def read(self, body: str) -> Iterable[tuple[str, str | dict[str, Any]]]:
+        """Give the calls in `body`: of each the tool's name and its arguments, JSON or an object.
+
+        A `ValueError` makes a call of the body that cannot be run.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has neither read() nor a branch")
+
+    def body(self, output: Output) -> Body:
+        """Make the reader of one body; override it to read calls while they arrive."""
+        return CollectedBody(output, self) if self.branch is None else _Passed(output, self)
+
+
+class Until:
+    """Passes text on up to a marker that may be cut anywhere; with None, all of it."""
+
+    def __init__(self, marker: str | None) -> None:
+        self._marker = marker
+        self.held = ""  # a beginning of the marker, perhaps
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        """Return the text before the marker, and what comes after it or None."""
+        if self._marker is None:
+            return text, None
+        before, marker, after = (self.held + text).partition(self._marker)
+        if marker:
+            self.held = ""
+            return before, after
+        kept = _overlap(before, self._marker)
+        self.held = before[len(before) - kept :]
+        return before[: len(before) - kept], None
+
+
+def _overlap(text: str, marker: str) -> int:
+    """Return how many characters at the end of `text` may begin `marker`."""
+    for size in range(min(len(marker) - 1, len(text)), 0, -1):
+        if text.endswith(marker[:size]):
+            return size
+    return 0
+
+
+def write_whole(output: Output, name: str | None, arguments: str | dict[str, Any]) -> None:
+    """Write a call at once; without a name it is one that cannot be run."""
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    output.write(output.new_call(), arguments, name)
+
+
+class CollectedBody(Body):
+    """Waits for the whole body, and lets the format read it."""
+
+    def __init__(self, output: Output, format: Format) -> None:  # noqa: A002 - what it is
+        self._output = output
+        self._format = format
+        self._until = Until(format.close)
+        self._parts: list[str] = []
+
+    def feed(self, text: str) -> str | None:
+        before, after = self._until.feed(text)
+        self._parts.append(before)
+        if after is not None:
+            self._read("".join(self._parts))
+        return after
+
+    def end(self, *, stopped: bool) -> str:
+        body = "".join(self._parts) + self._until.held
+        if stopped:
+            write_whole(self._output, None, body)
+        else:
+            self._read(body)
+        return ""
+
+    def _read(self, body: str) -> None:
+        try:
+            calls = list(self._format.read(body))
+        except ValueError:
+            calls = [(None, body)]
+        for name, arguments in calls:
+            write_whole(self._output, name, arguments)
+
+
+class _Passed(Body):
+    """Passes the body on to a branch as it arrives."""
+
+    def __init__(self, output: Output, format: Format) -> None:  # noqa: A002 - what it is
+        assert format.branch is not None
+        self._output = output
+        self._branch = format.branch
+        self._until = Until(format.close)
+
+    def feed(self, text: str) -> str | None:
+        before, after = self._until.feed(text)
+        if before:
+            self._output.put(self._branch, before)
+        return after
+
+    def end(self, *, stopped: bool) -> str:
+        if self._until.held:
+            self._output.put(self._branch, self._until.held)
+        return ""

@@ -1,0 +1,135 @@
+"""The ways in which models write tool calls as text, one small class each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from ._body import ChoiceBody, CodeBody, JsonBody, NamedBody
+from ._format import Body, CollectedBody, Format, Output
+
+__all__ = [
+    "BareJSON",
+    "FencedCode",
+    "Hermes",
+    "InternLMInterpreter",
+    "InternLMPlugin",
+    "Llama",
+    "Mistral",
+    "ReAct",
+    "Think",
+]
+
+_FENCE = re.compile(r"\s*```\w*\n(.*?)\n?```\s*", re.DOTALL)
+
+
+class Hermes(Format):
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen, SmolLM."""
+
+    open, close = "<tool_call>", "</tool_call>"
+
+    def body(self, output: Output) -> Body:
+        """Read the object as it arrives."""
+        return JsonBody(output, self.close)
+
+
+class Mistral(Format):
+    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]name[ARGS]{...}`."""
+
+    open = "[TOOL_CALLS]"
+
+    def body(self, output: Output) -> Body:
+        """Read a list of objects, or a name and an object, as they arrive."""
+        return ChoiceBody("[{", JsonBody(output), lambda: NamedBody(output, "[ARGS]"))
+
+
+class Llama(Format):
+    """`<|python_tag|>{"name": ..., "parameters": {...}}`; what is no object is code for `tool`."""
+
+    open = "<|python_tag|>"
+
+    def __init__(self, tool: str = "code_interpreter", argument: str = "code") -> None:
+        self._tool = tool
+        self._argument = argument
+
+    def read(self, body: str) -> Iterable[tuple[str, dict[str, Any]]]:
+        """Take the code, which ends with the reply."""
+        yield self._tool, {self._argument: body}
+
+    def body(self, output: Output) -> Body:
+        """Read objects as they arrive, code when it is whole."""
+        return ChoiceBody("{", JsonBody(output), lambda: CollectedBody(output, self))
+
+
+class InternLMPlugin(Format):
+    """`<|action_start|><|plugin|>{"name": ..., "parameters": {...}}<|action_end|>`."""
+
+    open, close = "<|action_start|><|plugin|>", "<|action_end|>"
+
+    def body(self, output: Output) -> Body:
+        """Read the object as it arrives."""
+        return JsonBody(output, self.close)
+
+
+class InternLMInterpreter(Format):
+    """`<|action_start|><|interpreter|>code<|action_end|>`, fenced or not: code for `tool`."""
+
+    open, close = "<|action_start|><|interpreter|>", "<|action_end|>"
+
+    def __init__(self, tool: str = "interpreter", argument: str = "code") -> None:
+        self._tool = tool
+        self._argument = argument
+
+    def read(self, body: str) -> Iterable[tuple[str, dict[str, Any]]]:
+        """Take the code out of its fence, if it has one."""
+        fenced = _FENCE.fullmatch(body)
+        yield self._tool, {self._argument: fenced[1] if fenced else body.strip()}
+
+
+class FencedCode(Format):
+    """A fenced block of code at the start of a line, which is code for `tool`."""
+
+    at_line_start = True
+
+    def __init__(
+        self, language: str = "python", tool: str = "python", argument: str = "code"
+    ) -> None:
+        self.open = f"```{language}\n"
+        self._tool = tool
+        self._argument = argument
+
+    def body(self, output: Output) -> Body:
+        """Read the code as it arrives, up to a fence at the start of a line."""
+        return CodeBody(output, self._tool, self._argument, "\n```")
+
+
+class ReAct(Format):
+    """`Action: name`, then `Action Input: {...}`; `Observation:` after it is dropped."""
+
+    open = "Action:"
+    at_line_start = True
+
+    def body(self, output: Output) -> Body:
+        """Read the name, then the object as it arrives."""
+        return NamedBody(output, "Action Input:", "Observation:")
+
+
+class BareJSON(Format):
+    """A reply that begins with `{"name": ..., "arguments": {...}}`, or a list of these.
+
+    Nothing marks it, so other JSON is held back until it is seen to be none, or is whole.
+    """
+
+    open = ""
+
+    def body(self, output: Output) -> Body:
+        """Read the objects as they arrive."""
+        return JsonBody(output, bare=True)
+
+
+class Think(Format):
+    """`<think>...</think>`: reasoning, which goes to its own branch and field."""
+
+    open, close = "<think>", "</think>"
+    branch = "reasoning"

@@ -1,0 +1,111 @@
+"""Finds formats in text that streams: text goes to the user, never a piece of a marker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ._format import Body, Format, Output
+
+__all__ = ["TextSplitter"]
+
+
+class TextSplitter:
+    """Splits the text of one reply by its formats.
+
+    Text is passed on with the piece that brought it, but for what may begin a marker, and for
+    white space beside a call: that is passed on only if other text follows it before the next.
+    """
+
+    def __init__(self, formats: Sequence[Format], output: Output) -> None:
+        self._output = output
+        self._formats = {each.open: each for each in formats}
+        self._bare = self._formats.pop("", None)  # it may begin the reply
+        self._marker = _marker_pattern(list(self._formats.values()))
+        self._body: Body | None = None
+        self._held = ""  # it may begin a marker
+        self._space = ""  # it may stand between two calls
+        self._beside_call = True
+        self._last = "\n"  # the character before what is held
+
+    def feed(self, text: str) -> None:
+        """Take the next piece of text."""
+        rest: str | None = text
+        while rest:
+            if self._bare is not None:
+                rest = self._begin(self._space + rest, self._bare)
+            elif self._body is None:
+                rest = self._find(self._held + rest)
+            else:
+                rest = self._body.feed(rest)
+                if rest is not None:
+                    self._leave_body()
+
+    def end(self, *, stopped: bool) -> None:
+        """The reply has ended; what was held back is text, or the end of a body."""
+        while self._body is not None:
+            left = self._body.end(stopped=stopped)
+            self._leave_body()
+            self.feed(left)
+        self._show(self._held)
+        self._held = ""
+
+    def _begin(self, text: str, bare: Format) -> str | None:
+        """Decide by the first character of the reply whether it is a call without markers."""
+        start = text.lstrip()
+        self._space = text[: len(text) - len(start)]
+        if start:
+            self._bare = None
+            self._body = bare.body(self._output) if start[0] in "{[" else None
+        return start
+
+    def _find(self, text: str) -> str | None:
+        """Pass on text up to the next marker; return what comes after it, None if there is none."""
+        found = self._marker.search(self._last + text, 1)
+        if found is None:
+            self._held = ""
+            self._show(text)
+            return None
+        start = found.start() - 1
+        self._show(text[:start])
+        if found.lastgroup is None:  # the beginning of a marker, at the end of the text
+            self._held = text[start:]
+            return None
+        self._held = self._space = ""
+        self._body = self._formats[found[0]].body(self._output)
+        return text[found.end() - 1 :]
+
+    def _leave_body(self) -> None:
+        self._body = None
+        self._beside_call = True
+        self._last = "\n"
+
+    def _show(self, text: str) -> None:
+        if not text:
+            return
+        self._last = text[-1]
+        if self._beside_call:
+            text = self._space + text
+            if text.isspace():
+                self._space = text
+                return
+            self._space = ""
+            self._beside_call = False
+        self._output.show(text)
+
+
+def _marker_pattern(formats: Sequence[Format]) -> re.Pattern[str]:
+    """Match a whole marker (as a named group), or the beginning of one at the end of the text."""
+    whole = [(each.open, each.at_line_start) for each in formats]
+    for marker, _ in whole:
+        if sum(other.startswith(marker) for other, _ in whole) > 1:
+            raise ValueError(f"the marker {marker!r} begins two formats: they cannot be told apart")
+    begun = [(marker[:size], line) for marker, line in whole for size in range(1, len(marker))]
+    begun.sort(key=lambda each: -len(each[0]))
+    alternatives = [f"(?P<m{n}>{_escape(*each)})" for n, each in enumerate(whole)]
+    alternatives += [rf"{_escape(*each)}\Z" for each in begun]
+    return re.compile("|".join(alternatives) or r"(?!)")
+
+
+def _escape(marker: str, at_line_start: bool) -> str:
+    return ("(?<=\n)" if at_line_start else "") + re.escape(marker)
