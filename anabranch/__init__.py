@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from .commander import current_node as current_node
     from .commander import quorum as quorum
     from .commander import run as run
+    from .dispatch import AgentMessage as AgentMessage
     from .dispatch import Conversation as Conversation
     from .dispatch import Message as Message
     from .dispatch import ToolCall as ToolCall
@@ -55,7 +56,11 @@ if TYPE_CHECKING:
     from .jobs import Job as Job
     from .jobs import add_conditional_edge as add_conditional_edge
     from .jobs import add_edge as add_edge
+    from .tools import Approvals as Approvals
     from .tools import Tool as Tool
+    from .tools import ToolExecutor as ToolExecutor
+    from .tools import describe as describe
+    from .tools import open_tools as open_tools
     from .tools import tool as tool
 
 _ROOMS = {
@@ -64,10 +69,10 @@ _ROOMS = {
         BudgetExceeded Commander ConfigurationError ContextTooLong MissingExtra ModelNotFound Node
         NodeCancelled NodeClosed QuorumNotMet RateLimited Restart Retry StreamInterrupted ToolError
         WorkerLost check_cancelled current_node quorum run""",
-    "dispatch": "Conversation Message ToolCall fork",
+    "dispatch": "AgentMessage Conversation Message ToolCall fork",
     "handlers": "Handler handler",
     "jobs": "Job add_conditional_edge add_edge",
-    "tools": "Tool tool",
+    "tools": "Approvals Tool ToolExecutor describe open_tools tool",
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

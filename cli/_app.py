@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from contextlib import AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ..backends import connect
+from ..backends import Backend, connect
 from ..commander import AnabranchError
 from ..dispatch import Conversation
-from ..tools import AnyTool, load_tools
+from ..tools import AnyTool, open_tools
 from ._session import chat_session
 from ._terminal import complain
 
@@ -71,8 +72,9 @@ def chat(
         typer.Option(
             "--tools",
             "-t",
-            help="Tools for the model: module:name, module for all in it, or none. May be given "
-            "several times. Default: the time, arithmetic and an example of weather.",
+            help="Tools for the model, with commas between: python, web, mcp:COMMAND_OR_URL, "
+            "module:name, module for all in it, or none. May be given several times. Default: the "
+            "time, arithmetic and an example of weather.",
         ),
     ] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="How freely to choose.")] = None,
@@ -91,10 +93,9 @@ def chat(
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     with _told(USAGE, debug):
         backend = connect(model, model=name, base_url=base_url, **given)
-        chosen = _tools(tools)
         conversation = Conversation.load(load) if load else Conversation(system=system)
     with _told(FAILED, debug):
-        raise SystemExit(asyncio.run(chat_session(backend, conversation, chosen, debug=debug)))
+        raise SystemExit(asyncio.run(_chat(backend, conversation, tools, debug)))
 
 
 class _told:  # noqa: N801 - it is used as a context manager's function would be
@@ -120,10 +121,19 @@ class _told:  # noqa: N801 - it is used as a context manager's function would be
         raise SystemExit(self._status) from None
 
 
-def _tools(specs: list[str] | None) -> list[AnyTool]:
+async def _chat(
+    backend: Backend, conversation: Conversation, specs: list[str] | None, debug: bool
+) -> int:
+    async with AsyncExitStack() as stack:
+        with _told(USAGE, debug):
+            tools = await _tools(specs, stack)
+        return await chat_session(backend, conversation, tools, debug=debug)
+
+
+async def _tools(specs: list[str] | None, stack: AsyncExitStack) -> list[AnyTool]:
     if specs is None:
         from ..tools.examples import EXAMPLE_TOOLS
 
         return list(EXAMPLE_TOOLS)
-    found = [tool for spec in specs if spec != "none" for tool in load_tools(spec)]
-    return list({tool.name: tool for tool in found}.values())
+    wanted = [spec for spec in specs if spec != "none"]
+    return await stack.enter_async_context(open_tools(*wanted))

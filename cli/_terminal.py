@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -62,6 +63,7 @@ class Terminal(View):
         )
         self._commands = commands
         self._prompt: PromptSession[str] | None = None
+        self._asking = asyncio.Lock()
         # Whether the last thing shown has ended its line.
         self._at_start = True
 
@@ -146,7 +148,10 @@ class Terminal(View):
         """Ask on the terminal; from a pipe there is nobody to say yes."""
         if not self.interactive:
             return False
-        answer = await self.read(f"run {call.name}? [y/N] ")
+        async with self._asking:  # one question at a time, however many calls wait
+            for name, value in call.arguments.items():
+                self.note(f"{name}: {value}", "cyan")  # whole: it is what the answer is about
+            answer = await self.read(f"run {call.name}? [y/N] ")
         return answer is not None and answer.strip().lower() in ("y", "yes")
 
 

@@ -1,5 +1,7 @@
 """Forking a reply: messages and deltas, the incremental JSON reader, channels, assembly."""
 
+from ._agent_message import AgentMessage as AgentMessage
+from ._agent_message import StreamState as StreamState
 from ._call import ToolCallError as ToolCallError
 from ._conversation import Conversation as Conversation
 from ._delta import Delta as Delta
@@ -8,6 +10,7 @@ from ._message import Message as Message
 from ._message import Role as Role
 from ._message import ToolCall as ToolCall
 from ._message import Usage as Usage
+from ._message import image_url as image_url
 from ._reply import Reply as Reply
 from ._reply import fork as fork
 from ._request import Request as Request

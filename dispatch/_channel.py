@@ -129,6 +129,9 @@ class Channel(Sink[T], AsyncIterator[T]):
         "_waiters",
     )
 
+    put: Callable[[T], None]
+    """Adds an item. While nobody reads there is nobody to wake and nothing to measure."""
+
     def __init__(
         self, gate: Gate, measure: Callable[[T], int], outcome: Callable[[], Awaitable[object]]
     ) -> None:

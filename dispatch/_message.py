@@ -6,13 +6,14 @@ and every compatible server understands.
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["Message", "Role", "ToolCall", "Usage"]
+__all__ = ["Message", "Role", "ToolCall", "Usage", "image_url"]
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -108,10 +109,14 @@ class ToolCall(BaseModel):
 
 
 class Message(BaseModel):
-    """One message of a conversation, field for field as the non-streaming endpoint gives it."""
+    """One message of a conversation, field for field as the non-streaming endpoint gives it.
+
+    `images` are the URLs of images beside the text, mostly `data:` ones (`image_url` makes them).
+    """
 
     role: Role
     content: str | None = None
+    images: list[str] = Field(default_factory=list[str], repr=False)
     tool_calls: list[ToolCall] = Field(default_factory=list[ToolCall])
     tool_call_id: str | None = None
     name: str | None = None
@@ -121,12 +126,17 @@ class Message(BaseModel):
     finish_reason: str | None = None
 
     def to_wire(self) -> dict[str, Any]:
-        """Return what a request carries: reasoning, usage and finish reason stay here."""
+        """Return what a request carries: reasoning, usage and finish reason stay here.
+
+        So do a tool message's images: the wire allows text alone there (see `request_body`).
+        """
         wire: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.tool_calls:
             wire["tool_calls"] = [call.to_wire() for call in self.tool_calls]
         elif self.content is None:
             wire["content"] = self.refusal or ""
+        if self.images and self.role != "tool":
+            wire["content"] = content_parts(self.content, self.images)
         for key in ("tool_call_id", "name"):
             if (value := getattr(self, key)) is not None:
                 wire[key] = value
@@ -134,7 +144,8 @@ class Message(BaseModel):
 
     def to_record(self) -> dict[str, Any]:
         """Return all there is to keep, in the wire's names; `from_wire` reads it back."""
-        record = self.to_wire() | {"content": self.content}
+        content = content_parts(self.content, self.images) if self.images else self.content
+        record = self.to_wire() | {"content": content}
         for wire, call in zip(record.get("tool_calls", ()), self.tool_calls, strict=True):
             if call.error is not None:
                 wire["function"]["arguments"] = call.raw
@@ -157,6 +168,7 @@ class Message(BaseModel):
         return cls(
             role=wire["role"],
             content=content_text(wire.get("content")),
+            images=content_images(wire.get("content")),
             tool_calls=_calls_from_wire(wire),
             tool_call_id=wire.get("tool_call_id"),
             name=wire.get("name"),
@@ -193,6 +205,26 @@ def content_text(content: object) -> str | None:
         return content
     parts = cast("list[dict[str, Any]]", content)
     return "".join(part["text"] for part in parts if part.get("type") == "text")
+
+
+def content_images(content: object) -> list[str]:
+    """Return the URLs of the images in a `content`."""
+    if content is None or isinstance(content, str):
+        return []
+    parts = cast("list[dict[str, Any]]", content)
+    return [part["image_url"]["url"] for part in parts if part.get("type") == "image_url"]
+
+
+def content_parts(text: str | None, images: Sequence[str]) -> list[dict[str, Any]]:
+    """Write text and images as the parts of a `content`."""
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in images]
+    return [{"type": "text", "text": text}, *parts] if text else parts
+
+
+def image_url(data: bytes | str, media_type: str = "image/png") -> str:
+    """Return the URL that holds an image itself; `data` are its bytes or their base64."""
+    text = data if isinstance(data, str) else base64.b64encode(data).decode()
+    return f"data:{media_type};base64,{text}"
 
 
 def _calls_from_wire(wire: Mapping[str, Any]) -> list[ToolCall]:

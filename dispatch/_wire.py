@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, cast
 
 from ..commander._errors import (
@@ -16,7 +17,7 @@ from ..commander._errors import (
     RateLimited,
 )
 from ._delta import Delta, ToolCallDelta
-from ._message import Message, Usage, content_text
+from ._message import Message, Usage, content_parts, content_text
 from ._request import Request
 
 __all__ = ["delta_from_chunk", "error_from_wire", "message_from_response", "request_body"]
@@ -162,17 +163,32 @@ def request_body(
     """Write the JSON body of a request.
 
     The request's options win over the defaults; an option that is None is left out. Options that
-    servers refuse without tools are left out where there are none.
+    servers refuse without tools are left out where there are none. The option `tool_images` is
+    ours: with it the model also sees the images that tools gave, as a message of the user's after
+    their results, since the wire allows none in a tool message.
     """
-    body: dict[str, Any] = {"model": model, "messages": [m.to_wire() for m in request.messages]}
+    options = {**(default_options or {}), **request.options}
+    messages = [message.to_wire() for message in request.messages]
+    if options.pop("tool_images", False):
+        messages = list(_with_tool_images(request.messages))
+    body: dict[str, Any] = {"model": model, "messages": messages}
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    body |= {**(default_options or {}), **request.options}
+    body |= options
     if request.tools:
         body["tools"] = [_tool_to_wire(tool) for tool in request.tools]
     else:
         body |= {"tool_choice": None, "parallel_tool_calls": None}
     return {key: value for key, value in body.items() if value is not None}
+
+
+def _with_tool_images(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
+    for tools, group in groupby(messages, lambda message: message.role == "tool"):
+        run = list(group)
+        yield from (message.to_wire() for message in run)
+        if tools and (images := [url for message in run for url in message.images]):
+            said = "The images that the tools gave, in order:"
+            yield {"role": "user", "content": content_parts(said, images)}
 
 
 def _tool_to_wire(tool: Any) -> dict[str, Any]:

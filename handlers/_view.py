@@ -6,7 +6,7 @@ import sys
 from collections.abc import Awaitable
 
 from ..dispatch import ToolCall
-from ..tools import ToolResult
+from ..tools import AnyTool, Approvals, Decision, ToolResult
 
 __all__ = ["View"]
 
@@ -16,6 +16,9 @@ class View:
 
     Text comes through `write`, which may be plain or async; a slow one slows the model down.
     """
+
+    approvals: Approvals | None = None
+    """Where calls wait for a person's yes; without it, each is put to `approve`."""
 
     _said = False
 
@@ -43,6 +46,12 @@ class View:
         """Show that an exchange failed or was cancelled; the chat goes on."""
         print(error, file=sys.stderr)  # noqa: T201 - it is what a plain view is for
 
-    async def approve(self, call: ToolCall) -> bool:
+    async def approve(self, call: ToolCall) -> bool | Decision:
         """Ask whether a tool made with `approve=True` may run; here nobody is there to say yes."""
         return False
+
+    async def ask(self, call: ToolCall, tool: AnyTool) -> bool | Decision:
+        """Ask where the application answers, or with `approve` if it has named no such place."""
+        if self.approvals is not None:
+            return await self.approvals.ask(call, tool)
+        return await self.approve(call)

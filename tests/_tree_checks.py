@@ -112,7 +112,7 @@ def _check_order_of_starts(world: World) -> None:
         part
         for part in jobs
         if part.start_turn < 0
-        and not part.starts
+        and not _tried(part)
         and part.node.state == "pending"
         and part.node._n_cancel is None
     ]
@@ -257,7 +257,7 @@ def _check_failure_is_accounted_for(world: World, part: Part) -> None:
     assert (
         part.takers
         or part.receivers
-        or any(each.retry or _is_in(error, each.final_error) for each in part.adopters)
+        or any(_adopted(each, error) for each in part.adopters)
         or logged
         or (parent is not None and _handed_up(world, part, parent, error))
         or _is_in(error, world.block_error)
@@ -265,10 +265,15 @@ def _check_failure_is_accounted_for(world: World, part: Part) -> None:
     ), f"the failure of {part} is lost: {error!r}"
 
 
+def _adopted(part: Part, error: BaseException) -> bool:
+    ends = (part.final_error, *part.recovered_from)
+    return part.retry is not None or any(_is_in(error, end) for end in ends)
+
+
 def _handed_up(world: World, part: Part, parent: Part, error: BaseException) -> bool:
     if part.parent_attempt < parent.attempts or (part.early and parent.retry is not None):
         return True  # it was tried again after this
-    if parent.retry is not None and parent.node.state == "cancelled":
+    if parent.retry is not None and "terminate" in parent.ran[0]:
         return True  # cancelled before it could be tried again
     if isinstance(error, NodeCancelled) and parent.node.state == "cancelled":
         return True  # no news beside the parent's own cancellation

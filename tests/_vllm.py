@@ -8,7 +8,7 @@ from typing import Any
 from anabranch.backends._vllm import VLLMBackend
 from anabranch.backends._vllm_engine import Engine
 
-__all__ = ["MODEL", "close_engine", "keep_engine", "kill", "vllm"]
+__all__ = ["MODEL", "close_engine", "keep_engine", "kill", "processes", "vllm"]
 
 MODEL = os.environ.get("ANABRANCH_VLLM_MODEL", "")
 _ARGUMENTS = {
@@ -41,7 +41,12 @@ async def close_engine() -> None:
         await _kept.close()
 
 
-def kill(llm: Any, number: int) -> None:
-    """Send a signal to the engine's processes."""
-    for process in llm.engine_core.resources.engine_manager.processes:
-        os.kill(process.pid, number)
+def processes(llm: Any) -> Any:
+    """Return the engine's processes."""
+    return llm.engine_core.resources.engine_manager.processes
+
+
+def kill(llm: Any) -> None:
+    """Kill the engine's processes; harmless once they are gone."""
+    for process in processes(llm):
+        process.kill()

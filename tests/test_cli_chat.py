@@ -160,7 +160,7 @@ def test_a_dumb_terminal_gets_no_control_sequences(tmp_path: Path) -> None:
     child = terminal(
         "--model", "http://127.0.0.1:9/v1", "--name", "m", folder=tmp_path, TERM="dumb"
     )
-    child.expect_exact("> ")
+    child.expect_exact(">")
     child.sendline("/tools")
     child.expect_exact("calculate: ")
     child.sendline("/exit")
@@ -174,7 +174,7 @@ def test_ctrl_c_at_an_empty_prompt_and_ctrl_d_leave(tmp_path: Path) -> None:
     """Both are a way out, with status 0."""
     for leave in ("sendintr", "sendeof"):
         child = terminal("--model", "http://127.0.0.1:9/v1", "--name", "m", folder=tmp_path)
-        child.expect_exact("> ")
+        child.expect_exact(">")
         getattr(child, leave)()
         child.expect(pexpect.EOF)
         child.close()
@@ -185,13 +185,13 @@ def test_arrow_keys_bring_back_what_was_said_in_an_earlier_session(tmp_path: Pat
     """The history is a file in the user's state folder."""
     options = ("--model", "http://127.0.0.1:9/v1", "--name", "m")
     first = terminal(*options, folder=tmp_path)
-    first.expect_exact("> ")
+    first.expect_exact(">")
     first.sendline("/modle")
     first.expect("did you mean /model")
     first.sendline("/exit")
     first.expect(pexpect.EOF)
     second = terminal(*options, folder=tmp_path)
-    second.expect_exact("> ")
+    second.expect_exact(">")
     second.send("\x1b[A\x1b[A\r")
     second.expect("did you mean /model")
     second.sendeof()
@@ -216,7 +216,7 @@ async def test_an_interrupt_ends_a_chat_from_a_pipe() -> None:
             process.send_signal(signal.SIGINT)
             assert await process.wait() == 130
         process.stdin.close()
-    assert len(server.received) == 1
+    assert len(server.requests) == 1
 
 
 async def test_a_reader_that_leaves_ends_the_chat_quietly() -> None:
@@ -232,7 +232,7 @@ async def test_a_reader_that_leaves_ends_the_chat_quietly() -> None:
         )
         out, err = await process.communicate(b"one\ntwo\nthree\n")
     assert (out, err) == (b"river", b"")
-    assert len(server.received) == 1
+    assert len(server.requests) == 1
 
 
 async def test_a_model_cannot_steer_the_terminal(tmp_path: Path) -> None:
@@ -240,9 +240,10 @@ async def test_a_model_cannot_steer_the_terminal(tmp_path: Path) -> None:
 
     def talk(url: str) -> None:
         child = terminal("--model", url, "--name", "m", folder=tmp_path)
-        child.expect_exact("> ")
+        child.expect_exact(">")
         child.sendline("hi")
         child.expect_exact("red \N{REPLACEMENT CHARACTER}[31mor\N{REPLACEMENT CHARACTER}")
+        child.expect_exact(">")  # what is sent before would be lost
         child.sendeof()
         child.expect(pexpect.EOF)
 
@@ -319,6 +320,10 @@ def offline(folder: Path) -> dict[str, str]:
     return {f"{tool}_{name}": value for tool in ("PIP", "UV") for name, value in names.items()}
 
 
+def kept(cache: Path) -> list[str]:
+    return [path.name for path in cache.iterdir() if path.suffix != ".lock"]
+
+
 async def refused(cache: Path, **env: str) -> str:
     """Return the one line with which a chat ends that cannot fetch its model."""
     status, out, err = await chat(said="hi\n", ANABRANCH_CACHE=str(cache), **env)
@@ -327,7 +332,7 @@ async def refused(cache: Path, **env: str) -> str:
     *progress, line = err.splitlines()
     assert all("model" in each for each in progress)
     assert line.startswith("anabranch: ")
-    assert sorted(path.suffix for path in cache.iterdir()) in ([], [".lock"])
+    assert kept(cache) == []
     return line
 
 

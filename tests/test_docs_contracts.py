@@ -14,8 +14,7 @@ def tables():
     for line in TEXT.splitlines():
         if match := re.match(r"\| `(tests/\S+\.py)` \|", line):
             file = match[1]
-            assert file not in named, f"two tables for {file}"
-            named[file] = []
+            named.setdefault(file, [])
         elif match := re.match(r"\| `(test_\w+)` \|", line):
             named[file].append(match[1])
     return named
@@ -28,10 +27,12 @@ def names_in(path):
 
 
 def test_every_test_that_is_named_exists_and_none_is_missing():
-    """Both ways, for each file."""
+    """Both ways for the tree's files; those of the backends hold other tests as well."""
     for path, names in tables().items():
         assert len(names) == len({*names}), path
-        assert {*names} == names_in(path), path
+        assert {*names} <= names_in(path), path
+        if path.startswith("tests/test_tree"):
+            assert {*names} == names_in(path), path
 
 
 def test_each_contract_of_the_tree_has_a_table_of_its_own():

@@ -45,7 +45,8 @@ def test_no_room_nests_packages() -> None:
 
 def test_importing_the_package_imports_no_extra_and_no_bare_room() -> None:
     """Extras are imported where they are used; `jobs` and the like stay free for users."""
-    extras = "openai aiohttp mistralrs vllm typer rich prompt_toolkit platformdirs ray mcp"
+    extras = """openai aiohttp mistralrs vllm typer rich prompt_toolkit platformdirs ray mcp zmq
+    jupyter_client trafilatura lxml httpx2"""
     code = "import sys, anabranch; print(*sys.modules)"
     loaded = set(python(code).split())
     assert loaded & set(extras.split()) == set()

@@ -1,18 +1,81 @@
-"""Find tools by name: `module:name`, or `module` for every tool in it."""
+"""Find tools by name: `python`, `web`, `mcp:COMMAND_OR_URL`, `module:name` or `module`."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import ModuleType
 from typing import Any, cast
 
 from ..commander._errors import ConfigurationError
+from ._mcp import McpServer
+from ._python import PythonKernel
 from ._tool import AnyTool, Tool
+from ._toolkit import Toolkit
+from ._web import WebBrowser
 
-__all__ = ["load_tools"]
+__all__ = ["load_tools", "open_tools"]
+
+# What stands between commas; those inside quotes belong to it.
+PIECE = re.compile(r"""(?:'[^']*'|"[^"]*"|[^,])+""")
+
+
+@asynccontextmanager
+async def open_tools(*specs: str) -> AsyncGenerator[list[AnyTool]]:
+    """Open the tools that `specs` name, for the length of the block.
+
+    Each is a list with commas: `python`, `web`, `mcp:COMMAND_OR_URL`, or what `load_tools` takes.
+    Every call of Python and of an MCP server's tools waits for a person's yes. A comma inside
+    quotes does not count. Raises `ConfigurationError`, which says what went wrong, also if two
+    tools have the same name.
+    """
+    async with AsyncExitStack() as stack:
+        tools: list[AnyTool] = []
+        for spec in specs:
+            for name in _split(spec):
+                tools += await _open(name, stack)
+        _refuse_doubles(tools)
+        yield tools
+
+
+async def _open(name: str, stack: AsyncExitStack) -> list[AnyTool]:
+    if name.startswith("mcp:"):
+        server = McpServer(name.removeprefix("mcp:").strip(), approve=True)
+        return (await stack.enter_async_context(server)).tools
+    if name in KITS:
+        kit = await stack.enter_async_context(KITS[name]())
+        return kit.tools
+    return load_tools(name)
+
+
+def _kernel() -> Toolkit:
+    return PythonKernel(approve=True)
+
+
+KITS = {"python": _kernel, "web": WebBrowser}
+
+
+def _split(spec: str) -> list[str]:
+    """Cut at the commas; a bare name after `module:name` is of the same module."""
+    pieces = [piece.strip() for piece in PIECE.findall(spec)]
+    names: list[str] = []
+    for piece in pieces:
+        of_module = names and ":" in names[-1] and not names[-1].startswith("mcp:")
+        if of_module and ":" not in piece and piece not in KITS:
+            names[-1] += f",{piece}"
+        else:
+            names.append(piece)
+    return names
+
+
+def _refuse_doubles(tools: list[AnyTool]) -> None:
+    names = [tool.name for tool in tools]
+    if doubles := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigurationError(f"there are two tools called {', '.join(doubles)}")
 
 
 def load_tools(spec: str) -> list[AnyTool]:

@@ -2,19 +2,84 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from typing import Literal
 
-from ..dispatch import Message, Role
+from ..commander._errors import NodeCancelled, ToolError
+from ..dispatch import Message, Role, ToolCall, ToolCallError
+from ._schema import InvalidArguments
 
-__all__ = ["ToolResult"]
+__all__ = ["Illustrated", "ToolResult", "fault_result", "result", "shortened", "unknown_tool"]
+
+logger = logging.getLogger("anabranch.tools")
 
 
 class ToolResult(Message):
     """The answer to one tool call; its `content` is what the model reads.
 
-    `status` is "ok", "failed" (the tool raised, was too slow or was stopped) or "invalid" (the
-    call itself was wrong, and the model may mend it).
+    `status` is "ok", "failed" (the tool raised, was too slow, was stopped or not allowed) or
+    "invalid" (the call itself was wrong, and the model may mend it). `images` are those that the
+    tool made.
     """
 
     role: Role = "tool"
     status: Literal["ok", "failed", "invalid"] = "ok"
+
+
+class Illustrated(str):
+    """A tool's text with images beside it (URLs, see `image_url`); a tool may return one."""
+
+    images: tuple[str, ...]
+
+    def __new__(cls, text: str, images: Iterable[str] = ()) -> Illustrated:
+        self = super().__new__(cls, text)
+        self.images = tuple(images)
+        return self
+
+
+def shortened(text: str, limit: int) -> str:
+    """Return `text`, its middle left out if it is longer than `limit` characters."""
+    if len(text) <= limit:
+        return text
+    head, tail = text[: limit // 2], text[-(limit - limit // 2) :]
+    return f"{head}\n[... {len(text) - limit} characters left out ...]\n{tail}"
+
+
+def result(
+    call: ToolCall | ToolCallError, text: str, status: Literal["ok", "failed", "invalid"] = "ok"
+) -> ToolResult:
+    """Make the answer to `call`."""
+    images = list(text.images) if isinstance(text, Illustrated) else []
+    return ToolResult(
+        content=str(text),
+        images=images,
+        tool_call_id=call.id,
+        name=call.name or None,
+        status=status,
+    )
+
+
+def unknown_tool(call: ToolCall, known: Iterable[str]) -> ToolResult:
+    """Tell the model that there is no such tool, and which there are."""
+    names = ", ".join(known) or "none"
+    return result(call, f"Error: there is no tool {call.name!r}; the tools are: {names}", "invalid")
+
+
+def fault_result(
+    call: ToolCall, error: BaseException | None, timeout: float | None = None
+) -> ToolResult:
+    """Say in words for the model why a call gave no result; `timeout` is the tool's own."""
+    match error:
+        case InvalidArguments():
+            return result(call, f"Error: {error}", "invalid")
+        case ToolError():
+            said = str(error)
+        case NodeCancelled():
+            said = f"the call was cancelled{error.reason and ': '}{error.reason}"
+        case TimeoutError() if timeout is not None:
+            said = f"{call.name} did not finish within {timeout:g} seconds"
+        case _:
+            logger.info("tool %s raised", call.name, exc_info=error)
+            said = f"{type(error).__name__}: {error}"
+    return result(call, f"Error: {said}", "failed")

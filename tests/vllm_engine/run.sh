@@ -21,9 +21,12 @@ if [ ! -e "$venv/ready" ]; then
     # Built for another torch, they make every import of transformers fail.
     pip uninstall -q -y torchvision torchaudio torchcodec
     pip install -q gguf accelerate
+    touch -d @0 "$venv/ready"
+fi
+if [ pyproject.toml -nt "$venv/ready" ]; then
+    pip install -q -e . platformdirs filelock pytest pytest-asyncio hypothesis
     touch "$venv/ready"
 fi
-pip install -q -e . platformdirs filelock --group dev
 
 export HF_HUB_OFFLINE=1 VLLM_HOST_IP=127.0.0.1 VLLM_CPU_KVCACHE_SPACE="${VLLM_CPU_KVCACHE_SPACE:-1}"
 "$venv/bin/python" tests/vllm_engine/prepare.py "$model"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any, ClassVar
 
 import pytest
-from _vllm import keep_engine, kill, vllm
+from _vllm import keep_engine, kill, processes, vllm
 
 from anabranch import Commander, Conversation, tool
 from anabranch.backends import Retries
@@ -145,7 +146,8 @@ async def test_one_engine_serves_code_of_any_loop_or_none(engine: Engine) -> Non
 async def test_an_interrupt_of_the_terminal_does_not_reach_the_engine(engine: Engine) -> None:
     """Ctrl-C goes to every process of a terminal's group; it may stop a reply, not the engine."""
     async with asyncio.timeout(120), vllm() as backend:
-        kill(_llm(engine), signal.SIGINT)
+        for process in processes(_llm(engine)):
+            os.kill(process.pid, signal.SIGINT)
 
         assert (await backend.complete(FRANCE)).content
         assert not engine.dead
@@ -241,7 +243,7 @@ async def test_a_reply_goes_on_when_its_engine_dies(engine: Engine) -> None:
         ) as reply:
             async for delta in reply:
                 if not text:
-                    kill(_llm(engine), signal.SIGKILL)
+                    kill(_llm(engine))
                 text += delta.text
         assert engine.dead
         assert await keep_engine() is backend._running() is not engine

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +13,7 @@ from _vllm import kill, vllm
 from anabranch.backends import Backend
 from anabranch.backends._vllm_engine import Engine
 
+_LONG = {"ignore_eos": True}  # a reply that lasts long enough to be broken off
 _NO_SERVER = "the engine is in this process: there is no server to say so"
 
 
@@ -31,6 +31,8 @@ class VLLMSubject(Subject):
         "bad response": _NO_SERVER,
     }
     settings: ClassVar[dict[str, dict[str, Any]]] = {
+        "text": {},
+        "one call": {},
         "unknown model": {"model": "nobody/no-such-model"},
         "too long": {"chat_template": "{{ 'many words ' * 2000 }}"},
     }
@@ -40,8 +42,7 @@ class VLLMSubject(Subject):
         self.engine = engine
 
     async def backend(self, case: str, **settings: Any) -> Backend:
-        long = {"ignore_eos": True}  # so that there is something to break off
-        backend = vllm(**long, **self.settings.get(case, {}), **settings)
+        backend = vllm(**self.settings.get(case, _LONG), **settings)
         self.stack.push_async_callback(backend.aclose)
         if case == "drop":
             self.stack.enter_context(_Killer(self.engine))
@@ -68,7 +69,7 @@ class _Killer:
 
     def record(self, *, iteration_stats: Any, **_: Any) -> None:
         if iteration_stats is not None and iteration_stats.num_generation_tokens:
-            kill(self._llm, signal.SIGKILL)
+            kill(self._llm)
 
 
 @pytest.mark.parametrize("case", sorted(CASES, key=lambda case: case == "drop"))  # which is last

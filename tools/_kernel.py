@@ -1,0 +1,295 @@
+"""One Jupyter kernel in a process of its own: start, execute, interrupt, kill.
+
+This module needs the extra `python`; only `_python.py` imports it, when it is first used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import tempfile
+import weakref
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import ipykernel  # noqa: F401  # pyright: ignore[reportUnusedImport] - the child process needs it
+import zmq
+import zmq.asyncio
+from jupyter_client.asynchronous.client import AsyncKernelClient
+from jupyter_client.connect import write_connection_file
+
+from ..commander._errors import ToolError
+from ..commander._observe import outlast
+from ..dispatch import image_url
+from ._result import shortened
+
+__all__ = ["Kernel", "KernelDied", "Output"]
+
+MAIN = Path(__file__).with_name("_kernel_main.py")
+# What one message may hold; a longer one breaks the connection instead of filling our memory.
+MAX_MESSAGE = 64 * 2**20
+MAX_IMAGE = 8 * 2**20
+MAX_IMAGES = 16
+# So many characters of output more than are shown stop the code.
+FLOOD = 8 * 2**20
+ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+# A model's code has no business with the keys in our environment.
+INHERITED = """HOME LANG LANGUAGE LC_ALL LC_CTYPE LD_LIBRARY_PATH LOGNAME PATH PYTHONPATH SHELL
+    SYSTEMROOT TEMP TERM TMP TMPDIR TZ USER USERPROFILE VIRTUAL_ENV"""
+
+
+class KernelDied(ToolError):
+    """The kernel's process ended by itself."""
+
+
+class Output:
+    """What a piece of code has shown so far: text, figures, and the error that ended it."""
+
+    def __init__(self) -> None:
+        self.images: list[str] = []
+        self.failed = False
+        self._texts: list[str] = []
+        self._length = 0
+
+    @property
+    def flooded(self) -> bool:
+        """Whether there is so much that the code should be stopped."""
+        return self._length > FLOOD
+
+    def take(self, kind: str, content: Mapping[str, Any]) -> None:
+        """Take one message of the kernel's."""
+        if kind == "stream":
+            self._add(content.get("text", ""))
+        elif kind in ("execute_result", "display_data"):
+            self._show(content.get("data", {}))
+        elif kind == "error":
+            self.failed = True
+            self._add("\n".join(map(str, content.get("traceback", ()))))
+
+    def _show(self, data: Mapping[str, Any]) -> None:
+        for media_type in ("image/png", "image/jpeg"):
+            if isinstance(image := data.get(media_type), str):
+                self._add(self._figure(image.strip(), media_type))
+                return
+        self._add(str(data.get("text/plain", "")) + "\n")
+
+    def _figure(self, image: str, media_type: str) -> str:
+        if len(image) > MAX_IMAGE or len(self.images) == MAX_IMAGES:
+            return "[a figure left out: too large or too many]\n"
+        self.images.append(image_url(image, media_type))
+        return f"[figure {len(self.images)}]\n"
+
+    def _add(self, text: str) -> None:
+        if not self.flooded:
+            self._texts.append(text)
+        self._length += len(text)
+
+    def text(self, limit: int) -> str:
+        """Return the text, its middle left out where it is longer than `limit` characters."""
+        return shortened(ANSI.sub("", "".join(self._texts)).rstrip(), limit)
+
+
+class Kernel:
+    """A kernel that runs; made by `start`, ended by `kill`. One execution at a time."""
+
+    def __init__(self, process: asyncio.subprocess.Process, folder: str, client: Any) -> None:
+        self._process = process
+        self._folder = folder
+        self._client = client  # an AsyncKernelClient: its methods are made at run time, untyped
+        # In case nobody kills it: at the latest when the program ends.
+        self._swept = weakref.finalize(self, _sweep, process.pid, folder)
+
+    @classmethod
+    async def start(
+        cls,
+        executable: str,
+        *,
+        limits: Mapping[str, int],
+        cwd: str | None,
+        env: Mapping[str, str],
+        timeout: float,
+    ) -> Kernel:
+        """Start a kernel; raise `ToolError` if it is not ready in `timeout` seconds.
+
+        Cancelled, it leaves nothing behind.
+        """
+        launching = asyncio.ensure_future(cls._launch(executable, limits, cwd, env))
+        interrupted = await outlast(launching)
+        kernel = launching.result()
+        ready = False
+        try:
+            if interrupted is not None:
+                raise interrupted
+            await kernel._ready(timeout)
+            ready = True
+        finally:
+            if not ready:
+                await kernel.kill()
+        return kernel
+
+    @classmethod
+    async def _launch(
+        cls, executable: str, limits: Mapping[str, int], cwd: str | None, env: Mapping[str, str]
+    ) -> Kernel:
+        folder = tempfile.mkdtemp(prefix="anabranch-")
+        file = f"{folder}/connection.json"
+        key = os.urandom(16).hex().encode()
+        if os.name == "posix":  # sockets in a folder that is ours alone
+            write_connection_file(file, key=key, transport="ipc", ip=f"{folder}/s")
+        else:
+            write_connection_file(file, key=key)
+        command = (executable, "-P", str(MAIN), json.dumps(dict(limits)), "-f", file)
+        try:
+            with _log(folder) as log:
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    "--HistoryManager.enabled=False",
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd=cwd,
+                    env=_environment(folder, env),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise ToolError(f"Python did not start: {error}") from None
+        return cls(process, folder, _client(file))
+
+    async def _ready(self, timeout: float) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._or_died(self._client.wait_for_ready(timeout=timeout))
+        except (TimeoutError, RuntimeError, KernelDied):
+            raise ToolError(f"Python did not start: {_last_words(self._folder)}") from None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.returncode is None
+
+    async def execute(self, code: str, output: Output) -> None:
+        """Run `code` and fill `output` as it comes; return when the kernel is idle again.
+
+        Raises `KernelDied` if the process ends. Cancelled, the code runs on; `interrupt` stops it.
+        """
+        request = self._client.execute(code, allow_stdin=False)
+        await self._or_died(self._follow(request, output))
+
+    async def stop(self, output: Output, grace: float) -> bool:
+        """Interrupt the code that runs; False if it goes on for `grace` seconds all the same.
+
+        What it still says is added to `output`.
+        """
+        self.interrupt()
+        try:
+            async with asyncio.timeout(grace):
+                # Executed after it: whatever else had been sent by then is over, too.
+                await self.execute("", output)
+        except (TimeoutError, KernelDied):
+            return False
+        return True
+
+    async def _follow(self, request: str, output: Output) -> None:
+        flooded = False
+        while True:
+            message = await self._client.get_iopub_msg()
+            output.take(message["msg_type"], message["content"])
+            if output.flooded and not flooded:
+                flooded = True
+                self.interrupt()
+            state = message["content"].get("execution_state")
+            if state == "idle" and message["parent_header"].get("msg_id") == request:
+                break
+        while (await self._client.get_shell_msg())["parent_header"].get("msg_id") != request:
+            pass
+
+    async def _or_died(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do `work` for as long as the process lives; raise `KernelDied` when it does not."""
+        working = asyncio.ensure_future(work)
+        dying = asyncio.ensure_future(self._process.wait())
+        try:
+            await asyncio.wait((working, dying), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise KernelDied(f"the Python process ended ({_ending(dying.result())})")
+            await working
+        finally:
+            await _cancelled(working, dying)
+
+    def interrupt(self) -> None:
+        """Raise `KeyboardInterrupt` in the code that runs."""
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGINT)
+
+    async def kill(self) -> None:
+        """Kill the process and all that it started, and let go of everything. Twice is harmless.
+
+        A cancel meanwhile does not cut it short.
+        """
+        if self._swept.alive:
+            self._client.stop_channels()
+            self._client.context.destroy(linger=0)
+            self._swept()
+        await outlast(asyncio.ensure_future(self._process.wait()))
+
+
+def _log(folder: str) -> BinaryIO:
+    return Path(folder, "log").open("wb")
+
+
+def _last_words(folder: str) -> str:
+    return Path(folder, "log").read_text("utf-8", "replace").strip()[-500:] or "it says nothing"
+
+
+def _client(file: str) -> Any:
+    context = zmq.asyncio.Context()
+    context.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+    client: Any = AsyncKernelClient(connection_file=file, context=context)
+    client.load_connection_file()
+    client.start_channels(stdin=False, hb=False)  # the heartbeat would be a thread
+    return client
+
+
+def _environment(folder: str, more: Mapping[str, str]) -> dict[str, str]:
+    inherited = {name: os.environ[name] for name in INHERITED.split() if name in os.environ}
+    # Nothing of the user's own set-up runs, and the kernel ends when this process does.
+    own = {"IPYTHONDIR": f"{folder}/ipython", "JPY_PARENT_PID": str(os.getpid())}
+    return {**inherited, "PYTHONUNBUFFERED": "1", **own, **more}
+
+
+async def _cancelled(*futures: asyncio.Future[Any]) -> None:
+    for future in futures:
+        future.cancel()
+    await asyncio.gather(*futures, return_exceptions=True)
+
+
+def _ending(status: int) -> str:
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+
+
+def _sweep(pid: int, folder: str) -> None:
+    for each in (*_descendants(pid), pid):
+        with suppress(ProcessLookupError, PermissionError):
+            if each == pid and hasattr(os, "killpg"):
+                os.killpg(pid, signal.SIGKILL)
+            os.kill(each, signal.SIGTERM if os.name == "nt" else signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the processes below `pid`, also those that left its group; Linux alone tells."""
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        for file in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
+            with suppress(OSError):
+                children = list(map(int, file.read_text().split()))
+                found += children
+                waiting += children
+    return found

@@ -1,0 +1,60 @@
+"""Tools that belong together: the `@tool` methods of one object."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Self
+
+from ._tool import AnyTool, Tool
+
+__all__ = ["Toolkit", "flatten"]
+
+
+class Toolkit:
+    """An object whose `@tool` methods a model may call; they share its state.
+
+    With `approve` every call of theirs waits for a person's yes. It may be entered with
+    `async with`; whoever makes one closes it, twice is harmless.
+    """
+
+    approve: bool = False
+
+    @property
+    def name(self) -> str:
+        """What it goes by: the name of its class."""
+        return type(self).__name__
+
+    @property
+    def tools(self) -> list[AnyTool]:
+        """The tools, bound to this object, in the order in which they are written."""
+        return list(self.methods.values())
+
+    @property
+    def methods(self) -> dict[str, AnyTool]:
+        """The tools by the names of their methods, which may differ from what a model reads."""
+        names = dict.fromkeys(name for cls in reversed(type(self).__mro__) for name in vars(cls))
+        made = {
+            name: getattr(self, name)
+            for name in names
+            if isinstance(inspect.getattr_static(self, name), Tool)
+        }
+        for bound in made.values():
+            bound.approve = bound.approve or self.approve
+        return made
+
+    async def aclose(self) -> None:
+        """Let go of what the tools hold."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+def flatten(items: Iterable[AnyTool | Toolkit]) -> list[AnyTool]:
+    """Return all tools, those of the toolkits in their place."""
+    return [
+        tool for item in items for tool in (item.tools if isinstance(item, Toolkit) else [item])
+    ]

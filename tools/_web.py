@@ -1,0 +1,150 @@
+"""`WebBrowser`: a model searches the web and reads pages as text."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Generic, TypeVar
+
+from pydantic import Field
+
+from ..commander import ToolError
+from ._search import SearchEngine, SearchHit, search_engine
+from ._tool import tool
+from ._toolkit import Toolkit
+from ._web_fetch import Fetcher
+from ._web_text import extract_text
+
+__all__ = ["WebBrowser"]
+
+V = TypeVar("V")
+
+SNIPPET = 300
+HTML = ("text/html", "application/xhtml+xml")
+TEXT = ("application/json", "application/xml", "application/javascript", "application/x-yaml")
+
+
+class WebBrowser(Toolkit):
+    """The tools `web_search` and `web_read`.
+
+    `engine` is a `SearchEngine` or the name of one (see `search_engine`; by default what the
+    environment offers). A search asks for up to 8 queries at once and gives `results` hits for
+    each. A page is read as text, `max_text` characters at a time. Both are remembered for
+    `cache_for` seconds.
+
+    Each request, and the reading of its page, is limited by `timeout` seconds and `max_bytes`.
+    Addresses that are not of the open internet are refused, whatever name or redirect leads there,
+    unless `allow_private` is True or names their networks. The engine itself is the application's
+    choice and may be anywhere.
+    """
+
+    def __init__(
+        self,
+        engine: SearchEngine | str | None = None,
+        *,
+        results: int = 5,
+        timeout: float = 20,
+        max_bytes: int = 2 * 2**20,
+        max_text: int = 20_000,
+        cache_for: float = 300,
+        allow_private: bool | Sequence[str] = False,
+        approve: bool = False,
+    ) -> None:
+        self.engine = engine if isinstance(engine, SearchEngine) else search_engine(engine)
+        self.results = results
+        self.max_text = max_text
+        self.approve = approve
+        self._fetcher = Fetcher(timeout=timeout, max_bytes=max_bytes, allow_private=allow_private)
+        self._found: _Cache[list[SearchHit]] = _Cache(cache_for)
+        self._pages: _Cache[str] = _Cache(cache_for)
+
+    @tool(name="web_search", read_only=True)
+    async def search(
+        self, queries: Annotated[list[str], Field(min_length=1, max_length=8)] | str
+    ) -> str:
+        """Search the web; the result is a list of titles, addresses and excerpts.
+
+        Args:
+            queries: What to look for: one query, or several that are asked at once.
+        """
+        asked = list(dict.fromkeys([queries] if isinstance(queries, str) else queries))
+        answers = await asyncio.gather(*map(self._search, asked))
+        if all(isinstance(answer, ToolError) for answer in answers):
+            raise ToolError("; ".join(dict.fromkeys(map(str, answers))))
+        seen: set[str] = set()
+        return "\n\n".join(_listing(*each, seen) for each in zip(asked, answers, strict=True))
+
+    async def _search(self, query: str) -> list[SearchHit] | ToolError:
+        async def ask() -> list[SearchHit]:
+            return await self.engine.search(query, self.results, self._fetcher)
+
+        try:
+            return await self._found.get(query, ask)
+        except ToolError as error:
+            return error
+
+    @tool(name="web_read", read_only=True)
+    async def read(self, url: str, start: Annotated[int, Field(ge=0)] = 0) -> str:
+        """Read a web page as text.
+
+        Args:
+            url: The page's address.
+            start: The character to start from, to go on with a page that was cut.
+        """
+        text = await self._pages.get(url, lambda: self._page(url))
+        piece = text[start : start + self.max_text]
+        if not piece:
+            raise ToolError(f"the page has only {len(text)} characters")
+        end = start + len(piece)
+        more = f"\n[cut at {end} of {len(text)} characters: go on with start={end}]"
+        return piece + (more if end < len(text) else "")
+
+    async def _page(self, url: str) -> str:
+        page = await self._fetcher.get(url, accept=_readable)
+        text = page.text
+        if page.content_type in HTML:
+            text = await extract_text(text, page.url, self._fetcher.timeout)
+        if not text.strip():
+            raise ToolError("the page holds no text that can be read without its scripts")
+        return text + ("\n[the page is longer, but too large to read whole]" if page.cut else "")
+
+
+def _readable(content_type: str) -> bool:
+    return content_type.startswith("text/") or content_type in HTML or content_type in TEXT
+
+
+def _listing(query: str, answer: list[SearchHit] | ToolError, seen: set[str]) -> str:
+    if isinstance(answer, ToolError):
+        return f"{query}: {answer}"
+    new = [hit for hit in answer if hit.url not in seen]
+    seen.update(hit.url for hit in new)
+    lines = [f"{query}:" if answer else f"{query}: nothing found"]
+    for number, hit in enumerate(new, 1):
+        snippet = hit.snippet if len(hit.snippet) <= SNIPPET else hit.snippet[:SNIPPET] + "..."
+        lines.append(
+            f"{number}. {hit.title}\n   {hit.url}" + (f"\n   {snippet}" if snippet else "")
+        )
+    return "\n".join(lines)
+
+
+class _Cache(Generic[V]):
+    """Remembers what was made for a key, for a time, and the last 256 keys."""
+
+    def __init__(self, seconds: float, size: int = 256) -> None:
+        self._seconds = seconds
+        self._size = size
+        self._held: OrderedDict[str, tuple[float, V]] = OrderedDict()
+
+    async def get(self, key: str, make: Callable[[], Awaitable[V]]) -> V:
+        """Return what is remembered, or make it; a failure is not remembered."""
+        held = self._held.get(key)
+        if held is not None and time.monotonic() < held[0]:
+            return held[1]
+        value = await make()
+        self._held[key] = (time.monotonic() + self._seconds, value)
+        self._held.move_to_end(key)
+        if len(self._held) > self._size:
+            self._held.popitem(last=False)
+        return value
