@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -109,6 +111,10 @@ class _told:  # noqa: N801 - it is used as a context manager's function would be
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, KeyboardInterrupt):
             raise SystemExit(INTERRUPTED) from None
+        if isinstance(error, BrokenPipeError):
+            # What is still in the buffer has nowhere to go, and Python would say so at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(self._status) from None
         if self._debug or not isinstance(error, (AnabranchError, OSError)):
             return
         complain(error)

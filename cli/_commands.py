@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..backends import Backend, connect
-from ..commander import AnabranchError
+from ..commander import AnabranchError, Node
+from ..handlers import handler
 from ._terminal import complain
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ class Leave(Exception):
     """The user wants to leave."""
 
 
-async def obey(chat: TerminalChat, line: str) -> str | None:
+@handler
+async def obey(node: Node[Any], chat: TerminalChat, line: str) -> str | None:
     """Do what `line` says; return what the model is to hear instead, None for nothing.
 
     An empty string lets the model answer the conversation as it stands. A command that fails says
@@ -78,7 +80,11 @@ async def _tools(chat: TerminalChat, argument: str) -> None:
 async def _save(chat: TerminalChat, argument: str) -> None:
     """/save [FILE]         save the conversation as JSON (conversation.json)"""
     path = argument or "conversation.json"
-    chat.conversation.save(path)
+    try:
+        chat.conversation.save(path)
+    except OSError as error:
+        complain(f"cannot save to {path}: {error.strerror}; /save takes another file")
+        return
     chat.terminal.note(f"saved {len(chat.conversation)} messages to {path}", "")
 
 

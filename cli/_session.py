@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Generator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, cast
+from types import FrameType
+from typing import Any, TypeVar, cast
 
 from ..backends import Backend
-from ..commander import Commander, Node
+from ..commander import Commander, Node, NodeCancelled
 from ..dispatch import Conversation, Message
 from ..jobs import ChatJob
 from ..tools import AnyTool
@@ -22,6 +23,8 @@ __all__ = ["TerminalChat", "chat_session"]
 
 INTERRUPTED = 130
 
+T = TypeVar("T")
+
 
 @dataclass
 class Desk:
@@ -29,8 +32,8 @@ class Desk:
 
     # Holds the backends of the session open, whichever of them speaks.
     backends: AsyncExitStack
-    # What Ctrl-C stops: the answer that is being given.
-    answer: Node[Any] | None = None
+    # What Ctrl-C stops: the answer that is being given, or a command that takes its time.
+    busy: Node[Any] | None = None
     interrupted: bool = False
 
 
@@ -52,20 +55,26 @@ class TerminalChat(ChatJob):
             if not line.startswith("/"):
                 return line
             try:
-                said = await obey(self, line)
+                said = await self._stoppable(self.call_handler(obey(self, line), claim=True))
             except Leave:
                 return None
+            except NodeCancelled:
+                self.terminal.note("(stopped)")
+                continue
             if said is not None:
                 return said
         return None
 
     async def answer(self) -> Message:
         """Let the model answer, until it has or Ctrl-C stops it."""
-        answer = self.desk.answer = self.response()
+        return await self._stoppable(self.put_job(self.response(), claim=True))
+
+    async def _stoppable(self, node: Node[T]) -> T:
+        self.desk.busy = node
         try:
-            return await self.put_job(answer, claim=True)
+            return await node
         finally:
-            self.desk.answer = None
+            self.desk.busy = None
 
 
 async def chat_session(
@@ -80,23 +89,35 @@ async def chat_session(
             terminal.note("/help lists the commands; Ctrl-C stops the model, or leaves")
         desk = Desk(backends)
         first = TerminalChat(backend, conversation, tools, terminal, desk=desk)
-        async with Commander(slow_after=0.1 if debug else None) as commander:
-            _stop_answers(commander, desk)
-            commander.put_job(first)
+        commander = Commander(policy="fail_fast", slow_after=0.1 if debug else None)
+        with _interrupts(commander, desk, terminal.interactive):
+            async with commander:
+                commander.put_job(first)
     if desk.interrupted:
         return INTERRUPTED
     return 1 if terminal.failures and not terminal.interactive else 0
 
 
-def _stop_answers(commander: Commander, desk: Desk) -> None:
-    """Let SIGINT stop the answer that is being given, or end a session that waits for input."""
+@contextmanager
+def _interrupts(commander: Commander, desk: Desk, interactive: bool) -> Generator[None]:
+    """Let SIGINT stop what the terminal is busy with, or end a session that waits for input.
+
+    From a pipe there is nobody to go on with: there it always ends the session.
+    """
+    loop = asyncio.get_running_loop()
 
     def interrupt() -> None:
-        if desk.answer is not None:
-            desk.answer.cancel("interrupted")
+        if interactive and desk.busy is not None:
+            desk.busy.cancel("interrupted")
         else:
-            desk.interrupted = True
+            desk.interrupted = not interactive
             commander.exit()
 
-    # As `asyncio.Runner` leaves it: its own handler returns when the session has ended.
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
+    def received(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(interrupt)
+
+    before = signal.signal(signal.SIGINT, received)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -27,10 +27,17 @@ __all__ = ["Terminal", "complain"]
 
 LONGEST = 400
 
+# What a model or a tool says may not steer the terminal: of the control characters only these pass.
+_CONTROLS = {
+    code: "" if code == ord("\r") else "\N{REPLACEMENT CHARACTER}"
+    for code in (*range(0x20), *range(0x7F, 0xA0))
+    if chr(code) not in "\n\t"
+}
+
 
 def complain(error: BaseException | str) -> None:
     """Show an error in one line on the standard error."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(_harmless(str(error)).split()) or type(error).__name__
     Console(stderr=True, soft_wrap=True, highlight=False).print(
         Text.assemble(("anabranch: ", "red"), text)
     )
@@ -45,9 +52,9 @@ class Terminal(View):
     """
 
     def __init__(self, commands: list[str], *, debug: bool = False) -> None:
-        for stream in (sys.stdout, sys.stderr):
+        for stream in (sys.stdin, sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):
-                stream.reconfigure(errors="replace")  # for what the terminal cannot show
+                stream.reconfigure(errors="replace")  # for what the terminal cannot show or send
         self.interactive = sys.stdin.isatty()
         self.failures = 0
         self._debug = debug
@@ -95,7 +102,7 @@ class Terminal(View):
 
     def write(self, text: str) -> None:
         """Show a piece of the model's words."""
-        sys.stdout.write(text)
+        sys.stdout.write(_harmless(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
         self._at_start = text.endswith("\n")
 
@@ -107,7 +114,7 @@ class Terminal(View):
     def note(self, text: str, style: str = "dim") -> None:
         """Show something that neither the user nor the model has said."""
         self.end_line()
-        self._notes.print(Text(text, style=style))
+        self._notes.print(Text(_harmless(text), style=style))
 
     def called(self, call: ToolCall) -> None:
         """Show a call."""
@@ -125,6 +132,8 @@ class Terminal(View):
     def failed(self, error: Exception) -> None:
         """Show why a turn broke off; nothing that was said is lost."""
         self.end_line()
+        if isinstance(error, BrokenPipeError):
+            raise error  # nobody reads on: the chat is over
         if isinstance(error, NodeCancelled):
             self.note("(stopped; what it said is kept)")
             return
@@ -144,6 +153,10 @@ class Terminal(View):
                 self.note(f"{name}: {value}", "cyan")  # whole: it is what the answer is about
             answer = await self.read(f"run {call.name}? [y/N] ")
         return answer is not None and answer.strip().lower() in ("y", "yes")
+
+
+def _harmless(text: str) -> str:
+    return text if text.isascii() and text.isprintable() else text.translate(_CONTROLS)
 
 
 def _cut(text: str) -> str:

