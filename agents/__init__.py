@@ -16,3 +16,12 @@ from ._memory import message_tokens as message_tokens
 from ._parser import JsonParser as JsonParser
 from ._parser import Parser as Parser
 from ._parser import StringParser as StringParser
+from ._sequential import Sequential as Sequential
+from ._step_agent import StepAgent as StepAgent
+from ._steps import Step as Step
+from ._summary import SummaryMemory as SummaryMemory
+from ._tool_parser import InterpreterParser as InterpreterParser
+from ._tool_parser import MixedToolParser as MixedToolParser
+from ._tool_parser import PluginParser as PluginParser
+from ._tool_parser import ToolAction as ToolAction
+from ._tool_parser import ToolParser as ToolParser
