@@ -159,12 +159,8 @@ async def test_action_hooks_see_every_action() -> None:
     assert seen == [("StepAgent", code("1")), ("StepAgent", "1")]
 
 
-async def test_real_code_runs_and_a_cancelled_agent_leaves_no_kernel() -> None:
-    """No process and no thread either."""
-    backend = ScriptedBackend(
-        *(code("1"), "done"),  # so that what lasts as long as the program is there
-        *(code("x = 6\nx * 7"), code("import time; time.sleep(600)")),
-    )
+async def cancelled_while_code_runs() -> None:
+    backend = ScriptedBackend(code("x = 6\nx * 7"), code("import time; time.sleep(600)"))
     agent = StepAgent(backend, interpreter=PythonKernel)
     sleeping = asyncio.Event()
 
@@ -173,16 +169,20 @@ async def test_real_code_runs_and_a_cancelled_agent_leaves_no_kernel() -> None:
             sleeping.set()
 
     agent.before_action(ran)
-    async with asyncio.timeout(120):
-        await agent("Warm up.", session_id="first")
-        before, threads = _left.processes(), _left.threads()
-        async with Commander() as commander:
-            call = commander.call_handler(agent.call("?"), claim=True)
-            await sleeping.wait()
-            call.cancel("enough")
-            with pytest.raises(NodeCancelled):
-                await call
-
+    async with asyncio.timeout(120), Commander() as commander:
+        call = commander.call_handler(agent.call("?"), claim=True)
+        await sleeping.wait()
+        call.cancel("enough")
+        with pytest.raises(NodeCancelled):
+            await call
     assert agent.get_steps()[2]["content"] == "42"
-    assert _left.processes() == before == set()
-    assert len(_left.threads()) == len(threads)
+
+
+def test_real_code_runs_and_a_cancelled_agent_leaves_no_kernel() -> None:
+    """No process and no thread either."""
+    asyncio.run(cancelled_while_code_runs())  # loads what stays loaded, such as ZeroMQ's own
+    before, still = _left.processes(), _left.threads()
+    asyncio.run(cancelled_while_code_runs())
+
+    assert _left.processes() == before
+    assert _left.threads() <= still
