@@ -205,8 +205,8 @@ class Node(Record, Generic[T_co]):
         Raises `NodeClosed` if the parent takes no more children, `RuntimeError` if the job was
         started before or this is not the parent's loop, `TypeError` if it is no job.
         """
-        if not job._n_queued:
-            raise TypeError(f"{job!r} is not a Job: start it with call_handler")
+        if not _is_node(job) or not job._n_queued:
+            _refuse_kind(job, "a Job")
         enter(self if parent is None else parent, job, timeout, retry, policy, claim)
         if job._n_cancel is None:
             job._n_commander._n_queue.put(job, priority)
@@ -229,8 +229,8 @@ class Node(Record, Generic[T_co]):
         It passes no queue and counts against no limit. The arguments and errors are those of
         `put_job`. Returns the handler.
         """
-        if handler._n_queued:
-            raise TypeError(f"{handler!r} is a Job: start it with put_job")
+        if not _is_node(handler) or handler._n_queued:
+            _refuse_kind(handler, "a handler")
         enter(self if parent is None else parent, handler, timeout, retry, policy, claim)
         spawn(handler)
         return handler
@@ -387,6 +387,18 @@ def _refuse_circle(node: Node[Any], waiter: Node[Any]) -> None:
             what = "itself" if node is waiter else "its ancestor"
             raise RuntimeError(f"{waiter!r} awaits {what} {node!r}: neither could ever end")
         ancestor = ancestor._n_parent
+
+
+def _is_node(given: object) -> bool:
+    return isinstance(given, Record)
+
+
+def _refuse_kind(given: object, wanted: str) -> None:
+    if isinstance(given, Record):
+        other = "put_job" if given._n_queued else "call_handler"
+        raise TypeError(f"{given!r} is not {wanted}: start it with {other}")
+    name = getattr(given, "__name__", None)
+    raise TypeError(f"{given!r} is not {wanted}" + (f": make one, {name}(...)" if name else ""))
 
 
 def _refuse_callback(node: Node[Any]) -> None:

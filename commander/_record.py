@@ -160,4 +160,4 @@ def share_layout(cls: type[Record]) -> None:
     """
     blank = object.__new__(cls)
     for name in HOT:
-        setattr(blank, name, None)
+        object.__setattr__(blank, name, None)
