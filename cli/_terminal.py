@@ -14,6 +14,8 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import Output, create_output
+from prompt_toolkit.output.vt100 import Vt100_Output
 from rich.console import Console
 from rich.text import Text
 
@@ -165,10 +167,25 @@ def _cut(text: str) -> str:
 
 
 def _session(commands: list[str]) -> PromptSession[str]:
-    completer = WordCompleter(commands, sentence=True)
     return PromptSession(
-        history=_history(), key_bindings=_keys(), completer=completer, complete_while_typing=False
+        history=_history(),
+        key_bindings=_keys(),
+        completer=WordCompleter(commands, sentence=True),
+        complete_while_typing=False,
+        output=_output(),
     )
+
+
+def _output() -> Output:
+    """Return the terminal, never asked where its cursor is: some do not answer.
+
+    Asked, such a terminal gets a warning in the midst of what the user writes; the answer of a
+    slow one is taken for keys by what runs next. The prompt does not need it.
+    """
+    output = create_output()
+    if isinstance(output, Vt100_Output):
+        output.enable_cpr = False
+    return output
 
 
 def _history() -> FileHistory | InMemoryHistory:

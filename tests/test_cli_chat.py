@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import re
@@ -56,9 +57,10 @@ def terminal(*options: str, folder: Path, **env: str) -> Any:
     return child
 
 
-def shown(child: Any) -> str:
-    """Return what stood before the last match, without the terminal's control sequences."""
-    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", child.before)
+def at_prompt(child: Any) -> None:
+    """Wait until the line editor reads: of what is sent before, some keys would be lost."""
+    child.expect_exact("\x1b[?2004h")
+    child.expect_exact(">")
 
 
 def messages(path: Path) -> list[dict[str, Any]]:
@@ -79,21 +81,26 @@ def test_a_real_chat_in_a_real_terminal(tmp_path: Path) -> None:
     """Answered, a tool called and its result sent back, interrupted with the part kept, left."""
     child = terminal(folder=tmp_path)
     child.expect("/help lists the commands")
+    at_prompt(child)
     child.sendline("What is the capital of France?")
     child.expect("The capital of France is Paris")
 
+    at_prompt(child)
     child.sendline("What is the weather in Paris?")
     child.expect(r"\[tool\] get_current_weather\(")
     child.expect("-> .*18 degrees")
 
+    at_prompt(child)
     child.sendline("Tell me a long story about a river and all the towns on its banks.")
     child.expect_exact("\x1b[?2004l")  # the line editor has let go of the terminal
     child.expect("[A-Za-z]+ [a-z]+ [a-z]+")
     child.sendintr()
     child.expect(r"\(stopped; what it said is kept\)")
 
+    at_prompt(child)
     child.sendline("/save talk.json")
     child.expect(r"saved \d+ messages to talk.json")
+    at_prompt(child)
     child.sendline("/exit")
     child.expect(pexpect.EOF)
     child.close()
@@ -170,11 +177,27 @@ def test_a_dumb_terminal_gets_no_control_sequences(tmp_path: Path) -> None:
     assert "\x1b" not in child.before
 
 
+def test_a_terminal_that_answers_no_questions_is_asked_none(tmp_path: Path) -> None:
+    """Such as pexpect's: it gets no warning and waits for nothing, however little is set."""
+    child = pexpect.spawn(
+        CHAT[0],
+        [*CHAT[1:], "--model", "http://127.0.0.1:9/v1", "--name", "m"],
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TERM": "xterm"},
+        encoding="utf-8",
+        timeout=PATIENCE,
+    )
+    child.logfile_read = io.StringIO()
+    at_prompt(child)
+    child.sendline("/exit")
+    child.expect(pexpect.EOF)
+    assert "\x1b[6n" not in child.logfile_read.getvalue()
+
+
 def test_ctrl_c_at_an_empty_prompt_and_ctrl_d_leave(tmp_path: Path) -> None:
     """Both are a way out, with status 0."""
     for leave in ("sendintr", "sendeof"):
         child = terminal("--model", "http://127.0.0.1:9/v1", "--name", "m", folder=tmp_path)
-        child.expect_exact(">")
+        at_prompt(child)
         getattr(child, leave)()
         child.expect(pexpect.EOF)
         child.close()
@@ -185,15 +208,17 @@ def test_arrow_keys_bring_back_what_was_said_in_an_earlier_session(tmp_path: Pat
     """The history is a file in the user's state folder."""
     options = ("--model", "http://127.0.0.1:9/v1", "--name", "m")
     first = terminal(*options, folder=tmp_path)
-    first.expect_exact(">")
+    at_prompt(first)
     first.sendline("/modle")
     first.expect("did you mean /model")
+    at_prompt(first)
     first.sendline("/exit")
     first.expect(pexpect.EOF)
     second = terminal(*options, folder=tmp_path)
-    second.expect_exact(">")
+    at_prompt(second)
     second.send("\x1b[A\x1b[A\r")
     second.expect("did you mean /model")
+    at_prompt(second)
     second.sendeof()
     second.expect(pexpect.EOF)
 
@@ -240,10 +265,10 @@ async def test_a_model_cannot_steer_the_terminal(tmp_path: Path) -> None:
 
     def talk(url: str) -> None:
         child = terminal("--model", url, "--name", "m", folder=tmp_path)
-        child.expect_exact(">")
+        at_prompt(child)
         child.sendline("hi")
         child.expect_exact("red \N{REPLACEMENT CHARACTER}[31mor\N{REPLACEMENT CHARACTER}")
-        child.expect_exact(">")  # what is sent before would be lost
+        at_prompt(child)
         child.sendeof()
         child.expect(pexpect.EOF)
 
@@ -271,7 +296,7 @@ def closed_port() -> int:
         (["--tools", "json:nothing"], "nothing"),
         (["--load", "/no/such/file.json"], "No such file"),
         (["--modle", "x"], "No such option"),
-        (["--temperature", "warm"], "not a valid float"),
+        (["--temperature", "warm"], "'--temperature'"),  # the words are typer's own
     ],
 )
 async def test_wrong_usage_is_one_line_and_status_2(options: list[str], expected: str) -> None:
