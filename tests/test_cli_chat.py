@@ -178,14 +178,8 @@ def test_a_dumb_terminal_gets_no_control_sequences(tmp_path: Path) -> None:
 
 
 def test_a_terminal_that_answers_no_questions_is_asked_none(tmp_path: Path) -> None:
-    """Such as pexpect's: it gets no warning and waits for nothing, however little is set."""
-    child = pexpect.spawn(
-        CHAT[0],
-        [*CHAT[1:], "--model", "http://127.0.0.1:9/v1", "--name", "m"],
-        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TERM": "xterm"},
-        encoding="utf-8",
-        timeout=PATIENCE,
-    )
+    """Such as pexpect's: it gets no warning and waits for nothing."""
+    child = terminal("--model", "http://127.0.0.1:9/v1", "--name", "m", folder=tmp_path)
     child.logfile_read = io.StringIO()
     at_prompt(child)
     child.sendline("/exit")
