@@ -74,7 +74,12 @@ class LocalBackend(ModelBackend):
         self._engine: Engine | None = None
 
     async def __aenter__(self) -> Self:
-        await self._load()
+        """Load the model; cancelled or failed meanwhile, it leaves nothing half done behind."""
+        try:
+            await self._load()
+        except BaseException:
+            await self.aclose()
+            raise
         return self
 
     async def aclose(self) -> None:

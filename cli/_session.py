@@ -19,7 +19,7 @@ from ..tools import AnyTool
 from ._commands import COMMANDS, Leave, about, obey
 from ._terminal import Terminal
 
-__all__ = ["TerminalChat", "chat_session"]
+__all__ = ["INTERRUPTED", "TerminalChat", "chat_session"]
 
 INTERRUPTED = 130
 

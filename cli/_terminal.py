@@ -8,7 +8,7 @@ import os
 import sys
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import WordCompleter
@@ -16,6 +16,7 @@ from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import Output, create_output
 from prompt_toolkit.output.vt100 import Vt100_Output
+from prompt_toolkit.patch_stdout import patch_stdout
 from rich.console import Console
 from rich.text import Text
 
@@ -23,7 +24,7 @@ from ..commander import NodeCancelled
 from ..dispatch import ToolCall
 from ..handlers import View
 from ..jobs import read_line
-from ..tools import ToolResult
+from ..tools import AnyTool, Decision, InvalidArguments, ToolResult
 
 __all__ = ["Terminal", "complain"]
 
@@ -58,6 +59,8 @@ class Terminal(View):
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors="replace")  # for what the terminal cannot show or send
         self.interactive = sys.stdin.isatty()
+        # Whether there is a line editor; without one the terminal's own must do.
+        self._edits = os.environ.get("TERM", "dumb") != "dumb" and sys.stdout.isatty()
         self.failures = 0
         self._debug = debug
         self._notes = Console(
@@ -77,7 +80,7 @@ class Terminal(View):
         self.end_line()
         if not self.interactive:
             return await read_line()
-        if os.environ.get("TERM", "dumb") == "dumb" or not sys.stdout.isatty():
+        if not self._edits:
             return await self._read_plain(prompt)
         if self._prompt is None:
             self._prompt = _session(self._commands)
@@ -144,17 +147,58 @@ class Terminal(View):
             Console(stderr=True).print_exception()
         complain(error)
         if self.interactive:
-            self.note("the conversation is kept: /retry tries this turn again, /save keeps it")
+            self.note("nothing is lost: /retry tries this turn again, /undo forgets it")
 
-    async def approve(self, call: ToolCall) -> bool:
-        """Ask on the terminal; from a pipe there is nobody to say yes."""
-        if not self.interactive:
-            return False
+    async def ask(self, call: ToolCall, tool: AnyTool) -> bool | Decision:
+        """Ask on the terminal; from a pipe there is nobody to say yes.
+
+        The person may edit the arguments first; those that the tool would not take are not run.
+        """
+        if self.approvals is not None or not self.interactive:
+            return await super().ask(call, tool)
         async with self._asking:  # one question at a time, however many calls wait
-            for name, value in call.arguments.items():
-                self.note(f"{name}: {value}", "cyan")  # whole: it is what the answer is about
-            answer = await self.read(f"run {call.name}? [y/N] ")
-        return answer is not None and answer.strip().lower() in ("y", "yes")
+            edited: dict[str, Any] | None = None
+            while True:
+                for name, value in (edited or call.arguments).items():
+                    self.note(f"{name}: {value}", "cyan")  # whole: it is what the answer is about
+                answer = (await self._line(f"run {call.name}? [y/N/e(dit)] ") or "").strip().lower()
+                if answer not in ("e", "edit"):
+                    return Decision(answer in ("y", "yes"), edited)
+                edited = await self._edit(edited or call.arguments, tool) or edited
+
+    async def _edit(self, arguments: dict[str, Any], tool: AnyTool) -> dict[str, Any] | None:
+        """Let the person write other arguments, until `tool` takes them; None if they give up."""
+        draft: str | None = json.dumps(arguments, ensure_ascii=False)
+        self.note("the arguments, as JSON; an empty line gives up")
+        self.note("Ctrl-X Ctrl-E opens $EDITOR" if self._edits else draft)
+        while draft := await self._line("arguments: ", draft):
+            try:
+                tool.check(edited := _json_object(draft))
+            except (ValueError, InvalidArguments) as error:
+                complain(error)
+            else:
+                return edited
+        return None
+
+    async def _line(self, prompt: str, draft: str = "") -> str | None:
+        """Return what the person answers, None for nothing; it does not enter the history."""
+        self.end_line()
+        if not self._edits:
+            return await self._read_plain(prompt)
+        session: PromptSession[str] = PromptSession(output=_output(), enable_open_in_editor=True)
+        try:
+            # What other calls show meanwhile stands above the question.
+            with patch_stdout(raw=True):
+                return await session.prompt_async(prompt, default=draft, handle_sigint=False)
+        except (EOFError, KeyboardInterrupt):
+            return None
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("the arguments are a JSON object: {...}")
+    return cast("dict[str, Any]", found)
 
 
 def _harmless(text: str) -> str:
