@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from io import TextIOWrapper
-from pathlib import Path
 from typing import Any, cast
 
-from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import WordCompleter
-from prompt_toolkit.history import FileHistory, InMemoryHistory
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-from prompt_toolkit.output import Output, create_output
-from prompt_toolkit.output.vt100 import Vt100_Output
-from prompt_toolkit.patch_stdout import patch_stdout
 from rich.console import Console
 from rich.text import Text
 
@@ -25,6 +16,7 @@ from ..dispatch import ToolCall
 from ..handlers import View
 from ..jobs import read_line
 from ..tools import AnyTool, Decision, InvalidArguments, ToolResult
+from ._editor import LineEditor
 
 __all__ = ["Terminal", "complain"]
 
@@ -59,51 +51,20 @@ class Terminal(View):
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors="replace")  # for what the terminal cannot show or send
         self.interactive = sys.stdin.isatty()
-        # Whether there is a line editor; without one the terminal's own must do.
-        self._edits = os.environ.get("TERM", "dumb") != "dumb" and sys.stdout.isatty()
         self.failures = 0
         self._debug = debug
         self._notes = Console(
             stderr=not self.interactive, soft_wrap=True, highlight=False, markup=False
         )
-        self._commands = commands
-        self._prompt: PromptSession[str] | None = None
+        self._editor = LineEditor(commands)
         self._asking = asyncio.Lock()
         # Whether the last thing shown has ended its line.
         self._at_start = True
 
-    async def read(self, prompt: str = "> ") -> str | None:
-        """Return what the user says, None at the end of the input or for Ctrl-C at an empty prompt.
-
-        Several lines are one text: Alt-Enter, or a backslash at the end of a line.
-        """
+    async def read(self) -> str | None:
+        """Return what the user says next, None if it is to end here: see `LineEditor.read`."""
         self.end_line()
-        if not self.interactive:
-            return await read_line()
-        if not self._edits:
-            return await self._read_plain(prompt)
-        if self._prompt is None:
-            self._prompt = _session(self._commands)
-        while True:
-            try:
-                return await self._prompt.prompt_async(prompt, handle_sigint=False)
-            except EOFError:
-                return None
-            except KeyboardInterrupt:
-                if not self._prompt.default_buffer.text:
-                    return None
-
-    async def _read_plain(self, prompt: str) -> str | None:
-        lines: list[str] = []
-        while True:
-            sys.stdout.write("... " if lines else prompt)
-            sys.stdout.flush()
-            line = await read_line()
-            if line is None:
-                return "\n".join(lines) if lines else None
-            lines.append(line.removesuffix("\\"))
-            if not line.endswith("\\"):
-                return "\n".join(lines)
+        return await (self._editor.read("> ") if self.interactive else read_line())
 
     def write(self, text: str) -> None:
         """Show a piece of the model's words."""
@@ -157,41 +118,30 @@ class Terminal(View):
         if self.approvals is not None or not self.interactive:
             return await super().ask(call, tool)
         async with self._asking:  # one question at a time, however many calls wait
-            edited: dict[str, Any] | None = None
+            arguments = call.arguments
             while True:
-                for name, value in (edited or call.arguments).items():
+                for name, value in arguments.items():
                     self.note(f"{name}: {value}", "cyan")  # whole: it is what the answer is about
-                answer = (await self._line(f"run {call.name}? [y/N/e(dit)] ") or "").strip().lower()
-                if answer not in ("e", "edit"):
-                    return Decision(answer in ("y", "yes"), edited)
-                edited = await self._edit(edited or call.arguments, tool) or edited
+                answer = await self._editor.answer(f"run {call.name}? [y/N/e(dit)] ")
+                letter = (answer or "n").strip().lower()
+                if letter not in ("e", "edit"):
+                    edited = None if arguments == call.arguments else arguments
+                    return Decision(letter in ("y", "yes"), edited)
+                arguments = await self._edit(arguments, tool)
 
-    async def _edit(self, arguments: dict[str, Any], tool: AnyTool) -> dict[str, Any] | None:
-        """Let the person write other arguments, until `tool` takes them; None if they give up."""
+    async def _edit(self, arguments: dict[str, Any], tool: AnyTool) -> dict[str, Any]:
+        """Let the person write other arguments, until `tool` takes them or they give up."""
         draft: str | None = json.dumps(arguments, ensure_ascii=False)
         self.note("the arguments, as JSON; an empty line gives up")
-        self.note("Ctrl-X Ctrl-E opens $EDITOR" if self._edits else draft)
-        while draft := await self._line("arguments: ", draft):
+        self.note("Ctrl-X Ctrl-E opens $EDITOR" if self._editor.edits else draft)
+        while draft := await self._editor.answer("arguments: ", draft):
             try:
                 tool.check(edited := _json_object(draft))
             except (ValueError, InvalidArguments) as error:
                 complain(error)
             else:
                 return edited
-        return None
-
-    async def _line(self, prompt: str, draft: str = "") -> str | None:
-        """Return what the person answers, None for nothing; it does not enter the history."""
-        self.end_line()
-        if not self._edits:
-            return await self._read_plain(prompt)
-        session: PromptSession[str] = PromptSession(output=_output(), enable_open_in_editor=True)
-        try:
-            # What other calls show meanwhile stands above the question.
-            with patch_stdout(raw=True):
-                return await session.prompt_async(prompt, default=draft, handle_sigint=False)
-        except (EOFError, KeyboardInterrupt):
-            return None
+        return arguments
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -208,55 +158,3 @@ def _harmless(text: str) -> str:
 def _cut(text: str) -> str:
     text = " ".join(text.split("\n"))
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ... ({len(text)} characters)"
-
-
-def _session(commands: list[str]) -> PromptSession[str]:
-    return PromptSession(
-        history=_history(),
-        key_bindings=_keys(),
-        completer=WordCompleter(commands, sentence=True),
-        complete_while_typing=False,
-        output=_output(),
-    )
-
-
-def _output() -> Output:
-    """Return the terminal, never asked where its cursor is: some do not answer.
-
-    Asked, such a terminal gets a warning in the midst of what the user writes; the answer of a
-    slow one is taken for keys by what runs next. The prompt does not need it.
-    """
-    output = create_output()
-    if isinstance(output, Vt100_Output):
-        output.enable_cpr = False
-    return output
-
-
-def _history() -> FileHistory | InMemoryHistory:
-    from platformdirs import user_state_path
-
-    try:
-        path: Path = user_state_path("anabranch", ensure_exists=True) / "history"
-        path.touch(mode=0o600)
-    except OSError:  # a home that cannot be written: arrow keys still know this session
-        return InMemoryHistory()
-    return FileHistory(path)
-
-
-def _keys() -> KeyBindings:
-    keys = KeyBindings()
-
-    @keys.add("escape", "enter")
-    def _(event: KeyPressEvent) -> None:
-        event.current_buffer.insert_text("\n")
-
-    @keys.add("enter")
-    def _(event: KeyPressEvent) -> None:
-        buffer: Any = event.current_buffer
-        if buffer.document.char_before_cursor == "\\":
-            buffer.delete_before_cursor()
-            buffer.insert_text("\n")
-        else:
-            buffer.validate_and_handle()
-
-    return keys
