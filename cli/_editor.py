@@ -29,10 +29,10 @@ class LineEditor:
         self._session: PromptSession[str] | None = None
 
     async def read(self, prompt: str) -> str | None:
-        """Return what the user says; None at the end of the input, or Ctrl-C where nothing stands.
+        """Return what the user says, None at the end of the input.
 
         Several lines are one text: Alt-Enter, or a backslash at the end of a line. It enters the
-        history of all sessions.
+        history of all sessions. Ctrl-C where nothing stands raises `KeyboardInterrupt`.
         """
         if not self.edits:
             return await _read_plain(prompt)
@@ -45,7 +45,7 @@ class LineEditor:
                 return None
             except KeyboardInterrupt:
                 if not self._session.default_buffer.text:
-                    return None
+                    raise
 
     async def answer(self, prompt: str, draft: str = "") -> str | None:
         """Return the answer to a question, None for none; `draft` stands there to be changed.

@@ -52,6 +52,8 @@ class Terminal(View):
                 stream.reconfigure(errors="replace")  # for what the terminal cannot show or send
         self.interactive = sys.stdin.isatty()
         self.failures = 0
+        # Whether Ctrl-C has stopped an answer, and the user has said nothing since.
+        self.stopped = False
         self._debug = debug
         self._notes = Console(
             stderr=not self.interactive, soft_wrap=True, highlight=False, markup=False
@@ -62,9 +64,29 @@ class Terminal(View):
         self._at_start = True
 
     async def read(self) -> str | None:
-        """Return what the user says next, None if it is to end here: see `LineEditor.read`."""
-        self.end_line()
-        return await (self._editor.read("> ") if self.interactive else read_line())
+        """Return what the user says next, None at the end or for Ctrl-C at an empty prompt."""
+        if not self.interactive:
+            return await read_line()
+        while True:
+            self.end_line()
+            try:
+                said = await self._editor.read("> ")
+            except KeyboardInterrupt:
+                if self.forgives():
+                    continue
+                return None
+            self.stopped = False
+            return said
+
+    def forgives(self) -> bool:
+        """Take an interrupt that would leave; whether it is the echo of one that stopped an answer.
+
+        Who presses Ctrl-C twice to stop a model does not want to lose the chat.
+        """
+        echo, self.stopped = self.stopped, False
+        if echo:
+            self.note("(Ctrl-C once more leaves)")
+        return echo
 
     def write(self, text: str) -> None:
         """Show a piece of the model's words."""

@@ -24,7 +24,7 @@ class Tool:
     parameters: dict[str, Any]
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def small_model() -> Iterator[Engine]:
     """Keep the model from being freed when a test closes its backend."""
     engine = Engine.open(Source.parse(None, None))

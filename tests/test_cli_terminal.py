@@ -205,7 +205,7 @@ async def test_an_editor_of_the_users_own_edits_a_call(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["wait", "block"])
 async def test_an_interrupt_stops_a_tool_and_the_chat_goes_on(name: str, tmp_path: Path) -> None:
-    """Also one that keeps a thread; pressed twice, it does no more."""
+    """Also one that keeps a thread; pressed twice, it does no more than once."""
 
     def steps(child: Any) -> None:
         child.sendline("go")
@@ -220,6 +220,23 @@ async def test_an_interrupt_stops_a_tool_and_the_chat_goes_on(name: str, tmp_pat
     server = await talk(steps, tmp_path, calls((name, "{}")), text("Still here."))
     assert said(server)[-1] == "and now?"
     assert "interrupt" in said(server)[-2]
+
+
+async def test_an_interrupt_too_many_does_not_leave(tmp_path: Path) -> None:
+    """The first at the prompt after one that stopped an answer says so; the next leaves."""
+
+    def steps(child: Any) -> None:
+        child.sendline("go")
+        child.expect_exact("[tool] wait()")
+        child.sendintr()
+        at_prompt(child)
+        child.sendintr()
+        child.expect_exact("(Ctrl-C once more leaves)")
+        at_prompt(child)
+        child.sendline("and now?")
+        child.expect("Still here")
+
+    await talk(steps, tmp_path, calls(("wait", "{}")), text("Still here."))
 
 
 # --- what a person may type
