@@ -166,7 +166,12 @@ class Node(Record, Generic[T_co]):
 
         One that raises is logged. A node that never entered a tree never runs it.
         """
-        return _add_callback(self, "commander_end", callback)
+        if self._n_state in DONE:
+            _refuse_callback(self)
+        if self._n_after is None:
+            self._n_after = []
+        self._n_after.append(("commander_end", callback))
+        return self
 
     def recover(self, value: Any) -> None:
         """End this failed node as completed, with `value`. Only inside `at_exception`."""
@@ -392,9 +397,9 @@ def _add_callback(node: N, moment: Moment, callback: Callback) -> N:
     if node._n_state in DONE:
         _refuse_callback(node)
     if node._n_callbacks is None:
-        node._n_callbacks = [(moment, callback)]
+        node._n_callbacks = [moment, callback]
     else:
-        node._n_callbacks.append((moment, callback))
+        node._n_callbacks += (moment, callback)
     return node
 
 

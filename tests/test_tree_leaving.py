@@ -269,6 +269,8 @@ from anabranch.handlers import handler
 @handler
 async def careful(node, pause=0.0, name="child"):
     try:
+        if name == "top":
+            print("ready", flush=True)  # the child waits already
         await asyncio.Event().wait()
     finally:
         print("cleaning", flush=True)
@@ -279,8 +281,6 @@ async def careful(node, pause=0.0, name="child"):
 async def top(node, pause=0.0):
     node.call_handler(careful(pause))
     await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    print("ready", flush=True)
     await careful(0.0, "top")
 """
 
