@@ -94,7 +94,7 @@ class Commander(Node[Any], internal=True):
         # What that clock lacks to the time of day.
         self._n_epoch = time.time() - self._n_clock()
         self._n_spawn = spawn
-        self._n_queue = Queue(self._n_limit, loop, spawn)
+        self._n_queue = Queue(self._n_limit, self, loop, spawn)
         self._n_commander = self
         self._n_state = "running"
         self._n_open = True

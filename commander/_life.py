@@ -67,6 +67,8 @@ def spawn(node: Node[Any], context: Context | None = None) -> None:
 async def _drive(node: Node[Any]) -> None:
     try:
         await TURN
+        if node._n_special and node._n_task is not asyncio.current_task():
+            return  # the queue has called the job back: another task will run it
         CURRENT.set(node)
         if not node._n_special or (node._n_cancel is None and node._n_abort is None):
             node._n_state = "running"
@@ -77,6 +79,8 @@ async def _drive(node: Node[Any]) -> None:
             result = await node.task()
             node._n_result = await _adopt(node, result) if isinstance(result, Record) else result
     except asyncio.CancelledError:
+        if node._n_task is not asyncio.current_task():
+            return
         CURRENT.set(node)  # it may have come before the first turn
         if node._n_cancel is None and node._n_abort is None:
             # The body raised it by itself, or somebody cancelled the task and not the node.

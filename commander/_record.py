@@ -112,6 +112,8 @@ class Record:
     _n_inputs: dict[str, Any] | None = None
     # What was charged at and below this node, by account.
     _n_spent: dict[str, Any] | None = None
+    # A job's, which says who goes first.
+    _n_priority: int = 0
     # The queue that lent this job a place, from its start to the end of its body under a limit.
     _n_place: Queue | None = None
     # How many waits for nodes are under way in this job's body; its place is lent out meanwhile.
