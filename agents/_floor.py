@@ -73,7 +73,11 @@ class GroupTalk(Group):
         for seat in seats:
             seat.cancel("the talk is over")
         if not self._left:
-            logger.info("%s: stopped after %d speeches", node.path, self.max_speeches)
+            logger.info(
+                "%s: the talk was stopped after %d speeches (max_speeches)",
+                node.path,
+                self.max_speeches,
+            )
         return cast("Status", self._ending)
 
     def _hear(self, message: AgentMessage) -> None:

@@ -12,6 +12,7 @@ from ._say import text_of
 __all__ = ["Transcript"]
 
 RULE = "-" * 80
+BROKEN_OFF = "\n(broken off)"
 
 # What an agent says may not steer the terminal: of the control characters only these pass.
 _CONTROLS = {
@@ -41,20 +42,25 @@ class Transcript:
         self._entries: list[_Entry] = []
 
     def __call__(self, part: AgentMessage) -> None:
-        """Take a part of a message, or a whole one."""
-        entry = self._entry(f"{part.sender} (to {part.receiver}):")
-        entry.text = text_of(part) if part.content is not None else entry.text
+        """Take a part of a message, or a whole one; what is said to nobody is not shown."""
+        if part.receiver is None or part.type in ("tool_call", "tool_result"):
+            return
+        entry = self._entry(f"{part.sender} (to {part.receiver}):", text_of(part))
         if part.stream_state == "end":
             entry.ending = ""
         elif part.stream_state == "failed":
-            entry.ending = "\n(broken off)"
+            entry.ending = BROKEN_OFF
         self._write()
 
-    def _entry(self, heading: str) -> _Entry:
+    def _entry(self, heading: str, text: str) -> _Entry:
+        """Return the entry that grows to `text`; one that became something else is closed."""
         for entry in self._entries:
             if entry.heading == heading and entry.ending is None:
-                return entry
-        self._entries.append(_Entry(heading))
+                if text.startswith(entry.text):
+                    entry.text = text
+                    return entry
+                entry.ending = BROKEN_OFF
+        self._entries.append(_Entry(heading, text))
         return self._entries[-1]
 
     def _write(self) -> None:
