@@ -13,7 +13,7 @@ from ._directory import Answer, Directory, Participant, Status
 from ._group import Group
 from ._prompt import prompt
 from ._say import as_message, is_termination, text_of
-from ._scope import MAX_MESSAGES, aside
+from ._scope import MAX_MESSAGES, ConversationTooLong, aside
 
 __all__ = ["GroupTalk", "role_prompt"]
 
@@ -58,6 +58,7 @@ class GroupTalk(Group):
         self._present: set[str] = set()
         self._busy: set[str] = set()
         self._ending: Status | None = None
+        self._fault: ConversationTooLong | None = None
         # One for each seat, rung when there is news, and one for the end.
         self._bells: dict[str, asyncio.Event] = {}
         self._over = asyncio.Event()
@@ -65,13 +66,15 @@ class GroupTalk(Group):
     async def talk(self, node: Node[Any]) -> Status:
         """Give each member a seat, a child of `node`, and wait until the talk has ended."""
         self._left, self._ending, self.speaking = self.max_speeches, None, None
-        self._present, self._busy = set(self.members), set()
+        self._present, self._busy, self._fault = set(self.members), set(), None
         self._bells = {name: asyncio.Event() for name in self.members}
         self._over = asyncio.Event()
         seats = [node.call_handler(_Seat(self, name)) for name in self.members]
         await self._over.wait()
         for seat in seats:
             seat.cancel("the talk is over")
+        if self._fault is not None:
+            raise self._fault
         if not self._left:
             logger.info(
                 "%s: the talk was stopped after %d speeches (max_speeches)",
@@ -137,6 +140,11 @@ class GroupTalk(Group):
         elif not self._left:
             self._end("turn_limit")
 
+    def _stop(self, fault: ConversationTooLong) -> None:
+        """End the talk because no more may be said in the conversation it belongs to."""
+        self._fault = fault
+        self._end("message_limit")
+
     def _leave(self, name: str) -> None:
         self._present.discard(name)
         self._busy.discard(name)
@@ -165,6 +173,8 @@ class _Seat(Node[None], internal=True):
         try:
             while await self._talk._hear_next(self._name) and await self._talk._turn(self._name):
                 pass
+        except ConversationTooLong as error:
+            self._talk._stop(error)
         finally:
             self._talk._leave(self._name)
 

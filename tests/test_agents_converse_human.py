@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pty
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,6 +27,15 @@ def agent(*said: str, **options: Any) -> ConversableAgent:
     answers = iter(said)
     bob.register_reply(lambda self, message: next(answers, None))
     return bob
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the others run until something is so."""
+    for _ in range(100_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never was")
 
 
 def contents(result: Any) -> list[Any]:
@@ -151,8 +161,7 @@ async def test_a_question_ends_with_its_conversation():
     user = UserProxyAgent(human_input=questions)
     async with asyncio.timeout(10), Commander() as commander:
         chat = commander.call_handler(Chat(user, agent("yes?"), "?"))
-        async for question in questions:
-            break
+        question = await anext(aiter(questions))
         chat.cancel()
     assert questions.pending == ()
     assert question.state == "cancelled"
@@ -178,8 +187,7 @@ async def test_the_terminal_is_waited_for_without_a_thread(capsys: pytest.Captur
         async with asyncio.timeout(10), Commander() as commander:
             abandoned = commander.call_handler(Ask(source, "first> "))
             waiting = commander.call_handler(Ask(source, "second> "))
-            while "first> " not in capsys.readouterr().out:
-                await asyncio.sleep(0)
+            await until(lambda: "first> " in capsys.readouterr().out)
             assert threads() == running
             abandoned.cancel()
             os.write(leader, "Grüße\nand more\n".encode())

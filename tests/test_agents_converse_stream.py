@@ -126,10 +126,8 @@ async def test_an_answer_that_breaks_off_is_told_and_fails_the_conversation():
     out = io.StringIO()
     with pytest.raises(StreamInterrupted):
         async with asyncio.timeout(10):
-            async for part in program().stream_chat(bob, "Who?"):
-                parts.append(part)
-    for part in parts:
-        Transcript(out)(part) if part is parts[-1] else None
+            await program().initiate_chat(bob, "Who?", listener=parts.append)
+    Transcript(out)(parts[-1])
 
     assert (parts[-1].stream_state, parts[-1].content) == ("failed", "I am ")
     assert out.getvalue() == f"bob (to user):\n\nI am \n(broken off)\n\n{RULE}\n"
