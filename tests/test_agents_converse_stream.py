@@ -126,7 +126,7 @@ async def test_an_answer_that_breaks_off_is_told_and_fails_the_conversation():
     out = io.StringIO()
     with pytest.raises(StreamInterrupted):
         async with asyncio.timeout(10):
-            await program().initiate_chat(bob, "Who?", listener=parts.append)
+            await program().send("Who?", bob, listener=parts.append)
     Transcript(out)(parts[-1])
 
     assert (parts[-1].stream_state, parts[-1].content) == ("failed", "I am ")
