@@ -39,7 +39,7 @@ class Answering(Node[Answer], internal=True):
 
     async def task(self) -> Answer:
         """Ask the person if it is their turn, else answer without one, or end."""
-        await self._run_before_hooks()
+        self.message = await self.agent.hear(self.message, self.partner)
         ending = self._ending()
         if self._asks_person(ending):
             said = await self.agent.human_input(self._prompt(ending))
@@ -54,13 +54,6 @@ class Answering(Node[Answer], internal=True):
             return Answer(status=ending)
         self.agent.auto_replies[self.partner] += 1
         return await self._answered(await self._reply())
-
-    async def _run_before_hooks(self) -> None:
-        agent = self.agent
-        message = await agent.hooks_of("before_agent").run(agent, self.message)
-        if message is not self.message:
-            agent.correct(self.message, message, self.partner)
-            self.message = message
 
     def _ending(self) -> Status | None:
         """Say why the conversation ends here, unless a person goes on."""

@@ -181,12 +181,6 @@ class ConversableAgent(Agent[Any]):
         """Forget what was said with `partner`."""
         self.memory.reset(name_of(partner))
 
-    def correct(self, message: AgentMessage, by: AgentMessage, partner: str) -> None:
-        """Put what a hook made of a message in the place of the last one with `partner`."""
-        kept = self.memory._all(partner)[-1:]
-        if kept and kept[0].content == message.content and self.memory.retract(kept, partner):
-            self.memory.add(by, session_id=partner)
-
     def remember(self, message: AgentMessage, partner: str) -> None:
         """Add to the history with `partner`; it never waits."""
         self.memory.add(message, session_id=partner)
@@ -208,6 +202,7 @@ class ConversableAgent(Agent[Any]):
         partner = self._partner(message)
         self.remember(message, partner)
         if not request_reply:
+            await self.hear(message, partner)
             return Answer(status="delivered")
         answer = await self.answer(message)
         if answer.message is not None:
@@ -223,6 +218,15 @@ class ConversableAgent(Agent[Any]):
     async def answer(self, message: AgentMessage) -> Answer:
         """Answer a message that is part of the history already; the answer is not yet."""
         return await in_tree(Answering(self, self._partner(message), message))
+
+    async def hear(self, message: AgentMessage, partner: str) -> AgentMessage:
+        """Pass the last message of a history through the hooks; keep and return what they make."""
+        heard = await self.hooks_of("before_agent").run(self, message)
+        kept = self.memory._all(partner)[-1:]
+        if heard is not message and kept and kept[0].content == message.content:
+            self.memory.retract(kept, partner)
+            self.memory.add(heard, session_id=partner)
+        return heard
 
     async def generate_reply(self, message: AgentMessage) -> Reply:
         """Return what the agent says if no reply function does; they may call it too.

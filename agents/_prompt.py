@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import string
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, cast, overload
@@ -12,6 +13,8 @@ from ..backends import Backend
 from ..dispatch import Message, Request
 
 __all__ = ["Prompt", "prompt"]
+
+logger = logging.getLogger("anabranch.agents")
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -63,7 +66,9 @@ class Prompt(Generic[P]):
 
         async def ask(*args: P.args, **kwargs: P.kwargs) -> str:
             question = Message(role="user", content=self(*args, **kwargs))
+            logger.debug("%s asks: %s", self._function.__qualname__, question.content)
             answer = await backend.complete(Request((question,), (), options))
+            logger.debug("%s is answered: %s", self._function.__qualname__, answer)
             return answer.content or ""
 
         return ask
@@ -85,7 +90,7 @@ def prompt(function: Callable[P, object]) -> Prompt[P]:
     """Make a function whose docstring is a template.
 
         @prompt
-        def greeting(name: str, language: str = "English") -> str:
+        def greeting(name: str, language: str = "English") -> None:
             \"\"\"Greet {name} in {language}.\"\"\"
 
         greeting("Ada")     # "Greet Ada in English."

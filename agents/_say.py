@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
 
 from ..dispatch import AgentMessage
+from ..tools import result_text
 
 __all__ = ["TERMINATE", "Said", "as_message", "is_termination", "text_of"]
 
 TERMINATE = "TERMINATE"
-"""Said alone or on the last line, or true in a message's `extra`, it ends a conversation."""
+"""At the end of a text, or true in a message's `extra`, it ends a conversation."""
 
 Said: TypeAlias = "str | AgentMessage | Mapping[str, Any]"
 """A text, a message, or a mapping with `content` and perhaps `metadata`, `formatted`, `type`."""
@@ -32,6 +33,7 @@ def as_message(said: Said, sender: str, receiver: str) -> AgentMessage:
         raise ValueError(f"{sender} says nothing to {receiver}: the message needs content")
     return said.model_copy(
         update={
+            "content": said.formatted if said.content is None else said.content,
             "sender": sender,
             "receiver": receiver,
             "stream_state": "end",
@@ -56,9 +58,8 @@ def _from_mapping(said: object) -> AgentMessage:
 
 
 def text_of(message: AgentMessage) -> str:
-    """Return what a person would read of the message."""
-    content = message.formatted if message.content is None else message.content
-    return content if isinstance(content, str) else str(content)
+    """Return what a person, or a model, would read of the message."""
+    return result_text(message.content)
 
 
 def is_termination(message: AgentMessage) -> bool:

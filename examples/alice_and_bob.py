@@ -27,7 +27,7 @@ from anabranch.agents import (
 
 class Alice(ConversableAgent):
     @prompt
-    def role(self) -> str:
+    def role(self) -> None:
         """You are {self.name}, a friendly agent, and Bob is your friend. Answer briefly."""
 
     @reply(sender="bob")
@@ -41,7 +41,7 @@ class Alice(ConversableAgent):
 
 class Bob(ConversableAgent):
     @prompt
-    def role(self) -> str:
+    def role(self) -> None:
         """You are {self.name}, a friendly agent, and a good friend of Alice. Answer briefly."""
 
     @reply

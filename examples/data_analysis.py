@@ -56,7 +56,7 @@ class Analysis(ConversableAgent):
     @reply
     async def analyse(self, message: AgentMessage) -> Reply:
         sample = await self.ask("interpreter", self.preview(message.extra["file"]))
-        task = self.task(message.content, sample.content)
+        task, fault = self.task(message.content, sample.content), ""
         for _ in range(ATTEMPTS):
             code = await self.ask("coder", task)
             result = await self.ask("interpreter", code.content)
@@ -64,14 +64,14 @@ class Analysis(ConversableAgent):
                 return await self.ask(
                     "explainer", self.explain(message.content, code.content, result.content)
                 )
-            task = self.mend(result.content)
-        return f"None of {ATTEMPTS} programs worked; the last one said: {result.content}"
+            task, fault = self.mend(result.content), result.content
+        return f"None of {ATTEMPTS} programs worked; the last one said: {fault}"
 
     async def ask(self, name: str, said: str) -> AgentMessage:
         return (await self.send(said, name, max_turns=1)).last
 
     @prompt
-    def preview(self, file: str) -> str:
+    def preview(self, file: str) -> None:
         """```python
         import csv
         with open({file!r}, newline="", encoding="utf-8") as file:
@@ -82,7 +82,7 @@ class Analysis(ConversableAgent):
         ```"""
 
     @prompt
-    def task(self, question: str, sample: str) -> str:
+    def task(self, question: str, sample: str) -> None:
         """The list `rows` holds a table, each row a dict of strings: {sample}
 
         Write Python that uses `rows` and prints the answer to this question: {question}
@@ -90,14 +90,14 @@ class Analysis(ConversableAgent):
         """
 
     @prompt
-    def mend(self, fault: str) -> str:
+    def mend(self, fault: str) -> None:
         """That did not work: {fault}
 
         Write the whole program again, correctly, in one ```python block.
         """
 
     @prompt
-    def explain(self, question: str, code: str, result: str) -> str:
+    def explain(self, question: str, code: str, result: str) -> None:
         """The question was: {question}
 
         This program was run:
@@ -115,7 +115,12 @@ async def analyse(backend: Backend, question: str, file: Path = FILE) -> ChatRes
     async with PythonKernel() as kernel:
         Analysis("analysis", directory=directory)
         Interpreter("interpreter", kernel, directory=directory)
-        options = {"directory": directory, "temperature": 0, "seed": 1, "max_tokens": 800}
+        options: dict[str, Any] = {
+            "directory": directory,
+            "temperature": 0,
+            "seed": 1,
+            "max_tokens": 800,
+        }
         ConversableAgent("coder", backend, "You write short Python programs.", **options)
         ConversableAgent("explainer", backend, "You explain what programs found.", **options)
         user = UserProxyAgent(

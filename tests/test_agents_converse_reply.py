@@ -195,11 +195,22 @@ async def test_what_is_no_message_is_refused_by_name(said: Any, error: type[Exce
     assert "agent was to answer asker" in raised.value.__notes__
 
 
+async def test_a_message_may_be_something_else_than_text():
+    """A model reads it as JSON; one that is only `formatted` says that."""
+    backend = ScriptedBackend(otherwise="I see.")
+    agent = ConversableAgent("agent", backend)
+    await answer_of(agent, {"content": {"temperature": 18}})
+    await answer_of(agent, {"formatted": ["rain"]})
+    assert [r.messages[-1].content for r in backend.requests] == ['{"temperature":18}', '["rain"]']
+
+
 async def test_hooks_see_what_comes_and_what_goes():
     """A hook may change either; the history has what the hook made of it."""
     agent = ConversableAgent("agent", ScriptedBackend("secret"))
     agent.before_agent(lambda owner, message: message.model_copy(update={"content": "changed"}))
     agent.after_agent(lambda owner, message: message.model_copy(update={"content": "public"}))
 
+    assert await answer_of(agent, "original", request_reply=False) is None
+    assert [m.content for m in agent.chat_messages["asker"]] == ["changed"]
     assert await answer_of(agent, "original") == "public"
     assert [m.content for m in agent.chat_messages["asker"]] == ["changed", "public"]

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from _left import processes, threads
+from _left import processes
 
 from anabranch.testing import ScriptedBackend
 
@@ -88,7 +88,7 @@ async def test_a_group_analyses_a_table(capsys: pytest.CaptureFixture[str]):
     broken = "```python\nprint(sum(row['length_km'] for row in rows))\n```"
     right = "Here:\n```python\nprint(sum(int(row['length_km']) for row in rows))\n```"
     backend = ScriptedBackend(broken, right, "Together they are 46425 km long.")
-    tasks, left = asyncio.all_tasks(), (threads(), processes())
+    tasks, left = asyncio.all_tasks(), processes()
     async with asyncio.timeout(120):
         result = await load("data_analysis").analyse(backend, "How long are they together?")
 
@@ -99,8 +99,24 @@ async def test_a_group_analyses_a_table(capsys: pytest.CaptureFixture[str]):
     assert "It printed:\n46425" in explainer
     assert "interpreter (to analysis):\n\n46425\n" in capsys.readouterr().out
     assert asyncio.all_tasks() == tasks
-    assert processes() == left[1]
-    assert len(threads()) <= len(left[0])
+    assert processes() == left
+
+
+async def test_a_cancelled_analysis_leaves_no_kernel_behind():
+    """While its code runs: no task and no process is left."""
+    backend = ScriptedBackend("```python\nimport time\ntime.sleep(600)\n```")
+    tasks, left = asyncio.all_tasks(), processes()
+    async with asyncio.timeout(120):
+        task = asyncio.create_task(load("data_analysis").analyse(backend, "How long?"))
+        while not (backend.requests and backend.closed):
+            await asyncio.wait([task], timeout=0.01)
+            assert not task.done()
+        assert processes() > left
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert asyncio.all_tasks() == tasks
+    assert processes() == left
 
 
 async def test_a_group_that_cannot_write_code_says_so():
