@@ -119,7 +119,7 @@ async def analyse(backend: Backend, question: str, file: Path = FILE) -> ChatRes
             "directory": directory,
             "temperature": 0,
             "seed": 1,
-            "max_tokens": 800,
+            "max_tokens": 400,
         }
         ConversableAgent("coder", backend, "You write short Python programs.", **options)
         ConversableAgent("explainer", backend, "You explain what programs found.", **options)

@@ -119,6 +119,17 @@ async def test_a_cancelled_analysis_leaves_no_kernel_behind():
     assert processes() == left
 
 
+def test_the_analysis_runs_on_the_local_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """It comes to an end, and the last word is the leader's."""
+    run(monkeypatch, "data_analysis", "How many rivers are there?")
+    shown = capsys.readouterr().out
+    assert "9 rows, the first are" in shown
+    assert "\ninterpreter (to analysis):\n" in shown.rpartition("coder (to analysis):")[2]
+    assert "\nanalysis (to user):\n" in shown
+
+
 async def test_a_group_that_cannot_write_code_says_so():
     """As a model that is too small would have it."""
     backend = ScriptedBackend(otherwise="I am a language model.")
