@@ -49,7 +49,16 @@ from ._scope import MAX_MESSAGES as MAX_MESSAGES
 from ._scope import ConversationTooLong as ConversationTooLong
 from ._scope import Listener as Listener
 from ._scope import current_scope as current_scope
+from ._sequential import Sequential as Sequential
 from ._speaker import chosen_by_model as chosen_by_model
 from ._speaker import random_speaker as random_speaker
 from ._speaker import round_robin as round_robin
+from ._step_agent import StepAgent as StepAgent
+from ._steps import Step as Step
+from ._summary import SummaryMemory as SummaryMemory
+from ._tool_parser import InterpreterParser as InterpreterParser
+from ._tool_parser import MixedToolParser as MixedToolParser
+from ._tool_parser import PluginParser as PluginParser
+from ._tool_parser import ToolAction as ToolAction
+from ._tool_parser import ToolParser as ToolParser
 from ._transcript import Transcript as Transcript

@@ -20,6 +20,7 @@ from ._call import AgentCall, listen, run_call
 from ._hook import AgentHook, AgentHookHandle, hooked
 from ._memory import Memory, SessionId, copied
 from ._parser import Parser
+from ._steps import Step, steps_of
 from ._structure import describe_structure, restore, walk
 
 __all__ = ["Agent"]
@@ -208,6 +209,10 @@ class Agent(Generic[F]):
         """Forget a session, in all agents below too unless not `recursive`."""
         for agent in walk(self).values() if recursive else (self,):
             agent.memory.reset(session_id)
+
+    def get_steps(self, session_id: SessionId = 0) -> list[Step]:
+        """Return the thoughts, calls and results of a session; the last thought is the answer."""
+        return steps_of(self.memory.messages(session_id), self.name)
 
     def _memories(self) -> dict[str, Agent[Any]]:
         return {f"{path}.memory" if path else "memory": agent for path, agent in walk(self).items()}

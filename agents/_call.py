@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 from typing_extensions import TypeVar
 
 from ..commander import Commander, Node, current_node
 from ..commander._observe import observe, outlast
 from ..dispatch import AgentMessage
-from ._memory import SessionId
+from ._memory import SessionId, copied
 from ._stream import LISTENER, Feed
 
 if TYPE_CHECKING:
@@ -51,19 +51,21 @@ class AgentCall(Node[AgentMessage[F]], Generic[F], internal=True):
         kept = agent.memory.add(*received, session_id=session_id)
         try:
             said = await agent.forward(*kept, session_id=session_id, **self._options)
+            answer = agent.memory.add(self._message(said), session_id=session_id)[0]
         except BaseException:
             agent.memory.retract(kept, session_id)
             raise
-        answer = said if isinstance(said, AgentMessage) else self._spoken(said)
-        answer = agent.memory.add(answer, session_id=session_id)[0]
-        answer = answer.model_copy(update={"extra": dict(answer.extra)})
-        answer = await agent.hooks_of("after_agent").run(agent, answer)
+        answer = await agent.hooks_of("after_agent").run(agent, copied(answer))
         if (listener := LISTENER.get()) is not None:
             listener.put(answer)
         return answer
 
-    def _spoken(self, said: Any) -> AgentMessage[Any]:
-        return AgentMessage(content=said, sender=self.agent.name)
+    def _message(self, said: object) -> AgentMessage[Any]:
+        if isinstance(said, str):
+            return AgentMessage(content=said, sender=self.agent.name)
+        if isinstance(said, AgentMessage):
+            return cast("AgentMessage[Any]", said)
+        raise TypeError(f"forward of {self.agent.name} gave {said!r:.200}: a message or a string")
 
 
 async def run_call(call: AgentCall[F]) -> AgentMessage[F]:

@@ -186,7 +186,7 @@ class ConversableAgent(Agent[Any]):
         self.memory.add(message, session_id=partner)
 
     def _history(self, partner: str) -> list[AgentMessage]:
-        said = self.memory._all(partner)
+        said = self.memory.messages(partner)
         return [each for each in said if each.type != TOOLS and each.stream_state == "end"]
 
     # --- being a participant
@@ -222,7 +222,7 @@ class ConversableAgent(Agent[Any]):
     async def hear(self, message: AgentMessage, partner: str) -> AgentMessage:
         """Pass the last message of a history through the hooks; keep and return what they make."""
         heard = await self.hooks_of("before_agent").run(self, message)
-        kept = self.memory._all(partner)[-1:]
+        kept = self.memory.messages(partner)[-1:]
         if heard is not message and kept and kept[0].content == message.content:
             self.memory.retract(kept, partner)
             self.memory.add(heard, session_id=partner)

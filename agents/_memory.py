@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from pydantic_core import to_jsonable_python
 
@@ -11,7 +11,15 @@ from ..commander._errors import ConfigurationError
 from ..dispatch import AgentMessage, Message
 from ..tools import ToolResult, result_text
 
-__all__ = ["TOOLS", "Memory", "SessionId", "copied", "message_tokens", "read_records"]
+__all__ = [
+    "TOOLS",
+    "Memory",
+    "SessionId",
+    "copied",
+    "message_text",
+    "message_tokens",
+    "read_records",
+]
 
 SessionId: TypeAlias = int | str
 
@@ -27,12 +35,24 @@ part a call from its result.
 _CHARACTERS_PER_TOKEN = 4
 
 
+def message_text(message: AgentMessage) -> str:
+    """Return all that a message says, calls and results too."""
+    if message.type != TOOLS:
+        return result_text(message.content)
+    return "\n".join(line for part in message.formatted for line in _lines(part))
+
+
+def _lines(part: Message) -> Iterator[str]:
+    if part.role == "tool":
+        yield f"[{part.name} gave: {part.content}]"
+    elif part.content:
+        yield part.content
+    yield from (f"[calls {call.name}({call.text})]" for call in part.tool_calls)
+
+
 def message_tokens(message: AgentMessage) -> int:
     """Guess the tokens of a message: one per four characters, and one for being a message."""
-    length = len(result_text(message.content))
-    if message.type == TOOLS:
-        length = sum(len(str(part.to_wire())) for part in cast("list[Message]", message.formatted))
-    return 1 + length // _CHARACTERS_PER_TOKEN
+    return 1 + len(message_text(message)) // _CHARACTERS_PER_TOKEN
 
 
 class Memory:
@@ -53,6 +73,8 @@ class Memory:
         max_tokens: int | None = None,
         count: Callable[[AgentMessage], int] = message_tokens,
     ) -> None:
+        if (recent_n is not None and recent_n < 0) or (max_tokens is not None and max_tokens < 1):
+            raise ValueError(f"recent_n={recent_n!r}, max_tokens={max_tokens!r}: too few")
         self.recent_n = recent_n
         self.filter = filter
         self.max_tokens = max_tokens
@@ -86,6 +108,10 @@ class Memory:
         if recent is not None:
             messages = messages[max(0, len(messages) - recent) :]
         return messages if self.max_tokens is None else self._newest(messages, self.max_tokens)
+
+    def messages(self, session_id: SessionId = 0) -> list[AgentMessage]:
+        """Return all of a session, whatever `get` leaves out, in a new list."""
+        return list(self._all(session_id))
 
     def retract(self, messages: Sequence[AgentMessage], session_id: SessionId = 0) -> bool:
         """Take back what `add` returned, unless something was added after it; say if it was so."""

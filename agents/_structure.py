@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from ..commander._errors import ConfigurationError
@@ -21,21 +21,22 @@ def held_agents(agent: Agent[Any]) -> Iterator[tuple[str, Agent[Any]]]:
     Each comes with the path that leads to it, `writer`, `critics.0` or `roles.editor`, in the
     order in which the attributes were set.
     """
-    for name, value in vars(agent).items():
-        yield from _found(name, value)
-
-
-def _found(path: str, value: object) -> Iterator[tuple[str, Agent[Any]]]:
     from ._agent import Agent
 
-    if isinstance(value, Agent):
-        yield path, cast("Agent[Any]", value)
-    elif isinstance(value, Mapping):
-        for key, each in cast("Mapping[Any, Any]", value).items():
-            yield from _found(f"{path}.{key}", each)
-    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        for number, each in enumerate(cast("Sequence[Any]", value)):
-            yield from _found(f"{path}.{number}", each)
+    for name, value in vars(agent).items():
+        for path, each in _parts(name, value):
+            if isinstance(each, Agent):
+                yield path, cast("Agent[Any]", each)
+
+
+def _parts(name: str, value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        parts = cast("Mapping[Any, Any]", value).items()
+    elif isinstance(value, (list, tuple)):
+        parts = enumerate(cast("list[Any]", value))
+    else:
+        return iter([(name, value)])
+    return ((f"{name}.{key}", each) for key, each in parts)
 
 
 def walk(agent: Agent[Any]) -> dict[str, Agent[Any]]:
