@@ -7,6 +7,7 @@ from ._aggregator import System as System
 from ._aggregator import ToolAggregator as ToolAggregator
 from ._call import AgentCall as AgentCall
 from ._chat import Chat as Chat
+from ._chat import ChatOptions as ChatOptions
 from ._chat import ChatResult as ChatResult
 from ._conversable import ConversableAgent as ConversableAgent
 from ._conversable import GroupAggregator as GroupAggregator

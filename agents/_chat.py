@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from ..commander import Node
 from ..dispatch import AgentMessage
@@ -18,7 +18,7 @@ from ._scope import MAX_MESSAGES, ConversationTooLong, Listener, Scope, opened
 if TYPE_CHECKING:
     from ._conversable import ConversableAgent
 
-__all__ = ["Chat", "ChatResult", "in_tree"]
+__all__ = ["Chat", "ChatOptions", "ChatResult", "in_tree"]
 
 logger = logging.getLogger("anabranch.agents")
 
@@ -41,6 +41,15 @@ class ChatResult:
     def text(self) -> str:
         """The text of the last message."""
         return text_of(self.last)
+
+
+class ChatOptions(TypedDict, total=False):
+    """The limits of a conversation, see `Chat`."""
+
+    request_reply: bool
+    max_turns: int | None
+    max_messages: int
+    timeout: float | None
 
 
 class Chat(Node[ChatResult], internal=True):

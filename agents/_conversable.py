@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
-from typing import Any, Literal, TypeAlias
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
+from contextlib import aclosing
+from typing import Any, Literal, TypeAlias, Unpack
 
 from ..backends import Backend
 from ..commander import current_node, emit
@@ -13,7 +14,7 @@ from ._agent import Agent
 from ._aggregator import Aggregator, System
 from ._answering import Answering
 from ._call import listen
-from ._chat import Chat, ChatResult, in_tree
+from ._chat import Chat, ChatOptions, ChatResult, in_tree
 from ._directory import Answer, Directory, Participant, name_of
 from ._ear import Ear
 from ._human import HumanInput, TerminalInput
@@ -21,6 +22,7 @@ from ._memory import TOOLS
 from ._parser import Parser
 from ._reply import Reply, ReplyRule, SenderFilter, reply_rules
 from ._say import Said, is_termination, text_of
+from ._scope import Listener
 from ._stream import LISTENER, Speech
 from ._transcript import Transcript
 
@@ -97,7 +99,7 @@ class ConversableAgent(Agent[Any]):
         *,
         clear_history: bool = True,
         transcript: bool | Transcript = False,
-        **options: Any,
+        **options: Unpack[ChatOptions],
     ) -> ChatResult:
         """Begin a conversation, by default without what was said before; return it at its end.
 
@@ -110,14 +112,25 @@ class ConversableAgent(Agent[Any]):
             message, recipient, clear_history=clear_history, listener=listener, **options
         )
 
-    async def send(self, message: Said, recipient: Participant | str, **options: Any) -> ChatResult:
+    async def send(
+        self,
+        message: Said,
+        recipient: Participant | str,
+        *,
+        clear_history: bool = False,
+        listener: Listener | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> ChatResult:
         """Say something; return the conversation that came of it, at its end.
 
         Mostly called by reply functions. With `request_reply=False` the message is delivered and
         not answered, with `max_turns=1` answered once. The options, and what it raises, are those
         of `Chat`.
         """
-        return await in_tree(Chat(self, recipient, message, **options))
+        chat = Chat(
+            self, recipient, message, clear_history=clear_history, listener=listener, **options
+        )
+        return await in_tree(chat)
 
     def stream_chat(
         self,
@@ -125,7 +138,7 @@ class ConversableAgent(Agent[Any]):
         message: Said,
         *,
         clear_history: bool = True,
-        **options: Any,
+        **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[AgentMessage, None]:
         """Begin a conversation, as `initiate_chat` does, and give all that is said as it grows.
 
@@ -148,9 +161,10 @@ class ConversableAgent(Agent[Any]):
         answering = _answering(self)
         ear, speech = Ear(answering.partner), Speech(self.name)
         try:
-            async for text in _each(texts):
-                emit(answering, "text", text)
-                ear.grow(speech, text)
+            async with aclosing(_each(texts)) as each:
+                async for text in each:
+                    emit(answering, "text", text)
+                    ear.grow(speech, text)
         except BaseException:
             if speech.begun:
                 ear.fail(speech)
@@ -300,8 +314,12 @@ def _answering(agent: ConversableAgent) -> Answering:
     raise RuntimeError(f"{agent.name} is not answering: stream_reply is for reply functions")
 
 
-async def _each(texts: AsyncIterable[str] | Iterable[str]) -> AsyncIterator[str]:
-    if isinstance(texts, AsyncIterable):
+async def _each(texts: AsyncIterable[str] | Iterable[str]) -> AsyncGenerator[str, None]:
+    if isinstance(texts, AsyncGenerator):
+        async with aclosing(texts):
+            async for text in texts:
+                yield text
+    elif isinstance(texts, AsyncIterable):
         async for text in texts:
             yield text
     else:

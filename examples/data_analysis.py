@@ -29,7 +29,6 @@ from anabranch.agents import (
 from anabranch.tools import PythonKernel
 
 FILE = Path(__file__).resolve().parent / "rivers.csv"
-ATTEMPTS = 3
 
 
 class Interpreter(ConversableAgent):
@@ -53,11 +52,15 @@ class Interpreter(ConversableAgent):
 class Analysis(ConversableAgent):
     """Leads the others: look at the file, write code, run it, mend it, explain the result."""
 
+    def __init__(self, name: str, attempts: int, **options: Any) -> None:
+        super().__init__(name, **options)
+        self.attempts = attempts
+
     @reply
     async def analyse(self, message: AgentMessage) -> Reply:
         sample = await self.ask("interpreter", self.preview(message.extra["file"]))
         task, fault = self.task(message.content, sample.content), ""
-        for _ in range(ATTEMPTS):
+        for _ in range(self.attempts):
             code = await self.ask("coder", task)
             result = await self.ask("interpreter", code.content)
             if not result.extra.get("failed"):
@@ -65,7 +68,7 @@ class Analysis(ConversableAgent):
                     "explainer", self.explain(message.content, code.content, result.content)
                 )
             task, fault = self.mend(result.content), result.content
-        return f"None of {ATTEMPTS} programs worked; the last one said: {fault}"
+        return f"None of {self.attempts} programs worked; the last one said: {fault}"
 
     async def ask(self, name: str, said: str) -> AgentMessage:
         return (await self.send(said, name, max_turns=1)).last
@@ -110,10 +113,12 @@ class Analysis(ConversableAgent):
         """
 
 
-async def analyse(backend: Backend, question: str, file: Path = FILE) -> ChatResult:
+async def analyse(
+    backend: Backend, question: str, file: Path = FILE, attempts: int = 3
+) -> ChatResult:
     directory = Directory()
     async with PythonKernel() as kernel:
-        Analysis("analysis", directory=directory)
+        Analysis("analysis", attempts, directory=directory)
         Interpreter("interpreter", kernel, directory=directory)
         options: dict[str, Any] = {
             "directory": directory,
@@ -134,11 +139,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Ask a question about a table.")
     parser.add_argument("--model", default="local", help="local, openai:NAME, mistral:NAME, ...")
     parser.add_argument("--file", type=Path, default=FILE, help="a CSV file with a header")
+    parser.add_argument("--attempts", type=int, default=3, help="how many programs may fail")
     parser.add_argument(
         "question", nargs="?", default="How long are the rivers of each continent together?"
     )
     options = parser.parse_args()
-    asyncio.run(analyse(connect(options.model), options.question, options.file.resolve()))
+    backend, file = connect(options.model), options.file.resolve()
+    asyncio.run(analyse(backend, options.question, file, options.attempts))
 
 
 if __name__ == "__main__":

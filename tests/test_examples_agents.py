@@ -123,7 +123,7 @@ def test_the_analysis_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """It comes to an end, and the last word is the leader's."""
-    run(monkeypatch, "data_analysis", "How many rivers are there?")
+    run(monkeypatch, "data_analysis", "--attempts", "1", "How many rivers are there?")
     shown = capsys.readouterr().out
     assert "9 rows, the first are" in shown
     assert "\ninterpreter (to analysis):\n" in shown.rpartition("coder (to analysis):")[2]
