@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
 from contextlib import aclosing
-from typing import Any, Literal, TypeAlias, Unpack
+from typing import Any, Literal, TypeAlias, Unpack, cast
 
 from ..backends import Backend
 from ..commander import current_node, emit
@@ -316,8 +316,8 @@ def _answering(agent: ConversableAgent) -> Answering:
 
 async def _each(texts: AsyncIterable[str] | Iterable[str]) -> AsyncGenerator[str, None]:
     if isinstance(texts, AsyncGenerator):
-        async with aclosing(texts):
-            async for text in texts:
+        async with aclosing(cast("AsyncGenerator[str, None]", texts)) as each:
+            async for text in each:
                 yield text
     elif isinstance(texts, AsyncIterable):
         async for text in texts:

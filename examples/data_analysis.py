@@ -124,7 +124,7 @@ async def analyse(
             "directory": directory,
             "temperature": 0,
             "seed": 1,
-            "max_tokens": 400,
+            "max_tokens": 300,
         }
         ConversableAgent("coder", backend, "You write short Python programs.", **options)
         ConversableAgent("explainer", backend, "You explain what programs found.", **options)

@@ -168,5 +168,5 @@ def test_the_group_talk_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """Whatever it makes of the rules, the talk ends and says how."""
-    run(monkeypatch, "group_talk", "--speeches", "2")
-    assert capsys.readouterr().out.endswith(("(2 speeches, turn_limit)\n", ", no_answer)\n"))
+    run(monkeypatch, "group_talk", "--speeches", "1")
+    assert capsys.readouterr().out.endswith(("(1 speeches, turn_limit)\n", ", no_answer)\n"))
