@@ -12,6 +12,7 @@ from ..dispatch import AgentMessage, Conversation, Message
 from ..handlers import respond
 from ..tools import AnyTool
 from ._memory import TOOLS, SessionId
+from ._parser import Parser
 from ._stream import AgentView
 
 if TYPE_CHECKING:
@@ -73,13 +74,20 @@ async def _ask(
         if parser is None:
             return message, cast("F", None)
         try:
-            return message, parser.parse(parser.whole(message.content or ""))
+            return message, _parsed(parser, message)
         except ValueError as error:
             if not left:
                 raise BadResponse(f"{agent.name} gave no usable answer: {error}") from error
             view.broke_off()
             conversation.add(MEND.format(fault=error))
     raise AssertionError("unreachable")
+
+
+def _parsed(parser: Parser[F], message: Message) -> F:
+    text = message.content or ""
+    if message.finish_reason == "length":
+        return parser.parse_cut(text)
+    return parser.parse(parser.whole(text))
 
 
 def _remember(

@@ -58,15 +58,18 @@ def text_action(tool: str = "python", argument: str = "code") -> Hook:
     """Make a `before_action` hook for an executor that is given a parsed text, such as code.
 
     The text, which is the `action` of the message's `formatted`, becomes a call of `tool`. A
-    message whose action is something else stays as it is.
+    message whose action is something else stays as it is; one that cannot be used is refused with
+    what is wrong with it, `InvalidArguments`.
     """
 
     def call(executor: Any, message: AgentMessage) -> AgentMessage | None:
         formatted: object = message.formatted
         if not isinstance(formatted, Mapping):
             return None
-        action = cast("Mapping[str, Any]", formatted).get("action")
-        if not isinstance(action, str):
+        parsed = cast("Mapping[str, Any]", formatted)
+        if parsed.get("status") == "invalid":
+            raise InvalidArguments(parsed.get("error") or "the action cannot be used")
+        if not isinstance(action := parsed.get("action"), str):
             return None
         call = {"name": tool, "parameters": {argument: action}}
         return message.model_copy(update={"formatted": call})

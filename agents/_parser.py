@@ -28,6 +28,10 @@ class Parser(ABC, Generic[T]):
     def parse(self, text: str) -> T:
         """Return what a whole reply means; raise `ValueError` with a text that a model can use."""
 
+    def parse_cut(self, text: str) -> T:
+        """Return what a reply means that was cut off at its greatest length; as `parse` does."""
+        return self.parse(text)
+
     def instruction(self) -> str:
         """Return what the model is told about the form of its replies, "" for nothing."""
         return ""

@@ -11,6 +11,9 @@ from ._parser import Parser
 __all__ = ["InterpreterParser", "MixedToolParser", "PluginParser", "ToolAction", "ToolParser"]
 
 
+CUT = "the reply was too long and was cut off before the action's end"
+
+
 class ToolAction(TypedDict):
     """What a model has written: a thought, and perhaps an action after it.
 
@@ -75,6 +78,13 @@ class ToolParser(Parser[ToolAction]):
             action["action"] = self.validate(action["action"])
         except Exception as error:  # noqa: BLE001 - whatever is wrong, the model wrote it
             action["status"], action["error"] = "invalid", str(error) or repr(error)
+        return action
+
+    def parse_cut(self, text: str) -> ToolAction:
+        """Find the action; half of one is "invalid", so that nobody runs it."""
+        action = self.parse(text)
+        if action["status"] == "valid" and self.end.rstrip() not in text.partition(self.begin)[2]:
+            action["status"], action["error"] = "invalid", CUT
         return action
 
     def whole(self, text: str) -> str:
@@ -145,6 +155,11 @@ class MixedToolParser(Parser[ToolAction]):
         """Let the parser of the first action read it."""
         parser = self._first(text)
         return no_action(text) if parser is None else parser.parse(text)
+
+    def parse_cut(self, text: str) -> ToolAction:
+        """Let the parser of the first action read it."""
+        parser = self._first(text)
+        return no_action(text) if parser is None else parser.parse_cut(text)
 
     def whole(self, text: str) -> str:
         """Let the parser of the first action do it."""

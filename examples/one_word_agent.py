@@ -1,0 +1,41 @@
+"""The smallest agent with a model: it answers in one word, and remembers what was said.
+
+    python examples/one_word_agent.py
+    python examples/one_word_agent.py --model openai:gpt-5-mini "Name a river." "And its source?"
+
+The second question makes sense only to somebody who remembers the first. To keep to one word takes
+a model of some billion parameters; the local one (135 million) answers in a sentence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Iterable
+
+from anabranch import Agent, Backend, connect
+
+SYSTEM = "You answer in one word, and say nothing else."
+QUESTIONS = ("What is the capital of France?", "Which river flows through it?")
+
+
+async def ask(backend: Backend, questions: Iterable[str]) -> Agent:
+    agent = Agent(backend, SYSTEM, name="sage")
+    async with backend:
+        for question in questions:
+            answer = await agent(question)
+            print(f"user: {question}\n{answer.sender}: {answer.content}")
+    return agent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="An agent that answers in one word.")
+    parser.add_argument("--model", default="local", help="local, openai:NAME, mistral:NAME, ...")
+    parser.add_argument("questions", nargs="*", default=QUESTIONS)
+    options = parser.parse_args()
+    agent = asyncio.run(ask(connect(options.model), options.questions))
+    print(f"({len(agent.memory.messages())} messages in its memory)")
+
+
+if __name__ == "__main__":
+    main()

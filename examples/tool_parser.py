@@ -1,0 +1,50 @@
+"""A parser that finds the code in what a model writes, and says whether it can be used.
+
+    python examples/tool_parser.py
+    python examples/tool_parser.py --model openai:gpt-5-mini "Count the words of a text."
+
+What stands before the code is the thought, what follows it is dropped. `validate` sees the code:
+Python has to be able to read it, or the status is "invalid"; so it is if the reply was cut off.
+Nothing is run (`coder.py` does that). The local model (135 million parameters) keeps to the form in
+an easy case such as this; the programs it writes there are often wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import asyncio
+
+from anabranch import Agent, Backend, connect
+from anabranch.agents import ToolAction, ToolParser
+
+SYSTEM = "You write short Python programs."
+FORM = "Write the program in this form, and end your message there:\n{begin}...{end}"
+
+
+def readable(code: str) -> str:
+    ast.parse(code)
+    return code
+
+
+async def write(backend: Backend, task: str) -> ToolAction:
+    parser = ToolParser("python", "```python\n", "\n```\n", validate=readable, template=FORM)
+    programmer = Agent(backend, SYSTEM, name="programmer", output_format=parser)
+    async with backend:
+        return (await programmer(task)).formatted
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="An agent whose code is found in its reply.")
+    parser.add_argument("--model", default="local", help="local, openai:NAME, mistral:NAME, ...")
+    parser.add_argument(
+        "task", nargs="?", default="Write a Python program that prints the numbers from 1 to 5."
+    )
+    options = parser.parse_args()
+    action = asyncio.run(write(connect(options.model), options.task))
+    for name, value in action.items():
+        print(f"{name}: {value!r}")
+
+
+if __name__ == "__main__":
+    main()
