@@ -59,7 +59,8 @@ async def talk(backend: Backend, question: str) -> ChatResult:
     user = UserProxyAgent(
         human_input_mode="NEVER", max_consecutive_auto_reply=0, directory=directory
     )
-    return await user.initiate_chat("alice", question, transcript=True)
+    async with backend:
+        return await user.initiate_chat("alice", question, transcript=True)
 
 
 def main() -> None:

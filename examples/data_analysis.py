@@ -117,15 +117,10 @@ async def analyse(
     backend: Backend, question: str, file: Path = FILE, attempts: int = 3
 ) -> ChatResult:
     directory = Directory()
-    async with PythonKernel() as kernel:
+    async with backend, PythonKernel() as kernel:
         Analysis("analysis", attempts, directory=directory)
         Interpreter("interpreter", kernel, directory=directory)
-        options: dict[str, Any] = {
-            "directory": directory,
-            "temperature": 0,
-            "seed": 1,
-            "max_tokens": 300,
-        }
+        options: dict[str, Any] = {"directory": directory, "seed": 1}
         ConversableAgent("coder", backend, "You write short Python programs.", **options)
         ConversableAgent("explainer", backend, "You explain what programs found.", **options)
         user = UserProxyAgent(
@@ -140,12 +135,13 @@ def main() -> None:
     parser.add_argument("--model", default="local", help="local, openai:NAME, mistral:NAME, ...")
     parser.add_argument("--file", type=Path, default=FILE, help="a CSV file with a header")
     parser.add_argument("--attempts", type=int, default=3, help="how many programs may fail")
+    parser.add_argument("--max-tokens", type=int, help="how long each answer may be")
     parser.add_argument(
         "question", nargs="?", default="How long are the rivers of each continent together?"
     )
     options = parser.parse_args()
-    backend, file = connect(options.model), options.file.resolve()
-    asyncio.run(analyse(backend, options.question, file, options.attempts))
+    backend = connect(options.model, max_tokens=options.max_tokens)
+    asyncio.run(analyse(backend, options.question, options.file.resolve(), options.attempts))
 
 
 if __name__ == "__main__":

@@ -11,10 +11,11 @@ out. The small local model shows the way that everything takes, it is no good as
 from __future__ import annotations
 
 import argparse
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
-from anabranch import Backend, Conversation, Job, Node, connect, fork, handler, run, tool
+from anabranch import Backend, Commander, Conversation, Job, Node, connect, fork, handler, tool
 from anabranch.handlers import call_tools
 from anabranch.tools import AnyTool, narrated
 from anabranch.tools.examples import calculate
@@ -93,13 +94,18 @@ async def show(node: Node[Any], texts: AsyncIterator[str]) -> None:
         print()
 
 
+async def talk(backend: Backend, conversation: Conversation, questions: Sequence[str]) -> None:
+    async with backend, Commander() as commander:
+        await commander.run(Round(backend, conversation, questions))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="A dialogue agent with tools.")
     parser.add_argument("--model", default="local", help="local, openai:NAME, mistral:NAME, ...")
     parser.add_argument("questions", nargs="*", default=QUESTIONS)
     options = parser.parse_args()
     conversation = Conversation("You are a helpful assistant. Answer briefly.")
-    run(Round(connect(options.model), conversation, options.questions))
+    asyncio.run(talk(connect(options.model), conversation, options.questions))
     print(f"\n({len(conversation)} messages in the conversation)")
 
 

@@ -31,14 +31,15 @@ OPENING = "Hello everyone, it is a beautiful day. Please introduce yourselves."
 
 async def talk(backend: Backend, opening: str, speeches: int, *, join: bool = False) -> GroupTalk:
     members: list[Participant | str] = [
-        ConversableAgent(name, backend, role_prompt(name, character), seed=1, max_tokens=80)
+        ConversableAgent(name, backend, role_prompt(name, character), seed=1)
         for name, character in ROLES.items()
     ]
     if join:
         members.append(UserProxyAgent("you"))
     group = GroupTalk("all", members, max_speeches=speeches)
     host = UserProxyAgent("host", human_input_mode="NEVER", max_consecutive_auto_reply=0)
-    await host.initiate_chat(group, opening, transcript=True)
+    async with backend:
+        await host.initiate_chat(group, opening, transcript=True)
     print(f"({len(group.messages) - 1} speeches, {group.status})")
     return group
 
@@ -47,10 +48,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A talk in a group.")
     parser.add_argument("--model", default="local", help="local, openai:NAME, mistral:NAME, ...")
     parser.add_argument("--speeches", type=int, default=4, help="after how many it ends")
+    parser.add_argument("--max-tokens", type=int, help="how long each answer may be")
     parser.add_argument("--join", action="store_true", help="take part, on the terminal")
     parser.add_argument("opening", nargs="?", default=OPENING)
     options = parser.parse_args()
-    backend = connect(options.model)
+    backend = connect(options.model, max_tokens=options.max_tokens)
     asyncio.run(talk(backend, options.opening, options.speeches, join=options.join))
 
 

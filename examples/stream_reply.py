@@ -26,7 +26,7 @@ class LoudAgent(ConversableAgent):
         assert self.backend is not None
         conversation = Conversation("Answer in one sentence.")
         conversation.add(question)
-        request = conversation.request(seed=1, max_tokens=60)
+        request = conversation.request(seed=1)
         async for text in fork(current_node(), self.backend.stream(request)).text:
             yield text.upper()
 
@@ -34,10 +34,11 @@ class LoudAgent(ConversableAgent):
 async def talk(backend: Backend, question: str) -> int:
     user = UserProxyAgent(human_input_mode="NEVER", max_consecutive_auto_reply=0)
     parts = 0
-    async for part in user.stream_chat(LoudAgent("loud", backend), question):
-        if part.stream_state != "end":
-            parts += 1
-            print(part.extra["delta"], end="", flush=True)
+    async with backend:
+        async for part in user.stream_chat(LoudAgent("loud", backend), question):
+            if part.stream_state != "end":
+                parts += 1
+                print(part.extra["delta"], end="", flush=True)
     print(f"\n({parts} parts)")
     return parts
 
@@ -45,9 +46,11 @@ async def talk(backend: Backend, question: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description="An agent that streams its answer.")
     parser.add_argument("--model", default="local", help="local, openai:NAME, mistral:NAME, ...")
+    parser.add_argument("--max-tokens", type=int, help="how long each answer may be")
     parser.add_argument("question", nargs="?", default="What is a river?")
     options = parser.parse_args()
-    asyncio.run(talk(connect(options.model), options.question))
+    backend = connect(options.model, max_tokens=options.max_tokens)
+    asyncio.run(talk(backend, options.question))
 
 
 if __name__ == "__main__":

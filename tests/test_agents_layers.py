@@ -439,6 +439,17 @@ async def test_a_stream_tells_of_calls_and_results() -> None:
     assert seen[1].formatted.status == "ok"
 
 
+async def test_an_action_that_cannot_be_used_does_not_run() -> None:
+    """The hook that makes a call of it tells what is wrong."""
+    executor = ToolExecutor([])
+    executor.before_action(text_action())
+    half = {"tool_type": "code", "thought": "", "action": "rm(", "status": "invalid"}
+    told = await executor(AgentMessage(formatted={**half, "error": "it was cut off"}))
+
+    assert "it was cut off" in told.content
+    assert told.extra["status"] == "failed"
+
+
 async def test_an_executor_takes_a_parsed_text_through_a_hook() -> None:
     """So an agent, a parser and an executor make a loop of three lines."""
 

@@ -9,13 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from anabranch import Agent, BadResponse
+from anabranch import Agent, BadResponse, Message
 from anabranch.agents import (
     InterpreterParser,
     JsonParser,
     MixedToolParser,
+    Parser,
     PluginParser,
     StringParser,
+    ToolAction,
     ToolParser,
 )
 from anabranch.testing import ScriptedBackend
@@ -141,6 +143,27 @@ def test_an_end_that_was_cut_is_no_part_of_the_action(
     assert CODE.whole(whole + rest) == whole
     assert CODE.whole(CODE.whole(cut)) == CODE.whole(cut)
     assert json.loads(json.dumps(CODE.parse(cut))) == CODE.parse(cut)
+
+
+@pytest.mark.parametrize("parser", [CODE, MixedToolParser([CODE])])
+@pytest.mark.parametrize(
+    ("reply", "status"),
+    [
+        ("So:\n```python\nremove('a", "invalid"),
+        ("So:\n```python\nremove('a')\n```", "valid"),
+        ("So:\n```python\nremove('a')\n```\nThis remo", "valid"),
+        ("So I would", "none"),
+    ],
+)
+async def test_an_action_that_was_cut_off_cannot_be_used(
+    parser: Parser[ToolAction], reply: str, status: str
+) -> None:
+    """Of a reply that reached its greatest length; one that was whole by then can."""
+    cut = Message(role="assistant", content=reply, finish_reason="length")
+    action = (await Agent(ScriptedBackend(cut), output_format=parser)("?")).formatted
+
+    assert action["status"] == status
+    assert ("cut off" in (action["error"] or "")) is (status == "invalid")
 
 
 def test_what_validate_refuses_is_told() -> None:

@@ -77,7 +77,7 @@ def test_the_streamed_reply_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """It answers something, in capitals."""
-    run(monkeypatch, "stream_reply")
+    run(monkeypatch, "stream_reply", "--max-tokens", "20")
     said, _, count = capsys.readouterr().out.rstrip().rpartition("\n")
     assert "RIVER" in said
     assert int(count.strip("( parts)")) > 5
@@ -123,7 +123,8 @@ def test_the_analysis_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """It comes to an end, and the last word is the leader's."""
-    run(monkeypatch, "data_analysis", "--attempts", "1", "How many rivers are there?")
+    arguments = ("--attempts", "1", "--max-tokens", "40", "How many rivers are there?")
+    run(monkeypatch, "data_analysis", *arguments)
     shown = capsys.readouterr().out
     assert "9 rows, the first are" in shown
     assert "\ninterpreter (to analysis):\n" in shown.rpartition("coder (to analysis):")[2]
@@ -168,5 +169,5 @@ def test_the_group_talk_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """Whatever it makes of the rules, the talk ends and says how."""
-    run(monkeypatch, "group_talk", "--speeches", "1")
+    run(monkeypatch, "group_talk", "--speeches", "1", "--max-tokens", "20")
     assert capsys.readouterr().out.endswith(("(1 speeches, turn_limit)\n", ", no_answer)\n"))
