@@ -13,10 +13,11 @@ mend it as the critic says, takes one of 7 billion parameters or more.
 from __future__ import annotations
 
 import argparse
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from anabranch import Agent, AgentMessage, Backend, Node, connect, handler, run
+from anabranch import Agent, AgentMessage, Backend, Commander, Node, connect, handler
 
 TOPICS = ("AI", "biotechnology", "new energy", "video games", "pop music")
 TASK = "Write an engaging blog post on the recent news in {topic}, in three paragraphs."
@@ -47,17 +48,20 @@ def for_the_critic(critic: Agent, message: AgentMessage) -> None:
 
 
 @handler
-async def write(node: Node[Any], backend: Backend, topics: Sequence[str], rounds: int) -> None:
-    blogger = Blogger(backend, rounds)
-    async with backend:
-        calls = [
-            node.call_handler(blogger.call(TASK.format(topic=topic), session_id=topic))
-            for topic in topics
-        ]
-        for topic, call in zip(topics, calls, strict=True):
-            print(f"\n--- {topic}\n\n{(await call).content}", flush=True)
-    for model, usage in node.commander.usage(node).items():
-        print(f"\n({model} has written {usage.output_tokens} tokens)")
+async def write(node: Node[Any], blogger: Blogger, topics: Sequence[str]) -> None:
+    calls = [
+        node.call_handler(blogger.call(TASK.format(topic=topic), session_id=topic))
+        for topic in topics
+    ]
+    for topic, call in zip(topics, calls, strict=True):
+        print(f"\n--- {topic}\n\n{(await call).content}", flush=True)
+
+
+async def publish(backend: Backend, topics: Sequence[str], rounds: int) -> None:
+    async with backend, Commander() as commander:
+        await commander.run(write(Blogger(backend, rounds), topics))
+        for model, usage in commander.usage().items():
+            print(f"\n({model} has written {usage.output_tokens} tokens)")
 
 
 def main() -> None:
@@ -68,7 +72,7 @@ def main() -> None:
     parser.add_argument("topics", nargs="*", default=TOPICS)
     options = parser.parse_args()
     backend = connect(options.model, max_tokens=options.max_tokens)
-    run(write(backend, options.topics, options.rounds))
+    asyncio.run(publish(backend, options.topics, options.rounds))
 
 
 if __name__ == "__main__":

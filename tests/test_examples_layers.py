@@ -15,7 +15,6 @@ from _left import processes
 from _server import ScriptedServer, text
 
 from anabranch import Backend, connect
-from anabranch.commander import run as run_node
 from anabranch.testing import ScriptedBackend
 from anabranch.tools import SearchEngine, SearchHit, WebBrowser
 
@@ -185,10 +184,10 @@ def bloggers(request: Any) -> str:
     return f"Version {len(said) // 2} of {topic}"
 
 
-def test_the_bloggers_refine_five_topics_at_once(capsys: pytest.CaptureFixture[str]):
+async def test_the_bloggers_refine_five_topics_at_once(capsys: pytest.CaptureFixture[str]):
     """Each post is written anew after a critique; no topic hears of another."""
     example, backend = load("blogging_agents"), ScriptedBackend(otherwise=bloggers, seed=1)
-    run_node(example.write(backend, example.TOPICS, 2))
+    await example.publish(backend, example.TOPICS, 2)
 
     assert capsys.readouterr().out == "".join(
         f"\n--- {topic}\n\nVersion 3 of {topic}\n" for topic in example.TOPICS
