@@ -7,7 +7,7 @@
 Its `forward` is the whole loop; `anabranch.agents.StepAgent` is this with plugins, and a kernel for
 each session. The code runs as you, in a Jupyter kernel (docs/tools.md says what that does not
 protect against). To solve problems takes a model of 7 billion parameters or more; the local one
-(135 million) writes code that is mostly wrong, and you see it fail.
+(135 million) mostly answers without code, and wrongly.
 """
 
 from __future__ import annotations
