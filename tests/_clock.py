@@ -8,7 +8,7 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-__all__ = ["jumping", "let_pass"]
+__all__ = ["jumping", "let_pass", "own_clock"]
 
 
 class _Selector(selectors.DefaultSelector):
@@ -39,8 +39,25 @@ def jumping(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
     return run
 
 
+class _Clock:
+    """A loop's clock, which can be put forward."""
+
+    def __init__(self, real: Callable[[], float]) -> None:
+        self.real = real
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return self.real() + self.ahead
+
+
+def own_clock() -> None:
+    """Give the running loop a clock for `let_pass`; what reads the clock must come later."""
+    loop = asyncio.get_running_loop()
+    loop.time = _Clock(loop.time)  # type: ignore[method-assign]
+
+
 def let_pass(seconds: float) -> None:
     """Put the running loop's clock forward; what is due by then is done in its next turn."""
-    loop = asyncio.get_running_loop()
-    now = loop.time
-    loop.time = lambda: now() + seconds  # type: ignore[method-assign]
+    clock = asyncio.get_running_loop().time
+    assert isinstance(clock, _Clock)
+    clock.ahead += seconds

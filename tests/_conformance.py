@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _clock import let_pass
+from _clock import let_pass, own_clock
 from _server import DONE, Reply, ScriptedServer, Step, calls, chunk, text
 
 from anabranch.backends import Backend, Retries, Timeouts, connect
@@ -297,6 +297,7 @@ class HttpSubject(Subject):
             await self.server.__aexit__()
         backend = self.connect(address, settings)
         if case == "whole timeout":
+            own_clock()
             _pass_time_after_the_first_delta(backend)
         self.stack.push_async_callback(backend.aclose)
         self.stack.push_async_callback(self.check_attempts)

@@ -10,13 +10,15 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from functools import partial
 from typing import Any
 
 import pytest
+from _clock import let_pass, own_clock
 from _server import DONE, Reply, ScriptedServer, Step, calls, chunk, event, text
 
 from anabranch import Commander, Node, handler
-from anabranch.backends import Backend, Retries, Timeouts, connect
+from anabranch.backends import Backend, Limits, Retries, Timeouts, connect
 from anabranch.commander import (
     AuthenticationError,
     BackendError,
@@ -59,7 +61,8 @@ class Line:
 
 @pytest.fixture(params=["http", "openai"])
 async def line(request: pytest.FixtureRequest) -> AsyncIterator[Line]:
-    async with ScriptedServer(text("Hi")) as server, asyncio.timeout(20):
+    own_clock()
+    async with ScriptedServer(text("Hi")) as server, asyncio.timeout(200):
         line = Line(server, request.param, [])
         yield line
         for backend in line.made:
@@ -501,22 +504,27 @@ async def test_retry_after_may_be_a_date(line: Line) -> None:
 
 async def test_retry_after_is_waited_for(line: Line) -> None:
     """Instead of the usual pause."""
-    line.server.script(Reply.error(429, "slowly", Retry_After="0.3"), text("Hi"))
-    before = asyncio.get_running_loop().time()
+    line.server.script(Reply.error(429, "slowly", Retry_After="30"), text("Hi"))
+    limits = Limits()
+    backend = line.connect(retries=Retries(first=0), limits=limits)
+    reply = asyncio.create_task(backend.complete(ASK))
 
-    assert (await line.connect(retries=Retries(first=30)).complete(ASK)).content == "Hi"
+    while not limits._held_until:
+        await asyncio.sleep(0)
+    assert len(line.server.requests) == 1
+    let_pass(33)
 
-    assert 0.3 <= asyncio.get_running_loop().time() - before < 15
+    assert (await reply).content == "Hi"
 
 
 async def test_a_silent_server_is_unavailable(line: Line) -> None:
     """The first token has its own timeout, and each attempt has it anew."""
-    line.server.script(Reply([Step.HANG]))
+    line.server.script(Reply([partial(let_pass, 30), Step.HANG]))
 
-    failure = await _failure(line.connect(timeouts=Timeouts(first_token=0.3)))
+    failure = await _failure(line.connect(timeouts=Timeouts(first_token=30)))
 
     assert isinstance(failure, BackendUnavailable)
-    assert "first token within 0.3 s" in str(failure)
+    assert "first token within 30 s" in str(failure)
     assert len(line.server.requests) == 3
     await line.server.gone.wait()
 
@@ -535,28 +543,26 @@ async def test_a_server_that_stops_is_interrupted(line: Line) -> None:
 async def test_an_endless_reply_is_interrupted(line: Line) -> None:
     """The whole has a timeout, however often a token comes."""
     line.server.script(Reply([chunk({"content": "a"}), Step.HANG]))
+    backend = line.connect(timeouts=Timeouts(whole=30))
 
-    failure = await _failure(line.connect(timeouts=Timeouts(whole=0.05)))
-
-    assert isinstance(failure, StreamInterrupted)
-    assert "whole within 0.05 s" in str(failure)
+    async with aclosing(backend.stream(ASK)) as deltas:
+        await anext(deltas)
+        let_pass(30)
+        with pytest.raises(StreamInterrupted, match="whole within 30 s"):
+            await anext(deltas)
 
 
 async def test_a_slow_reader_is_no_late_token(line: Line) -> None:
     """Only waiting for the server counts."""
     gate = asyncio.Event()
     line.server.script(Reply([chunk({"content": "a"}), gate, chunk(finish="stop"), DONE]))
-    backend = line.connect(timeouts=Timeouts(between_tokens=0.2))
+    backend = line.connect(timeouts=Timeouts(between_tokens=30))
 
-    got: list[Delta] = []
     async with aclosing(backend.stream(ASK)) as deltas:
-        async for delta in deltas:
-            got.append(delta)
-            if not gate.is_set():
-                await asyncio.sleep(0.4)  # the reader's own time, longer than the timeout
-                gate.set()
-
-    assert got[-1].done
+        await anext(deltas)
+        let_pass(60)  # the reader's own time
+        gate.set()
+        assert [delta async for delta in deltas][-1].done
 
 
 async def test_a_key_never_shows(line: Line, caplog: pytest.LogCaptureFixture) -> None:
