@@ -38,6 +38,8 @@ class WireBackend(ModelBackend):
         super().__init__(model, **settings)
         self.base_url = server_address(base_url)
         self._api_key = as_secret(api_key)
+        if self._api_key is not None and urlsplit(self.base_url).password:
+            raise ConfigurationError("the address holds a password: give that or api_key, not both")
         self._redactor = Redactor(self._api_key, *_secrets(self.base_url))
 
     def __repr__(self) -> str:
@@ -85,6 +87,7 @@ class WireBackend(ModelBackend):
             if (delta := _last_delta(reader.close())) is not None:
                 yield delta
         except BackendError as error:
+            piece = event = b""  # some tracebacks show variables
             raise self._redactor.error(error) from None
 
 
@@ -147,7 +150,7 @@ def shown(url: str) -> str:
 
 def _secrets(url: str) -> list[SecretStr]:
     parts = urlsplit(url)
-    values = [value for _, value in parse_qsl(parts.query)]
+    values = [value for name, value in parse_qsl(parts.query) if "version" not in name]
     return [SecretStr(value) for value in (*values, unquote(parts.password or "")) if value]
 
 
