@@ -39,6 +39,7 @@ def address() -> Iterator[str]:
     arguments = ["--model", MODEL, "--served-model-name", "tiny", "--api-key", KEY]
     arguments += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "1024"]
     arguments += ["--enforce-eager", "--dtype", "float32"]
+    arguments += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     process = Popen(
         [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments],
         stdout=PIPE,
@@ -80,7 +81,8 @@ class ServeSubject(Subject):
         if case in {"left", "cancelled"}:
             settings["ignore_eos"] = True
         if case == "too long":
-            settings["chat_template"] = "{{ 'many words ' * 2000 }}"
+            words = [{"role": "user", "content": "many words " * 2000}]
+            settings["extra"] = {"messages": words}
         model = "nobody" if case == "unknown model" else "tiny"
         key = "sk-wrong" if case == "wrong key" else KEY
         backend = connect(self.address, model=model, api_key=key, temperature=0, **settings)
