@@ -271,7 +271,7 @@ def closed_port() -> int:
         (["--tools", "json:nothing"], "nothing"),
         (["--load", "/no/such/file.json"], "No such file"),
         (["--modle", "x"], "No such option"),
-        (["--temperature", "warm"], "not a valid float"),
+        (["--temperature", "warm"], "--temperature"),
     ],
 )
 async def test_wrong_usage_is_one_line_and_status_2(options: list[str], expected: str) -> None:
