@@ -82,7 +82,7 @@ def test_a_password_and_a_key_are_one_too_many() -> None:
         connect("http://me:secret@127.0.0.1/v1", model="tiny", api_key="key")
 
 
-KEYS = ["sk-proj-Planted_0123456789", "sk/\"planted'\\+&=<%>\\\\0123", "p1@nt:d", "x" * 2000]
+KEYS = ["sk-proj-Planted_0123456789", "sk/\"planted'\\+&=<%>\\\\0123", "p1@nt:d", "x" * 300]
 ASK = Request([Message(role="user", content="Hello?")])
 
 
