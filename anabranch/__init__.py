@@ -3,6 +3,7 @@
 The layering, each room importing only those below it:
 
     cli, testing
+    agents              agents as layers, their memory, and conversations between them
     jobs                the chat loop, edges, `Job`
     handlers            respond, show, call_tools, `@handler`
     tools, backends     what a model may call; the models themselves
@@ -19,6 +20,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .agents import Agent as Agent
+    from .agents import Memory as Memory
     from .backends import Backend as Backend
     from .backends import connect as connect
     from .commander import AnabranchError as AnabranchError
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
     from .tools import tool as tool
 
 _ROOMS = {
+    "agents": "Agent Memory",
     "backends": "Backend connect",
     "commander": """AnabranchError AuthenticationError BackendError BackendUnavailable BadResponse
         BudgetExceeded Commander ConfigurationError ContextTooLong MissingExtra ModelNotFound Node

@@ -1,0 +1,54 @@
+"""`Sequential`: agents one after the other, each answering what the one before has said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..dispatch import AgentMessage
+from ._agent import Agent
+from ._memory import SessionId
+
+__all__ = ["Sequential"]
+
+
+class Sequential(Agent[Any]):
+    """Hands messages to the first agent, its answer to the second, and so on.
+
+    `Sequential(writer, critic)`, or with names: `Sequential({"writer": ..., "critic": ...})`.
+    A call's `exit_at` is the number of the agent whose answer is enough. Raises `ValueError` if
+    there is no agent.
+    """
+
+    def __init__(
+        self, *agents: Agent[Any] | Mapping[str, Agent[Any]], name: str | None = None
+    ) -> None:
+        super().__init__(name=name)
+        self.agents: dict[str, Agent[Any]] = {}
+        for each in agents:
+            named = {str(len(self.agents)): each} if isinstance(each, Agent) else each
+            self.agents.update(named)
+        if not self.agents:
+            raise ValueError("a Sequential needs at least one agent")
+
+    async def forward(
+        self,
+        *messages: AgentMessage,
+        session_id: SessionId = 0,
+        exit_at: int | None = None,
+        **options: Any,
+    ) -> AgentMessage:
+        """Let each answer in turn; options go to all."""
+        agents = list(self)[: None if exit_at is None else exit_at + 1]
+        for agent in agents:
+            messages = (await agent(*messages, session_id=session_id, **options),)
+        return messages[0]
+
+    def __iter__(self) -> Iterator[Agent[Any]]:
+        return iter(self.agents.values())
+
+    def __len__(self) -> int:
+        return len(self.agents)
+
+    def __getitem__(self, key: int | str) -> Agent[Any]:
+        return self.agents[key] if isinstance(key, str) else list(self)[key]

@@ -1,0 +1,177 @@
+"""Parsers: what a reply means, and what a model is told if it means nothing."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from anabranch import Agent, BadResponse
+from anabranch.agents import (
+    InterpreterParser,
+    JsonParser,
+    MixedToolParser,
+    PluginParser,
+    StringParser,
+    ToolParser,
+)
+from anabranch.testing import ScriptedBackend
+
+
+class River(BaseModel):
+    name: str
+    length: int
+
+
+NILE = '{"name": "Nile", "length": 6650}'
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [NILE, f" {NILE}\n", f"```json\n{NILE}\n```", f"Here [you] are: {NILE}. Is it {{good}}?"],
+)
+async def test_json_becomes_a_model(reply: str) -> None:
+    """Also from a fence, or from among other text; the schema is in the prompt."""
+    backend = ScriptedBackend(reply)
+    agent = Agent(backend, "Know rivers.", output_format=JsonParser(River))
+
+    answer = await agent("The longest?")
+
+    assert answer.formatted == River(name="Nile", length=6650)
+    assert answer.content == reply
+    (system, _) = backend.requests[0].messages
+    assert (system.content or "").startswith("Know rivers.\n\nAnswer with one JSON value")
+    assert '"length"' in (system.content or "")
+
+
+async def test_a_model_is_told_what_was_wrong_and_mends_it() -> None:
+    """The memory keeps the question and the good answer, nothing else."""
+    backend = ScriptedBackend('{"name": "Nile"}', "Nile, 6650 km", NILE)
+    agent = Agent(backend, output_format=JsonParser(River))
+
+    answer = await agent("The longest?")
+
+    assert answer.formatted.length == 6650
+    first, second = (request.messages[-1].content for request in backend.requests[1:])
+    assert "length: Field required" in (first or "")
+    assert "the reply is not JSON" in (second or "")
+    assert [message.content for message in agent.memory.get()] == ["The longest?", NILE]
+
+
+async def test_a_model_that_never_mends_it_is_a_clear_error() -> None:
+    """After as many tries as the parser allows; what it last said is remembered as failed."""
+    backend = ScriptedBackend(otherwise="garbage {")
+    agent = Agent(backend, name="sage", output_format=JsonParser(River, retries=1))
+
+    with pytest.raises(BadResponse, match="sage gave no usable answer: the reply is not JSON"):
+        await agent("?")
+
+    assert len(backend.requests) == 2
+    assert [m.stream_state for m in agent.memory.get()] == ["end", "failed"]
+
+
+@pytest.mark.parametrize("garbage", ["[" * 100_000, '{"a":' * 50_000, "", "null", "{}", "[1, 2]"])
+def test_garbage_is_a_value_error(garbage: str) -> None:
+    """However deep it is."""
+    with pytest.raises(ValueError):
+        JsonParser(River).parse(garbage)
+
+
+async def test_the_server_may_be_asked_to_allow_nothing_else() -> None:
+    """`constrain` sends the schema; an option of the call wins."""
+    backend = ScriptedBackend("[1]", "[2]")
+    agent = Agent(backend, output_format=JsonParser(list[int], constrain=True))
+
+    assert (await agent("?")).formatted == [1]
+    await agent("?", response_format={"type": "text"})
+
+    schema = {"items": {"type": "integer"}, "type": "array"}
+    assert backend.requests[0].options["response_format"]["json_schema"]["schema"] == schema
+    assert backend.requests[1].options == {"response_format": {"type": "text"}}
+
+
+async def test_a_string_is_stripped() -> None:
+    """And its template told."""
+    agent = Agent(ScriptedBackend(" yes \n"), output_format=StringParser("Say yes or no."))
+
+    assert (await agent("?")).formatted == "yes"
+    assert agent.aggregate()[0].content == "Say yes or no."
+
+
+# --- actions in text
+
+CODE = ToolParser("code", begin="```python\n", end="\n```\n")
+text = st.text(st.sampled_from("ab \n`p"), max_size=20)
+
+
+def test_a_reply_has_a_thought_and_perhaps_an_action() -> None:
+    """Its form is a plain dictionary."""
+    assert CODE.parse("Let me see.\n```python\n6*7\n```\nIt is 42.") == {
+        "tool_type": "code",
+        "thought": "Let me see.\n",
+        "action": "6*7",
+        "status": "valid",
+        "error": None,
+    }
+    assert CODE.parse("42.") == {
+        "tool_type": None,
+        "thought": "42.",
+        "action": None,
+        "status": "none",
+        "error": None,
+    }
+
+
+@settings(deadline=None)
+@given(text, text, text, st.integers(0, 5))
+def test_an_end_that_was_cut_is_no_part_of_the_action(
+    thought: str, action: str, rest: str, left: int
+) -> None:
+    """A stop word takes all of it, another limit a part."""
+    if "```python" in thought or "`" in action:
+        return
+    cut = f"{thought}```python\n{action}{CODE.end[:left]}"
+    whole = f"{thought}```python\n{action}{CODE.end}"
+    if left:
+        assert CODE.parse(cut)["action"] == action
+    assert CODE.parse(whole + rest)["action"] == action
+    assert CODE.whole(whole + rest) == whole
+    assert CODE.whole(CODE.whole(cut)) == CODE.whole(cut)
+    assert json.loads(json.dumps(CODE.parse(cut))) == CODE.parse(cut)
+
+
+def test_what_validate_refuses_is_told() -> None:
+    """With the text as the action, and why."""
+    parser = ToolParser("plugin", "<tool>", "</tool>", validate=json.loads)
+
+    assert parser.parse('<tool>{"name": "x"}</tool>')["action"] == {"name": "x"}
+    parsed = parser.parse("<tool>{x}</tool>")
+    assert (parsed["status"], parsed["action"]) == ("invalid", "{x}")
+    assert "Expecting property name" in (parsed["error"] or "")
+
+
+def test_of_several_parsers_the_one_whose_action_stands_first_reads_it() -> None:
+    """The others' marks are part of its text, or of nothing."""
+    parser = MixedToolParser([PluginParser(), InterpreterParser()], template="Act.")
+    python = "Hm.\n```python\nprint('''```json\n{}''')\n```\n"
+
+    assert parser.parse(python)["tool_type"] == "interpreter"
+    assert parser.parse('```json\n{"name": "f"}\n```\n' + python)["tool_type"] == "plugin"
+    assert parser.parse("Done.")["status"] == "none"
+    assert parser.parse("```json\n[1]\n```")["status"] == "invalid"
+    assert parser.instruction().startswith("Act.\n\nTo use a tool")
+
+
+async def test_parsing_holds_in_sessions_at_once() -> None:
+    """A parser keeps nothing of a reply."""
+
+    def echo(request: Any) -> str:
+        return f"```python\n{request.messages[-1].content}\n```"
+
+    agent = Agent(ScriptedBackend(otherwise=echo, seed=3), output_format=CODE)
+    answers = await asyncio.gather(*(agent(f"n{n}", session_id=n) for n in range(20)))
+
+    assert [answer.formatted["action"] for answer in answers] == [f"n{n}" for n in range(20)]
