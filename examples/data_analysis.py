@@ -1,0 +1,152 @@
+"""A group of agents that analyses a table: one writes code, one runs it, one explains the result.
+
+    python examples/data_analysis.py --model openai:gpt-5-mini
+    python examples/data_analysis.py --model openai:gpt-5-mini --file my.csv "Which is the oldest?"
+
+Needs `pip install "anabranch[python]"`. The code that a model writes runs as you, in a Jupyter
+kernel (docs/tools.md says what that does not protect against). Writing code takes a model of some
+billion parameters; the local one is too small, which the group says after three attempts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+from anabranch import AgentMessage, Backend, ToolError, connect
+from anabranch.agents import (
+    ChatResult,
+    ConversableAgent,
+    Directory,
+    Reply,
+    UserProxyAgent,
+    prompt,
+    reply,
+)
+from anabranch.tools import PythonKernel
+
+FILE = Path(__file__).resolve().parent / "rivers.csv"
+
+
+class Interpreter(ConversableAgent):
+    """Runs the code in a message, and answers with what it printed."""
+
+    def __init__(self, name: str, kernel: PythonKernel, **options: Any) -> None:
+        super().__init__(name, **options)
+        self.kernel = kernel
+
+    @reply
+    async def execute(self, message: AgentMessage) -> Reply:
+        blocks = re.findall(r"```(?:python|py)?\n(.*?)```", message.content, re.DOTALL)
+        if not blocks:
+            return {"content": "There is no ```python block.", "metadata": {"failed": True}}
+        try:
+            return await self.kernel.tools[0].run({"code": "\n".join(blocks)})
+        except ToolError as error:
+            return {"content": str(error), "metadata": {"failed": True}}
+
+
+class Analysis(ConversableAgent):
+    """Leads the others: look at the file, write code, run it, mend it, explain the result."""
+
+    def __init__(self, name: str, attempts: int, **options: Any) -> None:
+        super().__init__(name, **options)
+        self.attempts = attempts
+
+    @reply
+    async def analyse(self, message: AgentMessage) -> Reply:
+        sample = await self.ask("interpreter", self.preview(message.extra["file"]))
+        task, fault = self.task(message.content, sample.content), ""
+        for _ in range(self.attempts):
+            code = await self.ask("coder", task)
+            result = await self.ask("interpreter", code.content)
+            if not result.extra.get("failed"):
+                return await self.ask(
+                    "explainer", self.explain(message.content, code.content, result.content)
+                )
+            task, fault = self.mend(result.content), result.content
+        return f"None of {self.attempts} programs worked; the last one said: {fault}"
+
+    async def ask(self, name: str, said: str) -> AgentMessage:
+        return (await self.send(said, name, max_turns=1)).last
+
+    @prompt
+    def preview(self, file: str) -> None:
+        """```python
+        import csv
+        with open({file!r}, newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        print(len(rows), "rows, the first are")
+        for row in rows[:3]:
+            print(row)
+        ```"""
+
+    @prompt
+    def task(self, question: str, sample: str) -> None:
+        """The list `rows` holds a table, each row a dict of strings: {sample}
+
+        Write Python that uses `rows` and prints the answer to this question: {question}
+        Answer with one ```python block and nothing else.
+        """
+
+    @prompt
+    def mend(self, fault: str) -> None:
+        """That did not work: {fault}
+
+        Write the whole program again, correctly, in one ```python block.
+        """
+
+    @prompt
+    def explain(self, question: str, code: str, result: str) -> None:
+        """The question was: {question}
+
+        This program was run:
+        {code}
+
+        It printed:
+        {result}
+
+        Answer the question in one or two sentences, with the numbers.
+        """
+
+
+async def analyse(
+    backend: Backend, question: str, file: Path = FILE, attempts: int = 3
+) -> ChatResult:
+    directory = Directory()
+    async with PythonKernel() as kernel:
+        Analysis("analysis", attempts, directory=directory)
+        Interpreter("interpreter", kernel, directory=directory)
+        options: dict[str, Any] = {
+            "directory": directory,
+            "temperature": 0,
+            "seed": 1,
+            "max_tokens": 300,
+        }
+        ConversableAgent("coder", backend, "You write short Python programs.", **options)
+        ConversableAgent("explainer", backend, "You explain what programs found.", **options)
+        user = UserProxyAgent(
+            human_input_mode="NEVER", max_consecutive_auto_reply=0, directory=directory
+        )
+        message = {"content": question, "metadata": {"file": str(file)}}
+        return await user.initiate_chat("analysis", message, transcript=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Ask a question about a table.")
+    parser.add_argument("--model", default="local", help="local, openai:NAME, mistral:NAME, ...")
+    parser.add_argument("--file", type=Path, default=FILE, help="a CSV file with a header")
+    parser.add_argument("--attempts", type=int, default=3, help="how many programs may fail")
+    parser.add_argument(
+        "question", nargs="?", default="How long are the rivers of each continent together?"
+    )
+    options = parser.parse_args()
+    backend, file = connect(options.model), options.file.resolve()
+    asyncio.run(analyse(backend, options.question, file, options.attempts))
+
+
+if __name__ == "__main__":
+    main()

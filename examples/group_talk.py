@@ -1,0 +1,58 @@
+"""Two who never agree: everybody hears everything, and asks for the floor while others speak.
+
+    python examples/group_talk.py --model openai:gpt-5-mini
+    python examples/group_talk.py --model openai:gpt-5-mini --join       (you are in it, too)
+
+Each answers when it likes. Who wants to speak asks "Can I speak?" and is told to, unless another
+is speaking. A model of the size of the local one does not follow such rules: there you see whom
+it makes speak out of turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from anabranch import Backend, connect
+from anabranch.agents import (
+    ConversableAgent,
+    GroupTalk,
+    Participant,
+    UserProxyAgent,
+    role_prompt,
+)
+
+ROLES = {
+    "Casperian": "You contradict the others, cleverly and without mercy, and find every fault.",
+    "Amelie": "You praise everybody, also when they do not deserve it, and agree at once.",
+}
+OPENING = "Hello everyone, it is a beautiful day. Please introduce yourselves."
+
+
+async def talk(backend: Backend, opening: str, speeches: int, *, join: bool = False) -> GroupTalk:
+    members: list[Participant | str] = [
+        ConversableAgent(name, backend, role_prompt(name, character), seed=1, max_tokens=80)
+        for name, character in ROLES.items()
+    ]
+    if join:
+        members.append(UserProxyAgent("you"))
+    group = GroupTalk("all", members, max_speeches=speeches)
+    host = UserProxyAgent("host", human_input_mode="NEVER", max_consecutive_auto_reply=0)
+    await host.initiate_chat(group, opening, transcript=True)
+    print(f"({len(group.messages) - 1} speeches, {group.status})")
+    return group
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A talk in a group.")
+    parser.add_argument("--model", default="local", help="local, openai:NAME, mistral:NAME, ...")
+    parser.add_argument("--speeches", type=int, default=4, help="after how many it ends")
+    parser.add_argument("--join", action="store_true", help="take part, on the terminal")
+    parser.add_argument("opening", nargs="?", default=OPENING)
+    options = parser.parse_args()
+    backend = connect(options.model)
+    asyncio.run(talk(backend, options.opening, options.speeches, join=options.join))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""An agent whose answer is heard while it is given, and changed on its way.
+
+    python examples/stream_reply.py
+    python examples/stream_reply.py --model openai:gpt-5-mini "Tell me about the Nile."
+
+The agent asks its model, and passes on each word as it comes, in capitals. The last line counts
+the parts in which the answer came.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator
+
+from anabranch import AgentMessage, Backend, Conversation, connect, current_node, fork
+from anabranch.agents import ConversableAgent, Reply, UserProxyAgent, reply
+
+
+class LoudAgent(ConversableAgent):
+    @reply
+    async def answer_loudly(self, message: AgentMessage) -> Reply:
+        return await self.stream_reply(self.loud(message.content))
+
+    async def loud(self, question: str) -> AsyncIterator[str]:
+        assert self.backend is not None
+        conversation = Conversation("Answer in one sentence.")
+        conversation.add(question)
+        request = conversation.request(seed=1, max_tokens=60)
+        async for text in fork(current_node(), self.backend.stream(request)).text:
+            yield text.upper()
+
+
+async def talk(backend: Backend, question: str) -> int:
+    user = UserProxyAgent(human_input_mode="NEVER", max_consecutive_auto_reply=0)
+    parts = 0
+    async for part in user.stream_chat(LoudAgent("loud", backend), question):
+        if part.stream_state != "end":
+            parts += 1
+            print(part.extra["delta"], end="", flush=True)
+    print(f"\n({parts} parts)")
+    return parts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="An agent that streams its answer.")
+    parser.add_argument("--model", default="local", help="local, openai:NAME, mistral:NAME, ...")
+    parser.add_argument("question", nargs="?", default="What is a river?")
+    options = parser.parse_args()
+    asyncio.run(talk(connect(options.model), options.question))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""`@prompt`: the docstring is the template."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabranch.agents import Prompt, prompt
+from anabranch.testing import ScriptedBackend
+
+
+@prompt
+def greeting(name: str, language: str = "English", *others: str) -> str:
+    """Greet {name} in {language}.
+
+    Use {{braces}} and {name!r:>8}, and do not forget {others[0]}.
+    """
+
+
+@dataclass
+class Agent:
+    name: str
+
+    @prompt
+    def introduction(self, mood: str) -> str:
+        """You are {self.name} and {mood}."""
+
+
+@prompt
+def counted(items: list[str]) -> Any:
+    """There are {count}:
+    {listed}
+    """
+    return {"count": len(items), "listed": "\n".join(f"- {item}" for item in items)}
+
+
+def test_arguments_fill_the_docstring():
+    """With defaults, conversions, attributes and items; the indentation is not part of it."""
+    assert greeting("Ada", "French", "Bob") == (
+        "Greet Ada in French.\n\nUse {braces} and    'Ada', and do not forget Bob."
+    )
+    assert Agent("Ada").introduction(mood="glad") == "You are Ada and glad."
+    assert counted(["a", "b"]) == "There are 2:\n- a\n- b"
+
+
+@given(st.text(), st.text())
+def test_what_is_filled_in_is_never_read_as_a_template(name: str, mood: str):
+    """Whatever braces it has."""
+    assert Agent(name).introduction(mood) == f"You are {name} and {mood}."
+
+
+def test_a_prompt_that_cannot_be_is_refused():
+    """Without a docstring, with one that is no template, with a name that has no value."""
+    with pytest.raises(TypeError, match="needs a docstring"):
+        prompt(lambda: None)
+
+    def broken() -> None:
+        """Answer as {"json": 1."""
+
+    with pytest.raises(ValueError, match="write a brace itself twice"):
+        prompt(broken)
+
+    @prompt
+    def unknown(name: str) -> None:
+        """{name} lives in {town}."""
+
+    @prompt
+    def returns_text() -> str:
+        """Hello."""
+        return "Hello"
+
+    with pytest.raises(LookupError, match="has no value for 'town': it has name"):
+        unknown("Ada")
+    with pytest.raises(TypeError, match="missing a required argument: 'name'"):
+        unknown()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="may return a mapping"):
+        returns_text()
+
+
+def test_a_prompt_keeps_its_function_s_name():
+    """And says what it is."""
+    assert greeting.__name__ == "greeting"
+    assert repr(greeting) == "<prompt greeting>"
+    assert isinstance(Agent.introduction, Prompt)
+
+
+async def test_a_prompt_may_be_put_to_a_model():
+    """With options by the wire's names."""
+    backend = ScriptedBackend("Bonjour, Ada.", "I am glad.")
+    ask = greeting.with_backend(backend, temperature=0)
+    assert await ask("Ada", "French", "") == "Bonjour, Ada."
+    assert backend.requests[0].options == {"temperature": 0}
+    assert await Agent("Ada").introduction.with_backend(backend)("glad") == "I am glad."
+    assert backend.requests[1].messages[0].content == "You are Ada and glad."
