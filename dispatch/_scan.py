@@ -38,7 +38,6 @@ class _Await(Enum):
     ANYTHING = auto()
     QUOTE = auto()  # inside a string
     CLOSERS = auto()  # inside nested values: as many closing brackets as are open
-    KEY = auto()  # quotes, as many as must come before a value, or the closing brace
     NOTHING = auto()
 
 
@@ -97,7 +96,7 @@ class ObjectScanner:
         self._depth = 0
         self._key: list[str] = []
         self._awaited = _Await.ANYTHING
-        self._missing = 0  # of the quotes or brackets that are awaited
+        self._missing = 0  # of the brackets that are awaited
         self._step: Callable[[ObjectScanner, str, int], int] = ObjectScanner._open
 
     @property
@@ -123,9 +122,6 @@ class ObjectScanner:
             case _Await.CLOSERS:
                 self._missing -= piece.count("}") + piece.count("]")
                 return self._missing <= 0
-            case _Await.KEY:
-                self._missing -= piece.count('"')
-                return self._missing <= 0 or "}" in piece
             case _Await.NOTHING:
                 return False
             case _:
@@ -170,7 +166,7 @@ class ObjectScanner:
             self._depth = 1
             self._enter(ObjectScanner._nested, _Await.CLOSERS, self._depth)
         else:
-            self._enter(ObjectScanner._top, _Await.KEY, 2)
+            self._enter(ObjectScanner._top)
         return position + 1
 
     def _top(self, text: str, position: int) -> int:
@@ -178,7 +174,7 @@ class ObjectScanner:
         sign = text[position : position + 1]
         if sign == '"':
             self._key.clear()
-            self._enter(ObjectScanner._in_key, _Await.KEY, 1)
+            self._enter(ObjectScanner._in_key)
         elif sign == "}":
             self._finish(broken=False)
         elif sign not in ("", ","):
@@ -284,7 +280,7 @@ class ObjectScanner:
         if self._watching and self._watcher is not None:
             self._watcher.end()
         self._watching = False
-        self._enter(ObjectScanner._top, _Await.KEY, 2)
+        self._enter(ObjectScanner._top)
 
 
 class HalfKeeper:

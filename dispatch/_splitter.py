@@ -52,10 +52,12 @@ class TextSplitter:
 
     def end(self, *, stopped: bool) -> None:
         """The reply has ended; what was held back is text, or the end of a body."""
-        if self._body is not None:
-            left = self._body.end(stopped=stopped)
-            self._leave(self._body)
-            self._show(left)
+        while self._body is not None:
+            body, bare = self._body, not self._opened
+            left = body.end(stopped=stopped)
+            self._leave(body)
+            # Once at most, or many markers that open nothing would cost their square.
+            (self.feed if bare else self._show)(left)
         self._show(self._held)
         self._held = ""
 

@@ -91,20 +91,44 @@ def read(deltas: list[Delta], *formats: Format) -> Out:
 # --- how a message is written, and cut
 
 words = st.text(max_size=12) | st.sampled_from(["to_user", "name", "\\", '"', "}", "é😀", "\u2028"])
-values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | words,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
-    max_leaves=6,
-)
-objects = st.dictionaries(words, values | st.just("Hi"), max_size=4)
-
-
-# What spells a message and cuts it: cheaper by far than drawing each choice, and repeatable.
+# What makes values, spells them and cuts them: cheaper by far than drawing each choice, and
+# repeatable.
 chance = st.integers(0, 2**32).map(Random)
+RANGES = [(32, 126), (0, 31), (160, 0x24F), (0x2000, 0x2FFF), (0xD800, 0xDFFF), (0x1F600, 0x10FFFF)]
+WORDS = ["to_user", "name", "\\", '"', "}", "é😀", "\u2028", ""]
+
+
+def make_word(chance: Random) -> str:
+    if chance.randrange(3):
+        return chance.choice(WORDS)
+    made = "".join(chr(chance.randint(*chance.choice(RANGES))) for _ in range(chance.randrange(9)))
+    return made.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+
+
+def make_value(chance: Random, depth: int = 3) -> Any:
+    kind = chance.randrange(8 if depth else 6)
+    if kind < 4:
+        return (None, chance.random() < 0.5, chance.randint(-(10**20), 10**9), chance.gauss())[kind]
+    if kind < 6:
+        return make_word(chance)
+    if kind == 6:
+        return [make_value(chance, depth - 1) for _ in range(chance.randrange(4))]
+    return make_object(chance, depth - 1)
+
+
+def make_object(chance: Random, depth: int = 3) -> dict[str, Any]:
+    return {make_word(chance): make_value(chance, depth) for _ in range(chance.randrange(5))}
+
+
+def make_text(chance: Random) -> str:
+    return " ".join(make_word(chance) for _ in range(chance.randrange(4)))
+
+
+def some(make: Callable[[Random], Any], least: int, most: int) -> st.SearchStrategy[list[Any]]:
+    return chance.map(lambda each: [make(each) for _ in range(each.randint(least, most))])
+
+
+objects = chance.map(make_object)
 
 SIZES = (1, 2, 3, 4, 7, None, None, None)
 
@@ -181,7 +205,7 @@ def without(value: dict[str, Any]) -> dict[str, Any]:
 
 
 @thorough
-@given(st.text(), st.text(), st.lists(objects, max_size=3), chance)
+@given(chance.map(make_text), chance.map(make_text), some(make_object, 0, 3), chance)
 def test_the_branches_of_a_wire_message_hold_what_the_whole_holds(
     content: str, thought: str, values: list[dict[str, Any]], chance: Random
 ) -> None:
