@@ -22,16 +22,14 @@ class JsonEngineer(PromptEngineer[S], Generic[S, T]):
     """Fills the prompt `name`, and reads answers as `model`, any type that pydantic knows.
 
     The prompt's `{form}` is what the model is told about the JSON. An answer that does not fit is
-    signalled. `parser.options()` are for the agent: with `constrain` the server allows nothing
-    but what fits.
+    signalled. `parser.options()` are for the agent's model: once `parser.constrain` is set, the
+    server allows nothing but what fits.
     """
 
-    def __init__(
-        self, name: str, model: type[T], prompts: Prompts, *, constrain: bool = False
-    ) -> None:
+    def __init__(self, name: str, model: type[T], prompts: Prompts) -> None:
         self.name = name
         self.prompts = prompts
-        self.parser: JsonParser[T] = JsonParser(model, constrain=constrain)
+        self.parser: JsonParser[T] = JsonParser(model)
 
     def render_prompt(self, obs: str | None, history: list[Message], state: S) -> None:
         """Make the prompt anew."""

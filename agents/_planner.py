@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -18,11 +18,9 @@ from ._strategy import Deed, Prompts, deeds_text, listed, notes_text
 
 __all__ = ["PlannerState", "planner_reviewer_executor"]
 
-T = TypeVar("T")
 
-
-class Plan(Namespace):  # what the planner says: the tasks that are to be done
-    plan: list[str] = Field(default=[], max_length=20)
+class Plan(BaseModel):  # what the planner says: the tasks that are to be done
+    plan: list[str] = Field(min_length=1, max_length=20)
 
 
 class Review(BaseModel):  # what the reviewer says: what is wrong, nothing to accept
@@ -35,8 +33,11 @@ class Move(BaseModel):  # what the executor says
     summary: str = ""
 
 
-class Reviewer(Namespace):  # `rejects` counts the rejections in a row
-    feedback: list[str] = []  # noqa: RUF012 - pydantic copies it
+class Planner(Namespace):
+    plan: list[str] = []  # noqa: RUF012 - pydantic copies it
+
+
+class Reviewer(Review):  # `rejects` counts the rejections in a row
     rejects: int = 0
 
 
@@ -51,12 +52,12 @@ class PlannerState(State):
     task: str
     max_rejects: int = Field(default=1, ge=0)
     max_task_steps: int = Field(default=10, ge=1)
-    planner: Plan = Plan()
-    reviewer: Reviewer = Reviewer()
+    planner: Planner = Planner()
+    reviewer: Reviewer = Reviewer(feedback=[])
     executor: Executor = Executor()
 
 
-class Engineer(JsonEngineer[PlannerState, T]):
+class Engineer(JsonEngineer[PlannerState, Any]):
     def values(self, obs: str | None, state: PlannerState) -> dict[str, Any]:
         executor, plan = state.executor, state.planner.plan
         if obs is not None and executor.trial:
@@ -73,30 +74,28 @@ class Engineer(JsonEngineer[PlannerState, T]):
         }
 
 
-class PlannerEngineer(Engineer[Plan]):
+class PlannerEngineer(Engineer):
     def accept(self, said: Plan, state: PlannerState) -> None:
-        if not said.plan:
-            raise ValueError("the plan is empty")
-        state.planner = said
+        state.planner.plan = said.plan
 
 
-class ReviewerEngineer(Engineer[Review]):
+class ReviewerEngineer(Engineer):
     def accept(self, said: Review, state: PlannerState) -> str | None:
         state.reviewer.feedback = said.feedback
         state.reviewer.rejects = state.reviewer.rejects + 1 if said.feedback else 0
         return None if state.planner.plan else "\n".join(state.executor.finished[-1:])
 
 
-class ExecutorEngineer(Engineer[Move]):
+class ExecutorEngineer(Engineer):
     def accept(self, said: Move, state: PlannerState) -> str:
-        trial, plan = state.executor.trial, state.planner.plan
+        trial = state.executor.trial
         if said.status == "done":
-            state.executor.finished.append(f"{plan.pop(0)}: {said.summary}")
+            state.executor.finished.append(f"{state.planner.plan.pop(0)}: {said.summary}")
             state.executor.trial, state.reviewer.rejects = [], 0
             return said.summary
         if not said.action:
             raise ValueError("the status is progress, but there is no action")
-        if len(trial) >= state.max_task_steps:
+        if len(trial) == state.max_task_steps:
             raise ValueError("no steps are left for this task: set the status to done")
         trial.append(Deed(action=said.action))
         state.step_environment()
@@ -133,22 +132,19 @@ def planner_reviewer_executor(
     executor acts for the first task, `state.max_task_steps` times at most; then the reviewer says
     whether the rest of the plan still holds. All is done when it accepts that nothing is left.
 
-    They may have models of their own. `constrain` lets the server allow nothing but the JSON that
-    is asked for. `modules` are the executor's; the rest is as in `single_agent`.
+    They may have models of their own. With `constrain` the server allows nothing but the JSON.
+    `modules` are the executor's; the rest is as in `single_agent`.
     """
     files = Prompts(prompts)
-    engineers: list[tuple[Engineer[Any], Backend, Iterable[Module]]] = [
-        (PlannerEngineer("planner", Plan, files, constrain=constrain), backend, ()),
-        (ReviewerEngineer("reviewer", Review, files, constrain=constrain), reviewer or backend, ()),
-        (
-            ExecutorEngineer("executor", Move, files, constrain=constrain),
-            executor or backend,
-            modules,
-        ),
+    engineers: list[tuple[Engineer, Backend, Iterable[Module]]] = [
+        (PlannerEngineer("planner", Plan, files), backend, ()),
+        (ReviewerEngineer("reviewer", Review, files), reviewer or backend, ()),
+        (ExecutorEngineer("executor", Move, files), executor or backend, modules),
     ]
-    agents = [
-        PromptedAgent(it.name, it, own, modules=has, **{**it.parser.options(), **options})
-        for it, own, has in engineers
-    ]
+    agents: list[PromptedAgent[PlannerState]] = []
+    for each, own, has in engineers:
+        each.parser.constrain = constrain
+        wanted = {**each.parser.options(), **options}
+        agents.append(PromptedAgent(each.name, each, own, modules=has, **wanted))
     state = PlannerState(task=task, max_steps=max_steps, max_errors=max_errors)
     return Orchestrator(agents, transition, state, timeout=timeout)
