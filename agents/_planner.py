@@ -88,16 +88,15 @@ class ReviewerEngineer(Engineer):
 
 class ExecutorEngineer(Engineer):
     def accept(self, said: Move, state: PlannerState) -> str:
-        trial = state.executor.trial
         if said.status == "done":
             state.executor.finished.append(f"{state.planner.plan.pop(0)}: {said.summary}")
             state.executor.trial, state.reviewer.rejects = [], 0
             return said.summary
         if not said.action:
             raise ValueError("the status is progress, but there is no action")
-        if len(trial) == state.max_task_steps:
+        if len(state.executor.trial) == state.max_task_steps:
             raise ValueError("no steps are left for this task: set the status to done")
-        trial.append(Deed(action=said.action))
+        state.executor.trial.append(Deed(action=said.action))
         state.step_environment()
         return said.action
 

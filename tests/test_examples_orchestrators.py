@@ -18,6 +18,7 @@ def load(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where pydantic looks for the types of a state
     spec.loader.exec_module(module)
     return module
 
