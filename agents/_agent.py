@@ -130,14 +130,15 @@ class Agent(Generic[F]):
         """
         return listen(self.call(*messages, session_id=session_id, **options))
 
-    async def forward(
-        self, *messages: Any, session_id: SessionId = 0, **options: Any
-    ) -> AgentMessage[F] | str:
+    async def forward(self, *messages: Any, **options: Any) -> AgentMessage[F] | str:
         """Answer messages that are in the memory already; subclasses write their own.
 
-        A string that is returned becomes the agent's message. Without messages, the model
-        continues the session as it stands.
+        It is called with the messages, `session_id=` and the options of the call. A string that is
+        returned becomes the agent's message. Without messages the model continues the session as
+        it stands.
         """
+        # Declared so loosely that type checkers let a subclass name what it takes.
+        session_id: SessionId = options.pop("session_id", 0)
         if self.backend is None:
             raise ConfigurationError(f"{self.name} has no backend: give it one, or write forward()")
         return await answer(self, self.backend, session_id, options)

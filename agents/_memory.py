@@ -129,7 +129,7 @@ class Memory:
     def save(self, session_id: SessionId = 0) -> list[dict[str, Any]]:
         """Return all of a session as plain JSON values; what is not JSON is written as text."""
         return [
-            to_jsonable_python(message, fallback=str, bytes_mode="base64")
+            to_jsonable_python(dict(message), fallback=str, bytes_mode="base64")
             for message in self._all(session_id)
         ]
 

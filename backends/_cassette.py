@@ -99,11 +99,25 @@ class CassetteBackend(Backend):
     def _write(self, track: _Track) -> None:
         line = {"request": json.loads(track.request), "model": self.model}
         line["deltas"] = [{"at": round(at, 4), **_delta_to_json(d)} for at, d in track.deltas]
+        self._clean(line["deltas"])
         line |= {"failure": track.failure} if track.failure else {}
         line |= {"left": True} if track.left else {}
         with self.file.open("a" if self._started else "w", encoding="utf-8") as file:
             file.write(self.redact(json.dumps(line)) + "\n")
         self._started = True
+
+    def _clean(self, deltas: list[dict[str, Any]]) -> None:
+        """Take out keys that are cut into pieces: the text then stands where it began."""
+        pieces = [piece for delta in deltas for piece in delta.get("tool_calls", ())]
+        calls = [[p for p in pieces if p["index"] == i] for i in {p["index"] for p in pieces}]
+        fields = [(deltas, name) for name in ("text", "reasoning", "refusal")]
+        for parts, name in (*fields, *((call, "arguments") for call in calls)):
+            holders = [part for part in parts if name in part]
+            whole = "".join(part[name] for part in holders)
+            if (clean := self.redact(whole)) != whole:
+                for part in holders:
+                    del part[name]
+                holders[0][name] = clean
 
     async def _play(self, request: Request) -> AsyncGenerator[Delta, None]:
         track = self._find(_key(request))

@@ -10,6 +10,7 @@ from ..dispatch import Delta, Request
 from ._local_engine import Engine, Work
 from ._local_model import Model, Source
 from ._local_options import read_options
+from ._local_small import SMALL_MANNER
 from ._local_tools import Manner, reply
 from ._model import ModelBackend
 from ._timeout import Timeouts
@@ -19,13 +20,6 @@ from ._weights_progress import show_progress
 __all__ = ["LocalBackend"]
 
 _SMALL = "SmolLM2-135M-Instruct"
-# Under the system message of its own template it answers questions about France in French; asked
-# to use a tool's result, it makes one up.
-_SMALL_MANNER = Manner(
-    system="You are a helpful assistant.",
-    longest=120,
-    result="The answer is: {}\nRepeat the answer in one sentence.",
-)
 _ACCURACY = "picks the right tool, or none, for 36 of 40 questions (benchmarks/tool_choice.py)"
 
 
@@ -68,13 +62,18 @@ class LocalBackend(ModelBackend):
         super().__init__(model or _SMALL, timeouts=timeouts, **settings)
         read_options(self.default_options)
         self.tool_choice_accuracy = "" if model else _ACCURACY
-        self._manner = Manner() if model else _SMALL_MANNER
+        self._manner = Manner() if model else SMALL_MANNER
         self._source = Source.parse(model, in_situ_quant)
         self._progress = progress
         self._engine: Engine | None = None
 
     async def __aenter__(self) -> Self:
-        await self._load()
+        """Load the model; cancelled or failed meanwhile, it leaves nothing half done behind."""
+        try:
+            await self._load()
+        except BaseException:
+            await self.aclose()
+            raise
         return self
 
     async def aclose(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,28 +49,29 @@ _FILL_IN = (
 )
 # The spaces of the examples: free ones let the model wander off in them.
 _SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_RESULT = "The tool's result: {}"
 
 
 @dataclass(frozen=True, slots=True)
 class Manner:
     """What a model needs beyond the request.
 
-    `system` is said if the conversation has no system message. `longest` bounds, in characters,
+    `system` is said, and `exchanges` are shown, if the conversation has no system message. With
+    `found`, examples of a question, a tool's result and an answer, a result is put to the model
+    with its question alone: a weak one makes up its own else. `longest` bounds, in characters,
     each string argument that its schema leaves unbounded: a weak model may never end one.
-    `result` is how a tool's result is put to it, at the end of the question it answers.
     """
 
     system: str = ""
+    exchanges: tuple[tuple[str, str], ...] = ()
+    found: tuple[tuple[str, str, str], ...] = ()
     longest: int | None = None
-    result: str = _RESULT
 
 
 def reply(model: Model, request: Request, options: Options, manner: Manner) -> Deltas:
     """Answer `request`, delta by delta; None where there is nothing yet but it may be stopped."""
     tool, cost = yield from _pick(model, request, options.tool_choice)
     if tool is None:
-        chat = _chat(request.messages, manner.system, manner.result)
+        chat = _chat(request.messages, manner)
         yield from _speak(model, chat, options.sampling, cost)
     else:
         schema = json.dumps(_bounded(tool.parameters, manner.longest))
@@ -123,16 +124,24 @@ def _end(piece: Piece, cost: Usage, reason: str) -> Delta:
     return Delta(usage=cost + (piece.usage or Usage()), finish_reason=reason, done=True)
 
 
-def _chat(messages: Sequence[Message], system: str, result: str = _RESULT) -> Chat:
+def _chat(messages: Sequence[Message], manner: Manner) -> Chat:
+    if manner.found and messages and messages[-1].role == "tool":
+        return _with_results(messages, manner.found)
+    beginning: Chat = []
+    if not any(message.role in {"system", "developer"} for message in messages):
+        beginning += [{"role": "system", "content": manner.system}] if manner.system else []
+        beginning += _shown(manner.exchanges)
+    return beginning + _conversation(messages)
+
+
+def _conversation(messages: Sequence[Message]) -> Chat:
     """Write a conversation as the roles that every model knows, each two neighbours different.
 
     A tool's result joins the user's question, and the call between them is left out.
     """
     chat: Chat = []
-    if system and not any(message.role in {"system", "developer"} for message in messages):
-        chat.append({"role": "system", "content": system})
     for message in messages:
-        role, text = _line(message, result)
+        role, text = _line(message)
         if chat and chat[-1]["role"] == role:
             chat[-1]["content"] += f"\n{text}"
         elif text or not message.tool_calls:
@@ -140,11 +149,31 @@ def _chat(messages: Sequence[Message], system: str, result: str = _RESULT) -> Ch
     return chat
 
 
-def _line(message: Message, result: str) -> tuple[str, str]:
+def _line(message: Message) -> tuple[str, str]:
     text = message.content or ""
     if message.role == "tool":
-        return "user", result.format(text)
+        return "user", f"The tool's result: {text}"
     return "system" if message.role == "developer" else message.role, text
+
+
+def _with_results(messages: Sequence[Message], examples: Sequence[tuple[str, str, str]]) -> Chat:
+    """Put the results of the tools called since the last question to the model, with examples."""
+    asked = max((n for n, message in enumerate(messages) if message.role == "user"), default=0)
+    results = [message.content or "" for message in messages[asked:] if message.role == "tool"]
+    question = f"Question: {_question(messages)}\nFound: " + "\n".join(results)
+    return [
+        {"role": "system", "content": "Answer the question in one sentence with what was found."},
+        *_shown([(f"Question: {asks}\nFound: {result}", says) for asks, result, says in examples]),
+        {"role": "user", "content": question},
+    ]
+
+
+def _shown(exchanges: Iterable[tuple[str, str]]) -> Chat:
+    chat: Chat = []
+    for request, answer in exchanges:
+        chat.append({"role": "user", "content": request})
+        chat.append({"role": "assistant", "content": answer})
+    return chat
 
 
 def _question(messages: Sequence[Message]) -> str:
@@ -156,14 +185,12 @@ def _fill_in(tool: ToolSchema, question: str) -> Chat:
 
     The descriptions stay out: the model copies from them.
     """
-    chat = [
-        {"role": "system", "content": "Write the arguments of the tool for the request, as JSON."}
-    ]
-    for outline, request, arguments in _FILL_IN:
-        chat.append({"role": "user", "content": f"Tool: {outline}\nRequest: {request}"})
-        chat.append({"role": "assistant", "content": arguments})
     outline = f"{tool.name} {_outline(tool.parameters)}"
-    return [*chat, {"role": "user", "content": f"Tool: {outline}\nRequest: {question}"}]
+    return [
+        {"role": "system", "content": "Write the arguments of the tool for the request, as JSON."},
+        *_shown([(f"Tool: {about}\nRequest: {asks}", says) for about, asks, says in _FILL_IN]),
+        {"role": "user", "content": f"Tool: {outline}\nRequest: {question}"},
+    ]
 
 
 def _outline(parameters: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from ._assemble import partial_message
 from ._backend import Backend
 from ._limits import Limits, Turn, estimate_tokens, tree_limits
 from ._retry import Breaker, Retries
-from ._timeout import Timeouts, timed
+from ._timeout import Arrived, Timeouts, timed
 
 __all__ = ["ModelBackend"]
 
@@ -79,8 +79,11 @@ class ModelBackend(Backend):
             raise ConfigurationError(f"resume={resume!r}: it is 'continue' or None")
 
     @abstractmethod
-    def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
-        """Answer `request` once, without timeouts; raises a `BackendError` that holds no key."""
+    def _attempt(self, request: Request) -> AsyncGenerator[Arrived, None]:
+        """Answer `request` once, without timeouts; raises a `BackendError` that holds no key.
+
+        Deltas that came together may be yielded as one list, which is never empty.
+        """
 
     def _continued(self, request: Request, partial: Message) -> Request | None:
         """Return the request that goes on after `partial`, None if the server cannot."""
@@ -110,12 +113,13 @@ class ModelBackend(Backend):
         """Make one attempt: wait for a turn, pass the deltas on, see that the reply is whole."""
         async with self._turn(request) as turn:
             with self.breaker.attempt() if self.breaker else nullcontext():
-                async with aclosing(timed(self._attempt(request), self.timeouts)) as deltas:
-                    async for delta in deltas:
-                        reply.add(delta)
-                        if delta.usage is not None:
-                            turn.usage = delta.usage
-                        yield delta
+                async with aclosing(timed(self._attempt(request), self.timeouts)) as arriving:
+                    async for arrived in arriving:
+                        for delta in arrived if isinstance(arrived, list) else (arrived,):
+                            reply.add(delta)
+                            if delta.usage is not None:
+                                turn.usage = delta.usage
+                            yield delta
                 if not reply.whole:
                     raise BackendUnavailable("the connection ended before the reply did")
 

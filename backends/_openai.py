@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from pydantic import SecretStr
 
@@ -18,6 +19,7 @@ from ..commander._errors import (
 )
 from ..dispatch import Message, Request
 from ._failure import failure_from_response, not_events, told
+from ._secret import keep_from_log
 from ._wire import PerLoop, WireBackend, shown
 
 if TYPE_CHECKING:
@@ -88,6 +90,7 @@ class OpenAIBackend(WireBackend):
         self.provider = provider
         self._host = host if self.base_url == host.base_url else None
         self._where = shown(self.base_url)
+        keep_from_log(self._redactor, "httpx2")  # the SDK's transport, which logs whole addresses
         self._clients = PerLoop(self._open_client)
 
     async def aclose(self) -> None:
@@ -100,12 +103,14 @@ class OpenAIBackend(WireBackend):
         from openai import AsyncOpenAI, DefaultAioHttpClient
 
         assert self._api_key is not None
+        address = urlsplit(self.base_url)
         hosted_by_openai = self.provider == "openai"
         return AsyncOpenAI(
             api_key=self._api_key.get_secret_value(),
             organization=None if hosted_by_openai else "",
             project=None if hosted_by_openai else "",
-            base_url=self.base_url,
+            base_url=urlunsplit(address._replace(query="")),
+            default_query=dict(parse_qsl(address.query)),
             max_retries=0,
             default_headers={"Accept-Encoding": "identity"},
             timeout=httpx2.Timeout(None, connect=self.timeouts.connect),

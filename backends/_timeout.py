@@ -6,11 +6,15 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ..commander._errors import BackendUnavailable
 from ..dispatch import Delta
 
-__all__ = ["Timeouts", "timed"]
+__all__ = ["Arrived", "Timeouts", "timed"]
+
+Arrived: TypeAlias = Delta | list[Delta]
+"""One delta, or several that came together."""
 
 _AFTER_DONE = 1.0  # seconds that a server may leave the connection open after its last word
 
@@ -82,9 +86,9 @@ class _Watch:
 
 
 async def timed(
-    source: AsyncGenerator[Delta, None], timeouts: Timeouts
-) -> AsyncGenerator[Delta, None]:
-    """Pass the deltas on; raise `BackendUnavailable` when one is late. Closes `source`."""
+    source: AsyncGenerator[Arrived, None], timeouts: Timeouts
+) -> AsyncGenerator[Arrived, None]:
+    """Pass on what comes; raise `BackendUnavailable` when one is late. Closes `source`."""
     never = float("inf")
     clock = asyncio.get_running_loop().time
     end = clock() + (never if timeouts.whole is None else timeouts.whole)
@@ -99,13 +103,14 @@ async def timed(
                 try:
                     if bounded:
                         watch.start(min(clock() + patience, end))
-                    delta = await anext(source)
+                    arrived = await anext(source)
                 except StopAsyncIteration:
                     return
                 finally:
                     watch.stop()
-                yield delta
-                patience, what = (_AFTER_DONE if delta.done else between), "next token"
+                yield arrived
+                last = arrived[-1] if isinstance(arrived, list) else arrived
+                patience, what = (_AFTER_DONE if last.done else between), "next token"
     except asyncio.CancelledError:
         if not watch.is_ours():
             raise

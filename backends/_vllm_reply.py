@@ -16,7 +16,7 @@ from ..commander._errors import (
     ContextTooLong,
 )
 from ..dispatch import Delta, Message, Request, ToolSchema, Usage, request_body
-from ._local_tools import _chat
+from ._local_tools import _conversation
 from ._vllm_engine import Loaded, vllm_module
 from ._vllm_tools import MARK, Reader, instruction, marked_call, structural_tag
 
@@ -68,7 +68,7 @@ class _Question:
         if self.tools:
             about = instruction(self.body["tools"])
             messages.insert(0, Message(role="system", content=about))
-        return cast("list[dict[str, Any]]", _chat(messages, ""))
+        return cast("list[dict[str, Any]]", _conversation(messages))
 
     def template_options(self) -> dict[str, Any]:
         """Return what the template is rendered with, besides the messages."""

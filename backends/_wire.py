@@ -38,6 +38,8 @@ class WireBackend(ModelBackend):
         super().__init__(model, **settings)
         self.base_url = server_address(base_url)
         self._api_key = as_secret(api_key)
+        if self._api_key is not None and urlsplit(self.base_url).password:
+            raise ConfigurationError("the address holds a password: give that or api_key, not both")
         self._redactor = Redactor(self._api_key, *_secrets(self.base_url))
 
     def __repr__(self) -> str:
@@ -73,19 +75,35 @@ class WireBackend(ModelBackend):
         said = Message(role="assistant", content=partial.content)
         return Request([*request.messages, said], request.tools, {**request.options, **go_on})
 
-    async def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
+    async def _attempt(self, request: Request) -> AsyncGenerator[list[Delta], None]:
+        """What comes in one piece is passed on in one: a wait for each delta would cost more."""
         try:
             body = self._body(request) | self._extra(request)
             async with aclosing(self._send(body)) as pieces:
                 reader = EventReader()
                 async for piece in pieces:
-                    for event in reader.feed(piece):
-                        if (delta := _delta(event)) is not None:
-                            yield delta
+                    deltas, failure = _read(reader.feed(piece))
+                    if deltas:
+                        yield deltas
+                    if failure is not None:
+                        raise failure
             if (delta := _last_delta(reader.close())) is not None:
-                yield delta
+                yield [delta]
         except BackendError as error:
+            piece = b""  # some tracebacks show variables
             raise self._redactor.error(error) from None
+
+
+def _read(events: list[bytes]) -> tuple[list[Delta], BackendError | None]:
+    """Return what the events say, up to the first that is a failure."""
+    deltas: list[Delta] = []
+    try:
+        for event in events:
+            if (delta := _delta(event)) is not None:
+                deltas.append(delta)  # noqa: PERF401 - what comes before a failure is kept
+    except BackendError as failure:
+        return deltas, failure
+    return deltas, None
 
 
 def _delta(event: bytes) -> Delta | None:
@@ -147,7 +165,7 @@ def shown(url: str) -> str:
 
 def _secrets(url: str) -> list[SecretStr]:
     parts = urlsplit(url)
-    values = [value for _, value in parse_qsl(parts.query)]
+    values = [value for name, value in parse_qsl(parts.query) if "version" not in name]
     return [SecretStr(value) for value in (*values, unquote(parts.password or "")) if value]
 
 

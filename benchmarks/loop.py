@@ -1,22 +1,25 @@
 """What a conversation costs the client: ours against hand-written loops and other libraries.
 
-    python benchmarks/loop.py [--conversations 1 50 200] [--only http openai ...]
+    python benchmarks/loop.py [--conversations 1 50 200] [--only NAME ...] [--keep FIGURES.json]
 
 A conversation is a user's message, a tool call, its result and a 200-token answer, streamed by a
 scripted server in another process, an event for each token: as fast as it goes, or with `--pause`
 seconds between them. Each contender runs in a process of its own, after two conversations to warm
-up; what counts is the CPU time of that process, in the best of two rounds. The others are
+up; what counts is the CPU time of that process, in the best of as many rounds as fit into five
+seconds, and of two at least. The others are
 
     pip install "anabranch[openai,http]" openai-agents "pydantic-ai-slim[openai]" \\
         langgraph langchain-openai agere
 
-Contenders whose package is not installed are named at the end.
+Contenders whose package is not installed are named at the end. With `--keep`, figures of earlier
+runs are reported too, each with its share of the raw SDK loop in its own run.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import multiprocessing
 import os
 import subprocess
@@ -25,23 +28,29 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from _loop_contenders import CONTENDERS, Converse
 from _loop_server import ANSWER, serve
 
-ROUNDS = 2
+ROUNDS = 2  # at least
+ENOUGH = 5.0  # seconds of rounds after which no other begins
 BATCH = 20  # conversations that a round has at least
 LONGEST = 600  # seconds for one contender
 BASE = "raw SDK loop"  # what the others are compared with
-Figures: TypeAlias = dict[str, dict[int, float | str]]
+Figure: TypeAlias = tuple[float, float] | str  # milliseconds, share of the base; or what failed
+Figures: TypeAlias = dict[str, dict[int, Figure]]
 
 
 async def _measure(name: str, url: str, conversations: int) -> float:
     converse = CONTENDERS[name](url)
     for _ in range(2):
         _check(await converse())
-    return min([await _round(converse, conversations) for _ in range(ROUNDS)])
+    figures: list[float] = []
+    start = time.perf_counter()
+    while len(figures) < ROUNDS or time.perf_counter() - start < ENOUGH:
+        figures.append(await _round(converse, conversations))
+    return min(figures)
 
 
 async def _round(converse: Converse, at_once: int) -> float:
@@ -82,18 +91,25 @@ def _run(name: str, url: str, conversations: int) -> float | str:
     return "not installed" if "ModuleNotFoundError" in last else last[:60]
 
 
+def _shares(row: dict[int, float | str], base: dict[int, float | str]) -> dict[int, Figure]:
+    return {n: _figure(row[n], base[n]) for n in row}
+
+
+def _figure(value: float | str, base: float | str) -> Figure:
+    if isinstance(value, str) or isinstance(base, str):
+        return str(value)
+    return value, value / base
+
+
 def _print_table(figures: Figures, counts: list[int]) -> None:
     print("| client CPU, ms a conversation | " + " | ".join(f"{n} at once" for n in counts) + " |")
     print("|---|" + "---:|" * len(counts))
-    base = figures[BASE]
     for name, row in figures.items():
-        print(f"| {name} | " + " | ".join(_cell(row[n], base[n]) for n in counts) + " |")
+        print(f"| {name} | " + " | ".join(_cell(row.get(n, "")) for n in counts) + " |")
 
 
-def _cell(value: float | str, base: float | str) -> str:
-    if isinstance(value, str) or isinstance(base, str):
-        return str(value)
-    return f"{value:.1f} ({value / base:.2f})"
+def _cell(figure: Figure) -> str:
+    return figure if isinstance(figure, str) else f"{figure[0]:.1f} ({figure[1]:.2f})"
 
 
 def _print_chart(known: dict[str, float], title: str) -> None:
@@ -122,8 +138,8 @@ def _draw_chart(known: dict[str, float], title: str, file: Path) -> None:
 
 def _report(figures: Figures, counts: list[int], pause: float) -> None:
     _print_table(figures, counts)
-    rows = {name: row[counts[-1]] for name, row in figures.items()}
-    known = {name: value for name, value in rows.items() if isinstance(value, float)}
+    rows = {name: row.get(counts[-1], "") for name, row in figures.items()}
+    known = {name: value[0] for name, value in rows.items() if not isinstance(value, str)}
     known = dict(sorted(known.items(), key=lambda pair: pair[1]))
     title = f"{counts[-1]} conversations at once: client CPU, ms a conversation"
     _print_chart(known, title)
@@ -138,17 +154,35 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, nargs="+", default=[1, 50, 200])
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--only", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS))
+    parser.add_argument("--keep", type=Path, help="a file of figures, read and added to")
     parser.add_argument("--contend", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contend:
         name, url, conversations = options.contend
         _contend(name, url, int(conversations))
+    figures = _kept(options.keep)
     with _server(options.pause) as url:
-        figures: Figures = {}
+        base: dict[int, float | str] = {}
         for name in dict.fromkeys([BASE, *options.only]):
-            figures[name] = {n: _run(name, url, n) for n in options.conversations}
-            print(f"{name}: {figures[name]}", file=sys.stderr)
-    _report(figures, options.conversations, options.pause)
+            row = {n: _run(name, url, n) for n in options.conversations}
+            print(f"{name}: {row}", file=sys.stderr)
+            base = base or row
+            figures[name] = figures.get(name, {}) | _shares(row, base)
+    if options.keep:
+        options.keep.write_text(json.dumps(figures, indent=1))
+    counts = sorted({n for row in figures.values() for n in row})
+    _report({name: figures[name] for name in CONTENDERS if name in figures}, counts, options.pause)
+
+
+def _kept(file: Path | None) -> Figures:
+    if file is None or not file.exists():
+        return {}
+    kept: dict[str, dict[str, Any]] = json.loads(file.read_text())
+    return {name: {int(n): _read(row[n]) for n in row} for name, row in kept.items()}
+
+
+def _read(figure: Any) -> Figure:
+    return figure if isinstance(figure, str) else tuple(figure)
 
 
 @contextmanager

@@ -5,6 +5,11 @@
 One engine serves both sides, in turn: directly, its outputs read in its own loop as a program
 with `AsyncLLM` would; and through `backend.stream`, read in ours. Goal: at least 0.98.
 Give `--concurrent 1 4 16 64 128` on a GPU.
+
+    python benchmarks/vllm.py --pipe [--concurrent 1 4 16 128]
+
+needs neither vLLM nor a quiet machine: CPU time for a token on its way from the engine's thread to
+the reader, with an engine that only counts, beside the counting alone.
 """
 
 from __future__ import annotations
@@ -15,17 +20,20 @@ import statistics
 import sys
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 # This file's own folder comes first there, and `import vllm` would find this file.
 sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file__).parent.resolve()]
 
-from anabranch.backends._vllm import VLLMBackend  # noqa: E402 - see above
-from anabranch.backends._vllm_engine import Engine  # noqa: E402
-from anabranch.dispatch import Message, Request  # noqa: E402
+from anabranch.backends import _vllm, _vllm_engine  # noqa: E402 - see above
+from anabranch.backends._vllm import VLLMBackend  # noqa: E402
+from anabranch.backends._vllm_engine import Engine, Loaded  # noqa: E402
+from anabranch.dispatch import Delta, Message, Request  # noqa: E402
 
+TOKENS = 200  # of a reply with --pipe
 PROMPT = "Tell me about the history of bridges."
 
 
@@ -94,6 +102,43 @@ async def compare(backend: VLLMBackend, engine: Engine, concurrent: int, args: A
     return f"{concurrent:10} {raw:12.1f} {mine:12.1f} {statistics.median(ratios):8.3f}  {spread}"
 
 
+async def _counts(*_: Any) -> AsyncGenerator[Delta, None]:
+    """Answer as an engine that takes no time: a token in each turn of its loop."""
+    for _ in range(TOKENS):
+        await asyncio.sleep(0)
+        yield Delta(" word")
+    yield Delta(finish_reason="length", done=True)
+
+
+async def _cost(reply: Callable[[], AsyncGenerator[Delta, None]], concurrent: int) -> float:
+    """Return the CPU time of a token in microseconds, the best of six rounds."""
+
+    async def read() -> None:
+        async for _ in reply():
+            pass
+
+    times: list[float] = []
+    for _ in range(6):
+        start = time.process_time()
+        await asyncio.gather(*(read() for _ in range(concurrent)))
+        times.append(time.process_time() - start)
+    return min(times) / (concurrent * TOKENS) * 1e6
+
+
+async def pipe(args: Any) -> None:
+    """Print what the way through the backend costs."""
+    _vllm.find_spec, _vllm.answer = (lambda _: True), _counts  # type: ignore[assignment]
+    loaded = Loaded(SimpleNamespace(shutdown=lambda: None), {}, "")
+    _vllm_engine._load = lambda _: loaded
+    request = Request([Message(role="user", content=PROMPT)])
+    async with VLLMBackend("none") as backend:
+        print("concurrent  counting alone  through anabranch   (CPU time, us a token)")
+        for concurrent in args.concurrent:
+            alone = await _cost(_counts, concurrent)
+            whole = await _cost(lambda: backend.stream(request), concurrent)
+            print(f"{concurrent:10} {alone:15.1f} {whole:18.1f}")
+
+
 async def main(args: Any) -> None:
     engine = {"max_model_len": 1024, "enforce_eager": args.eager}
     if args.dtype:
@@ -107,10 +152,14 @@ async def main(args: Any) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("model")
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--pipe", action="store_true", help="the way alone, without vLLM")
     parser.add_argument("--concurrent", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--dtype", default="", help="float32 is the fastest on some CPUs")
     parser.add_argument("--eager", action="store_true", help="do not compile the model")
-    asyncio.run(main(parser.parse_args()))
+    options = parser.parse_args()
+    if not (options.pipe or options.model):
+        parser.error("which model?")
+    asyncio.run((pipe if options.pipe else main)(options))

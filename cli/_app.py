@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from contextlib import AsyncExitStack
+from collections.abc import Generator
+from contextlib import AsyncExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from ..backends import Backend, connect
 from ..commander import AnabranchError
 from ..dispatch import Conversation
 from ..tools import AnyTool, open_tools
-from ._session import chat_session
+from ._session import INTERRUPTED, chat_session
 from ._terminal import complain
 
 __all__ = ["app"]
@@ -29,7 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-USAGE, FAILED, INTERRUPTED = 2, 1, 130
+USAGE, FAILED = 2, 1
 
 
 def _show_version(wanted: bool) -> None:
@@ -98,27 +99,22 @@ def chat(
         raise SystemExit(asyncio.run(_chat(backend, conversation, tools, debug)))
 
 
-class _told:  # noqa: N801 - it is used as a context manager's function would be
-    """Turns an error into one line on the standard error and an exit status."""
-
-    def __init__(self, status: int, debug: bool) -> None:
-        self._status = status
-        self._debug = debug
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, KeyboardInterrupt):
-            raise SystemExit(INTERRUPTED) from None
-        if isinstance(error, BrokenPipeError):
-            # What is still in the buffer has nowhere to go, and Python would say so at its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise SystemExit(self._status) from None
-        if self._debug or not isinstance(error, (AnabranchError, OSError)):
-            return
+@contextmanager
+def _told(status: int, debug: bool) -> Generator[None]:
+    """Turn an error into one line on the standard error and an exit status."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
+    except BrokenPipeError:
+        # What is still in the buffer has nowhere to go, and Python would say so at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(status) from None
+    except (AnabranchError, OSError) as error:
+        if debug:
+            raise
         complain(error)
-        raise SystemExit(self._status) from None
+        raise SystemExit(status) from None
 
 
 async def _chat(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 from difflib import get_close_matches
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from ..backends import Backend, connect
@@ -99,6 +100,18 @@ async def _retry(chat: TerminalChat, argument: str) -> str | None:
     return None
 
 
+async def _undo(chat: TerminalChat, argument: str) -> None:
+    """/undo                forget the last turn: what you said, and all that came of it"""
+    messages = chat.conversation.messages
+    turns = [number for number, message in enumerate(messages) if message.role == "user"]
+    if not turns:
+        complain("there is nothing to take back yet")
+        return
+    said = messages[turns[-1]].content or ""
+    del messages[turns[-1] :]
+    chat.terminal.note(f"forgotten: {shorten(said, 60, placeholder=' ...')}", "")
+
+
 async def _exit(chat: TerminalChat, argument: str) -> None:
     """/exit                leave (also Ctrl-D, and Ctrl-C at an empty prompt)"""
     raise Leave
@@ -110,6 +123,7 @@ _COMMANDS: dict[str, Callable[[TerminalChat, str], Awaitable[str | None]]] = {
     "/tools": _tools,
     "/save": _save,
     "/retry": _retry,
+    "/undo": _undo,
     "/exit": _exit,
 }
 COMMANDS = list(_COMMANDS)

@@ -19,7 +19,7 @@ from ..tools import AnyTool
 from ._commands import COMMANDS, Leave, about, obey
 from ._terminal import Terminal
 
-__all__ = ["TerminalChat", "chat_session"]
+__all__ = ["INTERRUPTED", "TerminalChat", "chat_session"]
 
 INTERRUPTED = 130
 
@@ -90,7 +90,7 @@ async def chat_session(
         desk = Desk(backends)
         first = TerminalChat(backend, conversation, tools, terminal, desk=desk)
         commander = Commander(policy="fail_fast", slow_after=0.1 if debug else None)
-        with _interrupts(commander, desk, terminal.interactive):
+        with _interrupts(commander, desk, terminal):
             async with commander:
                 commander.put_job(first)
     if desk.interrupted:
@@ -99,7 +99,7 @@ async def chat_session(
 
 
 @contextmanager
-def _interrupts(commander: Commander, desk: Desk, interactive: bool) -> Generator[None]:
+def _interrupts(commander: Commander, desk: Desk, terminal: Terminal) -> Generator[None]:
     """Let SIGINT stop what the terminal is busy with, or end a session that waits for input.
 
     From a pipe there is nobody to go on with: there it always ends the session.
@@ -107,10 +107,11 @@ def _interrupts(commander: Commander, desk: Desk, interactive: bool) -> Generato
     loop = asyncio.get_running_loop()
 
     def interrupt() -> None:
-        if interactive and desk.busy is not None:
+        if terminal.interactive and desk.busy is not None:
             desk.busy.cancel("interrupted")
-        else:
-            desk.interrupted = not interactive
+            terminal.stopped = True
+        elif not terminal.forgives():
+            desk.interrupted = not terminal.interactive
             commander.exit()
 
     def received(number: int, frame: FrameType | None) -> None:

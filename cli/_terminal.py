@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from io import TextIOWrapper
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import WordCompleter
-from prompt_toolkit.history import FileHistory, InMemoryHistory
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from rich.console import Console
 from rich.text import Text
 
@@ -21,7 +15,8 @@ from ..commander import NodeCancelled
 from ..dispatch import ToolCall
 from ..handlers import View
 from ..jobs import read_line
-from ..tools import ToolResult
+from ..tools import AnyTool, Decision, InvalidArguments, ToolResult
+from ._editor import LineEditor
 
 __all__ = ["Terminal", "complain"]
 
@@ -57,48 +52,41 @@ class Terminal(View):
                 stream.reconfigure(errors="replace")  # for what the terminal cannot show or send
         self.interactive = sys.stdin.isatty()
         self.failures = 0
+        # Whether Ctrl-C has stopped an answer, and the user has said nothing since.
+        self.stopped = False
         self._debug = debug
         self._notes = Console(
             stderr=not self.interactive, soft_wrap=True, highlight=False, markup=False
         )
-        self._commands = commands
-        self._prompt: PromptSession[str] | None = None
+        self._editor = LineEditor(commands)
         self._asking = asyncio.Lock()
         # Whether the last thing shown has ended its line.
         self._at_start = True
 
-    async def read(self, prompt: str = "> ") -> str | None:
-        """Return what the user says, None at the end of the input or for Ctrl-C at an empty prompt.
-
-        Several lines are one text: Alt-Enter, or a backslash at the end of a line.
-        """
-        self.end_line()
+    async def read(self) -> str | None:
+        """Return what the user says next, None at the end or for Ctrl-C at an empty prompt."""
         if not self.interactive:
             return await read_line()
-        if os.environ.get("TERM", "dumb") == "dumb" or not sys.stdout.isatty():
-            return await self._read_plain(prompt)
-        if self._prompt is None:
-            self._prompt = _session(self._commands)
         while True:
+            self.end_line()
             try:
-                return await self._prompt.prompt_async(prompt, handle_sigint=False)
-            except EOFError:
-                return None
+                said = await self._editor.read("> ")
             except KeyboardInterrupt:
-                if not self._prompt.default_buffer.text:
-                    return None
+                if self.forgives():
+                    continue
+                return None
+            self.stopped = False
+            return said
 
-    async def _read_plain(self, prompt: str) -> str | None:
-        lines: list[str] = []
-        while True:
-            sys.stdout.write("... " if lines else prompt)
-            sys.stdout.flush()
-            line = await read_line()
-            if line is None:
-                return "\n".join(lines) if lines else None
-            lines.append(line.removesuffix("\\"))
-            if not line.endswith("\\"):
-                return "\n".join(lines)
+    def forgives(self) -> bool:
+        """Take an interrupt that would leave; whether it is the echo of one that stopped an answer.
+
+        Who presses Ctrl-C twice to stop a model does not want to lose the chat.
+        """
+        echo, self.stopped = self.stopped, False
+        if echo:
+            self.note("(Ctrl-C once more leaves)")
+        return echo
 
     def write(self, text: str) -> None:
         """Show a piece of the model's words."""
@@ -142,17 +130,47 @@ class Terminal(View):
             Console(stderr=True).print_exception()
         complain(error)
         if self.interactive:
-            self.note("the conversation is kept: /retry tries this turn again, /save keeps it")
+            self.note("nothing is lost: /retry tries this turn again, /undo forgets it")
 
-    async def approve(self, call: ToolCall) -> bool:
-        """Ask on the terminal; from a pipe there is nobody to say yes."""
-        if not self.interactive:
-            return False
+    async def ask(self, call: ToolCall, tool: AnyTool) -> bool | Decision:
+        """Ask on the terminal; from a pipe there is nobody to say yes.
+
+        The person may edit the arguments first; those that the tool would not take are not run.
+        """
+        if self.approvals is not None or not self.interactive:
+            return await super().ask(call, tool)
         async with self._asking:  # one question at a time, however many calls wait
-            for name, value in call.arguments.items():
-                self.note(f"{name}: {value}", "cyan")  # whole: it is what the answer is about
-            answer = await self.read(f"run {call.name}? [y/N] ")
-        return answer is not None and answer.strip().lower() in ("y", "yes")
+            arguments = call.arguments
+            while True:
+                for name, value in arguments.items():
+                    self.note(f"{name}: {value}", "cyan")  # whole: it is what the answer is about
+                answer = await self._editor.answer(f"run {call.name}? [y/N/e(dit)] ")
+                letter = (answer or "n").strip().lower()
+                if letter not in ("e", "edit"):
+                    edited = None if arguments == call.arguments else arguments
+                    return Decision(letter in ("y", "yes"), edited)
+                arguments = await self._edit(arguments, tool)
+
+    async def _edit(self, arguments: dict[str, Any], tool: AnyTool) -> dict[str, Any]:
+        """Let the person write other arguments, until `tool` takes them or they give up."""
+        draft: str | None = json.dumps(arguments, ensure_ascii=False)
+        self.note("the arguments, as JSON; an empty line gives up")
+        self.note("Ctrl-X Ctrl-E opens $EDITOR" if self._editor.edits else draft)
+        while draft := await self._editor.answer("arguments: ", draft):
+            try:
+                tool.check(edited := _json_object(draft))
+            except (ValueError, InvalidArguments) as error:
+                complain(error)
+            else:
+                return edited
+        return arguments
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("the arguments are a JSON object: {...}")
+    return cast("dict[str, Any]", found)
 
 
 def _harmless(text: str) -> str:
@@ -162,40 +180,3 @@ def _harmless(text: str) -> str:
 def _cut(text: str) -> str:
     text = " ".join(text.split("\n"))
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ... ({len(text)} characters)"
-
-
-def _session(commands: list[str]) -> PromptSession[str]:
-    completer = WordCompleter(commands, sentence=True)
-    return PromptSession(
-        history=_history(), key_bindings=_keys(), completer=completer, complete_while_typing=False
-    )
-
-
-def _history() -> FileHistory | InMemoryHistory:
-    from platformdirs import user_state_path
-
-    try:
-        path: Path = user_state_path("anabranch", ensure_exists=True) / "history"
-        path.touch(mode=0o600)
-    except OSError:  # a home that cannot be written: arrow keys still know this session
-        return InMemoryHistory()
-    return FileHistory(path)
-
-
-def _keys() -> KeyBindings:
-    keys = KeyBindings()
-
-    @keys.add("escape", "enter")
-    def _(event: KeyPressEvent) -> None:
-        event.current_buffer.insert_text("\n")
-
-    @keys.add("enter")
-    def _(event: KeyPressEvent) -> None:
-        buffer: Any = event.current_buffer
-        if buffer.document.char_before_cursor == "\\":
-            buffer.delete_before_cursor()
-            buffer.insert_text("\n")
-        else:
-            buffer.validate_and_handle()
-
-    return keys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import time
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from contextvars import Context, copy_context
@@ -87,8 +88,13 @@ class Commander(Node[Any], internal=True):
         self._n_new_task: Callable[..., asyncio.Task[None]] = (
             asyncio.Task if loop.get_task_factory() is None else partial(_create_task, loop)
         )
+        # What asyncio's own loops call; others may keep another time.
+        own = type(loop).time is asyncio.BaseEventLoop.time
+        self._n_clock: Callable[[], float] = time.monotonic if own else loop.time
+        # What that clock lacks to the time of day.
+        self._n_epoch = time.time() - self._n_clock()
         self._n_spawn = spawn
-        self._n_queue = Queue(self._n_limit, loop, spawn)
+        self._n_queue = Queue(self._n_limit, self, loop, spawn)
         self._n_commander = self
         self._n_state = "running"
         self._n_open = True

@@ -7,9 +7,8 @@ its own: a slow one loses the oldest events, is told how many, and never slows t
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
 from ._record import DONE, node_name
@@ -55,17 +54,26 @@ class Event(NamedTuple):
         return f"<{self.kind} {self.name}#{self.node_id}>"
 
 
-# What a listener keeps of an event until it is read, without its `time`: a plain tuple is made in
-# half the time, and the garbage collector leaves it alone as long as it holds no containers.
-Raw: TypeAlias = "tuple[EventKind, int, int | None, str, float, Any]"
+# What a listener keeps of an event until it is read, the fields of `Event` in their order: a plain
+# tuple is made in half the time, and the garbage collector leaves it alone as long as it holds no
+# containers.
+Raw: TypeAlias = "tuple[EventKind, int, int | None, str, float, float, Any]"
+
+# So many seconds pass at least between two wakings of a listener: what happens meanwhile is read
+# in one turn of the loop. After a longer silence it is woken at once.
+BREATH = 0.001
+
+# Event's own __new__ takes its fields one by one.
+_new: Callable[[type[Event], Raw], Event] = tuple.__new__  # pyright: ignore
 
 
 class Events:
     """An async iterator over a commander's events, from its making to the commander's end.
 
     `missed` counts the events that this listener was too slow for; each gap is also reported by an
-    event of kind `missed` in its place. Leaving the `async for` early is harmless; `close` frees
-    the buffer at once.
+    event of kind `missed` in its place. A listener that waits learns of an event at once, and of
+    those in the next millisecond together at its end. Leaving the `async for` early is harmless;
+    `close` frees the buffer at once.
     """
 
     def __init__(
@@ -80,9 +88,10 @@ class Events:
         # The newest events, at most `capacity`; `_gap` counts those dropped before its first.
         self._buffer: deque[Raw] = deque()
         self._gap = 0
-        # What the loop's clock lacks to the time of day; known from the first reading on.
-        self._epoch: float | None = None
         self._waiter: asyncio.Future[None] | None = None
+        # Whether the next event has to see to it that the waiter is woken.
+        self._asleep = False
+        self._woken = float("-inf")  # when it was last woken, by the loop's clock
         self._closed = commander._n_state in DONE
         if not self._closed:
             commander._n_listeners.append(self)
@@ -91,27 +100,26 @@ class Events:
         return self
 
     async def __anext__(self) -> Event:
-        if self._epoch is None:
-            self._epoch = time.time() - asyncio.get_running_loop().time()
-        while True:
-            if self._gap:
-                return self._report_gap(self._epoch)
-            if self._buffer:
-                kind, node_id, parent_id, name, clock, data = self._buffer.popleft()
-                return Event(kind, node_id, parent_id, name, self._epoch + clock, clock, data)
+        while not self._buffer:
             if self._closed:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
+            self._asleep = True
             try:
                 await self._waiter
             finally:
                 self._waiter = None
+                self._asleep = False
+        if self._gap:
+            return self._report_gap()
+        return _new(Event, self._buffer.popleft())
 
-    def _report_gap(self, epoch: float) -> Event:
+    def _report_gap(self) -> Event:
         gap, self._gap = self._gap, 0
         commander = self._commander
         clock = commander._n_loop.time()
-        return Event("missed", commander._n_id, None, "events", epoch + clock, clock, gap)
+        time = commander._n_epoch + clock
+        return Event("missed", commander._n_id, None, "events", time, clock, gap)
 
     def _drop_oldest(self) -> None:
         self._buffer.popleft()
@@ -125,35 +133,45 @@ class Events:
             self._commander._n_listeners.remove(self)
             self._wake()
 
+    def _rouse(self, clock: float) -> None:
+        self._asleep = False
+        if clock - self._woken < BREATH:
+            self._commander._n_loop.call_later(BREATH, self._wake)
+        else:
+            self._wake()
+
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
+            self._woken = self._commander._n_loop.time()
             waiter.set_result(None)
 
 
 def publish(node: Node[Any], kind: EventKind, data: object = None) -> None:
     """Tell those who listen to the node's commander; nobody listening, it does nothing."""
+    # One long function: with a listener, every node comes by three or four times.
     commander = node._n_commander
-    event: Raw | None = None
+    if data is None:
+        data = node._n_cancel if kind == "cancelled" else node._n_error
+    parent = node._n_parent
+    clock = commander._n_clock()
+    event: Raw = (
+        kind,
+        node._n_id,
+        None if parent is None else parent._n_id,
+        node._n_name or node_name(node),
+        commander._n_epoch + clock,
+        clock,
+        data,
+    )
     for listener in commander._n_listeners:
         if listener._kinds is None or kind in listener._kinds:
-            event = event or _raw(node, kind, data)
-            # Written out here: with a listener, every node comes by three or four times.
             buffer = listener._buffer
             if len(buffer) == listener._capacity:
                 listener._drop_oldest()
             buffer.append(event)
-            if listener._waiter is not None:
-                listener._wake()
-
-
-def _raw(node: Node[Any], kind: EventKind, data: object) -> Raw:
-    if data is None:
-        data = node._n_cancel if kind == "cancelled" else node._n_error
-    parent = node._n_parent
-    parent_id = None if parent is None else parent._n_id
-    name = node._n_name or node_name(node)
-    return (kind, node._n_id, parent_id, name, node._n_commander._n_loop.time(), data)
+            if listener._asleep:
+                listener._rouse(clock)
 
 
 def emit(node: Node[Any], kind: EventKind, data: object) -> None:

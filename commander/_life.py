@@ -20,7 +20,7 @@ from ._errors import NodeCancelled
 from ._events import publish
 from ._failure import blame, body_failed, child_completed, child_failed, log_lost, weigh
 from ._policy import Quorum
-from ._record import CURRENT, Attempts, Callback, Moment, Record
+from ._record import CURRENT, After, Attempts, Callback, Moment, Record
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -39,7 +39,8 @@ TURN = cast("Awaitable[None]", _Turn())
 
 TASK_NAME = "anabranch"
 
-Todo: TypeAlias = "Iterator[tuple[Moment, Callback]]"
+# Moments and callbacks in turn.
+Todo: TypeAlias = "Iterator[Any]"
 Verdict: TypeAlias = Literal["completed", "failed", "cancelled"]
 
 
@@ -66,6 +67,8 @@ def spawn(node: Node[Any], context: Context | None = None) -> None:
 async def _drive(node: Node[Any]) -> None:
     try:
         await TURN
+        if node._n_special and node._n_task is not asyncio.current_task():
+            return  # the queue has called the job back: another task will run it
         CURRENT.set(node)
         if not node._n_special or (node._n_cancel is None and node._n_abort is None):
             node._n_state = "running"
@@ -76,6 +79,8 @@ async def _drive(node: Node[Any]) -> None:
             result = await node.task()
             node._n_result = await _adopt(node, result) if isinstance(result, Record) else result
     except asyncio.CancelledError:
+        if node._n_task is not asyncio.current_task():
+            return
         CURRENT.set(node)  # it may have come before the first turn
         if node._n_cancel is None and node._n_abort is None:
             # The body raised it by itself, or somebody cancelled the task and not the node.
@@ -127,7 +132,8 @@ async def _run_starts(node: Node[Any], starts: list[Callback]) -> None:
 
 async def _adopt(node: Node[Any], returned: object) -> Any:
     """Wait for the node that a body has returned; it becomes a child unless it already runs."""
-    _leave_place(node)
+    if node._n_place is not None:
+        node._n_place.release(node)
     _enter_joining(node)
     return await cast("Node[Any]", returned)
 
@@ -135,7 +141,8 @@ async def _adopt(node: Node[Any], returned: object) -> Any:
 def _body_ended(node: Node[Any]) -> None:
     """Join: at once if no child is alive, else when the last one has ended."""
     node._n_task = None
-    _leave_place(node)
+    if node._n_place is not None:
+        node._n_place.release(node)
     if node._n_children:
         node._n_context = copy_context()
         if node._n_state != "joining":
@@ -148,11 +155,6 @@ def _enter_joining(node: Node[Any]) -> None:
     node._n_state = "joining"
     if node._n_commander._n_listeners:
         publish(node, "joining")
-
-
-def _leave_place(node: Node[Any]) -> None:
-    if node._n_place is not None:
-        node._n_place.release(node)
 
 
 # --- the end
@@ -240,10 +242,11 @@ MOMENTS: dict[Verdict, Moment] = {
 def _run_callbacks(node: Node[Any], at_home: bool) -> bool:
     """Run the final callbacks; from the first async one on, in a task of their own."""
     node._n_state = "joining"
-    due = MOMENTS[_verdict(node)]
+    due: Moment = MOMENTS[_verdict(node)] if node._n_special else "end"
     # The list is read as it grows: a callback may add another one that is still due.
     todo = iter(node._n_callbacks or ())
-    for moment, callback in todo:
+    for moment in todo:
+        callback = next(todo)
         if moment != due and moment != "done":
             continue
         try:
@@ -312,7 +315,8 @@ async def _run_rest(
 
 
 def _next_due(due: Moment, todo: Todo) -> Callback | None:
-    for moment, callback in todo:
+    for moment in todo:
+        callback: Callback = next(todo)
         if moment in (due, "done"):
             return callback
     return None
@@ -357,8 +361,8 @@ def _close(node: Node[Any]) -> Node[Any] | None:
             if not waiter.done():
                 waiter.set_result(None)
                 node._n_takers += 1
-    if node._n_callbacks is not None:
-        _run_closed(node, node._n_callbacks)
+    if node._n_after is not None:
+        _run_after(node, node._n_after)
     if node._n_context is not None:
         node._n_context = None  # it leads back to the node: only the collector could free the two
     parent = node._n_parent
@@ -376,9 +380,9 @@ def _close(node: Node[Any]) -> Node[Any] | None:
     return parent
 
 
-def _run_closed(node: Node[Any], callbacks: list[tuple[Moment, Callback]]) -> None:
+def _run_after(node: Node[Any], callbacks: list[tuple[After, Callback]]) -> None:
     for moment, callback in callbacks:
         if moment == "commander_end":
             node._n_commander._n_keep(node, callback)
-        elif moment == "closed":
+        else:
             callback(node)

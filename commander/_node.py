@@ -166,7 +166,12 @@ class Node(Record, Generic[T_co]):
 
         One that raises is logged. A node that never entered a tree never runs it.
         """
-        return _add_callback(self, "commander_end", callback)
+        if self._n_state in DONE:
+            _refuse_callback(self)
+        if self._n_after is None:
+            self._n_after = []
+        self._n_after.append(("commander_end", callback))
+        return self
 
     def recover(self, value: Any) -> None:
         """End this failed node as completed, with `value`. Only inside `at_exception`."""
@@ -200,8 +205,8 @@ class Node(Record, Generic[T_co]):
         Raises `NodeClosed` if the parent takes no more children, `RuntimeError` if the job was
         started before or this is not the parent's loop, `TypeError` if it is no job.
         """
-        if not job._n_queued:
-            raise TypeError(f"{job!r} is not a Job: start it with call_handler")
+        if not _is_node(job) or not job._n_queued:
+            _refuse_kind(job, "a Job")
         enter(self if parent is None else parent, job, timeout, retry, policy, claim)
         if job._n_cancel is None:
             job._n_commander._n_queue.put(job, priority)
@@ -224,8 +229,8 @@ class Node(Record, Generic[T_co]):
         It passes no queue and counts against no limit. The arguments and errors are those of
         `put_job`. Returns the handler.
         """
-        if handler._n_queued:
-            raise TypeError(f"{handler!r} is a Job: start it with put_job")
+        if not _is_node(handler) or handler._n_queued:
+            _refuse_kind(handler, "a handler")
         enter(self if parent is None else parent, handler, timeout, retry, policy, claim)
         spawn(handler)
         return handler
@@ -384,6 +389,18 @@ def _refuse_circle(node: Node[Any], waiter: Node[Any]) -> None:
         ancestor = ancestor._n_parent
 
 
+def _is_node(given: object) -> bool:
+    return isinstance(given, Record)
+
+
+def _refuse_kind(given: object, wanted: str) -> None:
+    if isinstance(given, Record):
+        other = "put_job" if given._n_queued else "call_handler"
+        raise TypeError(f"{given!r} is not {wanted}: start it with {other}")
+    name = getattr(given, "__name__", None)
+    raise TypeError(f"{given!r} is not {wanted}" + (f": make one, {name}(...)" if name else ""))
+
+
 def _refuse_callback(node: Node[Any]) -> None:
     raise RuntimeError(f"{node!r} is done: a callback added now would never run")
 
@@ -392,9 +409,9 @@ def _add_callback(node: N, moment: Moment, callback: Callback) -> N:
     if node._n_state in DONE:
         _refuse_callback(node)
     if node._n_callbacks is None:
-        node._n_callbacks = [(moment, callback)]
+        node._n_callbacks = [moment, callback]
     else:
-        node._n_callbacks.append((moment, callback))
+        node._n_callbacks += (moment, callback)
     return node
 
 

@@ -25,9 +25,9 @@ def observe(node: Node[Any]) -> asyncio.Future[None]:
         if not future.done():
             future.set_result(None)
 
-    if node._n_callbacks is None:
-        node._n_callbacks = []
-    node._n_callbacks.append(("closed", closed))
+    if node._n_after is None:
+        node._n_after = []
+    node._n_after.append(("closed", closed))
     return future
 
 

@@ -1,4 +1,8 @@
-"""Where jobs wait for their turn, and for a place if their number is limited (contract T9)."""
+"""Where jobs wait for their turn, and for a place if their number is limited (contract T9).
+
+Without a limit nobody waits: a job starts when it is put. Only where one of higher priority is put
+in the same turn of the loop, those that have not begun are called back and wait behind it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import ref
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -25,16 +30,30 @@ class Queue:
     for a node, and takes one again, before any new start, when that wait is over.
     """
 
-    __slots__ = ("_filling", "_lanes", "_loop", "_priorities", "_resuming", "_spawn", "free")
+    __slots__ = (
+        "_filling",
+        "_lanes",
+        "_last",
+        "_loop",
+        "_priorities",
+        "_resuming",
+        "_root",
+        "_spawn",
+        "free",
+    )
 
     def __init__(
         self,
         limit: int | None,
+        root: Node[Any],
         loop: asyncio.AbstractEventLoop,
         spawn: Callable[[Node[Any], Context], None],
     ) -> None:
+        self._root = root
         self._loop = loop
         self._spawn = spawn
+        # The last job that started when it was put: if it has begun, so have those before it.
+        self._last: ref[Node[Any]] | None = None
         # How many more jobs may hold a place; below 0 for a moment after `take_now`.
         self.free = limit
         # Waiting jobs by priority; no lane is empty, and `_priorities` holds their keys, sorted.
@@ -47,7 +66,40 @@ class Queue:
     def put(self, job: Node[Any], priority: int) -> None:
         """Let `job` wait for its turn, in a copy of the current context."""
         job._n_context = context = copy_context()  # in which it also ends, if it is cancelled here
-        self._append(priority, (job, context))
+        if priority:
+            job._n_priority = priority
+        if self.free is not None or self._lanes:
+            self._append(priority, (job, context))
+        elif (last := self._unbegun()) is not None and last._n_priority < priority:
+            self._append(priority, (job, context))
+            self._call_back()
+        else:
+            self._last = ref(job)
+            self._spawn(job, context)
+
+    def _unbegun(self) -> Node[Any] | None:
+        last = None if self._last is None else self._last()
+        return last if last is not None and last._n_state == "pending" else None
+
+    def _call_back(self) -> None:
+        """Let all that have started and not begun wait in the lanes, as if they had been put there.
+
+        Their tasks find out that they are no longer the jobs' own. It looks at the whole tree, at
+        most once in a turn of the loop.
+        """
+        called_back: list[Node[Any]] = []
+        below = [self._root]
+        while below:
+            node = below.pop()
+            below += node.children
+            unbegun = node._n_state == "pending" and node._n_task is not None
+            if node._n_queued and unbegun and node._n_cancel is None:
+                called_back.append(node)
+        for job in sorted(called_back, key=lambda job: job._n_id):
+            job._n_special = True
+            job._n_task = None
+            assert job._n_context is not None
+            self._append(job._n_priority, (job, job._n_context))
 
     def put_first(self, job: Node[Any], context: Context) -> None:
         """Let a job that is tried again wait ahead of all that have not started."""

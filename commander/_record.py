@@ -23,6 +23,7 @@ __all__ = [
     "CURRENT",
     "DONE",
     "STATE",
+    "After",
     "Attempts",
     "Callback",
     "Moment",
@@ -33,7 +34,8 @@ __all__ = [
 ]
 
 State: TypeAlias = Literal["pending", "running", "joining", "completed", "failed", "cancelled"]
-Moment: TypeAlias = Literal["end", "exception", "terminate", "done", "commander_end", "closed"]
+Moment: TypeAlias = Literal["end", "exception", "terminate", "done"]
+After: TypeAlias = Literal["commander_end", "closed"]
 Callback: TypeAlias = Callable[[Any], Awaitable[object] | object]
 
 DONE = frozenset[State](("completed", "failed", "cancelled"))
@@ -101,11 +103,17 @@ class Record:
     _n_takers: int = 0
     _n_waiters: list[asyncio.Future[None]] | None = None
     _n_starts: list[Callback] | None = None
-    _n_callbacks: list[tuple[Moment, Callback]] | None = None
+    # Moments and callbacks in turn, in one list: a tuple for each pair would be one more object
+    # for the garbage collector to walk.
+    _n_callbacks: list[Any] | None = None
+    # What is called once the node is done: when the commander ends, or at once.
+    _n_after: list[tuple[After, Callback]] | None = None
     # What the node was made with, kept for the copies that an edge makes of it.
     _n_inputs: dict[str, Any] | None = None
     # What was charged at and below this node, by account.
     _n_spent: dict[str, Any] | None = None
+    # A job's, which says who goes first.
+    _n_priority: int = 0
     # The queue that lent this job a place, from its start to the end of its body under a limit.
     _n_place: Queue | None = None
     # How many waits for nodes are under way in this job's body; its place is lent out meanwhile.
@@ -154,4 +162,4 @@ def share_layout(cls: type[Record]) -> None:
     """
     blank = object.__new__(cls)
     for name in HOT:
-        setattr(blank, name, None)
+        object.__setattr__(blank, name, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ._call import OpenCall, ToolCallError
@@ -48,10 +48,9 @@ class Assembly:
         self._refusal: list[str] = []
         self._calls: dict[int, OpenCall] = {}  # by the wire's index: the last one there
         self._order: list[OpenCall] = []
-        # The call that the last piece belonged to, its wire index, and its scanner's `feed`.
+        # The call that the last piece belonged to, and its wire index.
         self._call: OpenCall
         self._at: int | None = None
-        self._scan: Callable[[str], bool]
         self._places: set[int] = set()  # the indices given to calls, and the next free one
         self._next_place = 0
         self._ids: set[str] = set()  # of the calls that were handed on or found faulty
@@ -66,17 +65,36 @@ class Assembly:
         self._take_content = self.show if self._splitter is None else self._splitter.feed
         self.whole = False  # a finish_reason or the end mark has come
 
-    def feed(self, delta: Delta) -> None:
-        """Take the next delta."""
-        if delta.text:
-            self._take_text(delta.text)
-        for piece in delta.tool_calls:
-            if piece.index != self._at or piece.name is not None or piece.id is not None:
-                self._turn_to(piece)
-            self._pieces.put(piece)
-            arguments = piece.arguments
-            if arguments and self._scan(arguments):
+    def feed(self, *deltas: Delta) -> None:
+        """Take the next deltas; of several, the pieces of one call are read together."""
+        keep = self._pieces.put
+        run: list[str] = []  # of the arguments of the call at `at`
+        at = self._at
+        for delta in deltas:
+            if delta.text:
+                self._scan(run)
+                self._take_text(delta.text)
+                at = self._at
+            for piece in delta.tool_calls:
+                if piece.index != at or piece.name is not None or piece.id is not None:
+                    self._scan(run)
+                    self._turn_to(piece)
+                    at = self._at
+                keep(piece)
+                run.append(piece.arguments)
+            if delta.reasoning or delta.finish_reason or delta.done or delta.refusal or delta.usage:
+                self._scan(run)
+                self._take_rest(delta)
+        self._scan(run)
+
+    def _scan(self, run: list[str]) -> None:
+        if run:
+            arguments = "".join(run)
+            run.clear()
+            if arguments and self._call.scanner.feed(arguments):
                 self._try_hand_on()
+
+    def _take_rest(self, delta: Delta) -> None:
         if delta.reasoning:
             self._take_reasoning(delta.reasoning)
         if delta.refusal:
@@ -86,9 +104,7 @@ class Assembly:
             self._usage = delta.usage
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
-            self.whole = True
-        if delta.done:
-            self.whole = True
+        self.whole = self.whole or delta.done or delta.finish_reason is not None
 
     def _take_text(self, text: str) -> None:
         if self._content_halves.half or not text.isascii():
@@ -133,7 +149,6 @@ class Assembly:
             call = self._call_of(piece)
         self._at = piece.index
         self._call = call
-        self._scan = call.scanner.feed
 
     def _call_of(self, piece: ToolCallDelta) -> OpenCall:
         call = self._find(piece)

@@ -140,11 +140,11 @@ class _ToUser:
 
     def piece(self, raw: str) -> None:
         if self._voice is not None and (text := self._decoder.feed(raw)):
-            self._voice.say(text)
+            self._speech.say(self._voice, text)
 
     def end(self) -> None:
         if self._voice is not None:
             if left := self._decoder.end():
-                self._voice.say(left)
+                self._speech.say(self._voice, left)
             self._voice.close()
             self._voice = None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-__all__ = ["Body", "CollectedBody", "Format", "Output", "Until", "write_whole"]
+__all__ = ["Body", "CollectedBody", "Format", "Output", "Stepwise", "Until", "write_whole"]
 
 
 class Output(Protocol):
@@ -33,16 +33,36 @@ class Output(Protocol):
 class Body(ABC):
     """Reads what follows an opening marker."""
 
+    void = False
+    """Whether there was no body: the marker, too, is text, and all that came is given back."""
+
     @abstractmethod
     def feed(self, text: str) -> str | None:
         """Take text; return None if it all belongs to the body, else what comes after the body."""
 
     @abstractmethod
     def end(self, *, stopped: bool) -> str:
-        """Take the end of the reply; return what turned out not to belong to the body.
+        """Take the end of the reply; return what came if the body is `void`, else nothing.
 
         `stopped` says that the model did not end the reply itself: what is not closed broke off.
         """
+
+
+class Stepwise(Body):
+    """A body in states: each takes text and returns what is left for the next one."""
+
+    def __init__(self, first: Callable[[str], str]) -> None:
+        self._state = first
+        self._over = False
+
+    def feed(self, text: str) -> str | None:
+        while text and not self._over:
+            text = self._state(text)
+        return text if self._over else None
+
+    def _leave(self, rest: str) -> str:
+        self._over = True
+        return rest
 
 
 class Format:

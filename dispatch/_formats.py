@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from ._body import ChoiceBody, CodeBody, JsonBody, NamedBody
+from ._body import ChoiceBody, CodeBody, NamedBody
 from ._format import Body, CollectedBody, Format, Output
+from ._json_body import JsonBody
 
 __all__ = [
     "BareJSON",
@@ -20,6 +21,12 @@ __all__ = [
     "ReAct",
     "Think",
 ]
+
+# The heads of calls that begin with a name, and what can no longer become one.
+_MISTRAL = re.compile(r"\s*+([^\s\[{]++)(?:\[CALL_ID\][^\s\[{]*+)?(?:\[ARGS\]|(?=\s*+\{))")
+_NOT_MISTRAL = re.compile(r"\s*+(?:[\[{]|[^\s\[{]++\s++[^\s{])")
+_REACT = re.compile(r"[ \t]*+([^\s\[{]++)\s*+Action Input:")
+_NOT_REACT = re.compile(r"[ \t]*+(?:[\n\[{]|[^\s\[{]++(?:[\[{]|\s++[^\sA]))")
 
 _FENCE = re.compile(r"\s*```\w*\n(.*?)\n?```\s*", re.DOTALL)
 
@@ -35,13 +42,16 @@ class Hermes(Format):
 
 
 class Mistral(Format):
-    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]name[ARGS]{...}`."""
+    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]name[ARGS]{...}`.
+
+    The latter also without `[ARGS]`, or with `[CALL_ID]` and an id, which is dropped, before it.
+    """
 
     open = "[TOOL_CALLS]"
 
     def body(self, output: Output) -> Body:
         """Read a list of objects, or a name and an object, as they arrive."""
-        return ChoiceBody("[{", JsonBody(output), lambda: NamedBody(output, "[ARGS]"))
+        return ChoiceBody("[{", JsonBody(output), lambda: NamedBody(output, _MISTRAL, _NOT_MISTRAL))
 
 
 class Llama(Format):
@@ -112,7 +122,7 @@ class ReAct(Format):
 
     def body(self, output: Output) -> Body:
         """Read the name, then the object as it arrives."""
-        return NamedBody(output, "Action Input:", "Observation:")
+        return NamedBody(output, _REACT, _NOT_REACT, "Observation:")
 
 
 class BareJSON(Format):

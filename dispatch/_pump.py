@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
 from inspect import isawaitable
+from types import coroutine
 from typing import Any, TypeAlias
 
 from ..commander import Node, NodeCancelled, StreamInterrupted
@@ -23,8 +24,10 @@ Repaired: TypeAlias = "str | dict[str, Any] | None"
 Repair: TypeAlias = Callable[[ToolCallError], "Repaired | Awaitable[Repaired]"]
 """Sees a faulty call; gives arguments, as JSON text or an object, or None to let it be refused."""
 
-# A source that never waits gives way to the loop after this many deltas.
+# A source that never waits gives way to the loop after this many deltas, or after fewer if the
+# limit is small, so that no branch is over it by much.
 _TURN = 1024
+_DELTA = 64  # characters in a delta, for that
 
 
 class Pump(Node[None], internal=True):
@@ -89,18 +92,29 @@ class Pump(Node[None], internal=True):
         self._end()
 
     async def _read(self, source: Any) -> None:
-        feed, gate = self._assembly.feed, self._gate
+        waiting: list[Delta] = []
+
+        def feed() -> None:
+            deltas = waiting.copy()
+            waiting.clear()
+            self._assembly.feed(*deltas)
+
+        await calling_before_waits(self._gather(source, waiting), feed)
+
+    async def _gather(self, source: Any, waiting: list[Delta]) -> None:
+        """Put what the source gives into `waiting`."""
+        gate, turn = self._gate, max(1, min(_TURN, self._gate.limit // _DELTA))
         left, first = 0, True
         async for item in source:
             delta = item if type(item) is Delta else to_delta(item)
             if delta is None:
                 continue
             if not left:
-                left = _TURN
+                left = turn
                 await (_call_all(self.firsts) if first else asyncio.sleep(0))
                 first = False
             left -= 1
-            feed(delta)
+            waiting.append(delta)
             if gate.pressed:
                 await gate.wait()
 
@@ -160,6 +174,31 @@ class Pump(Node[None], internal=True):
         self.cancel("the reply was closed")
         with suppress(NodeCancelled):
             await self
+
+
+@coroutine
+def calling_before_waits(
+    body: Coroutine[Any, Any, None], callback: Callable[[], None]
+) -> Generator[Any, Any, None]:
+    """Run `body`; call `callback` each time before it waits for the loop, and at its end."""
+    step: Callable[[Any], Any] = body.send
+    argument: Any = None
+    try:
+        while True:
+            try:
+                waits_for = step(argument)
+            except StopIteration:
+                return
+            callback()
+            try:
+                step, argument = body.send, (yield waits_for)
+            except GeneratorExit:
+                raise
+            except BaseException as error:  # noqa: BLE001 - it is for the body
+                step, argument = body.throw, error
+    finally:
+        body.close()
+        callback()
 
 
 async def _ask(repair: Repair, error: ToolCallError) -> dict[str, Any] | None:

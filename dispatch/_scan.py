@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Container
+from enum import Enum, auto
 from typing import Protocol
 
 __all__ = [
@@ -26,14 +27,18 @@ _NESTED_REST = re.compile(r'(?:[^"{}\[\]]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+', re.
 _SCALAR = re.compile(r"[-+.\w\s]*+")
 _SPACE = re.compile(r"\s*+")
 _WHOLE_ESCAPES = re.compile(r"(?:[^\\]++|\\[^u]|\\u[0-9a-fA-F]{4})*+", re.DOTALL)
+_DEEPER = {"{": 1, "[": 1, "}": -1, "]": -1, "": 0}
+_LENIENT = json.JSONDecoder(strict=False)
 _LONGEST_ESCAPE = len(r"\u0000")
 
-# What a piece must hold to be worth a look, by state; everything else is only kept.
-_ANYTHING, _CLOSER, _QUOTE, _QUOTES, _NOTHING = range(5)
 
-# The end of one string, a key, and the beginning of its value: with fewer quotes than these after
-# a point inside a string, no value that is watched can have begun.
-_QUOTES_TO_A_VALUE = 4
+class _Await(Enum):
+    """What has to come before the text is scanned; until then it is only kept."""
+
+    ANYTHING = auto()
+    QUOTE = auto()  # inside a string
+    CLOSERS = auto()  # inside nested values: as many closing brackets as are open
+    NOTHING = auto()
 
 
 class Watcher(Protocol):
@@ -62,13 +67,13 @@ class ObjectScanner:
     """
 
     __slots__ = (
+        "_awaited",
         "_depth",
         "_key",
-        "_quotes",
+        "_missing",
         "_scanned",
         "_step",
         "_tail",
-        "_wake",
         "_watched",
         "_watcher",
         "_watching",
@@ -89,9 +94,9 @@ class ObjectScanner:
         self._scanned = 0  # parts before this one have been looked at
         self._tail = ""  # looked at, but not to be judged without what follows
         self._depth = 0
-        self._quotes = 0  # since a point inside a string
         self._key: list[str] = []
-        self._wake = _ANYTHING
+        self._awaited = _Await.ANYTHING
+        self._missing = 0  # of the brackets that are awaited
         self._step: Callable[[ObjectScanner, str, int], int] = ObjectScanner._open
 
     @property
@@ -105,46 +110,50 @@ class ObjectScanner:
     def feed(self, piece: str) -> bool:
         """Take the next piece of text; return whether the object is closed."""
         self.parts.append(piece)
-        wake = self._wake
-        if wake == _QUOTE:
-            if '"' not in piece:
-                return False
-            # The string may have ended, which matters once more of what follows is there.
-            self._quotes = 0
-            self._wake = wake = _CLOSER if self._step is ObjectScanner._nested_string else _QUOTES
-        if wake == _CLOSER:
-            if "}" not in piece and "]" not in piece:
-                return False
-        elif wake == _QUOTES:
-            self._quotes += piece.count('"')
-            if self._quotes < _QUOTES_TO_A_VALUE and "}" not in piece:
-                return False
-        elif wake == _NOTHING:
-            return self.done
-        self._scan()
+        if self._wakes(piece):
+            self._scan()
         return self.done
+
+    def _wakes(self, piece: str) -> bool:
+        """Whether what is awaited has come, so that the text has to be scanned."""
+        match self._awaited:
+            case _Await.QUOTE:
+                return '"' in piece
+            case _Await.CLOSERS:
+                self._missing -= piece.count("}") + piece.count("]")
+                return self._missing <= 0
+            case _Await.NOTHING:
+                return False
+            case _:
+                return True
 
     def _scan(self) -> None:
         text = self._tail + "".join(self.parts[self._scanned :])
         self._scanned = len(self.parts)
         position, length = 0, len(text)
-        while position < length and self._wake != _NOTHING:
+        while position < length and self._awaited is not _Await.NOTHING:
             step = self._step
             reached = step(self, text, position)
             if reached == position and step is self._step:
                 break  # an unfinished escape
             position = reached
         self._tail = text[position:]
-        if self._wake == _NOTHING:
+        if self._awaited is _Await.NOTHING:
             self.end = len(self.raw) - len(self._tail)
 
-    def _enter(self, step: Callable[[ObjectScanner, str, int], int], wake: int = _ANYTHING) -> None:
+    def _enter(
+        self,
+        step: Callable[[ObjectScanner, str, int], int],
+        awaited: _Await = _Await.ANYTHING,
+        number: int = 0,
+    ) -> None:
         self._step = step
-        self._wake = _ANYTHING if self._watching else wake
+        self._awaited = _Await.ANYTHING if self._watching else awaited
+        self._missing = number
 
     def _finish(self, *, broken: bool) -> None:
         self.broken, self.done = broken, not broken
-        self._wake = _NOTHING
+        self._awaited = _Await.NOTHING
 
     def _open(self, text: str, position: int) -> int:
         position = _end(_SPACE, text, position)
@@ -155,7 +164,7 @@ class ObjectScanner:
             return position
         if self._watcher is None:
             self._depth = 1
-            self._enter(ObjectScanner._nested, _CLOSER)
+            self._enter(ObjectScanner._nested, _Await.CLOSERS, self._depth)
         else:
             self._enter(ObjectScanner._top)
         return position + 1
@@ -201,12 +210,12 @@ class ObjectScanner:
             self._watching = True
             self._watcher.start(key, kind)
         if kind == '"':
-            self._enter(ObjectScanner._value_string, _QUOTE)
+            self._enter(ObjectScanner._value_string, _Await.QUOTE)
             return position + 1
         if kind in "{[":
             self._pass_on(kind)
             self._depth = 1
-            self._enter(ObjectScanner._nested, _CLOSER)
+            self._enter(ObjectScanner._nested, _Await.CLOSERS, self._depth)
             return position + 1
         self._enter(ObjectScanner._scalar)
         return position
@@ -215,7 +224,7 @@ class ObjectScanner:
         end = _end(_STRING_REST, text, position)
         self._pass_on(text[position:end])
         if text[end : end + 1] != '"':
-            self._enter(ObjectScanner._value_string, _QUOTE)
+            self._enter(ObjectScanner._value_string, _Await.QUOTE)
             return end
         self._end_value()
         return end + 1
@@ -231,27 +240,30 @@ class ObjectScanner:
         return end
 
     def _nested(self, text: str, position: int) -> int:
-        end = _end(_NESTED_REST, text, position)
-        sign = text[end : end + 1]
-        self._pass_on(text[position : end + 1])
-        if sign == '"':  # a string that goes on after this text
-            self._enter(ObjectScanner._nested_string, _QUOTE)
-        elif sign in ("{", "["):
-            self._depth += 1
-        elif sign:
-            self._depth -= 1
-            if self._depth == 0:
-                self._end_nested()
-        return end + len(sign)
+        start, sign = position, ""
+        while self._depth and position < len(text) and sign != '"':
+            position = _end(_NESTED_REST, text, position)
+            sign = text[position : position + 1]
+            position += len(sign)
+            if sign != '"':
+                self._depth += _DEEPER[sign]
+        self._pass_on(text[start:position])
+        if not self._depth:
+            self._end_nested()
+        elif sign == '"':  # a string that goes on after this text
+            self._enter(ObjectScanner._nested_string, _Await.QUOTE)
+        else:
+            self._enter(ObjectScanner._nested, _Await.CLOSERS, self._depth)
+        return position
 
     def _nested_string(self, text: str, position: int) -> int:
         end = _end(_STRING_REST, text, position)
         closed = text[end : end + 1] == '"'
         self._pass_on(text[position : end + closed])
         if closed:
-            self._enter(ObjectScanner._nested, _CLOSER)
+            self._enter(ObjectScanner._nested, _Await.CLOSERS, self._depth)
         else:
-            self._enter(ObjectScanner._nested_string, _QUOTE)
+            self._enter(ObjectScanner._nested_string, _Await.QUOTE)
         return end + closed
 
     def _end_nested(self) -> None:
@@ -330,8 +342,10 @@ class StringDecoder:
 
 def unescape(raw: str) -> str | None:
     """Decode the inside of a JSON string; None if it is none."""
+    if "\\" not in raw:
+        return raw
     try:
-        return json.loads(f'"{raw}"', strict=False) if "\\" in raw else raw
+        return _LENIENT.decode(f'"{raw}"')
     except ValueError:
         return None
 

@@ -9,6 +9,10 @@ from ._format import Body, Format, Output
 
 __all__ = ["TextSplitter"]
 
+# A longer text is taken in pieces: what is left after a body is copied, so many bodies in one long
+# text would cost its square.
+_LONGEST_PIECE = 4096
+
 
 class TextSplitter:
     """Splits the text of one reply by its formats.
@@ -19,41 +23,48 @@ class TextSplitter:
 
     def __init__(self, formats: Sequence[Format], output: Output) -> None:
         self._output = output
+        self._marker = _marker_pattern([each for each in formats if each.open])
         self._formats = {each.open: each for each in formats}
         self._bare = self._formats.pop("", None)  # it may begin the reply
-        self._marker = _marker_pattern(list(self._formats.values()))
         self._body: Body | None = None
+        self._opened = ""  # the marker of the body
         self._held = ""  # it may begin a marker
-        self._space = ""  # it may stand between two calls
+        self._space: list[str] = []  # it may stand between two calls
         self._beside_call = True
         self._last = "\n"  # the character before what is held
 
     def feed(self, text: str) -> None:
         """Take the next piece of text."""
+        for start in range(0, len(text), _LONGEST_PIECE):
+            self._feed(text[start : start + _LONGEST_PIECE])
+
+    def _feed(self, text: str) -> None:
         rest: str | None = text
         while rest:
             if self._bare is not None:
-                rest = self._begin(self._space + rest, self._bare)
+                rest = self._begin(rest, self._bare)
             elif self._body is None:
                 rest = self._find(self._held + rest)
             else:
                 rest = self._body.feed(rest)
                 if rest is not None:
-                    self._leave_body()
+                    self._leave(self._body)
 
     def end(self, *, stopped: bool) -> None:
         """The reply has ended; what was held back is text, or the end of a body."""
         while self._body is not None:
-            left = self._body.end(stopped=stopped)
-            self._leave_body()
-            self.feed(left)
+            body, bare = self._body, not self._opened
+            left = body.end(stopped=stopped)
+            self._leave(body)
+            # Once at most, or many markers that open nothing would cost their square.
+            (self.feed if bare else self._show)(left)
         self._show(self._held)
         self._held = ""
 
     def _begin(self, text: str, bare: Format) -> str | None:
         """Decide by the first character of the reply whether it is a call without markers."""
         start = text.lstrip()
-        self._space = text[: len(text) - len(start)]
+        self._show(text[: len(text) - len(start)])
         if start:
             self._bare = None
             self._body = bare.body(self._output) if start[0] in "{[" else None
@@ -68,44 +79,51 @@ class TextSplitter:
             return None
         start = found.start() - 1
         self._show(text[:start])
-        if found.lastgroup is None:  # the beginning of a marker, at the end of the text
+        if found[0] not in self._formats:  # the beginning of a marker, at the end of the text
             self._held = text[start:]
             return None
-        self._held = self._space = ""
-        self._body = self._formats[found[0]].body(self._output)
+        self._held = ""
+        self._opened = found[0]
+        self._body = self._formats[self._opened].body(self._output)
         return text[found.end() - 1 :]
 
-    def _leave_body(self) -> None:
+    def _leave(self, body: Body) -> None:
         self._body = None
-        self._beside_call = True
-        self._last = "\n"
+        if body.void:
+            self._show(self._opened)
+        else:
+            self._space.clear()
+            self._beside_call = True
+            self._last = "\n"
 
     def _show(self, text: str) -> None:
         if not text:
             return
         self._last = text[-1]
         if self._beside_call:
-            text = self._space + text
+            self._space.append(text)
             if text.isspace():
-                self._space = text
                 return
-            self._space = ""
+            text = "".join(self._space)
+            self._space.clear()
             self._beside_call = False
         self._output.show(text)
 
 
 def _marker_pattern(formats: Sequence[Format]) -> re.Pattern[str]:
-    """Match a whole marker (as a named group), or the beginning of one at the end of the text."""
+    """Match a whole marker, or the beginning of one at the end of the text."""
     whole = [(each.open, each.at_line_start) for each in formats]
     for marker, _ in whole:
         if sum(other.startswith(marker) for other, _ in whole) > 1:
             raise ValueError(f"the marker {marker!r} begins two formats: they cannot be told apart")
     begun = [(marker[:size], line) for marker, line in whole for size in range(1, len(marker))]
     begun.sort(key=lambda each: -len(each[0]))
-    alternatives = [f"(?P<m{n}>{_escape(*each)})" for n, each in enumerate(whole)]
-    alternatives += [rf"{_escape(*each)}\Z" for each in begun]
+    alternatives = [_pattern(*each) for each in whole]
+    alternatives += [rf"{_pattern(*each)}\Z" for each in begun]
     return re.compile("|".join(alternatives) or r"(?!)")
 
 
-def _escape(marker: str, at_line_start: bool) -> str:
-    return ("(?<=\n)" if at_line_start else "") + re.escape(marker)
+def _pattern(marker: str, at_line_start: bool) -> str:
+    # Each begins with a literal, so that the search runs from one first character to the next.
+    first = re.escape(marker[0])
+    return first + (rf"(?<=\n{first})" if at_line_start else "") + re.escape(marker[1:])

@@ -39,53 +39,56 @@ class CallTools(Node[list[ToolResult]], internal=True):
         self._calls = calls
         self._tools = {tool.name: tool for tool in tools}
         self._view = view
-        self._results: dict[str, ToolResult] = {}
+        self._seen: list[Call] = []
+        self._results: dict[int, ToolResult] = {}  # by place in `_seen`: ids may be the same
 
     async def task(self) -> list[ToolResult]:
         """Start each call in its time, wait for all, and put the results in order."""
-        seen: list[Call] = []
-        waiting: list[tuple[ToolCall, AnyTool]] = []
+        waiting: list[tuple[int, ToolCall, AnyTool]] = []
         async for call in self._calls:
-            seen.append(call)
-            if (tool := self._tool_for(call)) and isinstance(call, ToolCall):
+            place = len(self._seen)
+            self._seen.append(call)
+            if (tool := self._tool_for(place, call)) and isinstance(call, ToolCall):
                 if tool.read_only:
-                    self._start(call, tool)
+                    self._start(place, call, tool)
                 else:
-                    waiting.append((call, tool))
-        for call, tool in waiting:
-            self._start(call, tool)
+                    waiting.append((place, call, tool))
+        for place, call, tool in waiting:
+            self._start(place, call, tool)
         for node in self.children:
             with suppress(NodeCancelled):
                 await node
-        seen.sort(key=lambda call: call.index)
-        return [self._results[call.id] for call in seen]
+        order = sorted(range(len(self._seen)), key=lambda place: self._seen[place].index)
+        return [self._results[place] for place in order]
 
     def results(self, message: Message) -> list[ToolResult]:
         """Return a result for each call in `message`, also after this node was cancelled.
 
         A call without one is answered by the news that it was interrupted.
         """
+        places = {(call.index, call.id): place for place, call in enumerate(self._seen)}
+        given = [self._results.get(places.get((c.index, c.id), -1)) for c in message.tool_calls]
         return [
-            self._results.get(call.id) or result(call, "The call was interrupted.", "failed")
-            for call in message.tool_calls
+            answer or result(call, "The call was interrupted.", "failed")
+            for call, answer in zip(message.tool_calls, given, strict=True)
         ]
 
-    def _tool_for(self, call: Call) -> AnyTool | None:
+    def _tool_for(self, place: int, call: Call) -> AnyTool | None:
         """Return the tool that can run `call`, or settle it as one that none can run."""
         if isinstance(call, ToolCallError):
-            self._settle(result(call, str(call), "invalid"))
+            self._settle(place, result(call, str(call), "invalid"))
             return None
         emit(self, "tool_call", call)
         if (tool := self._tools.get(call.name)) is None:
-            self._settle(unknown_tool(call, self._tools))
+            self._settle(place, unknown_tool(call, self._tools))
         return tool
 
-    def _start(self, call: ToolCall, tool: AnyTool) -> None:
+    def _start(self, place: int, call: ToolCall, tool: AnyTool) -> None:
         self._view.called(call)
         node = start_call(self, call, tool, self._view.ask)
-        node.at_done(lambda ended: self._settle(call_result(ended, call)))
+        node.at_done(lambda ended: self._settle(place, call_result(ended, call)))
 
-    def _settle(self, result: ToolResult) -> None:
-        self._results[result.tool_call_id or ""] = result
+    def _settle(self, place: int, result: ToolResult) -> None:
+        self._results[place] = result
         emit(self, "tool_result", result)
         self._view.answered(result)

@@ -16,6 +16,9 @@ Q = ParamSpec("Q")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
+# Shared by all handlers without keyword arguments: a dictionary less to keep for each.
+_NO_KWARGS: dict[str, Any] = {}
+
 
 class Handler(Node[T_co], internal=True):
     """A node whose body is one call of a function made by `@handler`; start it with `call_handler`.
@@ -32,7 +35,7 @@ class Handler(Node[T_co], internal=True):
     ) -> None:
         self._n_function = function
         self._n_args = args
-        self._n_kwargs = kwargs
+        self._n_kwargs = kwargs or _NO_KWARGS
         self._n_owner = owner
 
     def _n_called(self) -> str:

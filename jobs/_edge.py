@@ -94,8 +94,10 @@ def _copy(node: Node[Any]) -> Node[Any]:
     copy = object.__new__(type(node))
     vars(copy).update(node._n_inputs)
     copy._n_inputs = node._n_inputs
-    # "closed" belongs to somebody who waits for this very node.
-    copy._n_callbacks = [each for each in node._n_callbacks or () if each[0] != "closed"]
+    copy._n_callbacks = list(node._n_callbacks or ())
     for callback in node._n_starts or ():
         copy.at_start(callback)
+    for moment, callback in node._n_after or ():
+        if moment == "commander_end":  # the others belong to somebody who waits for this very node
+            copy.at_commander_end(callback)
     return copy

@@ -1,7 +1,7 @@
-"""What every backend must show: the cases, how the scripted subjects show them, what is excused.
+"""What every backend must show: the cases, what is excused, how the scripted subjects show them.
 
-Another backend joins by a `Subject` of its own in `SUBJECTS`. What it cannot show it declares in
-`exceptions`, with the reason; these are counted and printed at the end of the run.
+Another backend joins by a `Subject` of its own and a line in `EXCUSED`: what it cannot show, and
+why. These are skipped, counted and printed at the end of the run.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
+from _clock import let_pass, own_clock
 from _server import DONE, Reply, ScriptedServer, Step, calls, chunk, text
 
 from anabranch.backends import Backend, Retries, Timeouts, connect
@@ -31,7 +32,7 @@ from anabranch.commander import (
 )
 from anabranch.dispatch import Delta, Message, Request
 
-__all__ = ["CASES", "SUBJECTS", "Subject"]
+__all__ = ["CASES", "EXCUSED", "SUBJECTS", "Subject", "cases", "show"]
 
 
 @dataclass
@@ -56,9 +57,7 @@ SUM = Request(
 
 
 class Subject(ABC):
-    """A kind of backend under test. `exceptions`: a case's name, and why it cannot be shown."""
-
-    exceptions: ClassVar[Mapping[str, str]] = {}
+    """A kind of backend under test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -162,6 +161,7 @@ def _fails(case: str, kind: type[BackendError], **settings: Any) -> Callable[[Su
 
 
 _ONCE = Retries(attempts=1)
+_WHOLE = 30.0  # seconds; nobody waits for them
 
 CASES: dict[str, Callable[[Subject], Awaitable[None]]] = {
     "text": _shows_text,
@@ -187,7 +187,7 @@ CASES: dict[str, Callable[[Subject], Awaitable[None]]] = {
     "between tokens timeout": _fails(
         "between tokens timeout", StreamInterrupted, timeouts=Timeouts(between_tokens=0.001)
     ),
-    "whole timeout": _fails("whole timeout", StreamInterrupted, timeouts=Timeouts(whole=0.2)),
+    "whole timeout": _fails("whole timeout", StreamInterrupted, timeouts=Timeouts(whole=_WHOLE)),
     "retries": _fails("retries", BackendUnavailable, retries=Retries(first=0)),
     "nobody there": _fails("nobody there", BackendUnavailable, retries=_ONCE),
     "wrong key": _fails("wrong key", AuthenticationError),
@@ -196,6 +196,57 @@ CASES: dict[str, Callable[[Subject], Awaitable[None]]] = {
     "too long": _fails("too long", ContextTooLong),
     "bad response": _fails("bad response", BadResponse),
 }
+
+_NO_SERVER = "the model is in this process: there is no server to say so"
+
+# By backend and case: why it cannot be shown.
+EXCUSED: dict[str, dict[str, str]] = {
+    "http": {},
+    "openai": {},
+    "local": {
+        "several calls": "a reply of this model has one call at most",
+        "interleaved calls": "as for 'several calls'",
+        "drop": "what is in this process does not drop; closing the model is tested on its own",
+        "whole timeout": "how long a prompt takes is the machine's affair; tested on its own",
+        "connect timeout": "nothing is connected",
+        "retries": _NO_SERVER,
+        "nobody there": _NO_SERVER,
+        "wrong key": _NO_SERVER,
+        "unknown model": "a file that is not there is a ConfigurationError before any request",
+        "rate limit": _NO_SERVER,
+        "bad response": _NO_SERVER,
+    },
+    "vllm": {
+        "several calls": "what the calls hold is the model's choice",
+        "interleaved calls": "a model writes its calls one after the other",
+        "connect timeout": "nothing is connected",
+        "retries": _NO_SERVER,
+        "nobody there": _NO_SERVER,
+        "wrong key": _NO_SERVER,
+        "rate limit": _NO_SERVER,
+        "bad response": _NO_SERVER,
+    },
+    "cassette": {},
+}
+
+
+def cases(*kinds: str) -> list[Any]:
+    """Return pytest's parameters, `kind` and `case`: every case, the excused ones skipped."""
+    return [
+        pytest.param(kind, case, marks=_skipped(kind, case)) for kind in kinds for case in CASES
+    ]
+
+
+def _skipped(kind: str, case: str) -> list[pytest.MarkDecorator]:
+    reason = EXCUSED[kind].get(case)
+    return [pytest.mark.skip(f"declared: {kind}: {case}: {reason}")] if reason else []
+
+
+async def show(subject: Subject, case: str, seconds: float) -> None:
+    """Have `subject` show a case within so many seconds, and clean up."""
+    async with asyncio.timeout(seconds), subject.stack:
+        await CASES[case](subject)
+
 
 _ADD = ("add", '{"a": 1, "b": 2}')
 _OTHER = ("add", '{"a": 3, "b": 4}')
@@ -245,6 +296,9 @@ class HttpSubject(Subject):
         if case == "nobody there":
             await self.server.__aexit__()
         backend = self.connect(address, settings)
+        if case == "whole timeout":
+            own_clock()
+            _pass_time_after_the_first_delta(backend)
         self.stack.push_async_callback(backend.aclose)
         self.stack.push_async_callback(self.check_attempts)
         return backend
@@ -277,22 +331,33 @@ class OpenAISubject(HttpSubject):
         return connect("openai:tiny", base_url=address, api_key="sk-test", **settings)
 
 
-class CassetteSubject(HttpSubject):
-    """Replies of the http backend, recorded, then played."""
+def _pass_time_after_the_first_delta(backend: Any) -> None:
+    attempt = backend._attempt
 
-    exceptions: ClassVar = {
-        "left": "the recording holds what the reader had, there is no more to stop",
-        "cancelled": "as for 'left'",
-        "connect timeout": "nothing is connected",
-        "many": "the recording has one reply",
-    }
+    async def late(request: Request) -> AsyncGenerator[Delta, None]:
+        async with aclosing(attempt(request)) as deltas:
+            async for delta in deltas:
+                yield delta
+                let_pass(_WHOLE)
+
+    backend._attempt = late
+
+
+class CassetteSubject(HttpSubject):
+    """Replies of the http backend, recorded, then played at their pace."""
 
     async def backend(self, case: str, **settings: Any) -> Backend:
         file = self.folder / "tape.jsonl"
-        recording = connect(f"cassette:{file}", record=await super().backend(case, **settings))
+        source = await super().backend(case, **settings)
+        if case in {"left", "cancelled"}:
+            self.server.script(text("Hel", "lo"))
+        recording = connect(f"cassette:{file}", record=source)
         with suppress(BackendError):
             await _read(recording, SUM if "call" in case else _asked(case))
-        return connect(f"cassette:{file}")
+        return connect(f"cassette:{file}", realtime=True)
+
+    async def left(self) -> None:
+        """A player has nothing to stop."""
 
 
 def _asked(case: str) -> Request:

@@ -4,9 +4,33 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["alive", "processes", "threads"]
+__all__ = ["gone", "left", "processes", "threads"]
+
+# Whatever was killed or joined is still listed until the system has taken it away.
+_PATIENCE = 10.0
+_PAUSE = threading.Event()
+
+
+def left(count: Callable[[], set[int]], before: set[int]) -> set[int]:
+    """Return what `count` finds and `before` has not, once it had time to go away."""
+    _until(lambda: count() <= before)
+    return count() - before
+
+
+def gone(pid: int) -> bool:
+    """Tell whether a process does not exist or is a zombie, once it had time to go away."""
+    return _until(lambda: not _alive(pid))
+
+
+def _until(settled: Callable[[], bool]) -> bool:
+    for _ in range(int(_PATIENCE / 0.01)):
+        if settled():
+            return True
+        _PAUSE.wait(0.01)
+    return settled()
 
 
 def processes() -> set[int]:
@@ -21,16 +45,15 @@ def processes() -> set[int]:
     return found
 
 
-def threads() -> set[str]:
+def threads() -> set[int]:
     """Return the ids of this process's threads, those of C libraries too."""
     for thread in threading.enumerate():
         if thread.name.startswith("waitpid"):
             thread.join(5)  # asyncio's own, which ends when it has seen its process end
-    return set(os.listdir("/proc/self/task"))
+    return set(map(int, os.listdir("/proc/self/task")))
 
 
-def alive(pid: int) -> bool:
-    """Tell whether a process exists and is no zombie."""
+def _alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from anabranch.backends._local_engine import Engine
-from anabranch.backends._local_model import Source
-from anabranch.dispatch import Message, Request
+from anabranch.backends._local_model import Model, Source
+from anabranch.dispatch import Delta, Message, Request
 
-__all__ = ["Tool", "ask", "small_model"]
+__all__ = ["Drawn", "Tool", "ask", "counting", "idle", "small_model"]
 
 
 @dataclass
@@ -23,12 +24,63 @@ class Tool:
     parameters: dict[str, Any]
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def small_model() -> Iterator[Engine]:
     """Keep the model from being freed when a test closes its backend."""
     engine = Engine.open(Source.parse(None, None))
     yield engine
     asyncio.run(engine.close())
+
+
+class Drawn:
+    """Stands before the real engine and counts what is drawn from it."""
+
+    def __init__(self, runner: Any) -> None:
+        self.runner = runner
+        self.chunks = 0
+        self.under_way = 0  # replies that the engine is making
+        self.most_at_once = 0
+
+    def send_chat_completion_request(self, request: Any) -> Any:
+        answer = self.runner.send_chat_completion_request(request)
+        return answer if hasattr(answer, "choices") else self._count(answer)
+
+    def _count(self, chunks: Iterator[Any]) -> Iterator[Any]:
+        self.under_way += 1
+        self.most_at_once = max(self.most_at_once, self.under_way)
+        try:
+            for chunk in chunks:
+                self.chunks += 1
+                yield chunk
+        finally:
+            self.under_way -= 1
+
+
+@asynccontextmanager
+async def counting(engine: Engine) -> AsyncIterator[Drawn]:
+    """Count what is drawn from the model of `engine`."""
+    models: list[Any] = []
+    await _served(engine, models.append)
+    (model,) = models
+    model._runner = drawn = Drawn(model._runner)
+    try:
+        yield drawn
+    finally:
+        model._runner = drawn.runner
+
+
+async def idle(engine: Engine) -> None:
+    """Return once the owner thread has come back for work and has done none."""
+    await _served(engine, lambda _: None)
+
+
+async def _served(engine: Engine, see: Callable[[Model], None]) -> None:
+    def work(model: Model) -> Generator[Delta | None, None, None]:
+        see(model)
+        yield None
+
+    async with aclosing(engine.run(work, lambda _: None)) as deltas:
+        assert [delta async for delta in deltas] == []
 
 
 def ask(question: str, *tools: Tool, **options: Any) -> Request:

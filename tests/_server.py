@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, TypeAlias
 
 from aiohttp import web
 
@@ -22,6 +22,7 @@ class Step(Enum):
     HANG = "say nothing more until the client leaves"
 
 
+Played: TypeAlias = bytes | asyncio.Event | Callable[[], object] | Step
 DONE = b"data: [DONE]\n\n"
 
 
@@ -38,9 +39,9 @@ def chunk(delta: dict[str, Any] | None = None, finish: str | None = None, **more
 
 @dataclass
 class Reply:
-    """One scripted answer: its steps are sent, awaited or done in turn."""
+    """One scripted answer: its steps are sent, awaited, called or done in turn."""
 
-    steps: Sequence[bytes | asyncio.Event | Step] = ()
+    steps: Sequence[Played] = ()
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     content_type: str = "text/event-stream"
@@ -133,7 +134,7 @@ class ScriptedServer:
 
     async def _play(
         self,
-        steps: Iterable[bytes | asyncio.Event | Step],
+        steps: Iterable[Played],
         request: web.Request,
         response: web.StreamResponse,
     ) -> None:
@@ -142,6 +143,8 @@ class ScriptedServer:
                 await response.write(step)
             elif isinstance(step, asyncio.Event):
                 await step.wait()
+            elif callable(step):
+                step()
             elif step is Step.HANG:
                 await asyncio.Event().wait()
             else:

@@ -36,9 +36,11 @@ async def keep_engine() -> Engine:
 
 
 async def close_engine() -> None:
-    """Give the shared engine back."""
-    if _kept is not None:
-        await _kept.close()
+    """Give the shared engine back; another is made when it is asked for."""
+    global _kept
+    engine, _kept = _kept, None
+    if engine is not None:
+        await engine.close()
 
 
 def processes(llm: Any) -> Any:

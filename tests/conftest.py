@@ -8,7 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hypothesis import HealthCheck, settings
+
 sys.path.insert(0, str(Path(__file__).parent))  # for the helpers beside the tests: `import _server`
+
+
+# No test fails because the machine is slow: not in its examples, nor in making them.
+settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any")
 
 
 class OutsideConnection(Exception):

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -125,6 +125,7 @@ def test_a_reply_has_a_thought_and_perhaps_an_action() -> None:
     }
 
 
+@settings(deadline=None)
 @given(text, text, text, st.integers(0, 5))
 def test_an_end_that_was_cut_is_no_part_of_the_action(
     thought: str, action: str, rest: str, left: int

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from _clock import jumping
-from _server import Reply, ScriptedServer, chunk, text
+from _server import Reply, ScriptedServer, calls, chunk, text
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +24,7 @@ from anabranch.commander import (
     StreamInterrupted,
 )
 from anabranch.dispatch import Delta, Message, Request, ToolCallDelta, Usage
+from anabranch.testing import ScriptedBackend
 
 
 def _ask(said: str = "Hello?", **options: Any) -> Request:
@@ -123,6 +124,25 @@ async def test_failures_are_recorded_and_no_key_is(tmp_path: Path) -> None:
         await _all(player, _ask("two"))
 
 
+async def test_a_key_that_comes_in_pieces_is_not_recorded(tmp_path: Path) -> None:
+    """In text and in the arguments of calls; what stands around it is kept."""
+    file = tmp_path / "a.jsonl"
+    key = "sk-QWXZJK-0123"
+    spoken = [f"it is {key[:6]}", key[6:9], f"{key[9:]}, I think"]
+    call = calls(("tell", json.dumps({"key": key})))
+    async with ScriptedServer(text(*spoken), call) as server:
+        backend = connect(server.url, model="m", api_key=key)
+        async with connect(f"cassette:{file}", record=backend) as recording:
+            for _ in range(2):
+                await recording.complete(_ask())
+
+    player = connect(f"cassette:{file}")
+    assert (await player.complete(_ask())).content == "it is ***, I think"
+    (made,) = (await player.complete(_ask())).tool_calls
+    assert made.arguments == {"key": "***"}
+    assert not any(piece in file.read_text() for piece in (key[:6], key[6:9], key[9:]))
+
+
 @pytest.mark.parametrize(
     ("written", "said"),
     [(None, "no cassette"), ("{}", "line 1"), ('{"request": {}, "deltas": [3]}', "line 1")],
@@ -162,3 +182,14 @@ def test_a_delta_survives_the_file(delta: Delta) -> None:
         piece.id, piece.name = piece.id or None, piece.name or None
     delta.finish_reason = delta.finish_reason or None
     assert again == delta
+
+
+def test_a_cassette_is_played_without_a_loop(tmp_path: Path) -> None:
+    """And recorded so."""
+    file = tmp_path / "a.jsonl"
+    said = ScriptedBackend("Hello there")
+
+    recorded = list(connect(f"cassette:{file}", record=said).stream_sync(_ask()))
+
+    assert list(connect(f"cassette:{file}").stream_sync(_ask())) == recorded
+    assert "".join(delta.text for delta in recorded) == "Hello there"

@@ -8,6 +8,7 @@ from anabranch.backends import connect
 from anabranch.backends._http import HttpBackend
 from anabranch.backends._openai import OpenAIBackend
 from anabranch.commander import ConfigurationError, MissingExtra
+from anabranch.dispatch import Message, Request
 
 
 @pytest.fixture(autouse=True)
@@ -103,3 +104,56 @@ def test_a_missing_package_names_its_extra(
 
     with pytest.raises(MissingExtra, match=rf"anabranch\[{extra}\]"):
         connect(spec, model="x", api_key="k")
+
+
+@pytest.mark.parametrize(
+    ("provider", "said"),
+    [
+        ("openai", None),
+        ("mistral", {"role": "assistant", "content": "Once ", "prefix": True}),
+        ("groq", {"role": "assistant", "content": "Once "}),
+    ],
+)
+def test_a_provider_is_asked_to_go_on_as_it_wants_it(
+    provider: str, said: dict[str, object] | None
+) -> None:
+    """At its own address; OpenAI cannot."""
+    backend = connect(f"{provider}:m", api_key="k")
+    assert isinstance(backend, OpenAIBackend)
+    request = Request([Message(role="user", content="Tell me.")])
+
+    asked = backend._continued(request, Message(role="assistant", content="Once "))
+
+    assert (asked and backend._body(asked)["messages"][-1]) == said
+    assert asked is None or not {"continue_final_message", "add_generation_prompt"} & set(
+        backend._body(asked)
+    )
+
+
+@pytest.mark.parametrize(
+    ("provider", "named"),
+    [
+        ("openai", {"max_completion_tokens": 9, "seed": 3}),
+        ("mistral", {"max_tokens": 9, "random_seed": 3}),
+        ("groq", {"max_tokens": 9, "seed": 3}),
+    ],
+)
+def test_options_have_the_providers_names_at_its_own_address(
+    provider: str, named: dict[str, object]
+) -> None:
+    """Elsewhere they are as they were given."""
+    request = Request([Message(role="user", content="Hi")], options={"max_tokens": 9, "seed": 3})
+    hosted, elsewhere = (
+        connect(f"{provider}:m", api_key="k", base_url=base_url)
+        for base_url in (None, "http://localhost:1/v1")
+    )
+    assert isinstance(hosted, OpenAIBackend)
+    assert isinstance(elsewhere, OpenAIBackend)
+    own = {"model", "messages", "stream", "stream_options"}
+
+    bodies = [backend._body(request) for backend in (hosted, elsewhere)]
+
+    assert [{k: v for k, v in body.items() if k not in own} for body in bodies] == [
+        named,
+        {"max_tokens": 9, "seed": 3},
+    ]

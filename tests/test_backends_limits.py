@@ -29,26 +29,31 @@ async def _ask(
 
 @given(
     per_minute=st.integers(1, 4),
+    tokens=st.none() | st.integers(10, 40),
     at_once=st.integers(1, 3),
-    asked=st.lists(st.tuples(st.floats(0, 50), st.floats(0, 100)), min_size=1, max_size=15),
+    asked=st.lists(
+        st.tuples(st.floats(0, 50), st.floats(0, 100), st.integers(0, 20)), min_size=1, max_size=15
+    ),
 )
 @settings(deadline=None)
 def test_no_limit_is_ever_passed_and_the_order_is_kept(
-    per_minute: int, at_once: int, asked: list[tuple[float, float]]
+    per_minute: int, tokens: int | None, at_once: int, asked: list[tuple[float, float, int]]
 ) -> None:
     """Whenever requests come and however long they take."""
 
     @jumping
     async def run() -> None:
-        limits = Limits(requests_per_minute=per_minute, concurrency=at_once)
+        limits = Limits(
+            requests_per_minute=per_minute, tokens_per_minute=tokens, concurrency=at_once
+        )
         came: list[int] = []
         starts: list[tuple[int, float]] = []
         active: Counter[str] = Counter()
 
-        async def ask(number: int, wait: float, takes: float) -> None:
+        async def ask(number: int, wait: float, takes: float, needs: int) -> None:
             await asyncio.sleep(wait)
             came.append(number)
-            async with limits.request("m"):
+            async with limits.request("m", needs):
                 starts.append((number, _now()))
                 active["now"] += 1
                 assert active["now"] <= at_once
@@ -56,13 +61,16 @@ def test_no_limit_is_ever_passed_and_the_order_is_kept(
                 active["now"] -= 1
 
         async with asyncio.TaskGroup() as group:
-            for number, (wait, takes) in enumerate(asked):
-                group.create_task(ask(number, wait, takes))
+            for number, each in enumerate(asked):
+                group.create_task(ask(number, *each))
 
         assert [number for number, _ in starts] == came
         times = [when for _, when in starts]
         for first, later in zip(times, times[per_minute:], strict=False):
             assert later - first >= 60 - 1e-6
+        for end, (_, now) in enumerate(starts, 1):
+            minute = [asked[n][2] for n, when in starts[:end] if when > now - 60 + 1e-6]
+            assert tokens is None or sum(minute) <= tokens or len(minute) == 1
 
     run()
 

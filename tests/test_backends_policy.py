@@ -188,6 +188,30 @@ async def test_only_one_attempt_goes_through_a_half_open_breaker() -> None:
 
 
 @jumping
+async def test_an_earlier_attempt_does_not_let_a_second_trial_through() -> None:
+    """One that began before the breaker opened ends, left by its reader, while the trial runs."""
+    breaker = Breaker(failures=1, reset_after=1, clock=asyncio.get_running_loop().time)
+    once = Retries(attempts=1)
+    early = Scripted([9.0, END], breaker=breaker, retries=once)
+    backend = Scripted([DOWN], [9.0, END], [END], breaker=breaker, retries=once)
+    before = asyncio.create_task(early.complete(ASK))
+    await asyncio.sleep(1)
+    with pytest.raises(BackendUnavailable):
+        await backend.complete(ASK)
+    await asyncio.sleep(1)
+    trial = asyncio.create_task(backend.complete(ASK))
+    await asyncio.sleep(1)
+    before.cancel()
+    await asyncio.wait([before])
+
+    with pytest.raises(BackendUnavailable, match="not asked"):
+        await backend.complete(ASK)
+
+    await trial
+    assert breaker.state == "closed"
+
+
+@jumping
 async def test_a_reply_that_broke_off_goes_on() -> None:
     """The model is asked to go on after what came; the reader sees one reply."""
     backend = Scripted([Delta("Once "), DOWN], [DOWN], [Delta("upon"), END], resume="continue")

@@ -5,18 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections.abc import AsyncIterator
-from contextlib import aclosing
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from typing import Any
 
 import pytest
-from _server import DONE, Reply, ScriptedServer, Step, calls, chunk, event, text
+from _line import ASK, KEY, Line, ask, failure_of, line, read_all
+from _server import DONE, Reply, ScriptedServer, calls, chunk, event, text
 
-from anabranch import Commander, Node, handler
-from anabranch.backends import Backend, Retries, Timeouts, connect
 from anabranch.commander import (
     AuthenticationError,
     BackendError,
@@ -25,63 +19,16 @@ from anabranch.commander import (
     ContextTooLong,
     ModelNotFound,
     RateLimited,
-    StreamInterrupted,
 )
-from anabranch.dispatch import Delta, Message, Request
 
-KEY = "sk-secret-0123456789/+="
-ASK = Request([Message(role="user", content="Hello?")])
-AT_ONCE = Retries(first=0.0)
-
-
-def _ask(**options: Any) -> Request:
-    return Request(ASK.messages, options=options)
-
-
-@dataclass
-class Line:
-    """A server, and what makes backends that reach it."""
-
-    server: ScriptedServer
-    kind: str
-    made: list[Backend]
-
-    def connect(self, path: str = "", **settings: Any) -> Backend:
-        settings = {"retries": AT_ONCE, "api_key": KEY} | settings
-        address = self.server.url + path
-        if self.kind == "http":
-            backend = connect(address, model="tiny", **settings)
-        else:
-            backend = connect("openai:tiny", base_url=address, **settings)
-        self.made.append(backend)
-        return backend
-
-
-@pytest.fixture(params=["http", "openai"])
-async def line(request: pytest.FixtureRequest) -> AsyncIterator[Line]:
-    async with ScriptedServer(text("Hi")) as server, asyncio.timeout(20):
-        line = Line(server, request.param, [])
-        yield line
-        for backend in line.made:
-            await backend.aclose()
-
-
-async def _all(backend: Backend, request: Request = ASK) -> list[Delta]:
-    async with aclosing(backend.stream(request)) as deltas:
-        return [delta async for delta in deltas]
-
-
-async def _failure(backend: Backend) -> BackendError:
-    with pytest.raises(BackendError) as caught:
-        await _all(backend)
-    return caught.value
+__all__ = ["line"]  # the fixture
 
 
 async def test_text_comes_in_pieces_with_usage_and_an_end(line: Line) -> None:
     """As the server cut it."""
     line.server.script(text("Hel", "lo ", "☃"))
 
-    deltas = await _all(line.connect())
+    deltas = await read_all(line.connect())
 
     assert [d.text for d in deltas if d.text] == ["Hel", "lo ", "☃"]
     assert [d.finish_reason for d in deltas if d.finish_reason] == ["stop"]
@@ -107,7 +54,7 @@ async def test_the_request_is_the_wires_own(line: Line) -> None:
     """Defaults, a request's own options over them, the key as a bearer token."""
     backend = line.connect(temperature=0.5, top_k=3, stop=["x"])
 
-    await _all(backend, _ask(temperature=0, seed=1))
+    await read_all(backend, ask(temperature=0, seed=1))
 
     (got,) = line.server.requests
     assert got.path == "/v1/chat/completions"
@@ -134,8 +81,8 @@ async def test_every_option_is_passed_on(line: Line) -> None:
         "max_tokens": 9,
         "seed": 7,
     }
-    await _all(line.connect(**options))
-    await _all(line.connect(temperature=1, logprobs=True), _ask(**options, logprobs=None))
+    await read_all(line.connect(**options))
+    await read_all(line.connect(temperature=1, logprobs=True), ask(**options, logprobs=None))
 
     for got in line.server.requests:
         assert got.body.keys() == {"model", "messages", "stream", "stream_options", *options}
@@ -146,7 +93,9 @@ async def test_extra_fields_go_into_the_body_as_they_are(line: Line) -> None:
     """Over all others; a request's over the backend's, field by field."""
     backend = line.connect(seed=1, extra={"min_p": 0.1, "cache_prompt": True})
 
-    await _all(backend, _ask(seed=2, extra={"min_p": 0.2, "model": "large", "nested": {"a": None}}))
+    await read_all(
+        backend, ask(seed=2, extra={"min_p": 0.2, "model": "large", "nested": {"a": None}})
+    )
 
     (got,) = line.server.requests
     del got.body["messages"], got.body["stream"], got.body["stream_options"]
@@ -162,7 +111,7 @@ async def test_extra_fields_go_into_the_body_as_they_are(line: Line) -> None:
 @pytest.mark.parametrize("path", ["/", "/chat/completions", "/chat/completions/"])
 async def test_an_address_may_end_in_the_endpoint(line: Line, path: str) -> None:
     """Or in a slash."""
-    await _all(line.connect(path))
+    await read_all(line.connect(path))
 
     assert line.server.requests[0].path == "/v1/chat/completions"
 
@@ -190,7 +139,7 @@ async def test_a_refusal_is_the_error_of_its_status(
     """With the server's words and the status; nothing else hides in the traceback."""
     line.server.script(Reply.error(status, error))
 
-    failure = await _failure(line.connect())
+    failure = await failure_of(line.connect())
 
     assert type(failure) is kind
     assert failure.status == status
@@ -205,7 +154,7 @@ async def test_a_refusal_without_an_error_object_is_told(line: Line, body: bytes
     """Web pages are not quoted."""
     line.server.script(Reply([body], 502, content_type="text/html"))
 
-    failure = await _failure(line.connect())
+    failure = await failure_of(line.connect())
 
     assert isinstance(failure, BackendUnavailable)
     assert "502" in str(failure)
@@ -216,7 +165,7 @@ async def test_a_redirect_is_not_followed(line: Line) -> None:
     """The key would go to another place, and a POST become a GET."""
     line.server.script(Reply(status=301, headers={"Location": "http://127.0.0.1:9/x"}))
 
-    assert "http://127.0.0.1:9/x" in str(await _failure(line.connect()))
+    assert "http://127.0.0.1:9/x" in str(await failure_of(line.connect()))
     assert len(line.server.requests) == 1
 
 
@@ -230,7 +179,7 @@ async def test_what_is_not_the_protocol_is_a_bad_response(line: Line) -> None:
         Reply([event(both)]),
     ):
         line.server.script(reply)
-        assert type(await _failure(line.connect())) is BadResponse
+        assert type(await failure_of(line.connect())) is BadResponse
     assert len(line.server.requests) == 4
 
 
@@ -333,274 +282,6 @@ async def test_a_server_that_does_not_stream_is_understood(line: Line) -> None:
     message = await line.connect().complete(ASK)
 
     assert (message.content, message.finish_reason) == ("Hi", "stop")
-
-
-async def test_nobody_there_is_unavailable(line: Line) -> None:
-    """And says so after the attempts it has."""
-    await line.server.__aexit__()
-
-    failure = await _failure(line.connect())
-
-    assert isinstance(failure, BackendUnavailable)
-    assert "127.0.0.1" in str(failure)
-
-
-async def test_leaving_early_closes_the_connection(line: Line) -> None:
-    """The server sees it go."""
-    line.server.script(Reply([chunk({"content": "a"}), Step.HANG]))
-
-    async with aclosing(line.connect().stream(ASK)) as deltas:
-        assert (await anext(deltas)).text == "a"
-
-    await line.server.gone.wait()
-
-
-@pytest.mark.parametrize("before", [[], [chunk({"content": "a"})]], ids=["first", "next"])
-async def test_cancelling_the_reader_closes_the_connection(line: Line, before: list[bytes]) -> None:
-    """Before the first delta and after it."""
-    got = asyncio.Event()
-    line.server.script(Reply([*before, Step.HANG]))
-    backend = line.connect()
-
-    async def read() -> None:
-        async with aclosing(backend.stream(ASK)) as deltas:
-            async for _ in deltas:
-                got.set()
-
-    reader = asyncio.create_task(read())
-    await (got if before else line.server.asked).wait()
-    reader.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await reader
-
-    await line.server.gone.wait()
-
-
-async def test_connections_are_used_again(line: Line) -> None:
-    """A reply read to its end gives its connection back."""
-    backend = line.connect()
-
-    for _ in range(5):
-        await _all(backend)
-
-    assert len({r.headers["Peer"] for r in line.server.requests}) == 1
-
-
-async def test_a_drop_in_mid_stream_is_interrupted_with_what_came(line: Line) -> None:
-    """Text and usage kept; nothing is tried again."""
-    line.server.script(Reply([chunk({"content": "Hel"}), chunk({"content": "lo"}), Step.DROP]))
-
-    failure = await _failure(line.connect())
-
-    assert isinstance(failure, StreamInterrupted)
-    assert failure.partial.content == "Hello"
-    assert len(line.server.requests) == 1
-
-
-async def test_an_end_without_an_end_mark_is_interrupted(line: Line) -> None:
-    """The connection ended well, the reply did not."""
-    line.server.script(Reply([chunk({"content": "Hel"})]))
-
-    assert isinstance(await _failure(line.connect()), StreamInterrupted)
-
-
-async def test_an_error_in_mid_stream_is_interrupted_with_its_words(line: Line) -> None:
-    """An error object instead of a chunk."""
-    line.server.script(Reply([chunk({"content": "Hel"}), event({"error": {"message": "oom"}})]))
-
-    failure = await _failure(line.connect())
-
-    assert isinstance(failure, StreamInterrupted)
-    assert "oom" in str(failure)
-
-
-@pytest.mark.parametrize("last", [chunk(finish="stop"), DONE], ids=["finish_reason", "done"])
-async def test_what_happens_after_the_end_does_not_matter(line: Line, last: bytes) -> None:
-    """A drop behind it loses nothing."""
-    line.server.script(Reply([chunk({"content": "Hi"}), last, Step.DROP]))
-
-    assert (await line.connect().complete(ASK)).content == "Hi"
-
-
-@pytest.mark.parametrize(
-    "first",
-    [
-        Reply.error(503, "loading"),
-        Reply.error(429, "slowly", Retry_After="0"),
-        Reply([Step.DROP]),
-        Reply([event({"error": {"message": "overloaded", "code": 503}})]),
-        Reply([]),
-    ],
-    ids=["503", "429", "drop", "error", "empty"],
-)
-async def test_a_failure_before_the_first_delta_is_tried_again(line: Line, first: Reply) -> None:
-    """Three attempts by default; then the last failure is raised."""
-    line.server.script(first, first, text("Hi"))
-    assert (await line.connect().complete(ASK)).content == "Hi"
-
-    line.server.script(first)
-    line.server.requests.clear()
-    await _failure(line.connect())
-    assert len(line.server.requests) == 3
-
-
-@pytest.mark.parametrize("status", [400, 401, 404])
-async def test_a_refusal_that_will_not_change_is_not_tried_again(line: Line, status: int) -> None:
-    """One attempt."""
-    line.server.script(Reply.error(status, "no"))
-
-    await _failure(line.connect())
-
-    assert len(line.server.requests) == 1
-
-
-async def test_a_server_that_asks_for_too_long_a_wait_is_not_waited_for(line: Line) -> None:
-    """The error says how long."""
-    line.server.script(Reply.error(429, "tomorrow", Retry_After="86400"))
-
-    failure = await _failure(line.connect())
-
-    assert isinstance(failure, RateLimited)
-    assert failure.retry_after == 86400
-
-
-@pytest.mark.parametrize(
-    ("headers", "seconds"),
-    [
-        ({"Retry_After": "900"}, 900),
-        ({"Retry_After": "900.5"}, 900.5),
-        ({"retry_after_ms": "900000", "Retry_After": "1"}, 900),
-        ({"Retry_After": "soon"}, None),
-        ({"Retry_After": "-3"}, None),
-        ({}, None),
-    ],
-    ids=["seconds", "fraction", "milliseconds", "words", "negative", "none"],
-)
-async def test_retry_after_is_read_however_it_is_written(
-    line: Line, headers: dict[str, str], seconds: float | None
-) -> None:
-    """In seconds, or None where it makes no sense."""
-    line.server.script(Reply.error(429, "slowly", **headers))
-
-    failure = await _failure(line.connect(retries=Retries(attempts=1)))
-
-    assert isinstance(failure, RateLimited)
-    assert failure.retry_after == seconds
-
-
-async def test_retry_after_may_be_a_date(line: Line) -> None:
-    """The wait is until then."""
-    date = format_datetime(datetime.now(UTC) + timedelta(hours=9))
-    line.server.script(Reply.error(429, "slowly", Retry_After=date))
-
-    failure = await _failure(line.connect(retries=Retries(attempts=1)))
-
-    assert isinstance(failure, RateLimited)
-    assert failure.retry_after == pytest.approx(9 * 3600, abs=60)
-
-
-async def test_retry_after_is_waited_for(line: Line) -> None:
-    """Instead of the usual pause."""
-    line.server.script(Reply.error(429, "slowly", Retry_After="0.3"), text("Hi"))
-    before = asyncio.get_running_loop().time()
-
-    assert (await line.connect(retries=Retries(first=30)).complete(ASK)).content == "Hi"
-
-    assert 0.3 <= asyncio.get_running_loop().time() - before < 15
-
-
-async def test_a_silent_server_is_unavailable(line: Line) -> None:
-    """The first token has its own timeout, and each attempt has it anew."""
-    line.server.script(Reply([Step.HANG]))
-
-    failure = await _failure(line.connect(timeouts=Timeouts(first_token=0.3)))
-
-    assert isinstance(failure, BackendUnavailable)
-    assert "first token within 0.3 s" in str(failure)
-    assert len(line.server.requests) == 3
-    await line.server.gone.wait()
-
-
-async def test_a_server_that_stops_is_interrupted(line: Line) -> None:
-    """So has the wait between tokens; comments do not count as tokens."""
-    line.server.script(Reply([chunk({"content": "a"}), b": ping\n\n", Step.HANG]))
-
-    failure = await _failure(line.connect(timeouts=Timeouts(between_tokens=0.05)))
-
-    assert isinstance(failure, StreamInterrupted)
-    assert failure.partial.content == "a"
-    await line.server.gone.wait()
-
-
-async def test_an_endless_reply_is_interrupted(line: Line) -> None:
-    """The whole has a timeout, however often a token comes."""
-    line.server.script(Reply([chunk({"content": "a"}), Step.HANG]))
-
-    failure = await _failure(line.connect(timeouts=Timeouts(whole=0.05)))
-
-    assert isinstance(failure, StreamInterrupted)
-    assert "whole within 0.05 s" in str(failure)
-
-
-async def test_a_slow_reader_is_no_late_token(line: Line) -> None:
-    """Only waiting for the server counts."""
-    gate = asyncio.Event()
-    line.server.script(Reply([chunk({"content": "a"}), gate, chunk(finish="stop"), DONE]))
-    backend = line.connect(timeouts=Timeouts(between_tokens=0.2))
-
-    got: list[Delta] = []
-    async with aclosing(backend.stream(ASK)) as deltas:
-        async for delta in deltas:
-            got.append(delta)
-            if not gate.is_set():
-                await asyncio.sleep(0.4)  # the reader's own time, longer than the timeout
-                gate.set()
-
-    assert got[-1].done
-
-
-async def test_a_key_never_shows(line: Line, caplog: pytest.LogCaptureFixture) -> None:
-    """Not in a repr, an error, its causes or a log, though the server echoes it everywhere."""
-    caplog.set_level(0)
-    told = f"the key {KEY} is wrong"
-    for reply in (
-        Reply.error(401, {"message": told}),
-        Reply.error(400, told),
-        Reply([json.dumps({"error": told}).replace("/", "\\/").encode()], 500),
-        Reply([told.encode()], 404, content_type="text/plain"),
-        Reply([event({"error": {"message": told}})]),
-        Reply([b"data: " + told.encode() + b"\n\n"]),
-        Reply([event({"choices": told})]),
-        Reply([chunk({"content": "a"}), event({"error": {"message": told}})]),
-        Reply([chunk({"content": "a"}), event({"choices": [], "usage": {"prompt_tokens": KEY}})]),
-    ):
-        line.server.script(reply)
-        backend = line.connect()
-        failure: BaseException | None = await _failure(backend)
-        events = await _events(backend)
-        assert any(event.kind == "failed" for event in events)
-        assert KEY not in repr(events)
-        assert KEY not in "".join(str(event.data) for event in events)
-        assert KEY not in repr(backend)
-        while failure is not None:
-            assert KEY not in repr(failure)
-            assert KEY not in str(failure)
-            failure = failure.__cause__ or failure.__context__
-    assert KEY not in caplog.text
-
-
-async def _events(backend: Backend) -> list[Any]:
-    """Return what a listener sees of a tree in which the backend fails."""
-
-    @handler
-    async def asks(node: Node[Any]) -> None:
-        await backend.complete(ASK)
-
-    async with Commander() as commander:
-        listener = commander.events()
-        with pytest.raises(BackendError):
-            await commander.run(asks())
-    return [event async for event in listener]
 
 
 def test_stream_sync_needs_no_loop() -> None:

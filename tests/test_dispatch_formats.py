@@ -120,6 +120,11 @@ CASES: dict[str, tuple[str, str, list[Any]]] = {
         "",
         [("f", X), ("g", {})],
     ),
+    "mistral, a name and an object": (
+        '[TOOL_CALLS]f{"x": 1}[TOOL_CALLS]g[CALL_ID]9[ARGS]{}',
+        "",
+        [("f", X), ("g", {})],
+    ),
     "llama, an object": (
         '<|python_tag|>{"name": "f", "parameters": {"x": 1}}',
         "",
@@ -188,6 +193,38 @@ def test_calls_written_as_text_are_found_and_the_text_around_them_is_shown(
     assert (told, found) == (shown, calls)
     assert [c.name for c in message.tool_calls] == [name for name, _ in calls]
     assert thoughts == ("a < b" if case == "think" else "")
+
+
+LOOKS_LIKE = [
+    "The <tool_call> tag holds a call.",
+    "It ends with <tool_call>",
+    "It ends with </tool_call>",
+    "a <tool_call> b </tool",
+    "[TOOL_CALLS] is a token",
+    "Action: walk the dog.\nOwner: Bob",
+    "Action:\nnone",
+    f"Action: {'x' * 300}",
+    "Then <|action_start|>",
+    "``` and [TOOL_ and <|pyth",
+]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("text", LOOKS_LIKE)
+def test_text_that_only_looks_like_a_marker_is_shown_in_the_end(text: str, size: int) -> None:
+    """A marker that opens nothing, and the beginning of one at the end of the reply."""
+    told, found, _, message = read(text, size, FORMATS)
+
+    assert (told, found) == (text, [])
+    assert message.content == text
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_call_after_what_only_looks_like_one_is_found(size: int) -> None:
+    """What was held back is read again."""
+    text = 'Action: <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+
+    assert read(text, size, FORMATS)[:2] == ("Action: ", [("f", X)])
 
 
 BROKEN: dict[str, tuple[str, str]] = {
@@ -339,3 +376,42 @@ def test_formats_that_cannot_be_told_apart_are_refused() -> None:
         read("", 1, [Hermes(), Longer()])
     with pytest.raises(NotImplementedError, match="read"):
         read("<tool_call>!x", 100, [Longer()])
+
+
+ONE = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+
+
+@pytest.mark.parametrize("size", [4, 10_000_000])
+@pytest.mark.parametrize(
+    ("before", "flood"),
+    [
+        ("", "<"),
+        ("", "`"),
+        ("x", "{"),
+        ("", "["),
+        ("", " "),
+        ("", "\nAct"),
+        (ONE, " "),
+        ("", ONE),
+        (ONE[:-12], " "),
+        ("<tool_call>", " "),
+        ("<tool_call>", "<tool_call>"),
+        ("<tool_call>", "</tool_call"),
+        ('<tool_call>{"name": "f", "arguments": {"to_user": "', "\\n"),
+        ("[TOOL_CALLS]", " "),
+        ('[TOOL_CALLS][{"name": "f"}', " "),
+        ("[TOOL_CALLS]", "x"),
+        ("Action: f\nAction Input: {}", " "),
+        ("", "\nAction: "),
+        ("```python\n", "\n``"),
+        ("<think>", "</thin"),
+        ("<|action_start|><|interpreter|>", "``` "),
+    ],
+)
+def test_a_flood_of_what_may_begin_a_marker_costs_its_length(
+    before: str, flood: str, size: int
+) -> None:
+    """F4: with a cost of its square, 200,000 characters would take minutes."""
+    text = before + flood * (200_000 // len(flood))
+
+    read(text, size, [*FORMATS, BareJSON()])

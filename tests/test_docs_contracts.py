@@ -9,7 +9,7 @@ TEXT = (ROOT / "docs/contracts.md").read_text()
 
 
 def tables():
-    """Return the test names in the document, by the file in whose table they stand."""
+    """Return the test names in the document, by the file in whose tables they stand."""
     named, file = {}, None
     for line in TEXT.splitlines():
         if match := re.match(r"\| `(tests/\S+\.py)` \|", line):
@@ -27,11 +27,11 @@ def names_in(path):
 
 
 def test_every_test_that_is_named_exists_and_none_is_missing():
-    """Both ways for the tree's files; those of the backends hold other tests as well."""
+    """Both ways for the tree and the fork; the backends' files hold other tests as well."""
     for path, names in tables().items():
         assert len(names) == len({*names}), path
         assert {*names} <= names_in(path), path
-        if path.startswith("tests/test_tree"):
+        if path.startswith(("tests/test_tree", "tests/test_dispatch")):
             assert {*names} == names_in(path), path
 
 
@@ -41,3 +41,10 @@ def test_each_contract_of_the_tree_has_a_table_of_its_own():
         section = TEXT.split(f"### T{number}:")[1].split("###")[0]
         (path,) = re.findall(rf"tests/test_tree_t{number:02}_\w+\.py", section)
         assert (ROOT / path).exists()
+
+
+def test_each_contract_of_the_fork_has_a_table():
+    """F1 to F6."""
+    for number in range(1, 7):
+        section = TEXT.split(f"### F{number}:")[1].split("###")[0]
+        assert "| `tests/test_dispatch_" in section

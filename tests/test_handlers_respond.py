@@ -412,3 +412,17 @@ async def test_one_call_can_be_cancelled_alone():
         "Error: the call was cancelled: the user skipped it",
         "seen x",
     ]
+
+
+async def test_calls_with_the_same_id_get_each_its_own_result():
+    """Models and servers repeat ids; the order of the calls tells them apart."""
+
+    async def calls():
+        for number, place in enumerate(("Rome", "Paris")):
+            yield ToolCall(id="a", name="look", arguments={"place": place}, index=number)
+        yield ToolCall(id="a", name="look", arguments={"place": "Oslo"}, index=1)
+
+    async with asyncio.timeout(5), Commander() as commander:
+        results = await commander.run(call_tools(calls(), [look]))
+
+    assert [r.content for r in results] == ["seen Rome", "seen Paris", "seen Oslo"]

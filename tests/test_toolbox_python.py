@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _left import alive, processes, threads
+from _left import gone, left, processes, threads
 
 from anabranch.commander import Commander, MissingExtra, NodeCancelled, ToolError
 from anabranch.dispatch import AgentMessage, Conversation, Message, ToolCall, request_body
@@ -139,7 +139,7 @@ async def test_code_that_ignores_the_interrupt_is_killed():
     async with PythonKernel(timeout=1, grace=0.2) as kernel:
         said = await failure(kernel, code)
         assert said.endswith("[not done after 1 s: killed]")
-        assert not alive(int(said.split()[0]))
+        assert gone(int(said.split()[0]))
         assert await run(kernel, "1") == "[a new session: earlier variables are lost]\n1"
         assert await run(kernel, "1") == "1"
 
@@ -190,7 +190,7 @@ async def test_a_python_that_does_not_start_is_a_clear_failure(executable: str):
     kernel = PythonKernel(executable=executable, start_timeout=5)
 
     assert (await failure(kernel, "1")).startswith("Python did not start")
-    assert processes() == before
+    assert not left(processes, before)
 
 
 async def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch):
@@ -241,15 +241,15 @@ def test_a_cancelled_conversation_leaves_nothing_behind(busy: bool, tmp_path: Pa
             job.cancel()
             with pytest.raises(NodeCancelled):
                 await job
-            assert processes() == before  # while the commander goes on
-        assert not alive(int(started.read_text()))
+            assert not left(processes, before)  # while the commander goes on
+        assert gone(int(started.read_text()))
 
     asyncio.run(main())  # loads what stays loaded, such as numpy's or ZeroMQ's own
     started.unlink()
     still = threads()
     asyncio.run(main())
-    assert threads() <= still
-    assert processes() == before
+    assert not left(threads, still)
+    assert not left(processes, before)
 
 
 async def test_the_kernel_ends_with_the_commander():
@@ -264,7 +264,7 @@ async def test_the_kernel_ends_with_the_commander():
         await commander.run(work("x = 5"))
         assert await commander.run(work("x")) == "5"
         assert processes() - before
-    assert processes() == before
+    assert not left(processes, before)
 
 
 async def test_a_cancelled_call_is_stopped_and_the_session_stays():
@@ -299,7 +299,7 @@ def test_a_kernel_that_nobody_closed_ends_with_the_program(tmp_path: Path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, cwd="/")
 
-    assert not alive(int(done.stdout))
+    assert gone(int(done.stdout))
 
 
 PIXEL = (

@@ -9,6 +9,10 @@ from collections.abc import Callable
 from dataclasses import field
 from typing import Any, Generic, TypeVar, assert_type
 
+from pydantic import BaseModel
+
+from anabranch.agents import Agent, JsonParser
+from anabranch.backends import Backend
 from anabranch.commander import (
     Commander,
     Event,
@@ -20,6 +24,7 @@ from anabranch.commander import (
     quorum,
     run,
 )
+from anabranch.dispatch import AgentMessage
 from anabranch.handlers import Handler, handler
 from anabranch.jobs import Job
 
@@ -197,3 +202,36 @@ async def application() -> None:
 
 assert_type(run(Shout("hi")), str)
 assert_type(run(upper("hi"), auto_exit=False, max_concurrency=1), str)
+
+
+# --- agents: what a parser makes is what an answer's `formatted` is
+
+
+class Weather(BaseModel):
+    degrees: int
+
+
+class Twice(Agent[Weather]):
+    def __init__(self, inner: Agent[Weather]) -> None:
+        super().__init__()
+        self.inner = inner
+
+    async def forward(
+        self, message: AgentMessage, session_id: int | str = 0
+    ) -> AgentMessage[Weather]:
+        return await self.inner(
+            await self.inner(message, session_id=session_id), session_id=session_id
+        )
+
+
+async def asks(backend: Backend) -> None:
+    agent = Agent(backend, output_format=JsonParser(Weather))
+    assert_type(agent, Agent[Weather])
+    assert_type((await agent("?", stop=["x"])).formatted, Weather)
+    assert_type((await Twice(agent)("?")).formatted.degrees, int)
+    assert_type((await Agent(backend)("?")).formatted, Any)
+    assert_type(agent.run_sync("?"), AgentMessage[Weather])
+    async with Commander() as commander:
+        assert_type(await commander.run(agent.call("?")), AgentMessage[Weather])
+    async for message in agent.stream("?"):
+        assert_type(message, AgentMessage)

@@ -10,7 +10,7 @@ from contextlib import aclosing, contextmanager
 from typing import Any, ClassVar
 
 import pytest
-from _vllm import keep_engine, kill, processes, vllm
+from _vllm import close_engine, keep_engine, kill, processes, vllm
 
 from anabranch import Commander, Conversation, tool
 from anabranch.backends import Retries
@@ -153,6 +153,31 @@ async def test_an_interrupt_of_the_terminal_does_not_reach_the_engine(engine: En
         assert not engine.dead
 
 
+async def test_the_options_of_a_request_reach_the_engine(engine: Engine) -> None:
+    """A seed repeats a reply that chance makes; a stop word ends it; top_k leaves no chance."""
+    backend = vllm(temperature=1.0, max_tokens=12)
+    async with asyncio.timeout(120), backend:
+
+        async def said(**options: Any) -> str:
+            return (await backend.complete(ask("Count to nine.", **options))).content or ""
+
+        assert await said(seed=1) == await said(seed=1)
+        assert len({await said(seed=number, ignore_eos=True) for number in range(4)}) > 1
+        certain = await said(top_k=1)
+        assert certain == await said(temperature=0)
+        word = certain.split()[1]
+        assert word not in await said(top_k=1, stop=word)
+
+
+async def test_the_arguments_of_the_engine_reach_it(engine: Engine) -> None:
+    """They are its own: what is said here of its length holds for its parallelism as well."""
+    config = _llm(engine).vllm_config
+
+    assert config.model_config.max_model_len == 1024
+    assert config.model_config.enforce_eager
+    assert config.parallel_config.tensor_parallel_size == 1
+
+
 async def test_a_template_of_the_users_is_used(engine: Engine) -> None:
     """Instead of the tokenizer's own."""
     async with asyncio.timeout(120):
@@ -249,3 +274,18 @@ async def test_a_reply_goes_on_when_its_engine_dies(engine: Engine) -> None:
         assert await keep_engine() is backend._running() is not engine
 
     assert delta.finish_reason == "length"
+
+
+async def test_the_last_one_to_close_shuts_the_engine_down(engine: Engine) -> None:
+    """Its processes and its thread have ended when the close returns."""
+    running = list(processes(_llm(engine)))
+    async with asyncio.timeout(120):
+        async with vllm() as backend:
+            assert (await backend.complete(FRANCE)).content
+            await close_engine()
+            assert all(process.is_alive() for process in running)
+
+    assert running
+    assert not any(process.is_alive() for process in running)
+    assert not engine._thread.is_alive()
+    assert Engine._open == {}

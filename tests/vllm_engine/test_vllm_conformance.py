@@ -7,29 +7,18 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from _conformance import CASES, HELLO, Subject
+from _conformance import HELLO, Subject, cases, show
 from _vllm import kill, vllm
 
 from anabranch.backends import Backend, Timeouts
 from anabranch.backends._vllm_engine import Engine
 
 _LONG = {"ignore_eos": True}  # a reply that lasts long enough to be broken off
-_NO_SERVER = "the engine is in this process: there is no server to say so"
 
 
 class VLLMSubject(Subject):
     """The small model on vLLM. It says what it likes, so replies cannot be dictated."""
 
-    exceptions: ClassVar = {
-        "several calls": "what the calls hold is the model's choice",
-        "interleaved calls": "a model writes its calls one after the other",
-        "connect timeout": "nothing is connected",
-        "retries": _NO_SERVER,
-        "nobody there": _NO_SERVER,
-        "wrong key": _NO_SERVER,
-        "rate limit": _NO_SERVER,
-        "bad response": _NO_SERVER,
-    }
     settings: ClassVar[dict[str, dict[str, Any]]] = {
         "text": {},
         "one call": {},
@@ -83,16 +72,10 @@ class _Killer:
             kill(self._llm)
 
 
-@pytest.mark.parametrize("case", sorted(CASES, key=lambda case: case == "drop"))  # which is last
-async def test_vllm_shows(case: str, engine: Engine, tmp_path: Path) -> None:
+_IN_ORDER = sorted(cases("vllm"), key=lambda each: "drop" in each.values)  # which is last
+
+
+@pytest.mark.parametrize(("kind", "case"), _IN_ORDER)
+async def test_vllm_shows(kind: str, case: str, engine: Engine, tmp_path: Path) -> None:
     """Each case, or declares why it cannot."""
-    if case in VLLMSubject.exceptions:
-        pytest.skip(f"declared: vllm: {case}: {VLLMSubject.exceptions[case]}")
-    subject = VLLMSubject(tmp_path, engine)
-    async with asyncio.timeout(120), subject.stack:
-        await CASES[case](subject)
-
-
-def test_what_is_declared_is_a_case() -> None:
-    """Or the table would hide a wrong name."""
-    assert set(VLLMSubject.exceptions) <= set(CASES)
+    await show(VLLMSubject(tmp_path, engine), case, seconds=120)

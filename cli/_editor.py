@@ -1,0 +1,127 @@
+"""Asking for a line on a terminal: with a line editor, or without one where there is none."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.history import FileHistory, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import Output, create_output
+from prompt_toolkit.output.vt100 import Vt100_Output
+from prompt_toolkit.patch_stdout import patch_stdout
+
+from ..jobs import read_line
+
+__all__ = ["LineEditor"]
+
+
+class LineEditor:
+    """Reads what a person writes; `edits` says whether keys can move in it."""
+
+    def __init__(self, commands: list[str]) -> None:
+        self.edits = os.environ.get("TERM", "dumb") != "dumb" and sys.stdout.isatty()
+        self._commands = commands
+        self._session: PromptSession[str] | None = None
+
+    async def read(self, prompt: str) -> str | None:
+        """Return what the user says, None at the end of the input.
+
+        Several lines are one text: Alt-Enter, or a backslash at the end of a line. It enters the
+        history of all sessions. Ctrl-C where nothing stands raises `KeyboardInterrupt`.
+        """
+        if not self.edits:
+            return await _read_plain(prompt)
+        if self._session is None:
+            self._session = _session(self._commands)
+        while True:
+            try:
+                return await self._session.prompt_async(prompt, handle_sigint=False)
+            except EOFError:
+                return None
+            except KeyboardInterrupt:
+                if not self._session.default_buffer.text:
+                    raise
+
+    async def answer(self, prompt: str, draft: str = "") -> str | None:
+        """Return the answer to a question, None for none; `draft` stands there to be changed.
+
+        It does not enter the history. What is printed meanwhile stands above the question.
+        """
+        if not self.edits:
+            return await _read_plain(prompt)
+        session: PromptSession[str] = PromptSession(output=_output(), enable_open_in_editor=True)
+        try:
+            with patch_stdout(raw=True):
+                return await session.prompt_async(prompt, default=draft, handle_sigint=False)
+        except (EOFError, KeyboardInterrupt):
+            return None
+
+
+async def _read_plain(prompt: str) -> str | None:
+    lines: list[str] = []
+    while True:
+        sys.stdout.write("... " if lines else prompt)
+        sys.stdout.flush()
+        line = await read_line()
+        if line is None:
+            return "\n".join(lines) if lines else None
+        lines.append(line.removesuffix("\\"))
+        if not line.endswith("\\"):
+            return "\n".join(lines)
+
+
+def _session(commands: list[str]) -> PromptSession[str]:
+    return PromptSession(
+        history=_history(),
+        key_bindings=_keys(),
+        completer=WordCompleter(commands, sentence=True),
+        complete_while_typing=False,
+        output=_output(),
+    )
+
+
+def _output() -> Output:
+    """Return the terminal, never asked where its cursor is: some do not answer.
+
+    Asked, such a terminal gets a warning in the midst of what the user writes; the answer of a
+    slow one is taken for keys by what runs next. The prompt does not need it.
+    """
+    output = create_output()
+    if isinstance(output, Vt100_Output):
+        output.enable_cpr = False
+    return output
+
+
+def _history() -> FileHistory | InMemoryHistory:
+    from platformdirs import user_state_path
+
+    try:
+        path: Path = user_state_path("anabranch", ensure_exists=True) / "history"
+        path.touch(mode=0o600)
+    except OSError:  # a home that cannot be written: arrow keys still know this session
+        return InMemoryHistory()
+    return FileHistory(path)
+
+
+def _keys() -> KeyBindings:
+    keys = KeyBindings()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    @keys.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        buffer: Any = event.current_buffer
+        if buffer.document.char_before_cursor == "\\":
+            buffer.delete_before_cursor()
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    return keys

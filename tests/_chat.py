@@ -1,0 +1,71 @@
+"""The program as a user starts it: from a pipe, or in a terminal of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pexpect
+
+__all__ = ["CHAT", "PATIENCE", "at_prompt", "chat", "environment", "leave", "messages", "terminal"]
+
+CHAT = [sys.executable, "-m", "anabranch", "chat"]
+# What a child gets of this environment: no keys, no settings of the developer's own.
+KEPT = ("PATH", "HOME", "XDG_CACHE_HOME", "ANABRANCH_CACHE", "LANG", "EDITOR", "VIRTUAL_ENV")
+PATIENCE = 240  # seconds; the first test of a new machine fetches the model
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**{name: os.environ[name] for name in KEPT if name in os.environ}, **more}
+
+
+async def chat(*options: str, said: str = "", **env: str) -> tuple[int, str, str]:
+    """Run the program with `said` on its standard input; return status, output and errors."""
+    process = await asyncio.create_subprocess_exec(
+        *CHAT,
+        *options,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment(**env),
+    )
+    async with asyncio.timeout(PATIENCE):
+        out, err = await process.communicate(said.encode())
+    return process.returncode or 0, out.decode(), err.decode()
+
+
+def terminal(*options: str, folder: Path, **env: str) -> Any:
+    child = pexpect.spawn(
+        CHAT[0],
+        [*CHAT[1:], *options],
+        cwd=str(folder),
+        env={**environment(XDG_STATE_HOME=str(folder)), "TERM": "xterm", **env},
+        encoding="utf-8",
+        timeout=PATIENCE,
+        dimensions=(40, 200),
+    )
+    child.delaybeforesend = None
+    return child
+
+
+def at_prompt(child: Any, prompt: str = ">") -> None:
+    """Wait until the line editor reads: of what is sent before, some keys would be lost."""
+    child.expect_exact("\x1b[?2004h")
+    child.expect_exact(prompt.rstrip())
+
+
+def messages(path: Path) -> list[dict[str, Any]]:
+    return json.loads(path.read_text())["messages"]
+
+
+def leave(child: Any) -> None:
+    """End the chat at its prompt; it has gone well."""
+    at_prompt(child)
+    child.sendline("/exit")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0

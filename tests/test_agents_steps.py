@@ -1,0 +1,188 @@
+"""`StepAgent`: thoughts, calls of plugins and code, until there is an answer."""
+
+import asyncio
+from typing import Any
+
+import _left
+import pytest
+
+from anabranch import AgentMessage, Commander, Message, NodeCancelled, tool
+from anabranch.agents import InterpreterParser, PluginParser, StepAgent
+from anabranch.testing import ScriptedBackend
+from anabranch.tools import PythonKernel, Toolkit
+
+
+class Notes(Toolkit):
+    """Runs "code" that is a number or a word."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        Notes.made += 1
+        self.closed = False
+        self.kept: list[str] = []
+
+    @tool
+    async def run(self, code: str) -> str:
+        """Keep the code."""
+        self.kept.append(code)
+        return " ".join(self.kept)
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+@tool
+async def search(query: str) -> str:
+    """Search the web."""
+    return f"about {query}"
+
+
+def plugin(name: str, **parameters: Any) -> str:
+    call = Message.from_wire(
+        {
+            "role": "assistant",
+            "tool_calls": [{"function": {"name": name, "arguments": parameters}}],
+        }
+    ).tool_calls[0]
+    return f'I look it up.\n```json\n{{"name": "{name}", "parameters": {call.text}}}\n```\n'
+
+
+def code(text: str) -> str:
+    return f"I compute.\n```python\n{text}\n```"
+
+
+async def test_it_calls_plugins_and_code_until_it_has_an_answer() -> None:
+    """The tools are in the prompt, and `get_steps` tells how it came to the answer."""
+    backend = ScriptedBackend(plugin("search", query="rivers"), code("6*7"), "It is 42.")
+    agent = StepAgent(backend, "Solve it.", plugins=[search], interpreter=Notes, name="solver")
+
+    answer = await agent("How many?")
+
+    assert (answer.content, answer.sender, answer.extra["status"]) == ("It is 42.", "solver", "ok")
+    assert answer.formatted["status"] == "none"
+    prompt = backend.requests[0].messages[0].content or ""
+    assert "- search: Search the web." in prompt
+    assert "```python" in prompt
+    assert [m.role for m in backend.requests[2].messages] == [
+        *("system", "user", "assistant", "user", "assistant", "user")
+    ]
+    assert [(step["kind"], step["content"], step["name"]) for step in agent.get_steps()] == [
+        ("thought", "I look it up.\n", None),
+        ("call", {"name": "search", "parameters": {"query": "rivers"}}, "plugin"),
+        ("result", "about rivers", "plugin"),
+        ("thought", "I compute.\n", None),
+        ("call", "6*7", "interpreter"),
+        ("result", "6*7", "interpreter"),
+        ("thought", "It is 42.", None),
+    ]
+    assert list(agent.state_dict()) == ["memory", "agent.memory"]
+
+
+async def test_at_max_turns_the_last_reply_is_the_answer() -> None:
+    """Its status says so, and what it calls does not run."""
+    toolkit = Notes()
+    agent = StepAgent(
+        ScriptedBackend(otherwise=code("x")), interpreter=lambda: toolkit, max_turns=3
+    )
+    answer = await agent("?")
+
+    assert answer.extra["status"] == "max_turns"
+    assert toolkit.kept == ["x", "x"]
+    with pytest.raises(ValueError, match="at least 1"):
+        StepAgent(ScriptedBackend(), max_turns=0)
+
+
+async def test_a_call_that_cannot_be_used_is_told_to_the_model() -> None:
+    """Garbage, an unknown tool, wrong arguments, a kind of tool that is not there."""
+    wrong = [
+        ("```json\n{name: 1}\n```", "Error: Expecting property name"),
+        (plugin("find"), "Error: there is no tool 'find'; the tools are: search"),
+        (plugin("search", q="x"), "query"),
+        (code("1"), "Error: there is no 'interpreter' here"),
+    ]
+    backend = ScriptedBackend(*(reply for reply, _ in wrong), "I give up.")
+    agent = StepAgent(backend, plugins=[search], max_turns=9)
+    agent.agent.output_format = _both()
+
+    assert (await agent("?")).content == "I give up."
+    told = [step["content"] for step in agent.get_steps() if step["kind"] == "result"]
+    assert all(text in said for (_, text), said in zip(wrong, told, strict=True))
+
+
+def _both() -> Any:
+    from anabranch.agents import MixedToolParser
+
+    return MixedToolParser([PluginParser(), InterpreterParser()])
+
+
+async def test_what_is_finished_is_up_to_the_user() -> None:
+    """A reply without a call that is not finished goes on."""
+    backend = ScriptedBackend("Hm.", "42 [END]")
+    agent = StepAgent(backend, finished=lambda message: "[END]" in message.content)
+
+    assert (await agent("?")).content == "42 [END]"
+    assert backend.requests[1].messages[-1].content == "Go on."
+
+
+async def test_each_session_has_an_interpreter_of_its_own() -> None:
+    """Sessions that run at once do not see each other's variables; `aclose` ends them all."""
+
+    def reply(request: Any) -> str:
+        asked = next(m.content for m in request.messages if m.role == "user")
+        return "done" if any(m.role == "assistant" for m in request.messages) else code(asked)
+
+    made: list[Notes] = []
+
+    def make() -> Notes:
+        made.append(Notes())
+        return made[-1]
+
+    async with StepAgent(ScriptedBackend(otherwise=reply, seed=2), interpreter=make) as agent:
+        await asyncio.gather(*(agent(f"s{n}", session_id=n) for n in range(5)))
+        assert sorted(toolkit.kept for toolkit in made) == [[f"s{n}"] for n in range(5)]
+    assert all(toolkit.closed for toolkit in made)
+
+
+async def test_action_hooks_see_every_action() -> None:
+    """Before, the parsed message; after, the executor's."""
+    seen: list[Any] = []
+    agent = StepAgent(ScriptedBackend(code("1"), "done"), interpreter=Notes)
+
+    def look(agent: StepAgent, message: AgentMessage) -> None:
+        seen.append((agent.name, message.content))
+
+    agent.before_action(look)
+    agent.after_action(look)
+    await agent("?")
+
+    assert seen == [("StepAgent", code("1")), ("StepAgent", "1")]
+
+
+async def cancelled_while_code_runs() -> None:
+    backend = ScriptedBackend(code("x = 6\nx * 7"), code("import time; time.sleep(600)"))
+    agent = StepAgent(backend, interpreter=PythonKernel)
+    sleeping = asyncio.Event()
+
+    def ran(agent: StepAgent, message: AgentMessage) -> None:
+        if "sleep" in message.content:
+            sleeping.set()
+
+    agent.before_action(ran)
+    async with asyncio.timeout(120), Commander() as commander:
+        call = commander.call_handler(agent.call("?"), claim=True)
+        await sleeping.wait()
+        call.cancel("enough")
+        with pytest.raises(NodeCancelled):
+            await call
+    assert agent.get_steps()[2]["content"] == "42"
+
+
+def test_real_code_runs_and_a_cancelled_agent_leaves_no_kernel() -> None:
+    """No process and no thread either."""
+    asyncio.run(cancelled_while_code_runs())  # loads what stays loaded, such as ZeroMQ's own
+    before, still = _left.processes(), _left.threads()
+    asyncio.run(cancelled_while_code_runs())
+
+    assert _left.processes() == before
+    assert _left.threads() <= still
