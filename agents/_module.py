@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from ..backends import Backend
@@ -23,7 +22,8 @@ Answer with all that is worth remembering, each fact once, and with nothing else
 class Module:
     """Adds something to the agents that have it; what it finds it puts into `state.notes`.
 
-    `name` is its key there. A module may be given to several agents.
+    `name` is its key there. What it keeps belongs into `state.kept`: then a saved run has it, and a
+    module may be given to several agents and orchestrators.
     """
 
     def __init__(self, name: str) -> None:
@@ -36,7 +36,7 @@ class Module:
         """See an answer that can be used."""
 
     def reset(self) -> None:
-        """Forget all."""
+        """Forget what this object keeps outside the state."""
 
 
 class ListMemory(Module):
@@ -46,20 +46,19 @@ class ListMemory(Module):
         super().__init__(name)
         if last < 1 or max_output < 1:
             raise ValueError(f"last={last!r}, max_output={max_output!r}: must be at least 1")
+        self.last = last
         self.max_output = max_output
-        self._steps: deque[str] = deque(maxlen=last)
 
     async def before(self, obs: str | None, state: State) -> None:
         """Note a step."""
         if obs is None or state.response is None:
             return
         shown = obs if len(obs) <= self.max_output else f"{obs[: self.max_output]} [...]"
-        self._steps.append(f"> {state.response}\n{shown.strip() or '(no output)'}")
-        state.notes[self.name] = "\n".join(self._steps)
-
-    def reset(self) -> None:
-        """Forget the steps."""
-        self._steps.clear()
+        kept = state.kept.setdefault(self.name, {})
+        kept[state.steps] = f"> {state.response}\n{shown.strip() or '(no output)'}"
+        while len(kept) > self.last:
+            del kept[min(kept)]
+        state.notes[self.name] = "\n".join(kept.values())
 
 
 class RunningSummary(Module):
@@ -77,6 +76,8 @@ class RunningSummary(Module):
         """Add a step to the summary."""
         if obs is None or state.response is None:
             return
+        if state.steps in state.kept.get(self.name, ()):
+            return  # the answer after it failed, and is asked for again
         memory = state.notes.get(self.name, "(nothing yet)")
         told = Message(role="system", content=self.prompt.replace("{memory}", memory))
         step = Message(role="user", content=f"It did: {state.response}\nIt saw: {obs}")
@@ -84,6 +85,7 @@ class RunningSummary(Module):
         if not summary:
             raise BadResponse("the model gave an empty summary")
         state.notes[self.name] = summary
+        state.kept[self.name] = {state.steps: ""}
 
 
 class Retrieval(Module):

@@ -162,7 +162,7 @@ class Orchestrator(Generic[S]):
             agent.reset(self.session_id)
         self.state = self._first.model_copy(deep=True) if state is None else state
 
-    def agent_called(self, name: object) -> Agent[Any]:
+    def _agent_called(self, name: object) -> Agent[Any]:
         """Return the agent of this name; raise `UnknownAgent`, or `TypeError` for what is none."""
         if not isinstance(name, str):
             raise TypeError(f"the transition gives a name or None, not {name!r:.200}")
@@ -212,9 +212,10 @@ class Orchestration(Node[Action], Generic[S], internal=True):
             state.response = await self._answered(orchestrator, agent, obs)
             state.agent = agent.name
             _count_error(state)
-            if state.env_step and state.mistake is None:
-                break
-            obs = None
+            if state.mistake is None:
+                obs = None
+                if state.env_step:
+                    break
         state.env_step, state.errors = False, 0
         state.steps += 1
         return Action(state.response or "", state.agent or "")
@@ -228,13 +229,13 @@ class Orchestration(Node[Action], Generic[S], internal=True):
             _count_error(state)
             if state.mistake is None:
                 state.errors = 0
-                return None if name is None else orchestrator.agent_called(name)
+                return None if name is None else orchestrator._agent_called(name)
         if state.errors > state.max_errors:
             said = f"{state.agent} gave no answer that can be used: {state.mistake.log}"
             raise LimitReached("max_errors", state.max_errors, state.agent, said)
         if state.agent is None:
             raise RuntimeError(f"an error was signalled before anybody answered: {state.mistake}")
-        return orchestrator.agent_called(state.agent)
+        return orchestrator._agent_called(state.agent)
 
     async def _answered(
         self, orchestrator: Orchestrator[S], agent: Agent[Any], obs: str | None

@@ -44,7 +44,8 @@ class State(Namespace):
     The rest is the orchestrator's to write and everybody's to read: `agent`, who answered last
     (None at the beginning); `response`, what it answered; `reward`, what the environment gave;
     `steps`, how many environment steps were taken; `errors`, how many in a row; `notes`, what
-    modules found, by their names; `histories`, what each agent's model has read and said.
+    modules found, by their names; `kept`, what they keep, by the number of steps; `histories`,
+    what each agent's model has read and said.
     """
 
     max_errors: int = Field(default=3, ge=0)
@@ -58,6 +59,7 @@ class State(Namespace):
     env_step: bool = False
     mistake: Mistake | None = None
     notes: dict[str, str] = Field(default_factory=dict[str, str])
+    kept: dict[str, dict[int, str]] = Field(default_factory=dict[str, dict[int, str]])
     histories: dict[str, list[Message]] = Field(default_factory=dict[str, list[Message]])
 
     def step_environment(self) -> None:

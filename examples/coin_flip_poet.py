@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+from typing import Any
 
 from anabranch import Backend, Message, connect
 from anabranch.agents import (
@@ -67,9 +68,10 @@ def transition(obs: str | None, state: CoinState) -> str:
 
 
 def compose(backend: Backend, flips: int) -> Orchestrator[CoinState]:
+    options: dict[str, Any] = {"seed": 1, "max_tokens": 40} if backend.provider == "local" else {}
     agents = [
-        PromptedAgent("coin", CoinEngineer(), backend, temperature=1, seed=1, max_tokens=20),
-        PromptedAgent("poet", PoetEngineer(), backend, temperature=0, seed=1, max_tokens=60),
+        PromptedAgent("coin", CoinEngineer(), backend, **options),
+        PromptedAgent("poet", PoetEngineer(), backend, **options),
     ]
     return Orchestrator(agents, transition, CoinState(max_errors=3, max_steps=flips))
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+from typing import Any
 
 from anabranch import Backend, connect
 from anabranch.agents import EpisodeResult, Observation, planner_reviewer_executor
@@ -58,8 +59,10 @@ def listing(options: list[str]) -> str:
 
 
 async def search(
-    backend: Backend, small: Backend, *, steps: int, errors: int = 3, tokens: int = 300
+    backend: Backend, small: Backend, *, steps: int, errors: int = 3, tokens: int = 80
 ) -> EpisodeResult:
+    local = backend.provider == "local"
+    options: dict[str, Any] = {"temperature": 0, "seed": 1, "max_tokens": tokens} if local else {}
     orchestrator = planner_reviewer_executor(
         backend,
         TASK,
@@ -67,10 +70,8 @@ async def search(
         executor=small,
         max_steps=steps,
         max_errors=errors,
-        constrain=backend.provider == "local",
-        temperature=0,
-        seed=1,
-        max_tokens=tokens,
+        constrain=local,
+        **options,
     )
     async with backend, small:
         result = await orchestrator.play(Files())
@@ -89,7 +90,7 @@ def main() -> None:
     parser.add_argument("--small", help="another model, for the reviewer and the executor")
     parser.add_argument("--steps", type=int, default=12, help="how many commands there may be")
     parser.add_argument("--errors", type=int, default=3, help="how many answers may be mended")
-    parser.add_argument("--tokens", type=int, default=300, help="how long an answer may be")
+    parser.add_argument("--tokens", type=int, default=80, help="how long a local one may be")
     options = parser.parse_args()
     logging.basicConfig(format="%(message)s")
     logging.getLogger("anabranch.agents").setLevel("INFO")

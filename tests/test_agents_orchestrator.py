@@ -16,6 +16,7 @@ from anabranch import (
     ConfigurationError,
     ContextTooLong,
     Message,
+    Retry,
     connect,
 )
 from anabranch.agents import (
@@ -229,7 +230,7 @@ async def test_a_run_goes_on_from_its_saved_state() -> None:
 
 async def test_reset_begins_anew() -> None:
     """The state is as it was at first, and all is forgotten but what was spent."""
-    orchestrator = counting("1", "2", modules=[memory := ListMemory()])
+    orchestrator = counting("1", "2", "3", modules=[ListMemory()])
     await orchestrator.forward("go")
     await orchestrator.forward("on")
     orchestrator.reset()
@@ -238,7 +239,8 @@ async def test_reset_begins_anew() -> None:
     assert isinstance(agent, PromptedAgent)
     assert agent.memory.messages() == []
     assert agent.prompt_engineer.resets == 1
-    assert not memory._steps
+    await orchestrator.forward("go")
+    assert orchestrator.state.notes == {}
 
 
 # --- errors and limits
@@ -423,6 +425,23 @@ async def test_a_summary_and_a_retrieval_note_what_they_find() -> None:
         "knowledge": "c 0\n\nc 1",
     }
     assert "It saw b." in (summarist.requests[1].messages[0].content or "")
+
+
+async def test_what_modules_note_of_a_step_they_note_once() -> None:
+    """Also when the answer after it fails and is asked for again, here by the node's own retry."""
+    summarist = ScriptedBackend("It saw b.")
+    orchestrator = counting(
+        "1",
+        BackendUnavailable("gone"),
+        "2",
+        modules=[ListMemory(), RunningSummary(summarist)],
+    )
+    await orchestrator.forward("a")
+    async with Commander() as commander:
+        node = commander.call_handler(orchestrator.call("b"), retry=Retry(attempts=2))
+        assert (await node).content == "2"
+    assert orchestrator.state.notes == {"memory": "> 1\nb", "summary": "It saw b."}
+    assert len(summarist.requests) == 1
 
 
 async def test_a_module_that_fails_fails_the_answer() -> None:

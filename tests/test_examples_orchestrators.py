@@ -87,7 +87,7 @@ def test_the_search_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """It comes to an end, and says to which."""
-    few = ("--steps", "1", "--errors", "0", "--tokens", "60")
+    few = ("--steps", "1", "--errors", "0", "--tokens", "30")
     run(monkeypatch, "planner_reviewer_executor", *few)
     shown = capsys.readouterr().out
     assert "tokens of SmolLM2" in shown
