@@ -65,10 +65,10 @@ class Terminal(View):
 
     async def read(self) -> str | None:
         """Return what the user says next, None at the end or for Ctrl-C at an empty prompt."""
+        self.end_line()
         if not self.interactive:
             return await read_line()
         while True:
-            self.end_line()
             try:
                 said = await self._editor.read("> ")
             except KeyboardInterrupt:

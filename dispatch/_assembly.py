@@ -9,7 +9,7 @@ from ._call import OpenCall, ToolCallError
 from ._delta import Delta, ToolCallDelta
 from ._format import Format
 from ._message import Message, ToolCall, Usage
-from ._scan import HalfKeeper
+from ._scan import HalfKeeper, join_surrogates
 from ._speech import Sink, Speech
 from ._splitter import TextSplitter
 
@@ -143,6 +143,8 @@ class Assembly:
 
     def _turn_to(self, piece: ToolCallDelta) -> None:
         """Make the call that `piece` belongs to the one whose pieces are taken."""
+        if half := self._content_halves.end():
+            self._take_content(half)  # or it would come after what the call says
         if piece.id is None and piece.name is None and piece.index in self._calls:
             call = self._calls[piece.index]
         else:
@@ -251,7 +253,7 @@ class Assembly:
     def message(self) -> Message:
         """Return the assembled message of a whole reply."""
         refusal = "".join(self._refusal) or None
-        content = "".join(self._content)
+        content = join_surrogates("".join(self._content))
         return Message(
             role="assistant",
             content=content or (None if refusal or self._order else ""),

@@ -386,6 +386,14 @@ def test_surrogate_pairs_cut_between_deltas_are_joined() -> None:
     assert seen.arguments == [{"a": "😀"}]
 
 
+def test_half_a_surrogate_pair_before_a_call_is_not_said_after_it() -> None:
+    """Nothing completes it any more, once the call has begun."""
+    seen = read([Delta("so \ud83d"), *call('{"to_user": "Hi"}', 4)])
+    assert seen.text == "so \ud83d\nHi"
+    assert seen.message is not None
+    assert seen.message.content == "so \ud83d"
+
+
 def test_nesting_beyond_the_recursion_limit_is_an_error_not_a_crash() -> None:
     """The scanner does not recurse; the parser's limit becomes a fault of the call."""
     deep = '{"a": ' + "[" * 200_000 + "]" * 200_000 + "}"
