@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Sequence
+from contextvars import ContextVar
 from inspect import isawaitable
 from typing import Any, Generic, TypeVar, cast
 
@@ -25,6 +26,9 @@ logger = logging.getLogger("anabranch.agents")
 
 S = TypeVar("S", bound=State)
 T = TypeVar("T")
+
+_DRAFT: ContextVar[Sequence[Message]] = ContextVar("anabranch_agents_draft", default=())
+"""The prompt that is asked in this context, so that orchestrators may share an agent."""
 
 _SHORTEST = 400  # characters of a message that is not cut any more
 _LEFT_OUT = "\n[... left out ...]\n"
@@ -91,7 +95,6 @@ class PromptedAgent(Agent[Any], Generic[S]):
         )
         self.prompt_engineer = prompt_engineer
         self.modules = list(modules)
-        self._drafts: dict[SessionId, list[Message]] = {}
 
     async def forward(
         self,
@@ -129,7 +132,7 @@ class PromptedAgent(Agent[Any], Generic[S]):
         self, history: list[Message], session_id: SessionId, options: dict[str, Any]
     ) -> AgentMessage[Any]:
         assert self.backend is not None
-        self._drafts[session_id] = history
+        token = _DRAFT.set(history)
         try:
             while True:
                 try:
@@ -139,7 +142,7 @@ class PromptedAgent(Agent[Any], Generic[S]):
                         raise
                     logger.info("the prompt of %s is made shorter: %s", self.name, error)
         finally:
-            del self._drafts[session_id]
+            _DRAFT.reset(token)
 
     async def _processed(self, obs: str | None, said: str, history: list[Message], state: S) -> str:
         response = await settled(self.prompt_engineer.process_response(obs, said, history, state))
@@ -153,7 +156,7 @@ class PromptedAgent(Agent[Any], Generic[S]):
 
     def aggregate(self, session_id: SessionId = 0) -> list[Message]:
         """Return what the model is asked just now."""
-        return list(self._drafts.get(session_id, ()))
+        return list(_DRAFT.get())
 
     def reset(self, session_id: SessionId = 0, *, recursive: bool = True) -> None:
         """Forget a session, and what the prompt engineer and the modules keep of any."""

@@ -5,8 +5,8 @@
 
 The first agent's answer is read into the state, and asked for again if it is neither heads nor
 tails; the second one's prompt is made of the state, and what it says is for you. A model of 8
-billion parameters does both well; the small local one flips after being told what was wrong, or
-not at all, and rhymes no better.
+billion parameters does both well; the small local one has to be told what a side is, and its
+poems are none.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def transition(obs: str | None, state: CoinState) -> str:
 
 
 def compose(backend: Backend, flips: int) -> Orchestrator[CoinState]:
-    options: dict[str, Any] = {"seed": 1, "max_tokens": 40} if backend.provider == "local" else {}
+    local: dict[str, Any] = {"seed": 1, "max_tokens": 20} if backend.provider == "local" else {}
     agents = [
-        PromptedAgent("coin", CoinEngineer(), backend, **options),
-        PromptedAgent("poet", PoetEngineer(), backend, **options),
+        PromptedAgent("coin", CoinEngineer(), backend, temperature=1, **local),
+        PromptedAgent("poet", PoetEngineer(), backend, temperature=1, **local),
     ]
     return Orchestrator(agents, transition, CoinState(max_errors=3, max_steps=flips))
 

@@ -1,5 +1,6 @@
 """Orchestrators: who is next, what is asked again, and where it ends."""
 
+import asyncio
 import logging
 from typing import Any
 
@@ -150,6 +151,20 @@ async def test_reset_begins_anew() -> None:
     assert agent.prompt_engineer.resets == 1
     await orchestrator.forward("go")
     assert orchestrator.state.notes == {}
+
+
+async def test_orchestrators_may_share_their_agents() -> None:
+    """At once, each with a state of its own."""
+    shared = counter(ScriptedBackend(otherwise=lambda request: str(request.messages[-1].content)))
+    orchestrators = [
+        Orchestrator([shared], lambda obs, state: "counter", CountState(), session_id=number)
+        for number in range(5)
+    ]
+    actions = await asyncio.gather(
+        *(each.forward(number) for each, number in zip(orchestrators, "12345", strict=True))
+    )
+    assert [action.content for action in actions] == list("12345")
+    assert [each.state.counter.number for each in orchestrators] == [1, 2, 3, 4, 5]
 
 
 # --- errors and limits
