@@ -68,10 +68,12 @@ def transition(obs: str | None, state: CoinState) -> str:
 
 
 def compose(backend: Backend, flips: int) -> Orchestrator[CoinState]:
-    local: dict[str, Any] = {"seed": 1, "max_tokens": 20} if backend.provider == "local" else {}
+    def options(tokens: int) -> dict[str, Any]:
+        return {"seed": 1, "max_tokens": tokens} if backend.provider == "local" else {}
+
     agents = [
-        PromptedAgent("coin", CoinEngineer(), backend, temperature=1, **local),
-        PromptedAgent("poet", PoetEngineer(), backend, temperature=1, **local),
+        PromptedAgent("coin", CoinEngineer(), backend, temperature=1, **options(20)),
+        PromptedAgent("poet", PoetEngineer(), backend, temperature=1, **options(60)),
     ]
     return Orchestrator(agents, transition, CoinState(max_errors=3, max_steps=flips))
 
