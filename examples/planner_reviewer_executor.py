@@ -6,8 +6,8 @@
 
 The environment is a small tree of files that takes four commands; nothing of it touches your own
 files. A model that follows instructions (8 billion parameters or more) finds the flag. The small
-local one is held to the JSON by a grammar, plans nonsense and finds nothing: there you see how the
-three take turns, and how a limit ends it.
+local one is held to the JSON by a grammar, but its plan does not come to an end in the tokens
+that it has (`--tokens`): there you see how a limit ends a run, and says which.
 """
 
 from __future__ import annotations
