@@ -5,7 +5,7 @@
 
 The first agent's answer is read into the state, and asked for again if it is neither heads nor
 tails; the second one's prompt is made of the state, and what it says is for you. A model of 8
-billion parameters does both well; the small local one has to be told what a side is, and its
+billion parameters does both well; the small local one may have to be told what a side is, and its
 poems are none.
 """
 
