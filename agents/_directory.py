@@ -68,11 +68,11 @@ class Participant(Protocol):
 
 
 class UnknownAgent(AnabranchError, LookupError):
-    """There is no agent of this name in the directory. Attribute: `name`."""
+    """There is no agent of this name in the directory, or the orchestrator. Attribute: `name`."""
 
-    def __init__(self, name: str, known: list[str]) -> None:
+    def __init__(self, name: str, known: list[str], where: str = "the directory") -> None:
         there = ", ".join(known) or "nobody"
-        super().__init__(f"there is no agent called {name!r} in the directory: it has {there}")
+        super().__init__(f"there is no agent called {name!r} in {where}: it has {there}")
         self.name = name
 
 

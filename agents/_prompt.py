@@ -12,7 +12,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, cast, overload
 from ..backends import Backend
 from ..dispatch import Message, Request
 
-__all__ = ["Prompt", "prompt"]
+__all__ = ["Prompt", "fill_template", "prompt"]
 
 logger = logging.getLogger("anabranch.agents")
 
@@ -43,7 +43,7 @@ class Prompt(Generic[P]):
         bound.apply_defaults()
         values = dict(bound.arguments)
         values |= self._more(*bound.args, **bound.kwargs)
-        return _fill(self._template, values, self._function.__qualname__)
+        return fill_template(self._template, values, self._function.__qualname__)
 
     def _more(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         more = cast("Callable[..., object]", self._function)(*args, **kwargs)
@@ -117,7 +117,8 @@ def _docstring(function: Callable[..., object]) -> str:
     return function.__doc__
 
 
-def _fill(template: str, values: Mapping[str, Any], name: str) -> str:
+def fill_template(template: str, values: Mapping[str, Any], name: str) -> str:
+    """Return a template with its fields filled in; raise `LookupError` for one without a value."""
     try:
         return string.Formatter().vformat(template, (), values)
     except (KeyError, IndexError) as error:

@@ -1,0 +1,105 @@
+"""Find the flag: a planner, a reviewer and an executor in an environment.
+
+    python examples/planner_reviewer_executor.py
+    python examples/planner_reviewer_executor.py --model openai:gpt-5-mini   (with OPENAI_API_KEY)
+    python examples/planner_reviewer_executor.py --model openai:gpt-5 --small openai:gpt-5-nano
+
+The environment is a small tree of files that takes four commands; nothing of it touches your own
+files. A model that follows instructions (8 billion parameters or more) finds the flag. The small
+local one is held to the JSON by a grammar, but its plan does not come to an end in the tokens
+that it has (`--tokens`): there you see how a limit ends a run, and says which.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+from typing import Any
+
+from anabranch import Backend, connect
+from anabranch.agents import EpisodeResult, Observation, planner_reviewer_executor
+
+TASK = (
+    "Find the flag, which is in a hidden file, and submit it. The commands are `ls [-a] FOLDER`, "
+    "`cat FILE` and `submit FLAG`; one command at a time."
+)
+FILES = {
+    "/readme.txt": "Hidden files begin with a dot.",
+    "/home/.flag": "flag{under-the-bridge}",
+    "/home/poem.txt": "The river leaves, the river comes again.",
+}
+
+
+class Files:
+    """An environment: what was asked, and what came of it. It is over when the flag is in."""
+
+    async def reset(self) -> str:
+        return "You stand in the folder /."
+
+    async def step(self, action: str) -> Observation:
+        match action.split():
+            case ["submit", flag]:
+                right = flag == FILES["/home/.flag"]
+                return Observation("Right!" if right else "Wrong.", float(right), done=right)
+            case ["cat", file]:
+                return Observation(FILES.get(file, f"cat: {file}: no such file"))
+            case ["ls", *options]:
+                return Observation(listing(options))
+            case _:
+                return Observation(f"{action[:80]!r} is no command: ls, cat or submit")
+
+
+def listing(options: list[str]) -> str:
+    folder = next((each for each in options if not each.startswith("-")), "/").rstrip("/") + "/"
+    inside = [file.removeprefix(folder) for file in FILES if file.startswith(folder)]
+    names = sorted({name.partition("/")[0] for name in inside})
+    shown = [name for name in names if "-a" in options or not name.startswith(".")]
+    return "  ".join(shown) or f"ls: {folder}: nothing to show"
+
+
+async def search(
+    backend: Backend, small: Backend, *, steps: int, errors: int = 3, tokens: int = 80
+) -> EpisodeResult:
+    local = backend.provider == "local"
+    options: dict[str, Any] = {"temperature": 0, "seed": 1, "max_tokens": tokens} if local else {}
+    orchestrator = planner_reviewer_executor(
+        backend,
+        TASK,
+        reviewer=small,
+        executor=small,
+        max_steps=steps,
+        max_errors=errors,
+        constrain=local,
+        **options,
+    )
+    async with backend, small:
+        result = await orchestrator.play(Files())
+    for number, turn in enumerate(result.turns, 1):
+        seen = turn.observation.text if turn.observation else "(done)"
+        print(f"{number}. {turn.action.content}\n   {seen}")
+    print(f"({result.status} after {len(result.turns)} turns)")
+    for model, usage in orchestrator.usage_by_model().items():
+        print(f"{usage.total_tokens} tokens of {model}")
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Find the flag.")
+    parser.add_argument("--model", default="local", help="local, openai:NAME, mistral:NAME, ...")
+    parser.add_argument("--small", help="another model, for the reviewer and the executor")
+    parser.add_argument("--steps", type=int, default=12, help="how many commands there may be")
+    parser.add_argument("--errors", type=int, default=3, help="how many answers may be mended")
+    parser.add_argument("--tokens", type=int, default=80, help="how long a local one may be")
+    options = parser.parse_args()
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("anabranch.agents").setLevel("INFO")
+    backend = connect(options.model)
+    small = connect(options.small) if options.small else backend
+    asyncio.run(
+        search(backend, small, steps=options.steps, errors=options.errors, tokens=options.tokens)
+    )
+
+
+if __name__ == "__main__":
+    main()

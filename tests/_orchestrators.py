@@ -1,0 +1,117 @@
+"""Orchestrators, agents and an environment that several test modules share."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from anabranch import (
+    Message,
+)
+from anabranch.agents import (
+    Namespace,
+    Observation,
+    Orchestrator,
+    PromptedAgent,
+    PromptEngineer,
+    State,
+)
+from anabranch.dispatch import Request
+from anabranch.testing import ScriptedBackend
+
+__all__ = [
+    "CountState",
+    "Counter",
+    "Counting",
+    "Echo",
+    "Talking",
+    "backend_of",
+    "counter",
+    "counting",
+    "hanging",
+    "said",
+]
+
+
+class Counter(Namespace):
+    number: int = 0
+
+
+class CountState(State):
+    counter: Counter = Counter()
+
+
+class Counting(PromptEngineer[CountState]):
+    """Asks for numbers; what is no number is asked for again."""
+
+    def __init__(self) -> None:
+        self.resets = 0
+
+    def render_prompt(self, obs: str | None, history: list[Message], state: CountState) -> None:
+        history.append(Message(role="user", content=obs or "Count."))
+
+    async def process_response(
+        self, obs: str | None, response: str, history: list[Message], state: CountState
+    ) -> str:
+        if not response.isdigit():
+            state.signal_error("no number", "Say a number.")
+            return ""
+        state.counter.number = int(response)
+        state.step_environment()
+        return response
+
+    def reset(self) -> None:
+        self.resets += 1
+
+
+class Talking(PromptEngineer[State]):
+    def render_prompt(self, obs: str | None, history: list[Message], state: State) -> None:
+        history[:] = [Message(role="user", content="Talk.")]
+
+
+def counter(backend: ScriptedBackend, **options: Any) -> PromptedAgent[CountState]:
+    return PromptedAgent("counter", Counting(), backend, **options)
+
+
+def counting(*replies: Any, modules: Any = (), **limits: Any) -> Orchestrator[CountState]:
+    """An orchestrator that always lets the counter count."""
+    agent = counter(ScriptedBackend(*replies), modules=modules)
+    return Orchestrator([agent], lambda obs, state: "counter", CountState(**limits))
+
+
+def backend_of(orchestrator: Orchestrator[Any], name: str = "counter") -> ScriptedBackend:
+    backend = orchestrator.agents[name].backend
+    assert isinstance(backend, ScriptedBackend)
+    return backend
+
+
+def said(request: Request) -> list[tuple[str, str | None]]:
+    return [(message.role, message.content) for message in request.messages]
+
+
+def hanging() -> tuple[ScriptedBackend, asyncio.Event]:
+    asked = asyncio.Event()
+
+    async def reply(request: Request) -> str:
+        asked.set()
+        await asyncio.Event().wait()
+        return ""
+
+    return ScriptedBackend(reply), asked
+
+
+class Echo:
+    """An environment that repeats what is done, three times."""
+
+    def __init__(self, last: int = 3) -> None:
+        self.done: list[str] = []
+        self.last = last
+
+    async def reset(self) -> None:
+        self.done = []
+
+    async def step(self, action: str) -> Observation | str:
+        self.done.append(action)
+        if len(self.done) == self.last:
+            return Observation("the end", reward=1.0, done=True)
+        return f"saw {action}"

@@ -1,0 +1,201 @@
+"""The strategies: each goes its intended way, and none goes on for ever."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import anabranch.agents
+from anabranch.agents import (
+    Action,
+    ListMemory,
+    Observation,
+    Prompts,
+    planner_reviewer_executor,
+    reflexion,
+    single_agent,
+)
+from anabranch.testing import ScriptedBackend
+
+ROOM = Path(anabranch.agents.__file__).resolve().parent
+TASK = "Open the {door}."
+
+
+class Door:
+    """It opens when pulled."""
+
+    async def reset(self) -> str:
+        return "A door."
+
+    async def step(self, action: str) -> Observation:
+        opened = action == "pull"
+        return Observation("It opens." if opened else "Nothing happens.", done=opened)
+
+
+def contents(backend: ScriptedBackend, number: int) -> list[str]:
+    return [message.content or "" for message in backend.requests[number].messages]
+
+
+def json_of(**fields: Any) -> str:
+    return json.dumps(fields)
+
+
+@pytest.mark.parametrize("name", ["_single_agent", "_reflexion", "_planner"])
+def test_a_strategy_is_small(name: str) -> None:
+    """Under 150 lines, and its prompts are files."""
+    source = (ROOM / f"{name}.py").read_text(encoding="utf-8")
+    assert source.count("\n") < 150
+    assert len(list((ROOM / "prompts").glob("*.md"))) == 6
+
+
+async def test_a_single_agent_acts_until_the_environment_is_over() -> None:
+    """It reads what came of it; what is neither action nor answer is asked for again."""
+    backend = ScriptedBackend("Push!\nAction: push", "Hm.", "I pull.\n**Action:** `pull`")
+    orchestrator = single_agent(backend, TASK, modules=[ListMemory()])
+    result = await orchestrator.play(Door())
+
+    assert result.status == "over"
+    assert [turn.action.content for turn in result.turns] == ["push", "pull"]
+    assert contents(backend, 0)[1:] == ["A door."]
+    assert contents(backend, 1)[1:] == ["A door.", "Push!\nAction: push", "Nothing happens."]
+    assert "memory:\n> push\nNothing happens." in contents(backend, 1)[0]
+    assert TASK in contents(backend, 1)[0]
+    assert "exactly one line" in contents(backend, 2)[-1]
+
+
+async def test_a_single_agent_may_answer() -> None:
+    """Then all is done."""
+    orchestrator = single_agent(ScriptedBackend("Answer: it is locked"), TASK)
+    assert await orchestrator.forward("A door.") == Action("it is locked", "actor", done=True)
+
+
+async def test_two_moves_in_one_reply_are_none() -> None:
+    """The first might have changed what the second one needs."""
+    backend = ScriptedBackend(otherwise="Action: push\nAction: pull")
+    result = await single_agent(backend, TASK, max_errors=1).play(Door())
+    assert (result.status, result.turns) == ("max_errors", ())
+
+
+async def test_reflexion_thinks_about_going_in_circles() -> None:
+    """The next trial begins anew, with the lesson before the actor's eyes."""
+    push = "Action: push"
+    backend = ScriptedBackend(push, push, push, "Action: pull")
+    thinker = ScriptedBackend("", "Do not push, pull.")
+    orchestrator = reflexion(backend, TASK, reflector=thinker)
+    result = await orchestrator.play(Door())
+
+    assert result.status == "over"
+    assert [turn.action.content for turn in result.turns] == ["push", "push", "push", "pull"]
+    assert "> push\nNothing happens." in contents(thinker, 0)[0]
+    assert contents(thinker, 1)[-1] == "Write what should be done differently."
+    assert "- Do not push, pull." in contents(backend, 3)[0]
+    assert "> push" not in contents(backend, 3)[1]
+    assert contents(backend, 1)[1] == "> push\nNothing happens."
+
+
+async def test_reflexion_ends_even_if_nothing_is_learned() -> None:
+    """After `max_reflections` it only acts, and after `max_steps` not at all."""
+    thinker = ScriptedBackend(otherwise="Push harder.")
+    orchestrator = reflexion(
+        ScriptedBackend(otherwise="Action: push"),
+        TASK,
+        reflector=thinker,
+        evaluate=lambda state: "no luck",
+        max_reflections=2,
+        max_steps=5,
+    )
+    result = await orchestrator.play(Door())
+    assert (result.status, len(result.turns)) == ("max_steps", 5)
+    assert len(thinker.requests) == 2
+
+
+async def test_the_planner_is_reviewed_and_the_executor_acts() -> None:
+    """A rejected plan is made anew; tasks are done one by one, each reviewed."""
+    backend = ScriptedBackend(
+        json_of(plan=["wait"]),
+        json_of(feedback=["waiting opens no door"]),
+        f"Better: {json_of(plan=['try', 'tell'])}",
+        json_of(feedback=[]),
+        json_of(status="progress", action="push"),
+        json_of(status="done", summary="pushing does nothing"),
+        json_of(feedback=[]),
+        json_of(status="done", summary="told"),
+        json_of(feedback=[]),
+    )
+    orchestrator = planner_reviewer_executor(backend, TASK)
+    result = await orchestrator.play(Door())
+
+    assert result.status == "done"
+    assert [turn.action.content for turn in result.turns] == ["push", "tell: told"]
+    assert "1. waiting opens no door" in contents(backend, 2)[0]
+    assert "Your task now: try" in contents(backend, 4)[0]
+    assert "> push\nNothing happens." in contents(backend, 5)[0]
+    assert "You may act 9 times more" in contents(backend, 5)[0]
+    assert "1. try: pushing does nothing" in contents(backend, 7)[0]
+    assert set(orchestrator.agents) == {"planner", "reviewer", "executor"}
+
+
+async def test_a_reviewer_who_is_never_content_is_overruled() -> None:
+    """After `max_rejects` in a row the executor acts."""
+    planner, reviewer = (
+        ScriptedBackend(otherwise=json_of(plan=["try"])),
+        ScriptedBackend(otherwise=json_of(feedback=["no"])),
+    )
+    executor = ScriptedBackend(json_of(status="progress", action="pull"))
+    orchestrator = planner_reviewer_executor(planner, TASK, reviewer=reviewer, executor=executor)
+    orchestrator.state.max_rejects = 2
+    assert (await orchestrator.play(Door())).status == "over"
+    assert len(reviewer.requests) == 3
+
+
+async def test_an_executor_without_steps_or_action_is_told() -> None:
+    """And one that does not listen ends the run."""
+    backend = ScriptedBackend(
+        json_of(plan=["try"]),
+        json_of(feedback=[]),
+        json_of(status="progress"),
+        json_of(status="progress", action="push"),
+        otherwise=json_of(status="progress", action="push"),
+    )
+    orchestrator = planner_reviewer_executor(backend, TASK)
+    orchestrator.state.max_task_steps = 1
+    result = await orchestrator.play(Door())
+    assert (result.status, len(result.turns)) == ("max_errors", 1)
+    assert "there is no action" in contents(backend, 3)[-1]
+    assert "no steps are left" in contents(backend, 5)[-1]
+
+
+async def test_garbage_for_json_ends_with_a_status() -> None:
+    """Each is told what is wrong."""
+    backend = ScriptedBackend("no idea", '{"plan": []}', '{"plan": "all"}', "[1, 2")
+    result = await planner_reviewer_executor(backend, TASK).play(Door())
+    assert result.status == "max_errors"
+    assert "That cannot be used" in contents(backend, 3)[-1]
+
+
+async def test_constrained_agents_ask_the_server_for_their_form() -> None:
+    """Each for its own."""
+    backend = ScriptedBackend(
+        json_of(plan=["try"]), json_of(feedback=[]), json_of(status="progress", action="pull")
+    )
+    await planner_reviewer_executor(backend, TASK, constrain=True, seed=1).play(Door())
+    schemas = [each.options["response_format"]["json_schema"] for each in backend.requests]
+    assert [schema["name"] for schema in schemas] == ["Plan", "Review", "Move"]
+    assert backend.requests[0].options["seed"] == 1
+
+
+async def test_prompts_may_be_your_own(tmp_path: Path) -> None:
+    """A folder with some; faults in them are named."""
+    (tmp_path / "single_agent.md").write_text("Do it: {task} {{so}}", encoding="utf-8")
+    backend = ScriptedBackend("Action: pull")
+    await single_agent(backend, TASK, prompts=tmp_path).play(Door())
+    assert contents(backend, 0)[0] == f"Do it: {TASK} {{so}}"
+
+    assert Prompts(tmp_path).text("planner") == Prompts().text("planner")
+    with pytest.raises(FileNotFoundError):
+        Prompts().text("poet")
+    with pytest.raises(FileNotFoundError, match="no folder of prompts"):
+        Prompts(tmp_path / "none")
+    with pytest.raises(LookupError, match="'single_agent' has no value for 'task'"):
+        Prompts().fill("single_agent", notes="")
