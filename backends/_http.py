@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from ..commander._errors import BackendUnavailable, MissingExtra
 from ._failure import failure_from_response, not_events, told
-from ._wire import PerLoop, WireBackend, endpoint, shown
+from ._wire import Connections, WireBackend, endpoint, shown
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
@@ -45,12 +45,11 @@ class HttpBackend(WireBackend):
         self._aiohttp = aiohttp
         self._endpoint = endpoint(self.base_url)
         self._where = shown(self._endpoint)
-        self._sessions = PerLoop(self._open_session)
+        self._sessions = Connections(self._open_session)
 
     async def aclose(self) -> None:
         """Close the connections that this loop uses."""
-        if session := self._sessions.pop():
-            await session.close()
+        await self._sessions.close()
 
     def _open_session(self) -> ClientSession:
         headers = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
@@ -85,7 +84,7 @@ class HttpBackend(WireBackend):
         raise BackendUnavailable(failure)
 
     async def _post(self, body: dict[str, Any]) -> ClientResponse:
-        session = self._sessions.get()
+        session = await self._sessions.get()
         return await session.post(self._endpoint, json=body, allow_redirects=False)
 
     async def _whole(self, response: ClientResponse) -> bytes:

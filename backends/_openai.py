@@ -20,7 +20,7 @@ from ..commander._errors import (
 from ..dispatch import Message, Request
 from ._failure import failure_from_response, not_events, told
 from ._secret import keep_from_log
-from ._wire import PerLoop, WireBackend, shown
+from ._wire import Connections, WireBackend, shown
 
 if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI
@@ -91,12 +91,11 @@ class OpenAIBackend(WireBackend):
         self._host = host if self.base_url == host.base_url else None
         self._where = shown(self.base_url)
         keep_from_log(self._redactor, "httpx2")  # the SDK's transport, which logs whole addresses
-        self._clients = PerLoop(self._open_client)
+        self._clients = Connections(self._open_client)
 
     async def aclose(self) -> None:
         """Close the connections that this loop uses."""
-        if client := self._clients.pop():
-            await client.close()
+        await self._clients.close()
 
     def _open_client(self) -> AsyncOpenAI:
         import httpx2
@@ -140,7 +139,8 @@ class OpenAIBackend(WireBackend):
         from openai import APIError, APIStatusError
 
         try:
-            async with self._post(body) as response:
+            client = await self._clients.get()
+            async with _post(client, body) as response:
                 raw = response.http_response
                 kind = raw.headers.get("content-type", "")
                 if not kind.startswith("text/event-stream"):
@@ -153,15 +153,15 @@ class OpenAIBackend(WireBackend):
         except (APIError, *_transport_errors()) as error:
             raise BackendUnavailable(f"{self._where}: {_first_cause(error)}") from None
 
-    def _post(self, body: dict[str, Any]) -> AsyncResponseContextManager[Any]:
-        completions = self._clients.get().chat.completions.with_streaming_response
-        own = {"model", "messages", "stream"}
-        return completions.create(
-            model=body["model"],
-            messages=body["messages"],
-            stream=True,
-            extra_body={key: value for key, value in body.items() if key not in own},
-        )
+
+def _post(client: AsyncOpenAI, body: dict[str, Any]) -> AsyncResponseContextManager[Any]:
+    own = {"model", "messages", "stream"}
+    return client.chat.completions.with_streaming_response.create(
+        model=body["model"],
+        messages=body["messages"],
+        stream=True,
+        extra_body={key: value for key, value in body.items() if key not in own},
+    )
 
 
 def _import_sdk() -> None:

@@ -7,7 +7,7 @@ import json
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 from pydantic import SecretStr
@@ -19,7 +19,7 @@ from ._model import ModelBackend
 from ._secret import Redactor, as_secret
 from ._sse import EventReader
 
-__all__ = ["PerLoop", "WireBackend", "endpoint", "server_address", "shown"]
+__all__ = ["Connections", "PerLoop", "WireBackend", "endpoint", "server_address", "shown"]
 
 _T = TypeVar("_T")
 _ENDPOINT = "/chat/completions"
@@ -169,8 +169,49 @@ def _secrets(url: str) -> list[SecretStr]:
     return [SecretStr(value) for value in (*values, unquote(parts.password or "")) if value]
 
 
+class Closable(Protocol):
+    """What has connections to close."""
+
+    async def close(self) -> None:
+        """Close them."""
+        ...
+
+
+_C = TypeVar("_C", bound=Closable)
+
+
+class Connections(Generic[_C]):
+    """A client for each event loop, opened at first use, closed by `close`.
+
+    A client that nobody closes is closed with its loop: each is held by an async generator, and
+    `asyncio.run` and our own `run` close these before the loop.
+    """
+
+    __slots__ = ("_kept",)
+
+    def __init__(self, open_client: Callable[[], _C]) -> None:
+        self._kept: PerLoop[AsyncGenerator[_C, None]] = PerLoop(lambda: _keep(open_client()))
+
+    async def get(self) -> _C:
+        """Return the running loop's client."""
+        return await anext(self._kept.get())
+
+    async def close(self) -> None:
+        """Close the running loop's client; the next request opens another."""
+        if kept := self._kept.pop():
+            await kept.aclose()
+
+
+async def _keep(client: _C) -> AsyncGenerator[_C, None]:
+    try:
+        while True:
+            yield client
+    finally:
+        await client.close()
+
+
 class PerLoop(Generic[_T]):
-    """One thing for each event loop, made at first use: connections belong to a loop."""
+    """One thing for each event loop, made at first use."""
 
     __slots__ = ("_made", "_make")
 
