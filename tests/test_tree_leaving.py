@@ -263,6 +263,8 @@ def start(body, tmp_path):
 
 PROLOGUE = """
 import asyncio, signal, sys, time
+# What a shell that runs the tests in the background has its children ignore.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from anabranch.commander import Commander, run
 from anabranch.handlers import handler
 
