@@ -14,6 +14,7 @@ import threading
 import time
 from types import FrameType
 from typing import Any
+from weakref import ref
 
 from ._library import is_library, is_python
 from ._record import Record
@@ -42,7 +43,7 @@ class Watch:
         self._asked = False
         # The task seen to run since then, and since when: a turn of the loop runs many tasks, and
         # may be long without any of them blocking it.
-        self._task: asyncio.Task[Any] | None = None
+        self._task: ref[asyncio.Task[Any]] | None = None
         self._since = 0.0
         self._reported = False
         _watcher.add(self)
@@ -59,8 +60,9 @@ class Watch:
         if not self._asked:
             self._asked = True
             self._loop.call_soon_threadsafe(self._answer)
-        if task is not self._task:
-            self._task, self._since, self._reported = task, now, False
+        if self._task is None or self._task() is not task:
+            # No longer than it lives: its context leads to its node.
+            self._task, self._since, self._reported = ref(task), now, False
         elif now - self._since > self.after and not self._reported:
             self._reported = True
             self._report()

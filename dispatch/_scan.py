@@ -21,12 +21,13 @@ __all__ = [
     "unescape",
 ]
 
-# Possessive, so that neither backtracks and both stay linear.
-_STRING_REST = re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
-_NESTED_REST = re.compile(r'(?:[^"{}\[\]]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+', re.DOTALL)
+# Linear: the runs of characters are possessive, and nothing follows the groups that could fail and
+# make them try again. The groups are not: before 3.11.5 `re` goes too far in those that are.
+_STRING_REST = re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*', re.DOTALL)
+_NESTED_REST = re.compile(r'(?:[^"{}\[\]]++|"[^"\\]*+(?:\\.[^"\\]*+)*")*', re.DOTALL)
 _SCALAR = re.compile(r"[-+.\w\s]*+")
 _SPACE = re.compile(r"\s*+")
-_WHOLE_ESCAPES = re.compile(r"(?:[^\\]++|\\[^u]|\\u[0-9a-fA-F]{4})*+", re.DOTALL)
+_WHOLE_ESCAPES = re.compile(r"(?:[^\\]++|\\[^u]|\\u[0-9a-fA-F]{4})*", re.DOTALL)
 _DEEPER = {"{": 1, "[": 1, "}": -1, "]": -1, "": 0}
 _LENIENT = json.JSONDecoder(strict=False)
 _LONGEST_ESCAPE = len(r"\u0000")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -12,6 +13,9 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the helpers beside the tests: `import _server`
 
+# A shell that runs the tests in the background has them and the programs they start ignore it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test fails because the machine is slow: not in its examples, nor in making them.
 settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])

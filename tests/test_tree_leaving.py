@@ -263,8 +263,6 @@ def start(body, tmp_path):
 
 PROLOGUE = """
 import asyncio, signal, sys, time
-# What a shell that runs the tests in the background has its children ignore.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 from anabranch.commander import Commander, run
 from anabranch.handlers import handler
 
@@ -305,15 +303,18 @@ def read_until(process, line):
 
 @pytest.fixture
 def program(tmp_path):
-    processes = []
+    processes, clocks = [], []
 
     def begin(body):
         processes.append(start(body, tmp_path))
+        clocks.append(threading.Timer(120, processes[-1].kill))  # a test fails, it does not hang
+        clocks[-1].start()
         read_until(processes[-1], "ready")
         return processes[-1]
 
     yield begin
-    for process in processes:
+    for process, clock in zip(processes, clocks, strict=True):
+        clock.cancel()
         process.kill()
         process.communicate(timeout=60)
 
