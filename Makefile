@@ -17,7 +17,7 @@ chat: $(VENV)/chat.stamp  ## talk to a model in the terminal, e.g. make chat ARG
 test: $(VENV)/dev.stamp  ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
 
-test-vllm:  ## run the suite of the real vLLM engine, in an environment of its own (2.5 GB)
+test-vllm:  ## run the suite of the real vLLM engine, in an environment of its own (4 GB)
 	tests/vllm_engine/run.sh $(ARGS)
 
 check: $(VENV)/dev.stamp  ## check format, lint, types and the import contract

@@ -21,7 +21,7 @@ from _vllm import MODEL
 from anabranch.backends import Backend, connect
 from anabranch.dispatch import Message, Request
 
-# Not a call: this model did not write a whole one in the form that the server asks for.
+# Not a call: what the small model writes through this parser is not the call that the case expects.
 SHOWN = ["text", "usage", "length", "left", "cancelled", "many", "again"]
 REFUSED = ["unknown model", "wrong key", "too long"]
 KEY = "sk-served"
