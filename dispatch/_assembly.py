@@ -78,6 +78,8 @@ class Assembly:
             for piece in delta.tool_calls:
                 if piece.index != at or piece.name is not None or piece.id is not None:
                     self._scan(run)
+                    if half := self._content_halves.end():
+                        self._take_content(half)  # or it would come after what the call says
                     self._turn_to(piece)
                     at = self._at
                 keep(piece)
@@ -131,7 +133,10 @@ class Assembly:
 
     def write(self, index: int, arguments: str = "", name: str | None = None) -> None:
         """Take more of a call that is written in the content."""
-        self.feed(Delta(tool_calls=(ToolCallDelta(index, None, name, arguments),)))
+        piece = ToolCallDelta(index, None, name, arguments)
+        self._turn_to(piece)
+        self._pieces.put(piece)
+        self._scan([arguments])
         if name and self._call.scanner.done:
             self._try_hand_on()
 
@@ -143,8 +148,6 @@ class Assembly:
 
     def _turn_to(self, piece: ToolCallDelta) -> None:
         """Make the call that `piece` belongs to the one whose pieces are taken."""
-        if half := self._content_halves.end():
-            self._take_content(half)  # or it would come after what the call says
         if piece.id is None and piece.name is None and piece.index in self._calls:
             call = self._calls[piece.index]
         else:
