@@ -144,6 +144,7 @@ HOT = (
     "_n_commander",
     "_n_context",
     "_n_id",
+    "_n_name",
     "_n_open",
     "_n_parent",
     "_n_result",
