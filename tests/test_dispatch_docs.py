@@ -47,7 +47,7 @@ async def test_a_turn_works_as_the_page_shows_it() -> None:
     async with asyncio.timeout(5), Commander() as commander:
         await commander.run(names["respond"](backend, conversation, [add]))
 
-    assert shown == ["Three."]
+    assert "".join(shown) == "Three."
     assert [each.content for each in conversation.messages] == ["1 + 2?", None, "3", "Three."]
 
 
