@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from itertools import repeat
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
@@ -112,14 +113,15 @@ class Events:
     def _begin(self) -> None:
         # A list's iterator sees what is added later, until it has once come to the end.
         self._unread = iter(self._buffer)
-        self._events = zip(*[self._unread] * WIDTH, strict=True)
+        fields = zip(*[self._unread] * WIDTH, strict=True)
+        self._events = map(_new, repeat(Event), fields)
 
     async def __anext__(self) -> Event:
         while True:
             if self._gap:
                 return self._report_gap()
             for event in self._events:
-                return _new(Event, event)
+                return event
             if self._closed:
                 raise StopAsyncIteration
             await self._news()
@@ -185,14 +187,11 @@ def publish(node: Node[Any], kind: EventKind, data: object = None) -> None:
     commander = node._n_commander
     parent = node._n_parent
     clock = commander._n_clock()
-    name = node._n_name
-    if name is None:
-        name = node._n_name = node._n_called()
     event = (
         kind,
         node._n_id,
         None if parent is None else parent._n_id,
-        name,
+        node._n_name,
         commander._n_epoch,
         clock,
         data,
