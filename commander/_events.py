@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ._commander import Commander
     from ._node import Node
 
-__all__ = ["Event", "EventKind", "Events", "emit", "publish"]
+__all__ = ["Event", "EventKind", "Events", "Origin", "emit", "publish"]
 
 EventKind: TypeAlias = Literal[
     "put",
@@ -35,11 +35,18 @@ EventKind: TypeAlias = Literal[
 ]
 
 
+class Origin(NamedTuple):
+    """Where events come from: the time of day at the zero of its clock, and the machine."""
+
+    epoch: float
+    host: str | None = None  # None: this one
+
+
 class Event(NamedTuple):
     """Something that happened to a node.
 
-    `clock` is in seconds of the loop's own monotonic clock, whose zero was at `epoch`, in seconds
-    of the time of day; `time` is their sum. `data` holds what the kind brings: the exception of
+    `clock` is in seconds of the loop's own monotonic clock, `time` in seconds since the epoch,
+    reckoned from it by its `origin`. `data` holds what the kind brings: the exception of
     `failed` and `retried`, the reason of `cancelled`, a piece of `text`, the number of events
     `missed` by this listener.
     """
@@ -48,14 +55,19 @@ class Event(NamedTuple):
     node_id: int
     parent_id: int | None
     name: str
-    epoch: float
     clock: float
+    origin: Origin
     data: Any = None
 
     @property
     def time(self) -> float:
         """When it happened, in seconds of the time of day."""
-        return self.epoch + self.clock
+        return self.origin.epoch + self.clock
+
+    @property
+    def host(self) -> str | None:
+        """The machine on which it happened, if that is another one."""
+        return self.origin.host
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.name}#{self.node_id}>"
@@ -143,8 +155,8 @@ class Events:
     def _report_gap(self) -> Event:
         gap, self._gap = self._gap, 0
         commander = self._commander
-        epoch, clock = commander._n_epoch, commander._n_clock()
-        return Event("missed", commander._n_id, None, "events", epoch, clock, gap)
+        clock = commander._n_clock()
+        return Event("missed", commander._n_id, None, "events", clock, commander._n_origin, gap)
 
     def _attend(self, clock: float) -> None:
         if self._asleep:
@@ -192,8 +204,8 @@ def publish(node: Node[Any], kind: EventKind, data: object = None) -> None:
         node._n_id,
         None if parent is None else parent._n_id,
         node._n_name,
-        commander._n_epoch,
         clock,
+        commander._n_origin,
         data,
     )
     for listener in commander._n_listeners:
