@@ -27,9 +27,9 @@ __all__ = [
 _STRING_REST = re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*', re.DOTALL)
 # Up to the next bracket outside of strings, the next string that does not end here, or the end.
 _NEXT_SIGN = re.compile(
-    r'(?:[^"{}\[\]]++|"[^"\\]*+(?:\\.[^"\\]*+)*")*(?:([{\[])|([}\]])|(")|\Z)', re.DOTALL
+    r'[^"{}\[\]]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*"[^"{}\[\]]*+)*([{}\[\]"]?)', re.DOTALL
 )
-_OPENER, _CLOSER, _QUOTE = 1, 2, 3
+_DEEPER = {"{": 1, "[": 1, "}": -1, "]": -1}
 _SCALAR = re.compile(r"[-+.\w\s]*+")
 _SPACE = re.compile(r"\s*+")
 _WHOLE_ESCAPES = re.compile(r"(?:[^\\]++|\\[^u]|\\u[0-9a-fA-F]{4})*", re.DOTALL)
@@ -247,21 +247,19 @@ class ObjectScanner:
     def _nested(self, text: str, position: int) -> int:
         match, depth = None, self._depth
         for match in _NEXT_SIGN.finditer(text, position):
-            if match.lastindex == _OPENER:
-                depth += 1
-            elif match.lastindex != _CLOSER:
+            deeper = _DEEPER.get(match[1])
+            if deeper is None:
                 break
-            else:
-                depth -= 1
-                if not depth:
-                    break
+            depth += deeper
+            if not depth:
+                break
         assert match is not None, "the end of the text is a match at least"
         start, position = position, match.end()
         self._depth = depth
         self._pass_on(text[start:position])
         if not depth:
             self._end_nested()
-        elif match.lastindex == _QUOTE:  # a string that goes on after this text
+        elif match[1] == '"':  # a string that goes on after this text
             self._enter(ObjectScanner._nested_string, _Await.QUOTE)
         else:
             self._enter(ObjectScanner._nested, _Await.CLOSERS, self._depth)
