@@ -10,6 +10,7 @@ from pydantic import SecretStr
 
 from ..commander._errors import ConfigurationError
 from ._backend import Backend
+from ._recipe import Recipe
 
 __all__ = ["connect"]
 
@@ -34,8 +35,24 @@ def connect(
     `top_k`, `stop`, `max_tokens`, `seed`, and whatever the server knows) and, for every model,
     `timeouts`, `retries`, `limits`, `breaker` and `resume`.
 
+    A backend can be sent to another process, where it is made again and finds its key in the
+    environment; one whose key was given here cannot.
+
     Raises `ConfigurationError`, which says what to do, and `MissingExtra`.
     """
+    backend = _made(spec, model, base_url, api_key, settings)
+    arguments = {"model": model, "base_url": base_url, **settings}
+    backend._recipe = Recipe(spec, arguments, key_was_given=api_key is not None)
+    return backend
+
+
+_Settings = dict[str, Any]
+_Key = str | SecretStr | None
+
+
+def _made(
+    spec: str, model: str | None, base_url: str | None, api_key: _Key, settings: _Settings
+) -> Backend:
     if spec.startswith(("http://", "https://")):
         return _server(spec, model, base_url, api_key, settings)
     scheme, _, name = spec.partition(":")
@@ -43,10 +60,6 @@ def connect(
     if make is None:
         raise ConfigurationError(_unknown(spec, scheme))
     return make(scheme, name or model or "", base_url, api_key, settings)
-
-
-_Settings = dict[str, Any]
-_Key = str | SecretStr | None
 
 
 def _server(

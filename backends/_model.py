@@ -78,6 +78,12 @@ class ModelBackend(Backend):
         if resume not in {None, "continue"}:
             raise ConfigurationError(f"resume={resume!r}: it is 'continue' or None")
 
+    def __getstate__(self) -> object:
+        raise ConfigurationError(
+            f"{self!r} cannot be sent to another process: make it with connect(), which can be done"
+            " there too"
+        )
+
     @abstractmethod
     def _attempt(self, request: Request) -> AsyncGenerator[Arrived, None]:
         """Answer `request` once, without timeouts; raises a `BackendError` that holds no key.
