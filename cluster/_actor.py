@@ -21,7 +21,7 @@ from ._ray import this_host
 __all__ = ["Actor", "Ask", "Drop", "Outlet", "Tenant"]
 
 Batch: TypeAlias = tuple[bytes, bool]
-"""The outcome of a part of a stream, packed: its items, or a failure; and whether it is the last."""
+"""What came of a part of a stream, packed: its items and a failure; and whether it is the last."""
 
 ROOM = 256
 """How many items a stream holds before its producer waits."""
@@ -93,7 +93,9 @@ class Outlet:
         Raises `RuntimeError` if the stream is over.
         """
         if self._task.done():
-            raise RuntimeError("who could answer has gone: the call in which this was asked is over")
+            raise RuntimeError(
+                "who could answer has gone: the call in which this was asked is over"
+            )
         number = next(self._numbers)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
         self.send_nowait(Ask(number, question))

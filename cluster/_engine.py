@@ -17,29 +17,18 @@ from ._actor import Outlet
 from ._pack import pack
 from ._pull import Pull
 from ._ray import Ray
-from ._resident import PATIENCE, Resident
+from ._resident import ANYWHERE, PATIENCE, Opening, Resident
 
 __all__ = ["Engine", "RayBackend", "serve"]
 
-ANYWHERE = Ray(num_cpus=0)
-
 
 class Engine(Resident):
-    """A backend in an actor: `connect("ray:NAME")` is a backend that reaches it.
-
-    As a block it is closed at the end.
-    """
+    """A handle of a backend in an actor: `connect("ray:NAME")` is a backend that reaches it."""
 
     kind: ClassVar[str] = "engine"
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-
-async def serve(
+def serve(
     name: str,
     backend: str | Backend | Callable[[], Backend],
     *,
@@ -47,15 +36,15 @@ async def serve(
     detached: bool = False,
     api_key: str | SecretStr | None = None,
     **settings: Any,
-) -> Engine:
-    """Put a backend into an actor under `name`, and return when its model is loaded there.
+) -> Opening[Engine]:
+    """Put a backend into an actor under `name`: awaited, or as a block, its model is loaded there.
 
-        async with await serve("llm", "vllm:Qwen/Qwen3-8B", on=Ray(num_gpus=1)):
+        async with serve("llm", "vllm:Qwen/Qwen3-8B", on=Ray(num_gpus=1)):
             backend = connect("ray:llm")
 
-    `backend` is what `connect` takes, with its `settings`, or makes, or a function that makes one
-    there. Its limits are those of all who use it. It ends with this program, or, if `detached`,
-    when it is closed. Cancelled, it leaves nothing behind.
+    `backend` is what `connect` takes, with its `settings`, or what `connect` makes, or a function,
+    plain or async, that makes one there. Its limits are those of all who use it. At the end of the
+    block, or by `close`, it ends; also with this program, unless `detached`.
 
     Raises what loading raises, and what `Resident.settle` does. A key is found there in the
     environment: `api_key=` is refused.
@@ -66,9 +55,8 @@ async def serve(
             " (OPENAI_API_KEY), and leave out api_key"
         )
     source = connect(backend, **settings) if isinstance(backend, str) else backend
-    engine = Engine(name)
-    await engine.settle(pack(_Loading(source), f"engine {name!r}"), on, detached=detached)
-    return engine
+    loading = pack(_Loading(source), f"the backend of {name!r}")
+    return Opening(Engine(name), loading, on, detached=detached)
 
 
 @dataclass(frozen=True, slots=True)

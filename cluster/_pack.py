@@ -8,15 +8,15 @@ from asyncio import Future
 from dataclasses import dataclass
 from typing import Any
 
+from ._ray import load
+
 __all__ = ["Outcome", "pack", "packed_outcome", "unpack"]
 
 
 def pack(value: object, what: str) -> bytes:
     """Pickle a value, functions and classes of the program too; a refusal says what it is of."""
-    import cloudpickle
-
     try:
-        return cloudpickle.dumps(value)
+        return load().cloudpickle.dumps(value)
     except Exception as error:
         raise TypeError(f"{what} cannot be sent to another process: {error}") from error
 

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, ClassVar, TypeVar
+from functools import partial
+from typing import Any, ClassVar, Generic, TypeVar
 
 from ..commander import current_node
 from ..commander._errors import AnabranchError, ConfigurationError, WorkerLost
@@ -18,11 +19,15 @@ from ._actor import Actor
 from ._pack import Outcome
 from ._ray import Cluster, Ray, as_lost, as_refused, join
 
-__all__ = ["PATIENCE", "Lost", "NoResident", "Resident", "known"]
+__all__ = ["ANYWHERE", "PATIENCE", "Lost", "NoResident", "Opening", "Resident", "known"]
 
 logger = logging.getLogger("anabranch.cluster")
 
 T = TypeVar("T")
+R = TypeVar("R", bound="Resident")
+
+# What lives in the cluster takes little of a machine by itself; what it needs is to be said.
+ANYWHERE = Ray(num_cpus=0)
 
 NAMESPACE = "anabranch"
 
@@ -140,6 +145,24 @@ class Resident:
             self._home = None
             if interrupted is not None:
                 raise interrupted
+
+
+class Opening(Generic[R]):
+    """What `remote` and `serve` return: awaited it is the handle, as a block it is closed too."""
+
+    def __init__(self, resident: R, make: bytes, on: Ray, *, detached: bool) -> None:
+        self._resident = resident
+        self._settle = partial(resident.settle, make, on, detached=detached)
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self.__aenter__().__await__()
+
+    async def __aenter__(self) -> R:
+        await self._settle()
+        return self._resident
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._resident.close()
 
 
 class Lost:
