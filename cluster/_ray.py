@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from importlib import import_module
+from queue import SimpleQueue
 from typing import Any, cast
 
 from ..commander._errors import ConfigurationError, MissingExtra, WorkerLost
@@ -112,6 +113,10 @@ def load() -> Any:
 _lock = threading.Lock()
 _cluster: Cluster | None = None
 _joining: dict[str | None, Future[Cluster]] = {}
+# The processes of a cluster that is started here end with the thread that started them: so one
+# thread does it all, and never ends.
+_asked: SimpleQueue[tuple[str | None, Future[Cluster]]] = SimpleQueue()
+_joiner: threading.Thread | None = None
 
 
 async def join(address: str | None = None) -> Cluster:
@@ -124,12 +129,25 @@ async def join(address: str | None = None) -> Cluster:
     cluster = _joined(address)
     if cluster is not None:
         return cluster
+    return await asyncio.shield(asyncio.wrap_future(_ask(address)))
+
+
+def _ask(address: str | None) -> Future[Cluster]:
+    global _joiner
     with _lock:
         joining = _joining.get(address)
         if joining is None:
             joining = _joining[address] = Future()
-            threading.Thread(target=_join, args=(address, joining), daemon=True).start()
-    return await asyncio.shield(asyncio.wrap_future(joining))
+            _asked.put((address, joining))
+        if _joiner is None:
+            _joiner = threading.Thread(target=_join_all, name="ray-join", daemon=True)
+            _joiner.start()
+    return joining
+
+
+def _join_all() -> None:
+    while True:
+        _join(*_asked.get())
 
 
 def _joined(address: str | None) -> Cluster | None:
@@ -151,7 +169,7 @@ def _same(asked: str, joined: str) -> bool:
 def _join(address: str | None, joining: Future[Cluster]) -> None:
     global _cluster
     try:
-        cluster = _connect(load(), address)
+        cluster = _joined(address) or _connect(load(), address)
     except BaseException as error:  # noqa: BLE001 - it is raised where the cluster is awaited
         with _lock:
             del _joining[address]
