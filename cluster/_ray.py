@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
+from queue import SimpleQueue
 from typing import Any, cast
 
+from ..commander import Away, Node
 from ..commander._errors import ConfigurationError, MissingExtra, WorkerLost
 from ._head import Head, find_head
 
 __all__ = ["Cluster", "Ray", "as_lost", "as_refused", "join", "load", "this_host"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Ray:
     """Where on a Ray cluster something runs, in Ray's own terms.
 
@@ -49,6 +53,15 @@ class Ray:
             options["runtime_env"] = dict(self.runtime_env)
         return options
 
+    def prepare(self, node: Node[Any]) -> Away:
+        """Make a job ready to be sent; raise `TypeError` or `ConfigurationError` if it cannot be.
+
+        The engine calls it when the job is put.
+        """
+        from ._home import Sent
+
+        return Sent(self, node)
+
     def needs(self) -> dict[str, float]:
         """Return what one machine must have, by Ray's names of resources."""
         needs = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(self.memory)}
@@ -62,6 +75,8 @@ class Cluster:
         self.ray = ray
         self.address = address
         self.head = Head(address, self._leave if ours else None)
+        # What some machine has been seen to have.
+        self._known: set[frozenset[tuple[str, float]]] = set()
 
     @property
     def usable(self) -> bool:
@@ -72,13 +87,17 @@ class Cluster:
         # A minute after its head has gone, Ray would end this whole process.
         self.ray.shutdown()
 
+    def unknown(self, placement: Ray) -> bool:
+        """Whether `check` has never found a machine for `placement`."""
+        return frozenset(placement.needs().items()) not in self._known
+
     def check(self, placement: Ray) -> None:
         """Raise `ConfigurationError` if no machine has what `placement` asks for; it may block."""
-        if placement.autoscaled:
-            return
         needs = placement.needs()
         alive = [node for node in self.ray.nodes() if node["Alive"]]
-        if not any(_has(node["Resources"], needs) for node in alive):
+        if placement.autoscaled or any(_has(node["Resources"], needs) for node in alive):
+            self._known.add(frozenset(needs.items()))
+        else:
             raise ConfigurationError(
                 f"no machine of the Ray cluster at {self.address} has {_told(needs)}: "
                 f"{_most(alive, needs)}; ask for less, add a machine, or say "
@@ -112,6 +131,10 @@ def load() -> Any:
 _lock = threading.Lock()
 _cluster: Cluster | None = None
 _joining: dict[str | None, Future[Cluster]] = {}
+# The processes of a cluster that is started here end with the thread that started them: so one
+# thread does it all, and never ends.
+_asked: SimpleQueue[tuple[str | None, Future[Cluster]]] = SimpleQueue()
+_joiner: threading.Thread | None = None
 
 
 async def join(address: str | None = None) -> Cluster:
@@ -124,12 +147,25 @@ async def join(address: str | None = None) -> Cluster:
     cluster = _joined(address)
     if cluster is not None:
         return cluster
+    return await asyncio.shield(asyncio.wrap_future(_ask(address)))
+
+
+def _ask(address: str | None) -> Future[Cluster]:
+    global _joiner
     with _lock:
         joining = _joining.get(address)
         if joining is None:
             joining = _joining[address] = Future()
-            threading.Thread(target=_join, args=(address, joining), daemon=True).start()
-    return await asyncio.shield(asyncio.wrap_future(joining))
+            _asked.put((address, joining))
+        if _joiner is None:
+            _joiner = threading.Thread(target=_join_all, name="ray-join", daemon=True)
+            _joiner.start()
+    return joining
+
+
+def _join_all() -> None:
+    while True:
+        _join(*_asked.get())
 
 
 def _joined(address: str | None) -> Cluster | None:
@@ -151,7 +187,7 @@ def _same(asked: str, joined: str) -> bool:
 def _join(address: str | None, joining: Future[Cluster]) -> None:
     global _cluster
     try:
-        cluster = _connect(load(), address)
+        cluster = _joined(address) or _connect(load(), address)
     except BaseException as error:  # noqa: BLE001 - it is raised where the cluster is awaited
         with _lock:
             del _joining[address]
@@ -197,10 +233,9 @@ def _unjoined(where: str | None, error: Exception) -> str:
     )
 
 
+@cache
 def this_host() -> str:
     """Return the name of this machine, as it is shown for what runs on it."""
-    import socket
-
     return socket.gethostname()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, cast
 
 from ._record import DONE, node_name
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ._commander import Commander
     from ._node import Node
 
-__all__ = ["Event", "EventKind", "Events", "emit", "publish"]
+__all__ = ["Event", "EventKind", "Events", "Raw", "emit", "publish", "relay"]
 
 EventKind: TypeAlias = Literal[
     "put",
@@ -27,6 +27,7 @@ EventKind: TypeAlias = Literal[
     "failed",
     "cancelled",
     "retried",
+    "placed",
     "text",
     "tool_call",
     "tool_result",
@@ -39,7 +40,8 @@ class Event(NamedTuple):
 
     `time` is in seconds since the epoch, `clock` in seconds of the loop's own monotonic clock, from
     which the other is reckoned. `data` holds what the kind brings: the exception of `failed`, the
-    reason of `cancelled`, a piece of `text`, the number of events `missed` by this listener.
+    reason of `cancelled`, a piece of `text`, the machine of `placed` (where the body of a job that
+    was put elsewhere has begun), the number of events `missed` by this listener.
     """
 
     kind: EventKind
@@ -49,6 +51,12 @@ class Event(NamedTuple):
     time: float
     clock: float
     data: Any = None
+
+    @property
+    def host(self) -> str | None:
+        """The machine on which it happened, if that is another one."""
+        # An eighth field, which only events from elsewhere have.
+        return cast("tuple[Any, ...]", self)[7] if len(self) > 7 else None
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.name}#{self.node_id}>"
@@ -172,6 +180,18 @@ def publish(node: Node[Any], kind: EventKind, data: object = None) -> None:
             buffer.append(event)
             if listener._asleep:
                 listener._rouse(clock)
+
+
+def relay(commander: Commander, event: Raw, host: str) -> None:
+    """Tell those who listen to `commander` of what happened on another machine, in the past."""
+    away: Any = (*event, host)
+    for listener in commander._n_listeners:
+        if listener._kinds is None or event[0] in listener._kinds:
+            if len(listener._buffer) == listener._capacity:
+                listener._drop_oldest()
+            listener._buffer.append(away)
+            if listener._asleep:
+                listener._rouse(commander._n_clock())
 
 
 def emit(node: Node[Any], kind: EventKind, data: object) -> None:

@@ -1,0 +1,230 @@
+"""What travels: a job's declared fields on the way out, results and failures on the way home.
+
+Keys do not. What cannot be sent is named before anything starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import pickle
+import re
+import traceback
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
+
+from ..commander import Node
+from ..commander._errors import ConfigurationError, MissingExtra
+
+__all__ = ["Parcel", "dump", "dump_error", "load_error", "pack", "refuse_secrets", "unpack"]
+
+
+class Parcel(NamedTuple):
+    """A job as it is sent: its class, and the values of its fields."""
+
+    kind: bytes
+    fields: bytes
+
+
+def pack(job: Node[Any]) -> Parcel:
+    """Return `job` as bytes: its class and its declared fields, and nothing that is private.
+
+    Raises `ConfigurationError` where a secret would travel and `TypeError` for what cannot be
+    sent; both name the field.
+    """
+    fields = _fields(job)
+    try:
+        return Parcel(_kind(type(job)), _packed(fields))
+    except Exception:  # whatever pickling raises; now field by field, for its name
+        for name, value in fields.items():
+            _try_field(job, name, value)
+        raise
+
+
+def unpack(parcel: Parcel) -> Node[Any]:
+    """Return the job, which has not started; raises `ImportError` for a class not known here."""
+    kind = _load_kind(parcel.kind)
+    job: Node[Any] = object.__new__(kind)
+    vars(job).update(pickle.loads(parcel.fields))  # noqa: S301 - the home of the job wrote it
+    vars(job)["on"] = None  # it has arrived
+    return job
+
+
+def _fields(job: Node[Any]) -> dict[str, Any]:
+    declared = {field.name for field in dataclasses.fields(cast("Any", job))}
+    own = {name: value for name, value in vars(job).items() if not name.startswith("_n_")}
+    for name in own.keys() - declared:
+        raise TypeError(
+            f"{type(job).__name__}.{name} is no declared field, so it cannot be sent with the job: "
+            f"declare it ('{name}: ...'), or make it in task()"
+        )
+    return own
+
+
+def _packed(fields: dict[str, Any]) -> bytes:
+    if all(type(value) in _PLAIN for value in fields.values()):
+        return refuse_secrets(pickle.dumps(fields))
+    return _guarded(fields)
+
+
+def _try_field(job: Node[Any], name: str, value: Any) -> None:
+    field = f"{type(job).__name__}.{name}"
+    try:
+        _guarded(value)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{field} cannot be sent: {error}") from None
+    except Exception as error:  # whatever pickling raises
+        raise TypeError(
+            f"{field} cannot be sent to another machine: {error}; send what it is made from, and "
+            "make it in task()"
+        ) from error
+
+
+# --- classes, which are the same for many jobs
+
+_kinds: WeakKeyDictionary[type, bytes] = WeakKeyDictionary()
+
+
+def _kind(kind: type) -> bytes:
+    packed = _kinds.get(kind)
+    if packed is None:
+        packed = _kinds[kind] = dump(kind)
+    return packed
+
+
+@cache
+def _load_kind(packed: bytes) -> Any:
+    return pickle.loads(packed)  # noqa: S301 - as above
+
+
+# --- bytes
+
+# What any pickler writes alike; cloudpickle takes ten times as long to begin.
+_PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
+
+
+def dump(value: object) -> bytes:
+    """Pickle `value`; classes and functions of a script go by value, those of modules by name."""
+    return pickle.dumps(value) if type(value) in _PLAIN else _cloudpickle().dumps(value)
+
+
+@cache
+def _cloudpickle() -> Any:
+    try:
+        return import_module("cloudpickle")
+    except ImportError:
+        raise MissingExtra("running on a Ray cluster", "ray") from None
+
+
+def _guarded(value: object) -> bytes:
+    """Pickle `value`, or raise `ConfigurationError` if it holds a secret."""
+    buffer = io.BytesIO()
+    _pickler()(buffer).dump(value)
+    return refuse_secrets(buffer.getvalue())
+
+
+@cache
+def _pickler() -> Any:
+    from pydantic import SecretBytes, SecretStr
+
+    base: Any = _cloudpickle().Pickler
+
+    class Pickler(base):
+        """Refuses what is marked as a secret."""
+
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, (SecretStr, SecretBytes)):
+                raise ConfigurationError(
+                    "it holds a secret; send the name of an environment variable and read that in "
+                    "task()"
+                )
+            return base.reducer_override(self, obj)
+
+    return Pickler
+
+
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
+_SHORTEST = 8  # a shorter value may stand anywhere by chance
+
+
+def refuse_secrets(packed: bytes) -> bytes:
+    """Return `packed`; a `ConfigurationError` if it holds the value of a variable named like a key.
+
+    These are the variables of the environment with KEY, TOKEN, SECRET or PASSWORD in their names.
+    """
+    for name, value in _secrets():
+        if value in packed:
+            raise ConfigurationError(
+                f"it holds the value of {name}, and keys travel by name: set {name} on the other "
+                "machines and read it in task(), or send a backend that connect() made without "
+                "api_key="
+            )
+    return packed
+
+
+_seen: tuple[dict[Any, Any], list[tuple[str, bytes]]] = ({}, [])
+
+
+def _secrets() -> list[tuple[str, bytes]]:
+    global _seen
+    environment, found = _seen
+    if environment != (now := _environment()):
+        found = [
+            (name, os.fsencode(value))
+            for name, value in os.environ.items()
+            if len(value) >= _SHORTEST and _SECRET_NAME.search(name)
+        ]
+        _seen = (dict(now), found)
+    return found
+
+
+def _environment() -> dict[Any, Any]:
+    # What lies behind it: to read it by its own methods decodes every variable, for every job.
+    return getattr(os.environ, "_data", None) or dict(os.environ)
+
+
+# --- failures
+
+
+def dump_error(error: BaseException, where: str) -> bytes:
+    """Pickle a failure with its traceback in a note; one that cannot be is told of by another."""
+    trace = "".join(traceback.format_exception(error))
+    error.add_note(f"{where}:\n{trace.rstrip()}")
+    try:
+        packed = dump(_Failure.of(error))
+        load_error(packed)  # some can be pickled and not be read again
+    except Exception as why:  # noqa: BLE001 - whatever its own pickling raises
+        stand_in = RuntimeError(f"{type(error).__name__}: {error}")
+        for note in error.__notes__:
+            stand_in.add_note(note)
+        stand_in.add_note(f"the {type(error).__name__} itself could not be sent: {why}")
+        return dump(_Failure.of(stand_in))
+    return packed
+
+
+def load_error(packed: bytes) -> BaseException:
+    """Return the failure that `dump_error` packed, with the causes that it had."""
+    return pickle.loads(packed).raised()  # noqa: S301 - a worker of this tree wrote it
+
+
+@dataclasses.dataclass(slots=True)
+class _Failure:
+    """An exception and what led to it, which pickle leaves out."""
+
+    error: BaseException
+    cause: _Failure | None
+    suppressed: bool
+
+    @classmethod
+    def of(cls, error: BaseException) -> _Failure:
+        cause = None if error.__cause__ is None else cls.of(error.__cause__)
+        return cls(error, cause, error.__suppress_context__)
+
+    def raised(self) -> BaseException:
+        if self.cause is not None:
+            self.error.__cause__ = self.cause.raised()
+        self.error.__suppress_context__ = self.suppressed
+        return self.error
