@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol, TypeAlias
 
-from ..commander._errors import ConfigurationError
-from ._pack import Outcome, packed_outcome, unpack
+from ._pack import Outcome, unpack, unpack_code
 from ._ray import this_host
 
 __all__ = ["Actor", "Ask", "Drop", "Outlet", "Tenant"]
@@ -122,7 +121,7 @@ class Outlet:
         if not last:
             self._news.clear()
         failure = self._failure() if last else None
-        return packed_outcome(items, failure), last
+        return Outcome(items, failure).packed(), last
 
     def _failure(self) -> BaseException | None:
         if self._task.cancelled():
@@ -155,10 +154,10 @@ class Actor:
     async def start(self, packed: bytes) -> bytes:
         """Make the tenant with an async function; return the machine, or the failure, packed."""
         try:
-            self._tenant = await _imported(packed)()
+            self._tenant = await unpack_code(packed)()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told at home
-            return packed_outcome(None, error)
-        return packed_outcome(this_host(), None)
+            return Outcome(failure=error).packed()
+        return Outcome(this_host()).packed()
 
     async def stop(self) -> None:
         """End all streams, then let the tenant free what it holds."""
@@ -169,7 +168,7 @@ class Actor:
     async def open(self, key: str, packed: bytes, patience: float) -> Batch:
         """Begin a stream and return its first batch; it ends when not asked for so many seconds."""
         if key in self._closed:
-            return packed_outcome([], None), True
+            return Outcome([]).packed(), True
         self._outlets[key] = Outlet(lambda outlet: self._play(outlet, packed))
         return await self.next(key, patience)
 
@@ -178,7 +177,7 @@ class Actor:
         outlet = self._outlets.get(key)
         if outlet is None:
             gone = TimeoutError("the stream was ended: its reader had not been heard of for long")
-            return packed_outcome([], gone), True
+            return Outcome([], gone).packed(), True
         await self.keep(key, patience)
         batch, last = await outlet.take()
         if last:
@@ -219,13 +218,3 @@ class Actor:
     def _loosen(self, key: str) -> None:
         if (leash := self._leashes.pop(key, None)) is not None:
             leash.cancel()
-
-
-def _imported(packed: bytes) -> Callable[[], Awaitable[Tenant]]:
-    try:
-        return unpack(packed)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(
-            f"{this_host()} cannot import what it is to run ({error}): install it on all machines,"
-            " or send it with Ray(runtime_env={'working_dir': ...})"
-        ) from error

@@ -214,16 +214,17 @@ def _packed(
 ) -> tuple[list[bytes], dict[str, bytes]]:
     """Pack the arguments of an agent one by one, so that a refusal names one."""
     signature(agent).bind(*args, **kwargs)  # or it is a TypeError, here and now
-    names = [*signature(agent).parameters]
+    parameters = signature(agent).parameters.values()
+    names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    places = [names[n] if n < len(names) else n + 1 for n in range(len(args))]
     of = getattr(agent, "__name__", repr(agent))
-    labels = [names[min(n, len(names) - 1)] for n in range(len(args))]
     return (
-        [_argument(value, label, of) for value, label in zip(args, labels, strict=True)],
-        {label: _argument(value, label, of) for label, value in kwargs.items()},
+        [_argument(value, place, of) for value, place in zip(args, places, strict=True)],
+        {name: _argument(value, name, of) for name, value in kwargs.items()},
     )
 
 
-def _argument(value: object, name: str, of: str) -> bytes:
+def _argument(value: object, name: str | int, of: str) -> bytes:
     values = cast("list[Any]", value) if isinstance(value, (list, tuple)) else [value]
     for each in values:
         if isinstance(each, Participant) and not isinstance(each, Resident):

@@ -14,7 +14,7 @@ from ..agents._scope import Scope, continued
 from ..commander import Commander, Node
 from ._actor import Outlet
 from ._directory import ClusterDirectory
-from ._pack import unpack
+from ._pack import unpack_code
 from ._speech import Teller
 from ._visit import CALLER, Caller, Result, Share, Spent, Visit
 
@@ -31,8 +31,8 @@ class MakingAgent:
 
     async def __call__(self) -> AgentTenant:
         """Make them."""
-        args = [unpack(value) for value in self.args]
-        kwargs = {name: unpack(value) for name, value in self.kwargs.items()}
+        args = [unpack_code(value) for value in self.args]
+        kwargs = {name: unpack_code(value) for name, value in self.kwargs.items()}
         directory = ClusterDirectory()
         if self._takes_directory():
             kwargs["directory"] = directory

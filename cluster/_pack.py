@@ -1,42 +1,70 @@
-"""What goes from one process to another: values, and how something ended."""
+"""What goes between an actor and its readers: named values, and how something ended."""
 
 from __future__ import annotations
 
 import pickle
-import traceback
 from asyncio import Future
 from dataclasses import dataclass
 from typing import Any
 
-from ._ray import load
+from ..commander._errors import ConfigurationError
+from ._parcel import dump, dump_error, guarded, load_error
+from ._ray import this_host
 
-__all__ = ["Outcome", "pack", "packed_outcome", "unpack"]
+__all__ = ["Outcome", "pack", "unpack", "unpack_code"]
 
 
 def pack(value: object, what: str) -> bytes:
-    """Pickle a value, functions and classes of the program too; a refusal says what it is of."""
+    """Pickle a value, functions and classes of the program too.
+
+    Raises `TypeError` for what cannot be sent, `ConfigurationError` for a secret; both name `what`.
+    """
     try:
-        return load().cloudpickle.dumps(value)
+        return guarded(value)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{what} cannot be sent: {error}") from None
     except Exception as error:
         raise TypeError(f"{what} cannot be sent to another process: {error}") from error
 
 
 def unpack(packed: bytes) -> Any:
     """Undo `pack`."""
-    return pickle.loads(packed)  # noqa: S301 - our own process wrote it
+    return pickle.loads(packed)  # noqa: S301 - a process of this program wrote it
+
+
+def unpack_code(packed: bytes) -> Any:
+    """Undo `pack`; raise `ConfigurationError` if it needs a module that is not here."""
+    try:
+        return unpack(packed)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{this_host()} cannot import what it is to run ({error}): install it on all machines,"
+            " or send it with Ray(runtime_env={'working_dir': ...})"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """A value, or the failure that came after it or in its place."""
 
-    value: Any
-    failure: BaseException | None
+    value: Any = None
+    failure: BaseException | None = None
+
+    def packed(self) -> bytes:
+        """Pickle it; a value that cannot be sent is a failure."""
+        where = f"in another process, on {this_host()}"
+        failure = None if self.failure is None else dump_error(self.failure, where)
+        try:
+            return dump((self.value, failure))
+        except Exception as error:  # noqa: BLE001 - whatever pickling raises
+            unsent = TypeError(f"{type(self.value).__name__} cannot be sent back: {error}")
+            return dump((None, dump_error(unsent, where)))
 
     @staticmethod
     def unpacked(packed: bytes) -> Outcome:
-        """Undo `packed_outcome`."""
-        return Outcome(*unpack(packed))
+        """Undo `packed`."""
+        value, failure = unpack(packed)
+        return Outcome(value, None if failure is None else load_error(failure))
 
     def settle(self, future: Future[Any]) -> None:
         """Hand it to those who wait for `future`."""
@@ -50,24 +78,3 @@ class Outcome:
         if self.failure is not None:
             raise self.failure
         return self.value
-
-
-def packed_outcome(value: object, failure: BaseException | None) -> bytes:
-    """Pack an outcome; what cannot be sent becomes a failure that can."""
-    if failure is not None:
-        failure = _sendable(failure)
-    try:
-        return pack((value, failure), "the result")
-    except TypeError as error:
-        return pack((None, error.with_traceback(None)), "the result")
-
-
-def _sendable(failure: BaseException) -> BaseException:
-    """Return a failure that arrives, with where it was raised as a note."""
-    where = "".join(traceback.format_exception(failure))
-    failure.add_note(f"in another process:\n{where}")
-    try:
-        unpack(pack(failure, "the failure"))
-    except Exception:  # noqa: BLE001 - whatever is wrong with it
-        return RuntimeError(f"{type(failure).__name__}: {failure}\n{where}")
-    return failure

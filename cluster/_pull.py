@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from ..commander._errors import WorkerLost
 from ..commander._observe import outlast
-from ._pack import Outcome, packed_outcome
+from ._pack import Outcome
 from ._resident import Lost, Resident
 
 __all__ = ["Pull"]
@@ -77,7 +77,7 @@ class Pull:
 
     async def answer(self, number: int, value: Any, failure: BaseException | None) -> None:
         """Answer an `Ask` that was among the items."""
-        packed = packed_outcome(value, failure)
+        packed = Outcome(value, failure).packed()
         await self._lost.or_result(self._actor.answer.remote(self._key, number, packed))
 
     async def __aexit__(self, *_: object) -> None:

@@ -53,7 +53,17 @@ def _is_here(host: object) -> bool:
         address = ipaddress.ip_address(name.partition("%")[0])
     except ValueError:
         return False
-    return address.is_loopback or address.is_unspecified
+    return address.is_loopback or address.is_unspecified or _is_ours(str(address))
+
+
+def _is_ours(address: str) -> bool:
+    """Say whether a socket can be bound to an address, as Ray does with that of its machine."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 # An audit hook sees every socket of this process, also those that asyncio and C code connect.

@@ -9,14 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from anabranch import AgentMessage, Backend
-from anabranch.agents import ConversableAgent, Reply, reply
+from anabranch.agents import NOT_MINE, ConversableAgent, Reply, reply
 from anabranch.dispatch import Delta, Request
 
 
 class Bob(ConversableAgent):
+    """Says who he is, or lets his model answer."""
+
+    def __init__(self, *args: Any, introduces: bool = True, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.introduces = introduces
+
     @reply
     async def introduce(self, message: AgentMessage) -> Reply:
-        return f"I am {self.name}."
+        return f"I am {self.name}." if self.introduces else NOT_MINE
 
     def where(self) -> int:
         return os.getpid()

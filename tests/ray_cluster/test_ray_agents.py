@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -234,8 +235,8 @@ async def test_a_reply_that_is_given_up_is_heard_to_break_off(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "options", "name"),
     [
-        ((open(os.devnull, "rb"),), {}, "'backend' of Bob"),  # noqa: SIM115
-        ((None,), {"human_input": asyncio.Lock().acquire}, "'human_input' of Bob"),
+        ((open(os.devnull, "rb"),), {}, "argument 2 of Bob"),  # noqa: SIM115
+        ((None,), {"human_input": threading.Lock().acquire}, "'human_input' of Bob"),
         ((), {"memory": Bob("carol")}, "'memory' of Bob"),
     ],
 )
