@@ -95,12 +95,15 @@ class Resident:
         Raises `NoResident` if there is none, `ConfigurationError` if there is no cluster.
         """
         if self._home is None or not self._home[0].usable:
-            cluster = await join(os.environ.get("RAY_ADDRESS") or "auto")
-            actor = await _within(_find, cluster, self.kind, self.name)
+            cluster, actor = await self._found()
             async with Lost(cluster, self.path) as lost:
                 self.host = await lost.or_result(actor.host.remote())
             self._home = cluster, actor
         return self._home
+
+    async def _found(self) -> tuple[Cluster, Any]:
+        cluster = await join(os.environ.get("RAY_ADDRESS") or "auto")
+        return cluster, await _within(_find, cluster, self.kind, self.name)
 
     def forget(self) -> None:
         """Look for the actor anew when it is needed next: another may have taken the name."""
@@ -115,8 +118,13 @@ class Resident:
         """
         cluster = await join(on.address)
         await _within(cluster.check, on)
-        actor = await _within(_create, cluster, self.kind, self.name, on, detached)
+        creating = _within(_create, cluster, self.kind, self.name, on, detached)
+        created = asyncio.ensure_future(creating)
+        interrupted = await outlast(created)
+        actor = created.result()
         try:
+            if interrupted is not None:
+                raise interrupted
             async with Lost(cluster, self.path) as lost:
                 started = asyncio.ensure_future(lost.or_result(actor.start.remote(make)))
                 try:
@@ -137,14 +145,12 @@ class Resident:
         For those who wait for it, it is lost.
         """
         _held.pop(f"{self.kind}:{self.name}", None)
-        with suppress(NoResident, WorkerLost):
-            cluster, actor = await self.located()
-            ending = asyncio.ensure_future(_end(cluster, actor))
-            interrupted = await outlast(ending)
-            ending.exception()
+        with suppress(NoResident):
+            ending = asyncio.ensure_future(_end(*(self._home or await self._found())))
             self._home = None
-            if interrupted is not None:
+            if (interrupted := await outlast(ending)) is not None:
                 raise interrupted
+            ending.result()
 
 
 class Opening(Generic[R]):
@@ -236,13 +242,28 @@ def _create(cluster: Cluster, kind: str, name: str, on: Ray, detached: bool) -> 
         "max_task_retries": 0,
         "scheduling_strategy": "SPREAD",
     }
+    make = cluster.ray.remote(Actor).options(**options, **on.options()).remote
+    taken = cluster.ray.exceptions.ActorAlreadyExistsError
+    with suppress(taken):
+        return make()
+    _bury(cluster, kind, name)
     try:
-        return cluster.ray.remote(Actor).options(**options, **on.options()).remote()
-    except cluster.ray.exceptions.ActorAlreadyExistsError:
+        return make()
+    except taken:
         raise ConfigurationError(
             f"the Ray cluster at {cluster.address} has {kind} {name!r} already: close that one, or "
             "take another name"
         ) from None
+
+
+def _bury(cluster: Cluster, kind: str, name: str) -> None:
+    """Free the name of an actor that has died: Ray keeps it as long as somebody holds the actor."""
+    with suppress(NoResident, cluster.ray.exceptions.GetTimeoutError):
+        actor = _find(cluster, kind, name)
+        try:
+            cluster.ray.get(actor.host.remote(), timeout=ANSWER / 2)
+        except cluster.ray.exceptions.ActorDiedError:
+            cluster.ray.kill(actor)
 
 
 async def _end(cluster: Cluster, actor: Any) -> None:
