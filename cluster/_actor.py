@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol, TypeAlias
 
+from ..commander._errors import WorkerLost
 from ._pack import Outcome, unpack, unpack_code
 from ._ray import this_host
 
@@ -62,6 +63,7 @@ class Outlet:
         self._space = asyncio.Event()
         self._numbers = count(1)
         self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._why: Exception = RuntimeError("the stream was cancelled in its actor")
         self._task = asyncio.ensure_future(produce(self))
         self._task.add_done_callback(lambda _: self._news.set())
 
@@ -124,12 +126,11 @@ class Outlet:
         return Outcome(items, failure).packed(), last
 
     def _failure(self) -> BaseException | None:
-        if self._task.cancelled():
-            return RuntimeError("the stream was cancelled in its actor")
-        return self._task.exception()
+        return self._why if self._task.cancelled() else self._task.exception()
 
-    async def end(self) -> None:
-        """Cancel the producer and wait for its end."""
+    async def end(self, why: Exception) -> None:
+        """Cancel the producer and wait for its end; who still reads is told why."""
+        self._why = why
         self._task.cancel()
         await asyncio.wait((self._task,))
         if not self._task.cancelled():
@@ -146,6 +147,10 @@ class Actor:
         # Calls may overtake each other: streams that were closed before they were opened.
         self._closed: deque[str] = deque(maxlen=10_000)
         self._ending: set[asyncio.Task[None]] = set()
+        # What is told to one who reads on where a stream was ended.
+        self._why: Exception = TimeoutError(
+            "the stream was ended: its reader had not been heard of for too long"
+        )
 
     async def host(self) -> str:
         """Return the name of the machine."""
@@ -161,6 +166,7 @@ class Actor:
 
     async def stop(self) -> None:
         """End all streams, then let the tenant free what it holds."""
+        self._why = WorkerLost("a stream from another process", "what gave it was closed")
         await asyncio.gather(*(self.close(key) for key in [*self._outlets]))
         if self._tenant is not None:
             await self._tenant.aclose()
@@ -176,8 +182,7 @@ class Actor:
         """Return the next batch of a stream."""
         outlet = self._outlets.get(key)
         if outlet is None:
-            gone = TimeoutError("the stream was ended: its reader had not been heard of for long")
-            return Outcome([], gone).packed(), True
+            return Outcome([], self._why).packed(), True
         await self.keep(key, patience)
         batch, last = await outlet.take()
         if last:
@@ -200,7 +205,7 @@ class Actor:
         """End a stream, and return when its producer has ended."""
         self._closed.append(key)
         if (outlet := self._forget(key)) is not None:
-            await outlet.end()
+            await outlet.end(self._why)
 
     async def _play(self, outlet: Outlet, packed: bytes) -> None:
         assert self._tenant is not None

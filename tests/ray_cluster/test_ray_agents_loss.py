@@ -81,6 +81,7 @@ async def test_a_machine_that_goes_away_in_the_middle_of_a_reply_is_lost(
             assert loss.heard == HALF
             assert (await a_user().send("Well?", carol)).text == "I am carol."
         await asyncio.wait([loss.task])
+        await asyncio.to_thread(nodes.cluster.wait_for_nodes)  # until Ray places nothing there
         await bob.close()
 
 
@@ -102,7 +103,7 @@ async def test_closing_an_agent_ends_what_it_says(tmp_path: Path) -> None:
     async with asyncio.timeout(60):
         bob = await remote(Bob, "bob", Held(tmp_path), introduces=False)
         loss = Loss(bob.close)
-        with pytest.raises((WorkerLost, NodeCancelled, RuntimeError)):
+        with pytest.raises(WorkerLost):
             await a_user().send("Well?", bob, listener=loss)
         await asyncio.wait([loss.task])
         assert (tmp_path / "ended").exists()
