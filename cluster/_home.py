@@ -14,10 +14,10 @@ from ..commander._errors import ConfigurationError, WorkerLost
 from ..commander._events import publish, relay
 from ..commander._observe import outlast
 from ..commander._record import DONE
-from ._parcel import load_error, pack
+from ._parcel import load_error, pack, refuse_secrets
 from ._ray import Cluster, as_lost, as_refused, join, load
 from ._report import End, Happened, Order, Report, Standing
-from ._worker import work
+from ._worker import awaiting, work
 
 if TYPE_CHECKING:
     from ._ray import Ray
@@ -35,6 +35,7 @@ class Sent:
 
     def __init__(self, place: Ray, job: Node[Any]) -> None:
         load()
+        refuse_secrets_in(place)
         self.place = place
         self.host: str | None = None
         self._parcel = pack(job)
@@ -72,6 +73,8 @@ class Sent:
         self.host = None
         self._below.clear()
         cluster = await join(self.place.address)
+        if not cluster.ready:
+            await asyncio.to_thread(_make_ready, cluster)
         call = _Call(self, node, cluster)
         try:
             return await call.outcome()
@@ -125,7 +128,8 @@ class _Below:
     __slots__ = ("name", "number", "parent", "state")
 
     def __init__(self, standing: Standing) -> None:
-        self.number, self.parent, self.name, self.state = standing
+        self.number, self.parent, self.name = standing[:3]
+        self.state: State = standing[3]
 
     def snapshot(self, depth: int, children: int, host: str | None) -> NodeSnapshot:
         return NodeSnapshot(
@@ -153,7 +157,8 @@ class _Call:
         self._stream = _remote(self._sent.place, self._node)(self._sent.order(self._node))
         reading = self._loop.create_task(self._read())
         try:
-            await self._watch(reading)
+            with awaiting(self._stream.completed()):
+                await self._watch(reading)
         except BaseException:
             self._cluster.ray.cancel(self._stream, recursive=False)
             await outlast(asyncio.ensure_future(_first(reading, self._lost)))
@@ -294,6 +299,15 @@ def _unknown(kind: str, host: str | None, why: str) -> str:
     )
 
 
+def refuse_secrets_in(place: Ray) -> None:
+    """Raise `ConfigurationError` if the place's `runtime_env` holds a key."""
+    if place.runtime_env is not None:
+        try:
+            refuse_secrets(repr(place.runtime_env).encode())
+        except ConfigurationError as error:
+            raise ConfigurationError(f"the runtime_env cannot be sent: {error}") from None
+
+
 # --- Ray's own
 
 _remotes: WeakKeyDictionary[Ray, dict[str, Callable[[bytes], Any]]] = WeakKeyDictionary()
@@ -307,6 +321,12 @@ def _remote(place: Ray, node: Node[Any]) -> Callable[[bytes], Any]:
         task = _task().options(name=f"anabranch:{name}", **place.options())
         known[name] = task.remote
     return known[name]
+
+
+def _make_ready(cluster: Cluster) -> None:
+    """Send the first task, which holds its sender up: Ray takes the function apart."""
+    cluster.ready = True
+    _task().options(num_cpus=0).remote(b"")
 
 
 @cache

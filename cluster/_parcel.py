@@ -13,6 +13,7 @@ import re
 import traceback
 from functools import cache
 from importlib import import_module
+from types import FunctionType
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
@@ -117,7 +118,11 @@ _PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
 
 def dump(value: object) -> bytes:
     """Pickle `value`; classes and functions of a script go by value, those of modules by name."""
-    return pickle.dumps(value) if type(value) in _PLAIN else _cloudpickle().dumps(value)
+    if type(value) in _PLAIN:
+        return pickle.dumps(value)
+    buffer = io.BytesIO()
+    _pickler()(buffer).dump(value)
+    return buffer.getvalue()
 
 
 @cache
@@ -131,17 +136,44 @@ def _cloudpickle() -> Any:
 def guarded(value: object) -> bytes:
     """Pickle `value`, or raise `ConfigurationError` if it holds a secret."""
     buffer = io.BytesIO()
-    _pickler()(buffer).dump(value)
+    _guard()(buffer).dump(value)
     return refuse_secrets(buffer.getvalue())
 
 
 @cache
 def _pickler() -> Any:
-    from pydantic import SecretBytes, SecretStr
-
     base: Any = _cloudpickle().Pickler
 
     class Pickler(base):
+        """Takes exceptions apart whose classes take other arguments than they keep."""
+
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, BaseException) and _has_own_init(type(obj)):
+                return _remade, (type(obj), obj.args, obj.__dict__)
+            return base.reducer_override(self, obj)
+
+    return Pickler
+
+
+def _has_own_init(kind: type[BaseException]) -> bool:
+    return isinstance(kind.__init__, FunctionType) and kind.__reduce__ is BaseException.__reduce__
+
+
+def _remade(
+    kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]
+) -> BaseException:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
+
+
+@cache
+def _guard() -> Any:
+    from pydantic import SecretBytes, SecretStr
+
+    base = _pickler()
+
+    class Guard(base):
         """Refuses what is marked as a secret."""
 
         def reducer_override(self, obj: Any) -> Any:
@@ -152,7 +184,7 @@ def _pickler() -> Any:
                 )
             return base.reducer_override(self, obj)
 
-    return Pickler
+    return Guard
 
 
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)

@@ -122,11 +122,10 @@ class Tree:
     def _note(self, event: Event) -> None:
         if event.kind == "missed":
             self._gap = True
-        elif event.node_id in self._at_home and event.kind in _AT_HOME:
+        if event.node_id in self._at_home and event.kind in _AT_HOME:
             return  # home has seen to it
-        else:
-            about = (event.kind, event.node_id, event.parent_id, event.name)
-            self._events.append((*about, event.time, event.data))
+        about = (event.kind, event.node_id, event.parent_id, event.name)
+        self._events.append((*about, event.time, event.data))
         loop = self._commander._n_loop
         if self._timer is None or self._timer.when() > loop.time() + BREATH:
             if self._timer is not None:

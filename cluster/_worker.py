@@ -14,26 +14,34 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import Context
 from functools import cache
 from types import FrameType
 from typing import Any
 
+from ._ray import load
 from ._report import Order
 from ._tree import Tree
 
-__all__ = ["work"]
+__all__ = ["awaiting", "work"]
 
 # So many reports may lie between the tree and Ray; then the tree gathers more into the next one.
 ROOM = 2
+# In so many seconds a main thread that waits for another Ray task looks for reports.
+SLICE = 0.01
 
 
 def work(order: bytes) -> Generator[bytes, None, None]:
-    """Drive the job of `order` to its end; yield reports, the last of which says how it ended."""
+    """Drive the job of `order` to its end; yield reports, the last of which says how it ended.
+
+    An empty order is for the worker to be ready.
+    """
+    if not order:
+        return
     line = Line()
     tree = Tree(_read(order), line)
-    with _interrupts(line):
+    with _current(line), _interrupts(line):
         loop().call_soon_threadsafe(tree.start, context=Context())
         try:
             yield from _reports(line)
@@ -67,6 +75,8 @@ class Line:
         self.ended = False
         # Whether home has told the task to stop.
         self.told = False
+        # The Ray tasks that the tree itself waits for.
+        self.awaited: set[Any] = set()
         self._drained: Any = None
 
     # --- the tree's side
@@ -92,11 +102,29 @@ class Line:
         self.ended = True
         _knock()
 
+    @contextmanager
+    def awaiting(self, task: Any) -> Generator[None, None, None]:
+        """Lend out what this Ray task holds while the tree waits for another one."""
+        self.awaited.add(task)
+        _knock()
+        try:
+            yield
+        finally:
+            self.awaited.discard(task)
+
     # --- the main thread's side
 
     def wait(self) -> None:
-        """Wait until something has come; perhaps in vain."""
-        if not (self.reports or self.ended or self.told):
+        """Wait until something has come; perhaps in vain.
+
+        As long as the tree waits for Ray tasks of its own, the wait is one of Ray's, which lends
+        out what this task holds: so tasks that wait for tasks never take up all there is.
+        """
+        if self.reports or self.ended or self.told:
+            return
+        if self.awaited:
+            load().wait([*self.awaited], timeout=SLICE, fetch_local=False)
+        else:
             os.read(_bell()[0], 4096)
 
     def take(self) -> bytes:
@@ -115,7 +143,26 @@ class Line:
         while not self.ended:
             self.reports.clear()
             self._tell_drained()
-            os.read(_bell()[0], 4096)
+            self.told = False
+            self.wait()
+
+
+_line: Line | None = None
+
+
+@contextmanager
+def _current(line: Line) -> Generator[None, None, None]:
+    global _line
+    _line = line
+    try:
+        yield
+    finally:
+        _line = None
+
+
+def awaiting(task: Any) -> AbstractContextManager[None]:
+    """Say, inside a worker, that its tree waits for another Ray task; elsewhere it is nothing."""
+    return nullcontext() if _line is None else _line.awaiting(task)
 
 
 @cache

@@ -183,10 +183,16 @@ def publish(node: Node[Any], kind: EventKind, data: object = None) -> None:
 
 
 def relay(commander: Commander, event: Raw, host: str) -> None:
-    """Tell those who listen to `commander` of what happened on another machine, in the past."""
+    """Tell those who listen to `commander` of what happened on another machine, in the past.
+
+    Of what was missed there, all are told.
+    """
     away: Any = (*event, host)
+    missed = event[0] == "missed"
     for listener in commander._n_listeners:
-        if listener._kinds is None or event[0] in listener._kinds:
+        if missed:
+            listener.missed += event[6]
+        if missed or listener._kinds is None or event[0] in listener._kinds:
             if len(listener._buffer) == listener._capacity:
                 listener._drop_oldest()
             listener._buffer.append(away)

@@ -6,6 +6,7 @@ import ipaddress
 import signal
 import socket
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +54,16 @@ def _is_here(host: object) -> bool:
         address = ipaddress.ip_address(name.partition("%")[0])
     except ValueError:
         return False
-    return address.is_loopback or address.is_unspecified or _is_ours(str(address))
+    return address.is_loopback or address.is_unspecified or _is_own(name)
 
 
-def _is_ours(address: str) -> bool:
-    """Say whether a socket can be bound to an address, as Ray does with that of its machine."""
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+@cache
+def _is_own(address: str) -> bool:
+    """Say whether an address is one of this machine's, under which its programs meet too."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as own:
         try:
-            probe.bind((address, 0))
+            own.bind((address, 0))
         except OSError:
             return False
     return True
