@@ -18,7 +18,7 @@ from _server import ScriptedServer, Step, chunk
 from anabranch import Commander, WorkerLost
 from anabranch.agents import Chat, Directory, UserProxyAgent
 from anabranch.cluster import NoResident, Ray, RemoteAgent, find, remote
-from anabranch.commander import ConfigurationError, NodeCancelled
+from anabranch.commander import ConfigurationError
 
 pytestmark = pytest.mark.usefixtures("nodes")
 
