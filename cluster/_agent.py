@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from inspect import signature
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 from ..agents import Answer, Directory, Participant, current_scope
 from ..agents._chat import in_tree
@@ -225,11 +225,14 @@ def _packed(
 
 
 def _argument(value: object, name: str | int, of: str) -> bytes:
-    values = cast("list[Any]", value) if isinstance(value, (list, tuple)) else [value]
-    for each in values:
+    for each in _parts(value):
         if isinstance(each, Participant) and not isinstance(each, Resident):
             raise TypeError(
                 f"argument {name!r} of {of}: the agent {each.name!r} lives in this process, and "
                 "there would be a copy of it: give its name, or make it by cluster.remote too"
             )
     return pack(value, f"argument {name!r} of {of}")
+
+
+def _parts(value: Any) -> list[Any]:
+    return [*value] if isinstance(value, (list, tuple)) else [value]

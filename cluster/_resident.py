@@ -17,9 +17,9 @@ from ..commander._errors import AnabranchError, ConfigurationError, WorkerLost
 from ..commander._observe import outlast
 from ._actor import Actor
 from ._pack import Outcome
-from ._ray import Cluster, Ray, as_lost, as_refused, join
+from ._ray import Cluster, Ray, as_lost, as_refused, join, load
 
-__all__ = ["ANYWHERE", "PATIENCE", "Lost", "NoResident", "Opening", "Resident", "known"]
+__all__ = ["ANYWHERE", "PATIENCE", "Lost", "NoResident", "Opening", "Resident"]
 
 logger = logging.getLogger("anabranch.cluster")
 
@@ -102,7 +102,7 @@ class Resident:
         return self._home
 
     async def _found(self) -> tuple[Cluster, Any]:
-        cluster = await join(os.environ.get("RAY_ADDRESS") or "auto")
+        cluster = await _joined()
         return cluster, await _within(_find, cluster, self.kind, self.name)
 
     def forget(self) -> None:
@@ -213,10 +213,10 @@ def _later(loop: asyncio.AbstractEventLoop, tell: Callable[[], object]) -> None:
         loop.call_soon_threadsafe(tell)
 
 
-async def known(kind: str) -> list[str]:
-    """Return the names of what lives in the cluster."""
-    cluster = await join(os.environ.get("RAY_ADDRESS") or "auto")
-    return await _within(_known, cluster, kind)
+async def _joined() -> Cluster:
+    """Return the cluster of this process, or one that it finds; it never starts one."""
+    joined = load().is_initialized()
+    return await join(None if joined else os.environ.get("RAY_ADDRESS") or "auto")
 
 
 def _known(cluster: Cluster, kind: str) -> list[str]:
