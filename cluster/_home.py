@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -14,12 +16,14 @@ from ..commander._errors import ConfigurationError, WorkerLost
 from ..commander._events import publish, relay
 from ..commander._observe import outlast
 from ..commander._record import DONE
+from ..dispatch import Usage
 from ._parcel import load_error, pack, refuse_secrets
 from ._ray import Cluster, as_lost, as_refused, join, load
 from ._report import End, Happened, Order, Report, Standing
 from ._worker import awaiting, work
 
 if TYPE_CHECKING:
+    from ..agents._scope import Scope
     from ._ray import Ray
 
 __all__ = ["Sent"]
@@ -73,8 +77,6 @@ class Sent:
         self.host = None
         self._below.clear()
         cluster = await join(self.place.address)
-        if not cluster.ready:
-            await asyncio.to_thread(_make_ready, cluster)
         call = _Call(self, node, cluster)
         try:
             return await call.outcome()
@@ -93,7 +95,8 @@ class Sent:
                 parent.path,
                 node._n_policy,
                 commander._n_slow_after,
-                None,
+                None if commander.limits is None else commander.limits.rest(),
+                None if (scope := _scope()) is None else scope.left,
             )
         )
 
@@ -153,22 +156,41 @@ class _Call:
     async def outcome(self) -> Any:
         """Run the task; give its result or raise its failure, once it is over."""
         head = self._cluster.head
+        self._stream = await self._start()
         watch = head.watch(self._tell_lost)
-        self._stream = _remote(self._sent.place, self._node)(self._sent.order(self._node))
         reading = self._loop.create_task(self._read())
         try:
             with awaiting(self._stream.completed()):
                 await self._watch(reading)
         except BaseException:
-            self._cluster.ray.cancel(self._stream, recursive=False)
-            await outlast(asyncio.ensure_future(_first(reading, self._lost)))
+            if self._cluster.usable:
+                self._cluster.ray.cancel(self._stream, recursive=False)
+                await outlast(asyncio.ensure_future(_first(reading, self._lost)))
             raise
         finally:
             head.unwatch(watch)
             reading.cancel()
         return self._result()
 
+    async def _start(self) -> Any:
+        """Submit the task; in a thread, where Ray holds its caller up."""
+        place, order = self._sent.place, self._sent.order(self._node)
+        if self._cluster.ready and place.runtime_env is None:
+            return _submit(place, self._node, order)
+        submitting = self._loop.create_task(asyncio.to_thread(_submit, place, self._node, order))
+        interrupted = await outlast(submitting)
+        stream = submitting.result()
+        self._cluster.ready = True
+        if interrupted is not None:
+            self._cluster.ray.cancel(stream, recursive=False)
+            raise interrupted
+        return stream
+
     def _tell_lost(self, why: str) -> None:
+        """Give the task up, in the thread that has seen the head go; its worker may still run."""
+        with suppress(Exception):
+            self._cluster.ray.cancel(self._stream, force=True, recursive=False)
+
         def lose() -> None:
             if not self._lost.done():
                 self._lost.set_result(why)
@@ -221,8 +243,16 @@ class _Call:
                 sent.happened(event)
             if node._n_commander._n_listeners:
                 self._relay(event, report.host)
+        self._spend(report)
+
+    def _spend(self, report: Report) -> None:
+        limits = self._node.commander.limits
         for account, amount in report.spent.items():
             charge(account, amount)
+            if limits is not None and isinstance(amount, Usage):
+                limits.add(account, amount)
+        if report.said and (scope := _scope()) is not None:
+            scope.left = max(0, scope.left - report.said)
 
     def _relay(self, event: Happened, host: str) -> None:
         kind, number, parent, name, time, data = event
@@ -287,6 +317,12 @@ class Clock:
         return time + self._ahead
 
 
+def _scope() -> Scope | None:
+    # Whoever has not imported the agents is in no conversation of theirs.
+    agents = sys.modules.get(__name__.replace("cluster._home", "agents._scope"))
+    return None if agents is None else agents.current_scope()
+
+
 async def _first(*futures: asyncio.Future[Any]) -> None:
     await asyncio.wait(futures, return_when="FIRST_COMPLETED")
 
@@ -310,6 +346,14 @@ def refuse_secrets_in(place: Ray) -> None:
 
 # --- Ray's own
 
+
+def _submit(place: Ray, node: Node[Any], order: bytes) -> Any:
+    try:
+        return _remote(place, node)(order)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ConfigurationError(f"{node.path}: Ray does not take {place}: {error}") from error
+
+
 _remotes: WeakKeyDictionary[Ray, dict[str, Callable[[bytes], Any]]] = WeakKeyDictionary()
 
 
@@ -321,12 +365,6 @@ def _remote(place: Ray, node: Node[Any]) -> Callable[[bytes], Any]:
         task = _task().options(name=f"anabranch:{name}", **place.options())
         known[name] = task.remote
     return known[name]
-
-
-def _make_ready(cluster: Cluster) -> None:
-    """Send the first task, which holds its sender up: Ray takes the function apart."""
-    cluster.ready = True
-    _task().options(num_cpus=0).remote(b"")
 
 
 @cache

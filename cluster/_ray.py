@@ -75,7 +75,7 @@ class Cluster:
         self.ray = ray
         self.address = address
         self.head = Head(address, self._leave if ours else None)
-        # Whether a first task has been sent.
+        # Whether a first task has been sent, for which Ray takes its time.
         self.ready = False
         # What some machine has been seen to have.
         self._known: set[frozenset[tuple[str, float]]] = set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from ..backends import Limits
 from ..commander import EventKind, Policy, State
 from ._parcel import Parcel
 
@@ -18,7 +19,8 @@ class Order(NamedTuple):
     parent: str
     policy: Policy
     slow_after: float | None
-    limits: Any
+    limits: Limits | None
+    left: int | None  # messages that the conversation in which it was put may still have
 
 
 Happened: TypeAlias = "tuple[EventKind, int, int | None, str, float, Any]"
@@ -34,8 +36,9 @@ End: TypeAlias = "tuple[Literal['completed', 'failed', 'cancelled', 'exit', 'ref
 class Report(NamedTuple):
     """What has happened in a worker since the last report, in order.
 
-    `nodes` are all that are unfinished, where events were lost before the first of these. Times are
-    the worker's own; `began` and `sent` place them between the order and the report's arrival.
+    `spent` and `said` (messages of agents) are what came since the last report. `nodes` are all
+    that are unfinished, where events were lost before the first of these. Times are the worker's
+    own; `began` and `sent` place them between the order and the report's arrival.
     """
 
     host: str
@@ -44,6 +47,7 @@ class Report(NamedTuple):
     sent: float
     events: list[Happened]
     spent: dict[str, Any]
+    said: int
     nodes: list[Standing] | None
     end: End | None
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..commander import Commander, Event, Events, Node
@@ -15,6 +17,7 @@ from ._ray import this_host
 from ._report import End, Happened, Order, Report, Standing, first_id
 
 if TYPE_CHECKING:
+    from ..agents._scope import Scope
     from ._worker import Line
 
 __all__ = ["Tree"]
@@ -43,6 +46,8 @@ class Tree:
         self._timer: asyncio.TimerHandle | None = None
         self._room: asyncio.Future[None] | None = None
         self._began = 0.0
+        self._scope: Scope | None = None
+        self._left = max(1, order.left) if order.left is not None else 0
 
     def start(self) -> None:
         """Begin, in a task of its own."""
@@ -67,6 +72,21 @@ class Tree:
         self._line.end()
 
     async def _drive(self) -> End:
+        with self._conversation():
+            return await self._drive_inside()
+
+    @contextmanager
+    def _conversation(self) -> Generator[None, None, None]:
+        """Open the conversation in which the job was put, if it was put in one."""
+        if self._order.left is None:
+            yield
+            return
+        from ..agents._scope import opened
+
+        with opened(max(1, self._order.left)) as (self._scope, _):
+            yield
+
+    async def _drive_inside(self) -> End:
         async with self._commander as commander:
             self._began = commander.now()
             events = commander.events()
@@ -145,6 +165,7 @@ class Tree:
         events, self._events = self._events, []
         commander = self._commander
         nodes = commander.standing() if self._gap else None
+        left, self._left = self._left, 0 if self._scope is None else self._scope.left
         self._gap = False
         report = Report(
             this_host(),
@@ -153,6 +174,7 @@ class Tree:
             commander.now(),
             events,
             commander.take_spent(),
+            left - self._left,
             nodes,
             end,
         )

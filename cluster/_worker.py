@@ -33,12 +33,7 @@ SLICE = 0.01
 
 
 def work(order: bytes) -> Generator[bytes, None, None]:
-    """Drive the job of `order` to its end; yield reports, the last of which says how it ended.
-
-    An empty order is for the worker to be ready.
-    """
-    if not order:
-        return
+    """Drive the job of `order` to its end; yield reports, the last of which says how it ended."""
     line = Line()
     tree = Tree(_read(order), line)
     with _current(line), _interrupts(line):

@@ -213,3 +213,47 @@ class Environment(Job[str | None]):
 
     async def task(self) -> str | None:
         return os.environ.get(self.name)
+
+
+class Planned(Job[str]):
+    """Follows a plan, and notes of itself and of its children when they start and how they end."""
+
+    plan: dict[str, Any]
+    file: str
+
+    async def task(self) -> str:
+        children: list[Planned] = []
+        for what, *details in self.plan["steps"]:
+            if what == "put":
+                children.append(self.begin(details[0]))
+            elif what == "await":
+                await self.wait(children[details[0]], *details[1:])
+            elif what == "cancel":
+                children[details[0]].cancel("planned")
+            elif what == "pause":
+                await asyncio.sleep(0.005)
+            elif what == "stand":
+                await asyncio.Event().wait()
+            else:
+                raise KeyError(self.plan["label"])
+        return self.plan["label"]
+
+    def begin(self, plan: dict[str, Any]) -> Planned:
+        child = Planned(plan, self.file).noting()
+        place = None if plan["on"] is None else Ray(num_cpus=0, resources={plan["on"]: 1})
+        return self.put_job(child, policy=plan["policy"], claim=plan["claim"], on=place)
+
+    async def wait(self, child: Planned, caught: bool) -> None:
+        try:
+            await child
+        except Exception:
+            if not caught:
+                raise
+
+    def noting(self) -> Planned:
+        label = self.plan["label"]
+        self.at_start(lambda _: note(self.file, f"{label} starts"))
+        self.at_end(lambda _: note(self.file, f"{label} completed"))
+        self.at_exception(lambda _: note(self.file, f"{label} failed"))
+        self.at_terminate(lambda _: note(self.file, f"{label} cancelled"))
+        return self
