@@ -36,8 +36,9 @@ class Pull:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        cluster, self._actor = await self._resident.located()
-        self._lost = await self._stack.enter_async_context(Lost(cluster, self._resident.path))
+        self._cluster, self._actor = await self._resident.located()
+        lost = Lost(self._cluster, self._resident.path)
+        self._lost = await self._stack.enter_async_context(lost)
         return self
 
     async def take(self) -> list[Any] | None:
@@ -48,7 +49,7 @@ class Pull:
         """
         if not self._ended:
             try:
-                packed, self._ended = await self._lost.or_result(self._call())
+                packed, self._ended = await self._more()
             except WorkerLost:
                 self._ended = True
                 self._resident.forget()
@@ -61,16 +62,18 @@ class Pull:
             raise self._failure
         return None
 
-    def _call(self) -> Any:
+    async def _more(self) -> Any:
         patience = self._resident.patience
         if self._begun:
-            return self._actor.next.remote(self._key, patience)
+            return await self._lost.call(self._actor.next, self._key, patience)
         self._begun = True
         self._beat = asyncio.get_running_loop().call_later(patience / 3, self._keep)
-        return self._actor.open.remote(self._key, self._request, patience)
+        return await self._lost.call(self._actor.open, self._key, self._request, patience)
 
     def _keep(self) -> None:
         """Tell the actor that this process is alive, however long its reader takes."""
+        if not self._cluster.usable:
+            return
         patience = self._resident.patience
         self._actor.keep.remote(self._key, patience)
         self._beat = asyncio.get_running_loop().call_later(patience / 3, self._keep)
@@ -78,7 +81,7 @@ class Pull:
     async def answer(self, number: int, value: Any, failure: BaseException | None) -> None:
         """Answer an `Ask` that was among the items."""
         packed = Outcome(value, failure).packed()
-        await self._lost.or_result(self._actor.answer.remote(self._key, number, packed))
+        await self._lost.call(self._actor.answer, self._key, number, packed)
 
     async def __aexit__(self, *_: object) -> None:
         if self._beat is not None:
@@ -92,4 +95,4 @@ class Pull:
 
     async def _end(self) -> None:
         with suppress(WorkerLost):
-            await self._lost.or_result(self._actor.close.remote(self._key))
+            await self._lost.call(self._actor.close, self._key)

@@ -74,6 +74,7 @@ class Resident:
         self.patience = patience
         self.host = ""  # the machine on which it lives, once that is known
         self._home: tuple[Cluster, Any] | None = None
+        self._doubtful = False  # whether its actor was lost
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.name,)
@@ -94,11 +95,11 @@ class Resident:
 
         Raises `NoResident` if there is none, `ConfigurationError` if there is no cluster.
         """
-        if self._home is None or not self._home[0].usable:
+        if self._home is None or self._doubtful or not self._home[0].usable:
             cluster, actor = await self._found()
             async with Lost(cluster, self.path) as lost:
-                self.host = await lost.or_result(actor.host.remote())
-            self._home = cluster, actor
+                self.host = await lost.call(actor.host)
+            self._home, self._doubtful = (cluster, actor), False
         return self._home
 
     async def _found(self) -> tuple[Cluster, Any]:
@@ -107,7 +108,7 @@ class Resident:
 
     def forget(self) -> None:
         """Look for the actor anew when it is needed next: another may have taken the name."""
-        self._home = None
+        self._doubtful = True
 
     async def settle(self, make: bytes, on: Ray, *, detached: bool) -> None:
         """Make an actor of this name and let it make its tenant; cancelled, it leaves nothing.
@@ -126,7 +127,7 @@ class Resident:
             if interrupted is not None:
                 raise interrupted
             async with Lost(cluster, self.path) as lost:
-                started = asyncio.ensure_future(lost.or_result(actor.start.remote(make)))
+                started = asyncio.ensure_future(lost.call(actor.start, make))
                 try:
                     if not (await asyncio.wait((started,), timeout=ANSWER))[0]:
                         logger.warning("%r is waited for: are %s free?", self, on.needs())
@@ -134,7 +135,7 @@ class Resident:
                 finally:
                     started.cancel()
         except BaseException:
-            cluster.ray.kill(actor)
+            _kill(cluster, actor)
             raise
         self._home = cluster, actor
         _held[f"{self.kind}:{self.name}"] = actor
@@ -193,17 +194,20 @@ class Lost:
         self._cluster.head.unwatch(self._number)
         self._lost.cancel()
 
-    async def or_result(self, reference: Any) -> Any:
-        """Return what a call of the actor gives."""
-        answer = asyncio.ensure_future(reference)
+    async def call(self, method: Any, *args: Any) -> Any:
+        """Return what a method of the actor gives."""
+        try:
+            return await self._answer(asyncio.ensure_future(method.remote(*args)))
+        except self._cluster.ray.exceptions.RayError as error:
+            failure = as_lost(error, self._path) or as_refused(error, self._path)
+            raise failure or error from None
+
+    async def _answer(self, answer: asyncio.Future[Any]) -> Any:
         try:
             await asyncio.wait((answer, self._lost), return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
                 raise WorkerLost(self._path, self._lost.result())
             return answer.result()
-        except self._cluster.ray.exceptions.RayError as error:
-            failure = as_lost(error, self._path) or as_refused(error, self._path)
-            raise failure or error from None
         finally:
             answer.cancel()
 
@@ -273,6 +277,11 @@ async def _end(cluster: Cluster, actor: Any) -> None:
     except (TimeoutError, cluster.ray.exceptions.RayError):
         pass  # it is ended all the same
     finally:
+        _kill(cluster, actor)
+
+
+def _kill(cluster: Cluster, actor: Any) -> None:
+    if cluster.usable:  # or Ray would start a new one here
         cluster.ray.kill(actor)
 
 

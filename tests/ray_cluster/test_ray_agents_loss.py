@@ -149,6 +149,55 @@ async def test_a_driver_that_is_killed_takes_its_agents_with_it(nodes: Any) -> N
                 await asyncio.sleep(0.1)
 
 
+HEADLESS = """
+import asyncio, pathlib, sys
+from _ray_people import Held
+from anabranch import WorkerLost
+from anabranch.agents import ConversableAgent, UserProxyAgent
+from anabranch.cluster import Ray, remote
+
+async def main(address, folder):
+    model, on = Held(pathlib.Path(folder)), Ray(num_cpus=0, address=address)
+    async with remote(ConversableAgent, "bob", model, on=on) as bob:
+        user = UserProxyAgent(human_input_mode="NEVER", max_consecutive_auto_reply=0)
+        for _ in range(2):
+            try:
+                await user.send("Well?", bob)
+            except Exception as error:
+                print(type(error).__name__, error, flush=True)
+    print("left the block", flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_a_head_that_goes_away_is_the_loss_of_its_agents(tmp_path: Path) -> None:
+    """At once for who waits, and for who asks next; closing them is harmless."""
+    from ray.cluster_utils import Cluster
+
+    small: Any = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
+    try:
+        async with asyncio.timeout(120):
+            program = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-c", HEADLESS, small.address, str(tmp_path)),
+                stdout=asyncio.subprocess.PIPE,
+            )
+            while not (tmp_path / "pid").exists():  # noqa: ASYNC110 - another makes it
+                await asyncio.sleep(0.02)
+            small.head_node.all_processes["gcs_server"][0].process.kill()
+            said, _ = await program.communicate()
+        waited, asked, left = said.decode().splitlines()
+        assert waited.startswith("WorkerLost")
+        assert "the head of the Ray cluster at" in waited
+        assert asked.startswith(("WorkerLost", "ConfigurationError"))
+        assert (left, program.returncode) == ("left the block", 0)
+    finally:
+        small.shutdown()
+
+
 async def test_a_name_is_taken_once() -> None:
     """Until the one who has it is closed."""
     async with asyncio.timeout(60), remote(Bob, "bob"):
