@@ -93,9 +93,12 @@ class Resident:
     async def located(self) -> tuple[Cluster, Any]:
         """Return the cluster and the actor, which is looked for at first.
 
-        Raises `NoResident` if there is none, `ConfigurationError` if there is no cluster.
+        Raises `NoResident` if there is none, `ConfigurationError` if there is no cluster, and
+        `WorkerLost` if it has been found in a cluster that lost its head.
         """
-        if self._home is None or self._doubtful or not self._home[0].usable:
+        if self._home is not None and (why := self._home[0].head.lost) is not None:
+            raise WorkerLost(self.path, why)  # Ray itself might join another cluster now
+        if self._home is None or self._doubtful:
             cluster, actor = await self._found()
             async with Lost(cluster, self.path) as lost:
                 self.host = await lost.call(actor.host)
@@ -271,6 +274,8 @@ def _bury(cluster: Cluster, kind: str, name: str) -> None:
 
 
 async def _end(cluster: Cluster, actor: Any) -> None:
+    if not cluster.usable:
+        return  # it has ended with its cluster
     try:
         async with asyncio.timeout(GRACE):
             await actor.stop.remote()
