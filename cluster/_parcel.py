@@ -223,7 +223,9 @@ def _environment() -> dict[Any, Any]:
 
 def dump_error(error: BaseException, where: str) -> bytes:
     """Pickle a failure with its traceback in a note; one that cannot be is told of by another."""
-    trace = "".join(traceback.format_exception(error))
+    told = traceback.TracebackException.from_exception(error)
+    told.__notes__ = None  # they travel as what they are
+    trace = "".join(told.format())
     error.add_note(f"{where}:\n{trace.rstrip()}")
     try:
         packed = dump(_Failure.of(error))
