@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from ..commander import Node, NodeSnapshot, State, charge
 from ..commander._errors import ConfigurationError, WorkerLost
-from ..commander._events import publish, relay
+from ..commander._events import Event, Origin, publish, relay
 from ..commander._observe import outlast
 from ..commander._record import DONE
 from ..dispatch import Usage
@@ -216,7 +216,9 @@ class _Call:
         return self._loop.create_task(asyncio.to_thread(self._cluster.check, self._sent.place))
 
     def _now(self) -> float:
-        return self._node._n_commander._n_epoch + self._node._n_commander._n_clock()
+        """Return the time of day, as home's events have it."""
+        commander = self._node._n_commander
+        return commander._n_origin.epoch + commander._n_clock()
 
     # --- reports
 
@@ -235,14 +237,15 @@ class _Call:
         sent, node = self._sent, self._node
         if sent.host is None:
             sent.began(node, report)
-        self._clock.heard(report.began, report.sent, self._now())
+        self._clock.heard(report.epoch + report.began, report.epoch + report.sent, self._now())
+        origin = Origin(self._clock.here(report.epoch), report.host)
         if report.nodes is not None:
             sent.restart(report)
         for event in report.events:
             if report.nodes is None:
                 sent.happened(event)
             if node._n_commander._n_listeners:
-                self._relay(event, report.host)
+                self._relay(event, origin)
         self._spend(report)
 
     def _spend(self, report: Report) -> None:
@@ -254,16 +257,14 @@ class _Call:
         if report.said and (scope := _scope()) is not None:
             scope.left = max(0, scope.left - report.said)
 
-    def _relay(self, event: Happened, host: str) -> None:
-        kind, number, parent, name, time, data = event
+    def _relay(self, event: Happened, origin: Origin) -> None:
+        kind, number, parent, name, clock, data = event
         if number == self._node.node_id:
             above = self._node.parent
             parent = None if above is None else above.node_id
         elif not parent:  # it was put beside the job, under the worker's own commander
             parent = self._node.node_id
-        time = self._clock.here(time)
-        commander = self._node._n_commander
-        relay(commander, (kind, number, parent, name, time, time - commander._n_epoch, data), host)
+        relay(self._node._n_commander, Event(kind, number, parent, name, clock, origin, data))
 
     # --- the end
 
