@@ -20,6 +20,7 @@ from _ray_jobs import (
     Speak,
     Spend,
     Stand,
+    Strange,
     There,
     Tool,
     read,
@@ -101,6 +102,15 @@ async def test_what_cannot_be_sent_home_is_told() -> None:
             await commander.run(Fail("unsendable"), on=LEFT)
         with pytest.raises(TypeError, match=r"Commander/Give#2 returned a lock that cannot be"):
             await commander.run(Give(), on=LEFT)
+
+
+async def test_what_is_not_known_at_home_is_told() -> None:
+    """An exception, and the data of an event, of a class that only the worker has."""
+    async with Commander() as commander:
+        events = commander.events(("text",))
+        with pytest.raises(RuntimeError, match="Odd: raised"):
+            await commander.run(Strange(), on=LEFT)
+        assert "only_there.Odd, which is not known here" in repr((await anext(events)).data)
 
 
 async def test_a_failure_follows_the_policy_at_home(file: str, noted: Any) -> None:
