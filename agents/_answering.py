@@ -30,12 +30,10 @@ class Answering(Node[Answer], internal=True):
     """
 
     def __init__(self, agent: ConversableAgent, partner: str, message: AgentMessage) -> None:
+        self._n_name = f"{agent.name}.reply"
         self.agent = agent
         self.partner = partner
         self.message = message
-
-    def _n_called(self) -> str:
-        return f"{self.agent.name}.reply"
 
     async def task(self) -> Answer:
         """Ask the person if it is their turn, else answer without one, or end."""

@@ -36,13 +36,11 @@ class AgentCall(Node[AgentMessage[F]], Generic[F], internal=True):
         session_id: SessionId,
         options: Mapping[str, Any],
     ) -> None:
+        self._n_name = agent.name
         self.agent = agent
         self.session_id: SessionId = session_id
         self._messages = messages
         self._options = options
-
-    def _n_called(self) -> str:
-        return self.agent.name
 
     async def task(self) -> AgentMessage[F]:
         """Pass the hooks, remember, and let the agent answer."""

@@ -83,6 +83,7 @@ class Chat(Node[ChatResult], internal=True):
             raise ValueError(f"{sender.name} cannot talk to itself")
         if max_turns is not None and max_turns < 1:
             raise ValueError(f"max_turns must be at least 1 or None, not {max_turns!r}")
+        self._n_name = f"{sender.name}-to-{name_of(recipient)}"
         self._sender = sender
         self._recipient = recipient
         self._first = as_message(message, sender.name, name_of(recipient))
@@ -93,9 +94,6 @@ class Chat(Node[ChatResult], internal=True):
         self._timeout = timeout
         self._listener = listener
         self._said: list[AgentMessage] = []
-
-    def _n_called(self) -> str:
-        return f"{self._sender.name}-to-{name_of(self._recipient)}"
 
     async def task(self) -> ChatResult:
         """Talk; the outermost chat takes the limit of messages for its end."""

@@ -36,11 +36,9 @@ class Episode(Node[EpisodeResult], internal=True):
     """
 
     def __init__(self, orchestrator: Orchestrator[Any], environment: Environment) -> None:
+        self._n_name = f"{orchestrator.name}-episode"
         self._orchestrator = orchestrator
         self._environment = environment
-
-    def _n_called(self) -> str:
-        return f"{self._orchestrator.name}-episode"
 
     async def task(self) -> EpisodeResult:
         """Take turns until one of the two has come to its end."""

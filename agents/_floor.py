@@ -163,11 +163,9 @@ class GroupTalk(Group):
 
 class _Seat(Node[None], internal=True):
     def __init__(self, talk: GroupTalk, name: str) -> None:
+        self._n_name = f"{name}.seat"
         self._talk = talk
         self._name = name
-
-    def _n_called(self) -> str:
-        return f"{self._name}.seat"
 
     async def task(self) -> None:
         try:

@@ -146,11 +146,9 @@ class Group(ABC):
 
 class _Talk(Node[Answer], internal=True):
     def __init__(self, group: Group, message: AgentMessage) -> None:
+        self._n_name = f"{group.name}.talk"
         self._group = group
         self._message = message
-
-    def _n_called(self) -> str:
-        return f"{self._group.name}.talk"
 
     async def task(self) -> Answer:
         group = self._group

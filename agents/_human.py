@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from itertools import count
+from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from ..commander import Node, current_node
 from ..jobs import read_line
+from ..tools import Pending, PendingList
 
 __all__ = ["HumanInput", "Question", "Questions", "QueueInput", "TerminalInput"]
 
@@ -98,38 +97,19 @@ class QueueInput:
         return await self._said.get()
 
 
-class Question(Node[str | None], internal=True):
-    """One question to a person. Its `number` names it, its `path` says who asks.
+class Question(Pending["str | None"], internal=True):
+    """A question whose answer is what the person says."""
 
-    It ends with its tree: a question whose conversation is cancelled is no longer pending.
-    """
-
-    def __init__(self, number: int, prompt: str) -> None:
-        self.number = number
+    def __init__(self, prompt: str) -> None:
+        super().__init__()
         self.prompt = prompt
-        self._answer: str | None = None
-        self._answered = asyncio.Event()
-
-    async def task(self) -> str | None:
-        """Wait for the answer."""
-        await self._answered.wait()
-        return self._answer
-
-    @property
-    def waits(self) -> bool:
-        """Whether an answer would still count."""
-        return not self._answered.is_set() and self.state in ("pending", "running")
 
     def answer(self, text: str | None) -> bool:
         """Answer; None leaves the conversation. False if the question is settled."""
-        if not self.waits:
-            return False
-        self._answer = text
-        self._answered.set()
-        return True
+        return self._settle(text)
 
 
-class Questions:
+class Questions(PendingList[Question]):
     """Where questions wait until an application, such as a web page, has asked the person.
 
         questions = Questions()
@@ -143,40 +123,6 @@ class Questions:
     loop.
     """
 
-    def __init__(self) -> None:
-        self._numbers = count(1)
-        self._asked: dict[int, Question] = {}
-        self._news = asyncio.Event()
-
-    @property
-    def pending(self) -> tuple[Question, ...]:
-        """The questions that wait, oldest first."""
-        return tuple(each for each in self._asked.values() if each.waits)
-
-    def get(self, number: int) -> Question:
-        """Return the pending question of this number; raise `KeyError` if there is none."""
-        question = self._asked[number]
-        if not question.waits:
-            raise KeyError(number)
-        return question
-
     async def __call__(self, prompt: str) -> str | None:
         """Put the question as a child of the current node and wait for its answer."""
-        question = Question(next(self._numbers), prompt)
-        question.at_done(lambda _: self._asked.pop(question.number, None))
-        current_node().call_handler(question, claim=True)
-        self._asked[question.number] = question
-        self._news.set()
-        return await question
-
-    async def __aiter__(self) -> AsyncIterator[Question]:
-        """Yield each question once, those that wait already and those to come; never ends."""
-        seen = 0
-        while True:
-            for question in self.pending:
-                if question.number > seen:
-                    seen = question.number
-                    yield question
-            self._news.clear()
-            if not any(question.number > seen for question in self.pending):
-                await self._news.wait()
+        return await self._put(Question(prompt))

@@ -177,12 +177,10 @@ class Orchestration(Node[Action], Generic[S], internal=True):
     def __init__(
         self, orchestrator: Orchestrator[S], obs: str | None, reward: float | None
     ) -> None:
+        self._n_name = orchestrator.name
         self._orchestrator = orchestrator
         self._obs = obs
         self._reward = reward
-
-    def _n_called(self) -> str:
-        return self._orchestrator.name
 
     async def task(self) -> Action:
         """Go on to the next environment step."""

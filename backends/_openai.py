@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
@@ -23,6 +24,8 @@ from ._secret import keep_from_log
 from ._wire import Connections, WireBackend, shown
 
 if TYPE_CHECKING:
+    from ssl import SSLContext
+
     from openai import APIStatusError, AsyncOpenAI
     from openai._response import AsyncResponseContextManager
 
@@ -114,6 +117,7 @@ class OpenAIBackend(WireBackend):
             default_headers={"Accept-Encoding": "identity"},
             timeout=httpx2.Timeout(None, connect=self.timeouts.connect),
             http_client=DefaultAioHttpClient(
+                verify=_trust(),
                 follow_redirects=False,
                 limits=httpx2.Limits(max_connections=0, max_keepalive_connections=None),
             ),
@@ -171,6 +175,15 @@ def _import_sdk() -> None:
             import_module(name)
     except ImportError:
         raise MissingExtra("the openai backend", "openai") from None
+    _trust()
+
+
+@cache
+def _trust() -> SSLContext:
+    """Read the certificates of those to trust once: it blocks as long as a short reply takes."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
 
 
 async def _refusal(error: APIStatusError, where: str) -> BackendError:

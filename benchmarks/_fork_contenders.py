@@ -14,7 +14,9 @@ from anabranch.commander import Node
 from anabranch.dispatch import Delta, ToolCallDelta, fork
 
 CHARACTERS = 4  # in a delta
-SAMPLES = 400  # of the deltas at which a contender that parses anew is timed
+# At so many of the deltas a contender that parses anew is timed: fewer of a long stream.
+SAMPLES = 400
+LEAST_SAMPLES = 20
 
 
 @dataclass(slots=True)
@@ -196,7 +198,7 @@ class Agere(Contender):
 class ParsedAnew(Contender):
     """Parses all that came, again for every delta.
 
-    Of a long stream only `SAMPLES` deltas, evenly spread, are parsed, and the time is multiplied.
+    Only a sample of the deltas, evenly spread, is parsed, and the time is multiplied.
     """
 
     once = True
@@ -206,7 +208,8 @@ class ParsedAnew(Contender):
 
     async def cost(self, node: Node[Any], stream: Stream) -> float:
         assert self.parse(stream.text) == stream.arguments, f"{self.name} gave something else"
-        stride = max(1, len(stream.pieces) // SAMPLES)
+        samples = max(LEAST_SAMPLES, SAMPLES * 10_000 // len(stream.text))
+        stride = max(1, len(stream.pieces) // samples)
         places = range(stride // 2, len(stream.pieces), stride)
         texts = [stream.text[: place * CHARACTERS] or "{" for place in places]
         before = time.process_time()

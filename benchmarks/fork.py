@@ -3,7 +3,7 @@
     pip install anabranch agere jiter partial-json-parser matplotlib
     python benchmarks/fork.py                   # about two minutes, on a quiet machine
     python benchmarks/fork.py --quick           # ours and the lower bound only: twenty seconds
-    python benchmarks/fork.py --svg docs/fork.svg
+    python benchmarks/fork.py --svg benchmarks/fork.svg
 
 One tool call comes in deltas of four characters, from an async generator that never waits; what is
 measured is the CPU time until its arguments are there. Each round measures every contender once,
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from _fork_contenders import OTHERS, OURS, Contender, LowerBound, Ours, Stream, streams
+from _plot import plot
 
 from anabranch.commander import Commander
 from anabranch.handlers import handler
@@ -104,28 +105,14 @@ def judge(figures: Figures) -> bool:
     return all(measured <= goal for _, measured, goal, _ in rows)
 
 
-def plot(figures: Figures, path: Path) -> None:
-    """Draw the ratios as an SVG if matplotlib is installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        print("\nno SVG: matplotlib is NOT INSTALLED")
-        return
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(SIZES), figsize=(12, 3.2), sharex=True, sharey=True)
-    for axis, size in zip(axes, SIZES, strict=True):
-        found = figures["code"][size]
-        names = [*found][::-1]
-        colours = ["#b3541e" if name.startswith("anabranch") else "#8fa3ad" for name in names]
-        axis.barh(names, [ratio(found, name) for name in names], color=colours)
-        axis.axvline(1, color="black", linewidth=0.8)
-        axis.set_xscale("log")
-        axis.set_title(f"{size:,} characters of code: cost, parsing once at the end = 1")
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-    print(f"\nplot: {path}")
+def panels(figures: Figures) -> dict[str, dict[str, float]]:
+    """Return the ratios of the code, by the title of each size."""
+    return {
+        f"{size:,} characters of code: cost, parsing once at the end = 1": {
+            name: ratio(found, name) for name in found
+        }
+        for size, found in figures["code"].items()
+    }
 
 
 def installed() -> list[Contender]:
@@ -153,7 +140,7 @@ def main() -> None:
     figures = asyncio.run(measure_all(contenders, options.rounds))
     report(figures)
     if options.svg:
-        plot(figures, options.svg)
+        plot(panels(figures), options.svg)
     sys.exit(0 if judge(figures) else 1)
 
 

@@ -10,12 +10,12 @@ job must be accounted for. Takes some minutes, most of them tracemalloc's.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
 import logging
 import random
 import resource
-import sys
 import time
 import tracemalloc
 from collections import Counter
@@ -25,7 +25,6 @@ from anabranch.commander import Commander, Node, NodeCancelled, Retry
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
-JOBS = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
 AT_ONCE = 200
 SLACK_KIB = 256
 
@@ -127,34 +126,43 @@ def _rss() -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-async def main() -> None:
+async def soak(jobs: int) -> None:
     print(f"{'jobs':>10} {'completed':>9} {'failed':>8} {'cancelled':>9} "
           f"{'RSS KiB':>9} {'traced KiB':>11} {'tasks':>6} {'nodes':>6} {'s':>6}")  # fmt: skip
     began = time.perf_counter()
     marks: list[tuple[float, float]] = []
     async with Commander(max_concurrency=100) as commander:
-        for first in range(0, JOBS, AT_ONCE):
+        for first in range(0, jobs, AT_ONCE):
             await wave(commander, first)
-            if (first + AT_ONCE) % (JOBS // 10) == 0:
+            if (first + AT_ONCE) % (jobs // 10) == 0:
                 marks.append(report(first + AT_ONCE, began))
-    check(marks)
+    check(marks, jobs)
 
 
-def check(marks: list[tuple[float, float]]) -> None:
+def check(marks: list[tuple[float, float]], jobs: int) -> None:
     assert len(asyncio.all_tasks()) == 1
-    assert ended.total() == JOBS, f"{JOBS - ended.total()} jobs never ended"
+    assert ended.total() == jobs, f"{jobs - ended.total()} jobs never ended"
     lost = ended["failed"] - logged["%s failed and nobody awaited it"]
     assert lost == 0, f"{lost} failures were not logged"
     for what, second, last in zip(("RSS", "traced"), marks[1], marks[-1], strict=True):
         print(f"{what}: {last - second:+.1f} KiB since the second tenth")
         assert last <= second + SLACK_KIB, f"{what} has grown"
-    print(f"every one of {JOBS:,} jobs is accounted for; logged: {dict(logged)}")
+    print(f"every one of {jobs:,} jobs is accounted for; logged: {dict(logged)}")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Put very many jobs through one commander.")
+    parser.add_argument("jobs", nargs="?", type=int, default=1_000_000)
+    jobs: int = parser.parse_args().jobs
+    if jobs < 10 * AT_ONCE or jobs % (10 * AT_ONCE):
+        parser.error(f"the number of jobs must be a multiple of {10 * AT_ONCE:,}")
     logger = logging.getLogger("anabranch")
     logger.addHandler(Count())
     logger.propagate = False
     random.seed(1)
     tracemalloc.start()
-    asyncio.run(main())
+    asyncio.run(soak(jobs))
+
+
+if __name__ == "__main__":
+    main()

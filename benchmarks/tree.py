@@ -3,7 +3,7 @@
     pip install trio agere langgraph pydantic-graph matplotlib
     python benchmarks/tree.py                   # about fifteen minutes, on a quiet machine
     python benchmarks/tree.py --quick           # ours and raw only: about two
-    python benchmarks/tree.py --svg docs/tree.svg
+    python benchmarks/tree.py --svg benchmarks/tree.svg
 
 All in one run and one process, single-threaded, in CPU time: each round measures every contender
 once, one after the other, and the ratios are medians over the rounds of each round's own ratio to
@@ -25,6 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from _plot import plot
 from tree_contenders import OTHERS, OURS, Contender, Ours, OursWatched, Raw
 
 ROUNDS = 7
@@ -206,29 +207,6 @@ def judge(rows: list[tuple[str, float, float, float]]) -> bool:
     return all(measured <= goal for _, measured, goal, _ in rows)
 
 
-def plot(ratios: Ratios, path: Path) -> None:
-    """Draw the ratios as an SVG if matplotlib is installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        print("\nno SVG: matplotlib is NOT INSTALLED")
-        return
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(ratios), figsize=(12, 3.2), sharex=True)
-    for axis, (shape, each) in zip(axes, ratios.items(), strict=True):
-        names = [*each][::-1]
-        colours = ["#b3541e" if name.startswith("anabranch") else "#8fa3ad" for name in names]
-        axis.barh(names, [each[name] for name in names], color=colours)
-        axis.axvline(1, color="black", linewidth=0.8)
-        axis.set_xscale("log")
-        axis.set_title(f"{shape}: cost of a node, raw TaskGroup = 1")
-    figure.tight_layout()
-    figure.savefig(path)
-    print(f"\nplot: {path}")
-
-
 def bars(ratios: Ratios) -> None:
     """Draw the ratios as text, on a scale that ends at 4."""
     for shape, each in ratios.items():
@@ -280,7 +258,8 @@ def main() -> None:
 
     bars(ratios)
     if options.svg:
-        plot(ratios, options.svg)
+        titled = {f"{shape}: a node, raw TaskGroup = 1": each for shape, each in ratios.items()}
+        plot(titled, options.svg)
     rows: list[tuple[str, float, float, float]] = []
     for each in ours:
         rows += [

@@ -60,13 +60,16 @@ class Head:
         self._tell.pop(number, None)
 
     def _watch(self) -> None:
-        seen = time.monotonic()
-        while time.monotonic() - seen < PATIENCE:
+        # Since when it has been silent: counted from a question, for this process may have slept.
+        silent: float | None = None
+        while silent is None or time.monotonic() - silent < PATIENCE:
             time.sleep(PERIOD)
             if not self._wanted():
                 return
             if answers(self.address, timeout=PATIENCE / 2):
-                seen = time.monotonic()
+                silent = None
+            elif silent is None:
+                silent = time.monotonic()
         self._lose(f"the head of the Ray cluster at {self.address} went away")
 
     def _wanted(self) -> bool:

@@ -13,11 +13,11 @@ from weakref import WeakKeyDictionary
 
 from ..commander import Node, NodeSnapshot, State, charge
 from ..commander._errors import ConfigurationError, WorkerLost
-from ..commander._events import publish, relay
+from ..commander._events import Event, Origin, publish, relay
 from ..commander._observe import outlast
 from ..commander._record import DONE
 from ..dispatch import Usage
-from ._parcel import load_error, pack, refuse_secrets
+from ._parcel import load_error, load_report, pack, refuse_secrets
 from ._ray import Cluster, as_lost, as_refused, join, load
 from ._report import End, Happened, Order, Report, Standing
 from ._worker import awaiting, work
@@ -151,15 +151,19 @@ class _Call:
         self._clock = Clock(self._now())
         self._end: End | None = None
         self._error: Exception | None = None
+        # A look at the machines that is under way.
+        self._check: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[str] = self._loop.create_future()
 
     async def outcome(self) -> Any:
         """Run the task; give its result or raise its failure, once it is over."""
         head = self._cluster.head
-        self._stream = await self._start()
+        interrupted = await self._start()
         watch = head.watch(self._tell_lost)
         reading = self._loop.create_task(self._read())
         try:
+            if interrupted is not None:
+                raise interrupted
             with awaiting(self._stream.completed()):
                 await self._watch(reading)
         except BaseException:
@@ -170,21 +174,21 @@ class _Call:
         finally:
             head.unwatch(watch)
             reading.cancel()
+            if self._check is not None:
+                self._check.cancel()
         return self._result()
 
-    async def _start(self) -> Any:
-        """Submit the task; in a thread, where Ray holds its caller up."""
+    async def _start(self) -> asyncio.CancelledError | None:
+        """Submit the task, in a thread where Ray holds its caller up; return a cancel meanwhile."""
         place, order = self._sent.place, self._sent.order(self._node)
         if self._cluster.ready and place.runtime_env is None:
-            return _submit(place, self._node, order)
+            self._stream = _submit(place, self._node, order)
+            return None
         submitting = self._loop.create_task(asyncio.to_thread(_submit, place, self._node, order))
         interrupted = await outlast(submitting)
-        stream = submitting.result()
+        self._stream = submitting.result()
         self._cluster.ready = True
-        if interrupted is not None:
-            self._cluster.ray.cancel(stream, recursive=False)
-            raise interrupted
-        return stream
+        return interrupted
 
     def _tell_lost(self, why: str) -> None:
         """Give the task up, in the thread that has seen the head go; its worker may still run."""
@@ -199,31 +203,36 @@ class _Call:
 
     async def _watch(self, reading: asyncio.Task[None]) -> None:
         """Wait for the end; as long as the task has not begun, see whether it ever can."""
-        check = self._check() if self._cluster.unknown(self._sent.place) else None
+        if self._cluster.unknown(self._sent.place):
+            self._look()
+        ends: set[asyncio.Future[Any]] = {reading, self._lost}
         while True:
-            waits = {reading, self._lost} if check is None else {reading, self._lost, check}
+            waits = ends if self._check is None else {*ends, self._check}
             patience = LOOK_AGAIN if self._sent.host is None else None
             await asyncio.wait(waits, timeout=patience, return_when="FIRST_COMPLETED")
             if reading.done() or self._lost.done():
                 return
-            if check is None:
-                check = self._check() if self._sent.host is None else None
-            elif check.done():
-                check.result()
-                check = None
+            if self._check is not None and self._check.done():
+                self._check.result()
+                self._check = None
+            elif self._check is None and self._sent.host is None:
+                self._look()
 
-    def _check(self) -> asyncio.Task[None]:
-        return self._loop.create_task(asyncio.to_thread(self._cluster.check, self._sent.place))
+    def _look(self) -> None:
+        looking = asyncio.to_thread(self._cluster.check, self._sent.place)
+        self._check = self._loop.create_task(looking)
 
     def _now(self) -> float:
-        return self._node._n_commander._n_epoch + self._node._n_commander._n_clock()
+        """Return the time of day, as home's events have it."""
+        commander = self._node._n_commander
+        return commander._n_origin.epoch + commander._n_clock()
 
     # --- reports
 
     async def _read(self) -> None:
         try:
             async for item in self._stream:
-                report: Report = pickle.loads(await item)  # noqa: S301 - a worker of ours wrote it
+                report = load_report(await item)
                 self._take(report)
                 if report.end is not None:
                     self._end = report.end
@@ -235,14 +244,15 @@ class _Call:
         sent, node = self._sent, self._node
         if sent.host is None:
             sent.began(node, report)
-        self._clock.heard(report.began, report.sent, self._now())
+        self._clock.heard(report.epoch + report.began, report.epoch + report.sent, self._now())
+        origin = Origin(self._clock.here(report.epoch), report.host)
         if report.nodes is not None:
             sent.restart(report)
         for event in report.events:
             if report.nodes is None:
                 sent.happened(event)
             if node._n_commander._n_listeners:
-                self._relay(event, report.host)
+                self._relay(event, origin)
         self._spend(report)
 
     def _spend(self, report: Report) -> None:
@@ -254,16 +264,14 @@ class _Call:
         if report.said and (scope := _scope()) is not None:
             scope.left = max(0, scope.left - report.said)
 
-    def _relay(self, event: Happened, host: str) -> None:
-        kind, number, parent, name, time, data = event
+    def _relay(self, event: Happened, origin: Origin) -> None:
+        kind, number, parent, name, clock, data = event
         if number == self._node.node_id:
             above = self._node.parent
             parent = None if above is None else above.node_id
         elif not parent:  # it was put beside the job, under the worker's own commander
             parent = self._node.node_id
-        time = self._clock.here(time)
-        commander = self._node._n_commander
-        relay(commander, (kind, number, parent, name, time, time - commander._n_epoch, data), host)
+        relay(self._node._n_commander, Event(kind, number, parent, name, clock, origin, data))
 
     # --- the end
 

@@ -11,7 +11,7 @@ import os
 import pickle
 import re
 import traceback
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from types import FunctionType
 from typing import Any, NamedTuple, cast
@@ -105,7 +105,7 @@ def _kind(kind: type) -> bytes:
     return packed
 
 
-@cache
+@lru_cache(256)
 def _load_kind(packed: bytes) -> Any:
     return pickle.loads(packed)  # noqa: S301 - as above
 
@@ -230,37 +230,84 @@ def _environment() -> dict[Any, Any]:
 # --- failures
 
 
-def dump_error(error: BaseException, where: str) -> bytes:
-    """Pickle a failure with its traceback in a note; one that cannot be is told of by another."""
-    trace = "".join(traceback.format_exception(error))
+class Failure(NamedTuple):
+    """A failure on its way home: pickled, and told for whoever cannot read that."""
+
+    packed: bytes
+    told: str
+    notes: list[str]
+
+
+def dump_error(error: BaseException, where: str) -> Failure:
+    """Pickle a failure with its traceback in a note; one that cannot be is only told."""
+    told = traceback.TracebackException.from_exception(error)
+    told.__notes__ = None  # they travel as what they are
+    trace = "".join(told.format())
     error.add_note(f"{where}:\n{trace.rstrip()}")
+    told, notes = f"{type(error).__name__}: {error}", list(error.__notes__)
     try:
-        packed = dump(_Failure.of(error))
-        load_error(packed)  # some can be pickled and not be read again
+        packed = dump(_Chain.of(error))
     except Exception as why:  # noqa: BLE001 - whatever its own pickling raises
-        stand_in = RuntimeError(f"{type(error).__name__}: {error}")
-        for note in error.__notes__:
-            stand_in.add_note(note)
-        stand_in.add_note(f"the {type(error).__name__} itself could not be sent: {why}")
-        return dump(_Failure.of(stand_in))
-    return packed
+        return Failure(b"", told, [*notes, f"it could not be sent as it was: {why}"])
+    return Failure(packed, told, notes)
 
 
-def load_error(packed: bytes) -> BaseException:
-    """Return the failure that `dump_error` packed, with the causes that it had."""
-    return pickle.loads(packed).raised()  # noqa: S301 - a worker of this tree wrote it
+def load_error(failure: Failure) -> BaseException:
+    """Return the failure, with the causes that it had; else a `RuntimeError` that tells of it."""
+    notes = failure.notes
+    if failure.packed:
+        try:
+            return pickle.loads(failure.packed).raised()  # noqa: S301 - a worker of ours wrote it
+        except Exception as why:  # noqa: BLE001 - it cannot be imported here, or not be read again
+            notes = [*notes, f"it could not be read as it was: {why}"]
+    stand_in = RuntimeError(failure.told)
+    for note in notes:
+        stand_in.add_note(note)
+    return stand_in
+
+
+def load_report(packed: bytes) -> Any:
+    """Return a report, in which others stand for what cannot be made here."""
+    try:
+        return pickle.loads(packed)  # noqa: S301 - as above
+    except Exception:  # noqa: BLE001 - whatever importing a module raises
+        return _Lenient(io.BytesIO(packed)).load()
+
+
+class _Lenient(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        try:
+            return super().find_class(module_name, global_name)
+        except Exception:  # noqa: BLE001 - as above
+            return type(global_name, (_StandIn,), {"__module__": module_name})
+
+
+class _StandIn:
+    """Data of an event whose class is not known here."""
+
+    def __new__(cls, *args: object, **kwargs: object) -> _StandIn:
+        return object.__new__(cls)
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.{type(self).__qualname__}, which is not known here>"
 
 
 @dataclasses.dataclass(slots=True)
-class _Failure:
+class _Chain:
     """An exception and what led to it, which pickle leaves out."""
 
     error: BaseException
-    cause: _Failure | None
+    cause: _Chain | None
     suppressed: bool
 
     @classmethod
-    def of(cls, error: BaseException) -> _Failure:
+    def of(cls, error: BaseException) -> _Chain:
         cause = None if error.__cause__ is None else cls.of(error.__cause__)
         return cls(error, cause, error.__suppress_context__)
 

@@ -24,7 +24,7 @@ class Order(NamedTuple):
 
 
 Happened: TypeAlias = "tuple[EventKind, int, int | None, str, float, Any]"
-"""An event: its kind, the node's id, its parent's, its name, the time of day, and its data."""
+"""An event: its kind, the node's id, its parent's, its name, when it happened, and its data."""
 
 Standing: TypeAlias = "tuple[int, int | None, str, State]"
 """An unfinished node: its id, its parent's, its name and state."""
@@ -37,12 +37,14 @@ class Report(NamedTuple):
     """What has happened in a worker since the last report, in order.
 
     `spent` and `said` (messages of agents) are what came since the last report. `nodes` are all
-    that are unfinished, where events were lost before the first of these. Times are the worker's
-    own; `began` and `sent` place them between the order and the report's arrival.
+    that are unfinished, where events were lost before the first of these. Times are of the worker's
+    monotonic clock, whose zero was at `epoch` by its time of day; `began` and `sent` place them
+    between the order and the report's arrival.
     """
 
     host: str
     pid: int
+    epoch: float
     began: float
     sent: float
     events: list[Happened]

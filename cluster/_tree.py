@@ -88,7 +88,7 @@ class Tree:
 
     async def _drive_inside(self) -> End:
         async with self._commander as commander:
-            self._began = commander.now()
+            self._began = commander._n_clock()
             events = commander.events()
             forwarding = asyncio.ensure_future(self._forward(events))
             job = self._put(commander)
@@ -145,7 +145,7 @@ class Tree:
         if event.node_id in self._at_home and event.kind in _AT_HOME:
             return  # home has seen to it
         about = (event.kind, event.node_id, event.parent_id, event.name)
-        self._events.append((*about, event.time, event.data))
+        self._events.append((*about, event.clock, event.data))
         loop = self._commander._n_loop
         if self._timer is None or self._timer.when() > loop.time() + BREATH:
             if self._timer is not None:
@@ -170,8 +170,9 @@ class Tree:
         report = Report(
             this_host(),
             os.getpid(),
+            commander._n_origin.epoch,
             self._began,
-            commander.now(),
+            commander._n_clock(),
             events,
             commander.take_spent(),
             left - self._left,
@@ -222,10 +223,6 @@ class Outpost(Commander, internal=True):
         self._n_put(job, policy=self._n_order.policy)
         self._n_count = first_id(self._n_order.node_id)
         add_waiter(job)  # the outcome is home's
-
-    def now(self) -> float:
-        """Return the time of day, as the events have it."""
-        return self._n_epoch + self._n_clock()
 
     def take_spent(self) -> dict[str, Any]:
         """Return what was charged since the last time."""

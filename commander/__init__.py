@@ -25,6 +25,7 @@ from ._errors import WorkerLost as WorkerLost
 from ._events import Event as Event
 from ._events import EventKind as EventKind
 from ._events import Events as Events
+from ._events import Origin as Origin
 from ._events import emit as emit
 from ._node import Node as Node
 from ._node import current_node as current_node

@@ -43,12 +43,10 @@ class _Call(Node[T], Generic[T], internal=True):
     def __init__(
         self, function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        self._n_name = getattr(function, "__name__", type(function).__name__)
         self._n_function = function
         self._n_args = args
         self._n_kwargs = kwargs
-
-    def _n_called(self) -> str:
-        return getattr(self._n_function, "__name__", type(self._n_function).__name__)
 
 
 class ThreadCall(_Call[T], internal=True):
@@ -131,13 +129,13 @@ class ProcessCall(_Call[T], internal=True):
     def _n_pickled(self) -> bytes:
         from multiprocessing.spawn import get_preparation_data  # slow to import, rarely needed
 
-        preparation = get_preparation_data(self._n_called())
+        preparation = get_preparation_data(self._n_name)
         del preparation["authkey"]  # a secret, of use to multiprocessing's own processes only
         try:
             call = pickle.dumps((self._n_function, self._n_args, self._n_kwargs))
         except Exception as error:
             raise TypeError(
-                f"in_process sends {self._n_called()} and its arguments to another process, and "
+                f"in_process sends {self._n_name} and its arguments to another process, and "
                 f"one of them cannot be pickled: {error}"
             ) from error
         return pickle.dumps((preparation, call))

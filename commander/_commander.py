@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar, cast
 
 from ._cancel import cancel_subtrees
 from ._errors import NodeCancelled, NodeClosed
-from ._events import EventKind, Events
+from ._events import EventKind, Events, Origin
 from ._failure import log_lost
 from ._life import finish, spawn
 from ._node import Node, add_waiter, lose_taker, outcome
@@ -92,8 +92,7 @@ class Commander(Node[Any], internal=True):
         # What asyncio's own loops call; others may keep another time.
         own = type(loop).time is asyncio.BaseEventLoop.time
         self._n_clock: Callable[[], float] = time.monotonic if own else loop.time
-        # What that clock lacks to the time of day.
-        self._n_epoch = time.time() - self._n_clock()
+        self._n_origin = Origin(time.time() - self._n_clock())
         self._n_spawn = spawn
         self._n_queue = Queue(self._n_limit, self, loop, spawn)
         self._n_commander = self

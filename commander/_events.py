@@ -7,17 +7,18 @@ its own: a slow one loses the oldest events, is told how many, and never slows t
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, cast
+from itertools import repeat
+from operator import length_hint
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
-from ._record import DONE, node_name
+from ._record import DONE
 
 if TYPE_CHECKING:
     from ._commander import Commander
     from ._node import Node
 
-__all__ = ["Event", "EventKind", "Events", "Raw", "emit", "publish", "relay"]
+__all__ = ["Event", "EventKind", "Events", "Origin", "emit", "publish", "relay"]
 
 EventKind: TypeAlias = Literal[
     "put",
@@ -35,44 +36,55 @@ EventKind: TypeAlias = Literal[
 ]
 
 
+class Origin(NamedTuple):
+    """Where events come from: the time of day at the zero of its clock, and the machine."""
+
+    epoch: float
+    host: str | None = None  # None: this one
+
+
 class Event(NamedTuple):
     """Something that happened to a node.
 
-    `time` is in seconds since the epoch, `clock` in seconds of the loop's own monotonic clock, from
-    which the other is reckoned. `data` holds what the kind brings: the exception of `failed`, the
-    reason of `cancelled`, a piece of `text`, the machine of `placed` (where the body of a job that
-    was put elsewhere has begun), the number of events `missed` by this listener.
+    `clock` is in seconds of the loop's own monotonic clock, `time` in seconds since the epoch,
+    reckoned from it by its `origin`. `data` holds what the kind brings: the exception of
+    `failed` and `retried`, the reason of `cancelled`, a piece of `text`, the machine of `placed`
+    (where the body of a job that was put elsewhere has begun), the number of events `missed` by
+    this listener.
     """
 
     kind: EventKind
     node_id: int
     parent_id: int | None
     name: str
-    time: float
     clock: float
+    origin: Origin
     data: Any = None
+
+    @property
+    def time(self) -> float:
+        """When it happened, in seconds of the time of day."""
+        return self.origin.epoch + self.clock
 
     @property
     def host(self) -> str | None:
         """The machine on which it happened, if that is another one."""
-        # An eighth field, which only events from elsewhere have.
-        return cast("tuple[Any, ...]", self)[7] if len(self) > 7 else None
+        return self.origin.host
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.name}#{self.node_id}>"
 
 
-# What a listener keeps of an event until it is read, the fields of `Event` in their order: a plain
-# tuple is made in half the time, and the garbage collector leaves it alone as long as it holds no
-# containers.
-Raw: TypeAlias = "tuple[EventKind, int, int | None, str, float, float, Any]"
+# A listener keeps the fields of its events one after the other in a flat list: no object is made
+# for an event before it is read, and the garbage collector has nothing to count.
+WIDTH = len(Event._fields)
 
 # So many seconds pass at least between two wakings of a listener: what happens meanwhile is read
 # in one turn of the loop. After a longer silence it is woken at once.
 BREATH = 0.001
 
 # Event's own __new__ takes its fields one by one.
-_new: Callable[[type[Event], Raw], Event] = tuple.__new__  # pyright: ignore
+_new: Callable[[type[Event], tuple[Any, ...]], Event] = tuple.__new__  # pyright: ignore
 
 
 class Events:
@@ -91,11 +103,16 @@ class Events:
             raise ValueError(f"a listener needs room for at least one event, not {capacity!r}")
         self.missed = 0
         self._kinds = None if kinds is None else frozenset(kinds)
-        self._capacity = capacity
         self._commander = commander
-        # The newest events, at most `capacity`; `_gap` counts those dropped before its first.
-        self._buffer: deque[Raw] = deque()
+        # The fields of the newest events, behind those of events that have been read or dropped;
+        # at most `_room` of them are unread. `_gap` counts the events dropped before those.
+        self._buffer: list[Any] = []
+        self._room = capacity * WIDTH
         self._gap = 0
+        # As long as the buffer is not longer than this, a new event needs no attention: nobody
+        # sleeps and none has to be dropped.
+        self._quiet = self._room
+        self._begin()
         self._waiter: asyncio.Future[None] | None = None
         # Whether the next event has to see to it that the waiter is woken.
         self._asleep = False
@@ -107,32 +124,55 @@ class Events:
     def __aiter__(self) -> Self:
         return self
 
+    def _begin(self) -> None:
+        # A list's iterator sees what is added later, until it has once come to the end.
+        self._unread = iter(self._buffer)
+        fields = zip(*[self._unread] * WIDTH, strict=True)
+        self._events = map(_new, repeat(Event), fields)
+
     async def __anext__(self) -> Event:
-        while not self._buffer:
+        while True:
+            if self._gap:
+                return self._report_gap()
+            for event in self._events:
+                return event
             if self._closed:
                 raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            self._asleep = True
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-                self._asleep = False
-        if self._gap:
-            return self._report_gap()
-        return _new(Event, self._buffer.popleft())
+            await self._news()
+
+    async def _news(self) -> None:
+        if self._waiter is not None:
+            raise RuntimeError("another task waits for this listener's next event already")
+        self._buffer.clear()
+        self._begin()
+        self._quiet = 0
+        self._asleep = True
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            self._asleep = False
 
     def _report_gap(self) -> Event:
         gap, self._gap = self._gap, 0
         commander = self._commander
-        clock = commander._n_loop.time()
-        time = commander._n_epoch + clock
-        return Event("missed", commander._n_id, None, "events", time, clock, gap)
+        clock = commander._n_clock()
+        return Event("missed", commander._n_id, None, "events", clock, commander._n_origin, gap)
 
-    def _drop_oldest(self) -> None:
-        self._buffer.popleft()
-        self._gap += 1
-        self.missed += 1
+    def _attend(self, clock: float) -> None:
+        if self._asleep:
+            self._rouse(clock)
+        buffer, room, unread = self._buffer, self._room, length_hint(self._unread)
+        if unread > room:
+            next(self._events)
+            unread -= WIDTH
+            self._gap += 1
+            self.missed += 1
+        if len(buffer) > 2 * room:  # seldom, so that a reader who is away costs little
+            del buffer[: len(buffer) - unread]
+            self._begin()
+        self._quiet = len(buffer) + room - unread
 
     def close(self) -> None:
         """Take no more events; what is buffered can still be read. Closing twice is harmless."""
@@ -159,45 +199,38 @@ def publish(node: Node[Any], kind: EventKind, data: object = None) -> None:
     """Tell those who listen to the node's commander; nobody listening, it does nothing."""
     # One long function: with a listener, every node comes by three or four times.
     commander = node._n_commander
-    if data is None:
-        data = node._n_cancel if kind == "cancelled" else node._n_error
     parent = node._n_parent
     clock = commander._n_clock()
-    event: Raw = (
+    event = (
         kind,
         node._n_id,
         None if parent is None else parent._n_id,
-        node._n_name or node_name(node),
-        commander._n_epoch + clock,
+        node._n_name,
         clock,
+        commander._n_origin,
         data,
     )
     for listener in commander._n_listeners:
         if listener._kinds is None or kind in listener._kinds:
             buffer = listener._buffer
-            if len(buffer) == listener._capacity:
-                listener._drop_oldest()
-            buffer.append(event)
-            if listener._asleep:
-                listener._rouse(clock)
+            buffer += event
+            if len(buffer) > listener._quiet:
+                listener._attend(clock)
 
 
-def relay(commander: Commander, event: Raw, host: str) -> None:
+def relay(commander: Commander, event: Event) -> None:
     """Tell those who listen to `commander` of what happened on another machine, in the past.
 
     Of what was missed there, all are told.
     """
-    away: Any = (*event, host)
-    missed = event[0] == "missed"
+    missed = event.kind == "missed"
     for listener in commander._n_listeners:
         if missed:
-            listener.missed += event[6]
-        if missed or listener._kinds is None or event[0] in listener._kinds:
-            if len(listener._buffer) == listener._capacity:
-                listener._drop_oldest()
-            listener._buffer.append(away)
-            if listener._asleep:
-                listener._rouse(commander._n_clock())
+            listener.missed += event.data
+        if missed or listener._kinds is None or event.kind in listener._kinds:
+            listener._buffer += event
+            if len(listener._buffer) > listener._quiet:
+                listener._attend(commander._n_clock())
 
 
 def emit(node: Node[Any], kind: EventKind, data: object) -> None:

@@ -221,7 +221,7 @@ def _try_again(node: Node[Any], attempts: Attempts) -> bool:
         return False
     node._n_state = "pending"
     if node._n_commander._n_listeners:
-        publish(node, "retried")
+        publish(node, "retried", node._n_error)
     node._n_result = node._n_error = node._n_abort = node._n_failures = None
     node._n_completed = 0
     node._n_open = True
@@ -359,7 +359,7 @@ def _close(node: Node[Any]) -> Node[Any] | None:
     node._n_state = state
     commander = node._n_commander
     if commander._n_listeners:
-        publish(node, state)
+        publish(node, state, node._n_cancel if state == "cancelled" else node._n_error)
     waiters = node._n_waiters
     if waiters is not None:
         node._n_waiters = None

@@ -21,7 +21,7 @@ from ._life import spawn
 from ._place import On, send
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
 from ._queue import Loan
-from ._record import CURRENT, DONE, Callback, Moment, Record, State, node_name, share_layout
+from ._record import CURRENT, DONE, Callback, Moment, Record, State, share_layout
 
 if TYPE_CHECKING:
     from ._commander import Commander
@@ -67,6 +67,8 @@ class Node(Record, Generic[T_co]):
         check_policy(cls.policy)
         cls._n_policy = cls.policy
         cls._n_special = isinstance(cls.policy, Quorum) or cls.on is not None
+        if "_n_name" not in cls.__dict__:
+            cls._n_name = cls.__name__
         share_layout(cls)
 
     def task(self) -> Awaitable[T_co]:
@@ -131,7 +133,7 @@ class Node(Record, Generic[T_co]):
 
     def __repr__(self) -> str:
         number = f"#{self._n_id}" if self._n_id else ""
-        return f"<{node_name(self)}{number} {self._n_state}>"
+        return f"<{self._n_name}{number} {self._n_state}>"
 
     # --- callbacks
 
@@ -462,4 +464,4 @@ def node_path(node: Node[Any]) -> str:
 
 
 def _segment(node: Node[Any]) -> str:
-    return f"{node_name(node)}#{node._n_id}" if node._n_id else node_name(node)
+    return f"{node._n_name}#{node._n_id}" if node._n_id else node._n_name

@@ -30,7 +30,6 @@ __all__ = [
     "Moment",
     "Record",
     "State",
-    "node_name",
     "share_layout",
 ]
 
@@ -66,8 +65,8 @@ class Record:
     # Jobs wait in the commander's queue and count against its limit; other nodes do neither.
     _n_queued: ClassVar[bool] = False
 
-    # What the node goes by, once somebody has asked.
-    _n_name: str | None = None
+    # What the node goes by: its class's name, or what its maker calls it.
+    _n_name: str = "Node"
     _n_id: int = 0
     _n_state: State = "pending"
     # Both are set once, when the node enters the tree; a commander is its own `_n_commander`.
@@ -121,18 +120,6 @@ class Record:
     _n_place: Queue | None = None
     # How many waits for nodes are under way in this job's body; its place is lent out meanwhile.
     _n_waits: int = 0
-
-    def _n_called(self) -> str:
-        """Return what the node goes by: its class's name, or its function's."""
-        return type(self).__name__
-
-
-def node_name(node: Record) -> str:
-    """Return the name a node goes by: its class's, or its function's."""
-    name = node._n_name
-    if name is None:
-        name = node._n_name = node._n_called()
-    return name
 
 
 # The names of all that the engine keeps; the rest of a node's attributes are its inputs.

@@ -11,7 +11,7 @@ from typing import Any
 
 from ._library import is_library
 from ._node import AWAITING, Node
-from ._record import DONE, State, node_name
+from ._record import DONE, State
 
 __all__ = ["NodeSnapshot", "TreeSnapshot", "draw", "explain", "snapshot"]
 
@@ -76,7 +76,7 @@ def _snap(node: Node[Any], depth: int, children: int) -> NodeSnapshot:
         node_id=node.node_id,
         parent_id=None if parent is None else parent.node_id,
         depth=depth,
-        name=node_name(node),
+        name=node._n_name,
         state=node.state,
         children=children,
         cancelling=node._n_cancel is not None and node.state not in DONE,
@@ -151,7 +151,7 @@ def _lines_away(node: Node[Any], depth: int) -> list[str]:
 
 
 def _short(node: Node[Any]) -> str:
-    return f"{node_name(node)}#{node.node_id}" if node.node_id else node_name(node)
+    return f"{node._n_name}#{node.node_id}" if node.node_id else node._n_name
 
 
 def _waits(node: Node[Any]) -> tuple[str, tuple[Node[Any], ...]]:

@@ -187,7 +187,7 @@ def read_arguments(raw: str) -> tuple[dict[str, Any], str | None]:
     if not raw.strip():
         return {}, None
     try:
-        value: object = json.loads(raw, parse_constant=_refuse_constant)
+        value: object = _JSON.decode(raw)
     except (ValueError, RecursionError) as error:
         return {}, f"not valid JSON: {error}"
     if not isinstance(value, dict):
@@ -197,6 +197,10 @@ def read_arguments(raw: str) -> tuple[dict[str, Any], str | None]:
 
 def _refuse_constant(name: str) -> object:
     raise ValueError(f"{name} is not JSON")
+
+
+# Made once: `json.loads` would make it anew for each call.
+_JSON = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def content_text(content: object) -> str | None:

@@ -42,12 +42,16 @@ class Pump(Node[None], internal=True):
         limit: int,
     ) -> None:
         self._gate = Gate(limit)
-        self.text = Channel[str](self._gate, len, self.check)
-        self.reasoning = Channel[str](self._gate, len, self.check)
-        self.calls = Channel["ToolCall | ToolCallError"](self._gate, _call_length, self.check)
-        self.pieces = Channel[ToolCallDelta](self._gate, _piece_length, self.check)
+        # Annotated, not subscripted: that would take longer than making them.
+        gate, check = self._gate, self.check
+        self.text: Channel[str] = Channel(gate, len, check)
+        self.reasoning: Channel[str] = Channel(gate, len, check)
+        self.calls: Channel[ToolCall | ToolCallError] = Channel(gate, _call_length, check)
+        self.pieces: Channel[ToolCallDelta] = Channel(gate, _piece_length, check)
         others = {each.branch for each in formats if each.branch is not None} - {"reasoning"}
-        self.others = {name: Channel[str](self._gate, len, self.check) for name in sorted(others)}
+        self.others: dict[str, Channel[str]] = {
+            name: Channel(gate, len, check) for name in sorted(others)
+        }
         self.message: Message | None = None  # once the reply is whole
         self.firsts: list[Callable[[], object]] = []
         self.lasts: list[Callable[[], object]] = []
@@ -103,17 +107,15 @@ class Pump(Node[None], internal=True):
 
     async def _gather(self, source: Any, waiting: list[Delta]) -> None:
         """Put what the source gives into `waiting`."""
-        gate, turn = self._gate, max(1, min(_TURN, self._gate.limit // _DELTA))
-        left, first = 0, True
+        gate = self._gate
+        turn = 0  # so many may be waiting before the next: at first none
         async for item in source:
             delta = item if type(item) is Delta else to_delta(item)
             if delta is None:
                 continue
-            if not left:
-                left = turn
-                await (_call_all(self.firsts) if first else asyncio.sleep(0))
-                first = False
-            left -= 1
+            if len(waiting) >= turn:
+                await (asyncio.sleep(0) if turn else _call_all(self.firsts))
+                turn = max(1, min(_TURN, gate.limit // _DELTA))
             waiting.append(delta)
             if gate.pressed:
                 await gate.wait()

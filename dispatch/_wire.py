@@ -50,8 +50,8 @@ def _delta_from_choice(chunk: Mapping[str, Any], choice: Mapping[str, Any]) -> D
     text = piece.get("content") or ""
     if text and len(piece) == 1 and not finish_reason and not usage and type(text) is str:
         return Delta(text)  # by far the most frequent chunk
-    if finish_reason == "error" and (error := chunk.get("error")):
-        raise error_from_wire(error)
+    if finish_reason == "error":
+        raise error_from_wire(_error(chunk) or "the server ended the reply by an unnamed error")
     delta = Delta(
         text if type(text) is str else content_text(text) or "",
         piece.get("reasoning_content") or piece.get("reasoning") or "",
@@ -75,10 +75,15 @@ def _says_something(delta: Delta) -> bool:
 
 
 def _delta_without_choice(chunk: Mapping[str, Any]) -> Delta | None:
-    if error := chunk.get("error"):
+    if error := _error(chunk):
         raise error_from_wire(error)
     usage = _usage(chunk)
     return None if usage is None else Delta(usage=usage)
+
+
+def _error(told: Mapping[str, Any]) -> object:
+    """Return the error object that a server sent in the place of a reply, or nothing."""
+    return told.get("error") or (told if told.get("object") == "error" else None)
 
 
 def _usage(chunk: Mapping[str, Any]) -> Usage | None:
@@ -142,7 +147,7 @@ def message_from_response(response: Mapping[str, Any]) -> Message:
 
     Raises as `delta_from_chunk` does.
     """
-    if error := response.get("error"):
+    if error := _error(response):
         raise error_from_wire(error)
     try:
         (choice,) = response["choices"]

@@ -33,13 +33,11 @@ class Handler(Node[T_co], internal=True):
         kwargs: dict[str, Any],
         owner: object = None,
     ) -> None:
+        self._n_name = function.__name__
         self._n_function = function
         self._n_args = args
         self._n_kwargs = kwargs or _NO_KWARGS
         self._n_owner = owner
-
-    def _n_called(self) -> str:
-        return self._n_function.__name__
 
     def task(self) -> Awaitable[T_co]:
         """Call the function, with the node as its first argument (after `self` in a method)."""

@@ -12,6 +12,7 @@ from _tree_puppet import DONE, Part
 from _tree_world import World
 
 from anabranch.commander import NodeCancelled, Quorum, QuorumNotMet
+from anabranch.commander._events import WIDTH
 
 REACHABLE = {
     "pending": {"pending", "running", "joining", *DONE},
@@ -314,7 +315,7 @@ def _check_futures(world: World) -> None:
 
 def _check_events(world: World) -> None:
     courses: dict[int, str] = {}
-    for kind, node_id, *_ in world.events._buffer:
+    for kind, node_id, *_ in zip(*[iter(world.events._buffer)] * WIDTH, strict=True):
         courses[node_id] = courses.get(node_id, "") + LETTERS[kind]
     for part in world.parts:
         course = courses[part.node.node_id]

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from functools import partial
+from typing import Any
 
 import pytest
 from _clock import let_pass
@@ -92,14 +93,34 @@ async def test_an_end_without_an_end_mark_is_interrupted(line: Line) -> None:
     assert isinstance(await failure_of(line.connect()), StreamInterrupted)
 
 
-async def test_an_error_in_mid_stream_is_interrupted_with_its_words(line: Line) -> None:
-    """An error object instead of a chunk."""
-    line.server.script(Reply([chunk({"content": "Hel"}), event({"error": {"message": "oom"}})]))
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"error": {"message": "oom"}},
+        {"error": "oom"},
+        {"object": "error", "message": "oom", "code": 500},
+        {"error": {"message": "oom"}, "choices": [{"delta": {}, "finish_reason": "error"}]},
+    ],
+    ids=["error", "text", "object", "finish_reason"],
+)
+async def test_an_error_in_mid_stream_is_interrupted_with_its_words(line: Line, told: Any) -> None:
+    """In any of the forms in which servers send one."""
+    line.server.script(Reply([chunk({"content": "Hel"}), event(told)]))
 
     failure = await failure_of(line.connect())
 
     assert isinstance(failure, StreamInterrupted)
     assert "oom" in str(failure)
+
+
+async def test_a_reply_that_ends_in_an_unnamed_error_is_interrupted(line: Line) -> None:
+    """By its finish reason alone."""
+    line.server.script(Reply([chunk({"content": "Hel"}), chunk(finish="error"), DONE]))
+
+    failure = await failure_of(line.connect())
+
+    assert isinstance(failure, StreamInterrupted)
+    assert failure.partial.content == "Hel"
 
 
 @pytest.mark.parametrize("last", [chunk(finish="stop"), DONE], ids=["finish_reason", "done"])

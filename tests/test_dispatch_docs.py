@@ -6,8 +6,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from anabranch import Commander, fork, handler
+from anabranch import Commander, Conversation, Message, ToolCall, fork, handler, tool
+from anabranch.commander import Node
 from anabranch.dispatch import Delta, Format
+from anabranch.handlers import call_tools
+from anabranch.testing import ScriptedBackend
 
 TEXT = (Path(__file__).parent.parent / "docs/dispatch.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
@@ -17,6 +20,35 @@ async def source() -> AsyncIterator[Delta]:
     for text in ("Hi ((it", ' is late)) there\n-> f {"x"', ": 1}\n-> \n."):
         yield Delta(text)
     yield Delta(finish_reason="stop")
+
+
+async def test_a_turn_works_as_the_page_shows_it() -> None:
+    """The text is shown, the tool runs, its result is answered."""
+    shown: list[str] = []
+
+    @tool
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    @handler
+    async def show(node: Node[Any], text: AsyncIterator[str]) -> None:
+        shown.extend([each async for each in text])
+
+    names: dict[str, Any] = {"handler": handler, "fork": fork, "show": show}
+    names["call_tools"] = call_tools
+    exec(BLOCKS[0], names)
+    call = Message(
+        role="assistant", tool_calls=[ToolCall(id="c", name="add", arguments={"a": 1, "b": 2})]
+    )
+    backend = ScriptedBackend(call, "Three.")
+    conversation = Conversation()
+    conversation.add(Message(role="user", content="1 + 2?"))
+
+    async with asyncio.timeout(5), Commander() as commander:
+        await commander.run(names["respond"](backend, conversation, [add]))
+
+    assert "".join(shown) == "Three."
+    assert [each.content for each in conversation.messages] == ["1 + 2?", None, "3", "Three."]
 
 
 async def test_a_format_and_a_splitter_of_ones_own_work_as_the_page_shows_them() -> None:

@@ -90,12 +90,12 @@ def read(deltas: list[Delta], *formats: Format) -> Out:
 
 # --- how a message is written, and cut
 
-words = st.text(max_size=12) | st.sampled_from(["to_user", "name", "\\", '"', "}", "é😀", "\u2028"])
+WORDS = ["to_user", "name", "\\", '"', "}", "é😀", "\u2028", ""]
+words = st.text(max_size=12) | st.sampled_from(WORDS)
 # What makes values, spells them and cuts them: cheaper by far than drawing each choice, and
 # repeatable.
 chance = st.integers(0, 2**32).map(Random)
 RANGES = [(32, 126), (0, 31), (160, 0x24F), (0x2000, 0x2FFF), (0xD800, 0xDFFF), (0x1F600, 0x10FFFF)]
-WORDS = ["to_user", "name", "\\", '"', "}", "é😀", "\u2028", ""]
 
 
 def make_word(chance: Random) -> str:

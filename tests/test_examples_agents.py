@@ -1,34 +1,15 @@
 """The examples with agents that converse, each with a backend that shows the intended path."""
 
 import asyncio
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from _examples import load, run
 from _left import processes
 
 from anabranch.testing import ScriptedBackend
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
 RULE = "-" * 80
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def run(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> None:
-    """Run an example as a program, in this process."""
-    monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
-    load(name).main()
 
 
 def test_the_hello_agent_says_hello(

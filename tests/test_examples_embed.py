@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
-from types import ModuleType
 
 import aiohttp
 import pytest
+from _examples import EXAMPLES, load
 from _server import Reply, ScriptedServer, Step, chunk, text
 from aiohttp import web
 
 from anabranch import Commander, connect
 
-FILE = Path(__file__).parent.parent / "examples" / "embed_aiohttp.py"
-
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("embed_aiohttp", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-EMBED = _load()
+FILE = EXAMPLES / "embed_aiohttp.py"
+EMBED = load("embed_aiohttp")
 
 
 @asynccontextmanager

@@ -1,39 +1,20 @@
 """The examples with agents as layers, each on the intended path and on the small local model."""
 
 import asyncio
-import importlib.util
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from _examples import load, run
 from _left import processes
 from _server import ScriptedServer, text
 
 from anabranch import Backend, connect
 from anabranch.testing import ScriptedBackend
 from anabranch.tools import SearchEngine, SearchHit, WebBrowser
-
-EXAMPLES = Path(__file__).parent.parent / "examples"
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def run(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> None:
-    """Run an example as a program, in this process."""
-    monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
-    load(name).main()
 
 
 def local(max_tokens: int) -> Backend:

@@ -1,32 +1,11 @@
 """The examples with orchestrators, each with a backend that shows the intended path."""
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
-from types import ModuleType
 
 import pytest
+from _examples import load, run
 
 from anabranch.testing import ScriptedBackend
-
-EXAMPLES = Path(__file__).parent.parent / "examples"
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where pydantic looks for the types of a state
-    spec.loader.exec_module(module)
-    return module
-
-
-def run(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> None:
-    """Run an example as a program, in this process."""
-    monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
-    load(name).main()
 
 
 async def test_a_coin_is_flipped_and_sung_of(capsys: pytest.CaptureFixture[str]):

@@ -16,6 +16,8 @@ from ._load import load_tools as load_tools
 from ._load import open_tools as open_tools
 from ._mcp import McpServer as McpServer
 from ._narrate import narrated as narrated
+from ._pending import Pending as Pending
+from ._pending import PendingList as PendingList
 from ._python import PythonKernel as PythonKernel
 from ._python import ResourceLimits as ResourceLimits
 from ._result import Illustrated as Illustrated

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
+import types
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,18 @@ async def stand(node: Node[Any], file: str) -> None:
     finally:
         await asyncio.sleep(0.3)  # a clean-up that takes a while
         note(file, "cleaned")
+
+
+class Strange(Job[None]):
+    """Says and raises what is known in the worker alone."""
+
+    async def task(self) -> None:
+        module: Any = types.ModuleType("only_there")
+        exec("class Odd(Exception): pass", vars(module))
+        sys.modules["only_there"] = module
+        emit(self, "text", module.Odd("said"))
+        await asyncio.sleep(0.05)
+        raise module.Odd("raised")
 
 
 class Stand(Job[None]):

@@ -42,7 +42,12 @@ class Nodes:
 
         self.cluster = Cluster(
             initialize_head=True,
-            head_node_args={"num_cpus": 2, "include_dashboard": False},
+            head_node_args={
+                "num_cpus": 2,
+                "include_dashboard": False,
+                # Workers take seconds to start, and Ray ends those that have been idle for one.
+                "_system_config": {"idle_worker_killing_time_threshold_ms": 120_000},
+            },
         )
         self.address: str = self.cluster.address
 

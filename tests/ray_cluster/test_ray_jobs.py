@@ -20,13 +20,15 @@ from _ray_jobs import (
     Speak,
     Spend,
     Stand,
+    Strange,
     There,
     Tool,
     read,
 )
-from _server import Reply, ScriptedServer, Step, chunk
+from _server import DONE, Reply, ScriptedServer, Step, chunk
 
-from anabranch import Commander, Job, NodeCancelled, Retry, connect
+from anabranch import BudgetExceeded, Commander, Job, NodeCancelled, Retry, connect
+from anabranch.backends import Limits
 from anabranch.cluster import Ray
 from anabranch.commander import Event
 
@@ -100,6 +102,15 @@ async def test_what_cannot_be_sent_home_is_told() -> None:
             await commander.run(Fail("unsendable"), on=LEFT)
         with pytest.raises(TypeError, match=r"Commander/Give#2 returned a lock that cannot be"):
             await commander.run(Give(), on=LEFT)
+
+
+async def test_what_is_not_known_at_home_is_told() -> None:
+    """An exception, and the data of an event, of a class that only the worker has."""
+    async with Commander() as commander:
+        events = commander.events(("text",))
+        with pytest.raises(RuntimeError, match="Odd: raised"):
+            await commander.run(Strange(), on=LEFT)
+        assert "only_there.Odd, which is not known here" in repr((await anext(events)).data)
 
 
 async def test_a_failure_follows_the_policy_at_home(file: str, noted: Any) -> None:
@@ -273,6 +284,21 @@ async def test_what_is_spent_there_is_charged_here() -> None:
         await two
         assert commander.usage(one) == {"cheap": 3, "dear": 3}
         assert commander.usage() == {"cheap": 7, "dear": 7}
+
+
+async def test_a_budget_goes_along_and_is_spent_here_too() -> None:
+    """What is left of it at home holds there; what is spent there is counted at home."""
+    usage = {"prompt_tokens": 60, "completion_tokens": 40}
+    reply = Reply([chunk({"content": "x"}), chunk(finish="stop", usage=usage), DONE])
+    async with ScriptedServer(reply) as server, Commander() as commander:
+        commander.limits = Limits(budget=150)
+        backend = connect(server.url, model="tiny")
+        assert await commander.run(Ask(backend), on=LEFT) == "x"
+        assert commander.limits.spent == 100
+        assert await commander.run(Ask(backend), on=RIGHT) == "x"
+        with pytest.raises(BudgetExceeded, match="0 of 0 tokens"):
+            await commander.run(Ask(backend), on=RIGHT)
+        assert commander.usage()["tiny"].total_tokens == 200
 
 
 async def test_a_job_there_sends_jobs_on() -> None:

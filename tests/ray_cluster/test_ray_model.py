@@ -1,6 +1,6 @@
 """Random trees with some of their nodes on Ray behave as the same trees do at home.
 
-`ANABRANCH_RAY_PROGRAMS` sets how many are played (default 40).
+`ANABRANCH_RAY_PROGRAMS` sets how many are played (default 24).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from _ray_jobs import Planned, read
 
 from anabranch import Commander
 
-PROGRAMS = int(os.environ.get("ANABRANCH_RAY_PROGRAMS", "40"))
+PROGRAMS = int(os.environ.get("ANABRANCH_RAY_PROGRAMS", "24"))
 
 Plan = dict[str, Any]
 
@@ -80,7 +80,7 @@ async def play(plan: Plan, file: str) -> str:
         commander.put_job(root, policy=plan["policy"], claim=True)
         ended = asyncio.ensure_future(_outcome(root))
         try:
-            await asyncio.wait_for(asyncio.shield(ended), 3 if '"stand"' in repr(plan) else 30)
+            await asyncio.wait_for(asyncio.shield(ended), 1 if "'stand'" in repr(plan) else 30)
         except TimeoutError:
             root.cancel("enough")
         return await ended
