@@ -20,6 +20,7 @@ HERE = Ray(num_cpus=0)
 
 
 def load(name: str) -> ModuleType:
+    # Not as tests/_examples.py does: known by name here, its classes would be looked for there.
     spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
