@@ -6,7 +6,7 @@ ARGS ?=
 # The type checkers look for packages beside the python that is found first.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help chat test test-vllm check format clean
+.PHONY: help chat test test-ray test-vllm check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -16,6 +16,9 @@ chat: $(VENV)/chat.stamp  ## talk to a model in the terminal, e.g. make chat ARG
 
 test: $(VENV)/dev.stamp  ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
+
+test-ray: $(VENV)/ray.stamp  ## run the tests on a Ray cluster of three nodes, on this machine
+	ANABRANCH_RAY=1 $(BIN)/python -m pytest tests/ray_cluster $(ARGS)
 
 test-vllm:  ## run the suite of the real vLLM engine, in an environment of its own (4 GB)
 	tests/vllm_engine/run.sh $(ARGS)
@@ -42,6 +45,11 @@ $(BIN)/python:
 $(VENV)/chat.stamp: pyproject.toml | $(BIN)/python
 	@echo "installing anabranch and what the chat needs into $(VENV) ..."
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[all]'
+	@touch $@
+
+$(VENV)/ray.stamp: $(VENV)/dev.stamp
+	@echo "installing Ray into $(VENV) ..."
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[all,ray]'
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml | $(BIN)/python

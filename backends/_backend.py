@@ -7,10 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 from ..dispatch import Delta, Message, Request
 from ._assemble import assemble
+
+if TYPE_CHECKING:
+    from ._recipe import Recipe
 
 __all__ = ["Backend"]
 
@@ -25,6 +28,9 @@ class Backend(ABC):
     """
 
     provider: str = "unknown"
+
+    # How `connect` made it: in another process it is made again, and finds its key there by name.
+    _recipe: Recipe | None = None
 
     def __init__(self, model: str, **default_options: Any) -> None:
         self.model = model
@@ -65,6 +71,12 @@ class Backend(ABC):
                     yield delta
             finally:
                 runner.run(self._finish(source))
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        """Travel as what `connect` was given; a key that was given by value does not travel."""
+        if self._recipe is None:
+            return super().__reduce_ex__(protocol)
+        return self._recipe.travelling()
 
     async def _finish(self, source: AsyncGenerator[Delta, None]) -> None:
         try:

@@ -112,6 +112,24 @@ class Limits:
         self._start(turn)
         return True
 
+    def rest(self) -> Limits:
+        """Return limits for work in another process: the same, with what is left of the budget.
+
+        Each counts for itself; what is spent there is added here with `add`.
+        """
+        return Limits(
+            requests_per_minute=self.requests_per_minute,
+            tokens_per_minute=self.tokens_per_minute,
+            concurrency=self.concurrency,
+            budget=None if self.budget is None else max(0.0, self.budget - self.spent),
+            prices=self.prices,
+        )
+
+    def add(self, model: str, usage: Usage) -> None:
+        """Count towards the budget what was spent in another process."""
+        if self.budget is not None:
+            self.spent += usage.total_tokens if self.prices is None else self._price(model, usage)
+
     def slow_down(self, seconds: float) -> None:
         """Start nothing for so long: a server said that there were too many."""
         self._held_until = max(self._held_until, _now() + seconds)
@@ -218,8 +236,11 @@ class Limits:
     def _cost(self, turn: Turn) -> float:
         if self.prices is None:
             return turn.tokens
-        usage = turn.usage or Usage(input_tokens=turn.tokens)
-        return self.prices[turn.model].of(usage)
+        return self._price(turn.model, turn.usage or Usage(input_tokens=turn.tokens))
+
+    def _price(self, model: str, usage: Usage) -> float:
+        price = (self.prices or {}).get(model)
+        return 0.0 if price is None else price.of(usage)
 
 
 def estimate_tokens(request: Request, options: Mapping[str, object]) -> int:

@@ -19,7 +19,15 @@ from ._model import ModelBackend
 from ._secret import Redactor, as_secret
 from ._sse import EventReader
 
-__all__ = ["Connections", "PerLoop", "WireBackend", "endpoint", "server_address", "shown"]
+__all__ = [
+    "Connections",
+    "PerLoop",
+    "WireBackend",
+    "endpoint",
+    "secrets_of",
+    "server_address",
+    "shown",
+]
 
 _T = TypeVar("_T")
 _ENDPOINT = "/chat/completions"
@@ -40,7 +48,7 @@ class WireBackend(ModelBackend):
         self._api_key = as_secret(api_key)
         if self._api_key is not None and urlsplit(self.base_url).password:
             raise ConfigurationError("the address holds a password: give that or api_key, not both")
-        self._redactor = Redactor(self._api_key, *_secrets(self.base_url))
+        self._redactor = Redactor(self._api_key, *secrets_of(self.base_url))
 
     def __repr__(self) -> str:
         where = self._redactor.text(shown(self.base_url))
@@ -163,7 +171,8 @@ def shown(url: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-def _secrets(url: str) -> list[SecretStr]:
+def secrets_of(url: str) -> list[SecretStr]:
+    """Return what in an address is a secret: its password, and what its query holds."""
     parts = urlsplit(url)
     values = [value for name, value in parse_qsl(parts.query) if "version" not in name]
     return [SecretStr(value) for value in (*values, unquote(parts.password or "")) if value]

@@ -29,6 +29,9 @@ from ._events import Origin as Origin
 from ._events import emit as emit
 from ._node import Node as Node
 from ._node import current_node as current_node
+from ._place import Away as Away
+from ._place import On as On
+from ._place import Place as Place
 from ._policy import Policy as Policy
 from ._policy import Quorum as Quorum
 from ._policy import Restart as Restart

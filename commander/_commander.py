@@ -20,6 +20,7 @@ from ._failure import log_lost
 from ._life import finish, spawn
 from ._node import Node, add_waiter, lose_taker, outcome
 from ._observe import observe, outlast
+from ._place import On
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
 from ._queue import Queue
 from ._record import CURRENT, DONE, Callback
@@ -172,13 +173,14 @@ class Commander(Node[Any], internal=True):
         timeout: float | None = None,
         retry: Retry | Restart | None = None,
         policy: Policy | None = None,
+        on: On | None = None,
     ) -> T:
         """Put a job or start a handler, wait for it, and return its result.
 
         Raises the node's failure, or `NodeCancelled`. Cancelling this call cancels the node, waits
         for its end and raises `CancelledError` again. After `exit(result)`, returns that result.
         """
-        self._n_put(job, priority, timeout, retry, policy)
+        self._n_put(job, priority, timeout, retry, policy, on)
         try:
             return await job
         except asyncio.CancelledError:
@@ -197,10 +199,17 @@ class Commander(Node[Any], internal=True):
         timeout: float | None = None,
         retry: Retry | Restart | None = None,
         policy: Policy | None = None,
+        on: On | None = None,
     ) -> None:
-        if node._n_queued:
+        if node._n_queued or on is not None:
             self.put_job(
-                node, priority=priority, timeout=timeout, retry=retry, policy=policy, claim=True
+                node,
+                priority=priority,
+                timeout=timeout,
+                retry=retry,
+                policy=policy,
+                claim=True,
+                on=on,
             )
         else:
             self.call_handler(node, timeout=timeout, retry=retry, policy=policy, claim=True)
@@ -214,6 +223,7 @@ class Commander(Node[Any], internal=True):
         timeout: float | None = None,
         retry: Retry | Restart | None = None,
         policy: Policy | None = None,
+        on: On | None = None,
     ) -> concurrent.futures.Future[T]:
         """Put `job` from any thread; return a future of its result.
 
@@ -231,6 +241,7 @@ class Commander(Node[Any], internal=True):
                 retry=retry,
                 policy=policy,
                 claim=True,
+                on=on,
             )
 
         return self._start_threadsafe(job, put)

@@ -49,7 +49,19 @@ __all__ = [
 
 
 class AnabranchError(Exception):
-    """The base of every error of this package."""
+    """The base of every error of this package. All can be pickled, with attributes and notes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exception's own would call the class with its message, which is not what it takes.
+        return _remade, (type(self), self.args, self.__dict__)
+
+
+def _remade(
+    kind: type[AnabranchError], args: tuple[Any, ...], attributes: dict[str, Any]
+) -> AnabranchError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
 
 
 class NodeClosed(AnabranchError):

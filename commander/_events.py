@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ._commander import Commander
     from ._node import Node
 
-__all__ = ["Event", "EventKind", "Events", "Origin", "emit", "publish"]
+__all__ = ["Event", "EventKind", "Events", "Origin", "emit", "publish", "relay"]
 
 EventKind: TypeAlias = Literal[
     "put",
@@ -28,6 +28,7 @@ EventKind: TypeAlias = Literal[
     "failed",
     "cancelled",
     "retried",
+    "placed",
     "text",
     "tool_call",
     "tool_result",
@@ -47,8 +48,9 @@ class Event(NamedTuple):
 
     `clock` is in seconds of the loop's own monotonic clock, `time` in seconds since the epoch,
     reckoned from it by its `origin`. `data` holds what the kind brings: the exception of
-    `failed` and `retried`, the reason of `cancelled`, a piece of `text`, the number of events
-    `missed` by this listener.
+    `failed` and `retried`, the reason of `cancelled`, a piece of `text`, the machine of `placed`
+    (where the body of a job that was put elsewhere has begun), the number of events `missed` by
+    this listener.
     """
 
     kind: EventKind
@@ -214,6 +216,21 @@ def publish(node: Node[Any], kind: EventKind, data: object = None) -> None:
             buffer += event
             if len(buffer) > listener._quiet:
                 listener._attend(clock)
+
+
+def relay(commander: Commander, event: Event) -> None:
+    """Tell those who listen to `commander` of what happened on another machine, in the past.
+
+    Of what was missed there, all are told.
+    """
+    missed = event.kind == "missed"
+    for listener in commander._n_listeners:
+        if missed:
+            listener.missed += event.data
+        if missed or listener._kinds is None or event.kind in listener._kinds:
+            listener._buffer += event
+            if len(listener._buffer) > listener._quiet:
+                listener._attend(commander._n_clock())
 
 
 def emit(node: Node[Any], kind: EventKind, data: object) -> None:

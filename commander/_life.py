@@ -76,7 +76,9 @@ async def _drive(node: Node[Any]) -> None:
                 publish(node, "started")
             if node._n_special:
                 await _begin_attempt(node)
-            result = await node.task()
+                result = await _body(node)
+            else:
+                result = await node.task()
             node._n_result = await _adopt(node, result) if isinstance(result, Record) else result
     except asyncio.CancelledError:
         if node._n_task is not asyncio.current_task():
@@ -94,6 +96,10 @@ async def _drive(node: Node[Any]) -> None:
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             _stop_loop(node, error)
     _body_ended(node)
+
+
+def _body(node: Node[Any]) -> Awaitable[Any]:
+    return node.task() if node._n_away is None else node._n_away.run(node)
 
 
 async def _begin_attempt(node: Node[Any]) -> None:

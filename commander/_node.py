@@ -18,6 +18,7 @@ from ._entry import enter
 from ._errors import NodeCancelled
 from ._failure import child_failed, take_claimed
 from ._life import spawn
+from ._place import On, send
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
 from ._queue import Loan
 from ._record import CURRENT, DONE, Callback, Moment, Record, State, share_layout
@@ -56,13 +57,16 @@ class Node(Record, Generic[T_co]):
     policy: ClassVar[Policy] = "fail_fast"
     """What happens when a child fails and nobody awaits it; also an argument of `put_job`."""
 
+    on: ClassVar[On | None] = None
+    """Where a job's body runs, if not here: `"ray"` or a place; also an argument of `put_job`."""
+
     def __init_subclass__(cls, *, internal: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if not internal:
             _refuse_hidden_names(cls)
         check_policy(cls.policy)
         cls._n_policy = cls.policy
-        cls._n_special = isinstance(cls.policy, Quorum)
+        cls._n_special = isinstance(cls.policy, Quorum) or cls.on is not None
         if "_n_name" not in cls.__dict__:
             cls._n_name = cls.__name__
         share_layout(cls)
@@ -194,6 +198,7 @@ class Node(Record, Generic[T_co]):
         retry: Retry | Restart | None = None,
         policy: Policy | None = None,
         claim: bool = False,
+        on: On | None = None,
     ) -> N:
         """Put `job` into the commander's queue, as a child of this node or of `parent`.
 
@@ -202,13 +207,16 @@ class Node(Record, Generic[T_co]):
         seconds, for each attempt, from the start of its body, for its whole subtree. `policy` says
         how the job treats failures among its own children. With `claim` the caller says that it
         will await the job, so that a failure waits for that instead of going to the parent's
-        policy at once. Returns the job.
+        policy at once. With `on="ray"`, or a place such as `Ray(num_gpus=1)`, its body and all
+        below it run there, and what it was made with is sent. Returns the job.
 
         Raises `NodeClosed` if the parent takes no more children, `RuntimeError` if the job was
         started before or this is not the parent's loop, `TypeError` if it is no job.
         """
         if not _is_node(job) or not job._n_queued:
             _refuse_kind(job, "a Job")
+        if on is not None or job._n_special:
+            send(job, on)
         enter(self if parent is None else parent, job, timeout, retry, policy, claim)
         if job._n_cancel is None:
             job._n_commander._n_queue.put(job, priority)
@@ -420,8 +428,11 @@ def _add_callback(node: N, moment: Moment, callback: Callback) -> N:
 # By this code `explain` knows that a coroutine stands in an await of a node.
 AWAITING: CodeType = vars(Node)["__await__"].__code__
 
+# What a subclass may set, but not declare as a field.
+OVERRIDABLE = ("task", "policy", "on")
+
 PUBLIC_NAMES = frozenset(
-    name for name in vars(Node) if not name.startswith("_") and name not in ("task", "policy")
+    name for name in vars(Node) if not name.startswith("_") and name not in OVERRIDABLE
 )
 
 
@@ -429,7 +440,7 @@ def _refuse_hidden_names(cls: type[Node[Any]]) -> None:
     fields: dict[str, Any] = inspect.get_annotations(cls)
     for name in (*cls.__dict__, *fields):
         reserved = name in PUBLIC_NAMES or name.startswith("_n_")
-        if reserved or (name in fields and name in ("task", "policy")):
+        if reserved or (name in fields and name in OVERRIDABLE):
             raise TypeError(f"{cls.__name__}.{name} would hide the node's own {name!r}: rename it")
 
 

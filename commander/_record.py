@@ -17,6 +17,7 @@ from ._policy import Policy, Restart, Retry
 if TYPE_CHECKING:
     from ._commander import Commander
     from ._node import Node
+    from ._place import Away
     from ._queue import Queue
 
 __all__ = [
@@ -78,6 +79,8 @@ class Record:
     # Whether children may enter: from the node's own entry to its first final callback.
     _n_open: bool = False
     _n_attempts: Attempts | None = None
+    # What runs the body, of a job that was put on another machine.
+    _n_away: Away | None = None
     # The unfinished children by id, in the order in which they were put.
     _n_children: dict[int, Node[Any]] | None = None
     # The task that runs the body or an async final callback; None while neither runs.

@@ -21,7 +21,10 @@ LEAVES = 20
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
-    """What one node was at the moment of the snapshot. `depth` is 0 for the root."""
+    """What one node was at the moment of the snapshot.
+
+    `depth` is 0 for the root. `host` is the machine, if the node runs on another one.
+    """
 
     node_id: int
     parent_id: int | None
@@ -30,6 +33,7 @@ class NodeSnapshot:
     state: State
     children: int
     cancelling: bool
+    host: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,10 @@ def snapshot(root: Node[Any]) -> TreeSnapshot:
     while stack:
         node, depth = stack.pop()
         children = node.children
-        nodes.append(_snap(node, depth, len(children)))
+        away = () if node._n_away is None else node._n_away.below(depth + 1)
+        top = sum(each.depth == depth + 1 for each in away)
+        nodes.append(_snap(node, depth, len(children) + top))
+        nodes.extend(away)
         stack.extend((child, depth + 1) for child in reversed(children))
     return TreeSnapshot(tuple(nodes))
 
@@ -73,6 +80,7 @@ def _snap(node: Node[Any], depth: int, children: int) -> NodeSnapshot:
         state=node.state,
         children=children,
         cancelling=node._n_cancel is not None and node.state not in DONE,
+        host=None if node._n_away is None else node._n_away.host,
     )
 
 
@@ -101,8 +109,9 @@ def _branch(left: list[int], depth: int) -> str:
 
 def _label(node: NodeSnapshot) -> str:
     number = f"#{node.node_id}" if node.node_id else ""
+    where = f" on {node.host}" if node.host else ""
     note = ", being cancelled" if node.cancelling else ""
-    return f"{node.name}{number} {node.state}{note}"
+    return f"{node.name}{number} {node.state}{where}{note}"
 
 
 # --- what a node waits for
@@ -121,12 +130,24 @@ def explain(node: Node[Any]) -> str:
         seen.add(id(at))
         why, others = _waits(at)
         lines.append(f"{'  ' * min(depth, 20)}{_short(at)} {why}")
+        lines += _lines_away(at, depth)
         stack.extend((other, depth + 1) for other in reversed(others[:LEAVES]))
         if len(others) > LEAVES:
             lines.append(f"{'  ' * min(depth + 1, 20)}... and {len(others) - LEAVES} more")
     if stack:
         lines.append(f"... and {len(stack)} more branches")
     return "\n".join(lines)
+
+
+def _lines_away(node: Node[Any], depth: int) -> list[str]:
+    """Return a line for each unfinished node on another machine; its lines of code stay there."""
+    if node._n_away is None:
+        return []
+    below = node._n_away.below(depth + 1)
+    lines = [f"{'  ' * min(each.depth, 20)}{_label(each)}" for each in below[:LEAVES]]
+    if len(below) > LEAVES:
+        lines.append(f"{'  ' * min(depth + 1, 20)}... and {len(below) - LEAVES} more")
+    return lines
 
 
 def _short(node: Node[Any]) -> str:
@@ -138,6 +159,8 @@ def _waits(node: Node[Any]) -> tuple[str, tuple[Node[Any], ...]]:
         return f"is {node.state}: it waits for nothing", ()
     if node._n_task is None or node.parent is None:
         return _waits_without_task(node)
+    if node._n_away is not None and node.state == "running":
+        return f"is running, {node._n_away.explain()}", node.children
     stops = tuple(_stops(node._n_task))
     awaited = tuple(stop for stop in stops if isinstance(stop, Node))
     doing = "runs a callback" if node._n_closing else f"is {node.state}"

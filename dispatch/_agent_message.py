@@ -30,3 +30,14 @@ class AgentMessage(BaseModel, Generic[F]):
     type: str | None = None
     receiver: str | None = None
     stream_state: StreamState = "end"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # `AgentMessage[City]` is made where it is written, and found by no name elsewhere.
+        kind = type(self).__pydantic_generic_metadata__["origin"] or type(self)
+        return _remade, (kind, self.__getstate__())
+
+
+def _remade(kind: type[AgentMessage], state: dict[Any, Any]) -> AgentMessage:
+    message = kind.__new__(kind)
+    message.__setstate__(state)
+    return message

@@ -77,6 +77,8 @@ def _follow(source: Node[Any], target: Target) -> None:
     node = target if _is_node(target) else cast("Maker", target)(source)
     attempts = node._n_attempts
     options: dict[str, Any] = {"policy": node._n_policy}
+    if node._n_away is not None:
+        options["on"] = node._n_away.place
     if attempts is not None:
         options |= {"timeout": attempts.timeout, "retry": attempts.retry}
     if node.parent is not None:

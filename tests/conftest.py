@@ -6,6 +6,7 @@ import ipaddress
 import signal
 import socket
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,19 @@ def _is_here(host: object) -> bool:
         address = ipaddress.ip_address(name.partition("%")[0])
     except ValueError:
         return False
-    return address.is_loopback or address.is_unspecified
+    return address.is_loopback or address.is_unspecified or _is_own(name)
+
+
+@cache
+def _is_own(address: str) -> bool:
+    """Say whether an address is one of this machine's, under which its programs meet too."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as own:
+        try:
+            own.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 # An audit hook sees every socket of this process, also those that asyncio and C code connect.

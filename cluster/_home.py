@@ -1,0 +1,383 @@
+"""Home's end: the node of a job that runs on a Ray cluster, and what is known of its subtree."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from ..commander import Node, NodeSnapshot, State, charge
+from ..commander._errors import ConfigurationError, WorkerLost
+from ..commander._events import Event, Origin, publish, relay
+from ..commander._observe import outlast
+from ..commander._record import DONE
+from ..dispatch import Usage
+from ._parcel import load_error, load_report, pack, refuse_secrets
+from ._ray import Cluster, as_lost, as_refused, join, load
+from ._report import End, Happened, Order, Report, Standing
+from ._worker import awaiting, work
+
+if TYPE_CHECKING:
+    from ..agents._scope import Scope
+    from ._ray import Ray
+
+__all__ = ["Sent"]
+
+# So many reports may lie at home unread before Ray holds the worker back.
+UNREAD = 8
+# A job that has not begun after so many seconds: is there still a machine that could take it?
+LOOK_AGAIN = 5.0
+
+
+class Sent:
+    """The body of a job that was put on Ray."""
+
+    def __init__(self, place: Ray, job: Node[Any]) -> None:
+        load()
+        refuse_secrets_in(place)
+        self.place = place
+        self.host: str | None = None
+        self._parcel = pack(job)
+        self._worker: int | None = None
+        self._below: dict[int, _Below] = {}
+
+    # --- what is known
+
+    def below(self, depth: int) -> Sequence[NodeSnapshot]:
+        """Return the unfinished nodes in the worker, as it has last told."""
+        children: dict[int | None, list[_Below]] = {}
+        for node in self._below.values():
+            above = node.parent if node.parent in self._below else None
+            children.setdefault(above, []).append(node)
+        found: list[NodeSnapshot] = []
+        stack = [(node, depth) for node in reversed(children.get(None, []))]
+        while stack:
+            node, at = stack.pop()
+            inner = children.get(node.number, [])
+            found.append(node.snapshot(at, len(inner), self.host))
+            stack.extend((child, at + 1) for child in reversed(inner))
+        return found
+
+    def explain(self) -> str:
+        """Say where the body is, or what it waits for."""
+        if self.host is None:
+            needs = ", ".join(f"{amount:g} {name}" for name, amount in self.place.needs().items())
+            return f"waits for a Ray worker ({needs or 'that needs nothing'})"
+        return f"in the Ray worker {self._worker} on {self.host}"
+
+    # --- running it
+
+    async def run(self, node: Node[Any]) -> Any:
+        """Run the job once on the cluster; cancelled, wait until it is over there."""
+        self.host = None
+        self._below.clear()
+        cluster = await join(self.place.address)
+        call = _Call(self, node, cluster)
+        try:
+            return await call.outcome()
+        finally:
+            self._below.clear()
+
+    def order(self, node: Node[Any]) -> bytes:
+        """Return what the worker is told."""
+        parent = node.parent
+        assert parent is not None
+        commander = node.commander
+        return pickle.dumps(
+            Order(
+                self._parcel,
+                node.node_id,
+                parent.path,
+                node._n_policy,
+                commander._n_slow_after,
+                None if commander.limits is None else commander.limits.rest(),
+                None if (scope := _scope()) is None else scope.left,
+            )
+        )
+
+    def began(self, node: Node[Any], report: Report) -> None:
+        """Note where the body has begun."""
+        self.host, self._worker = report.host, report.pid
+        if node._n_commander._n_listeners:
+            publish(node, "placed", report.host)
+
+    def restart(self, report: Report) -> None:
+        """Take what is unfinished from the report; events were lost."""
+        nodes = report.nodes or []
+        self._below = {node[0]: _Below(node) for node in nodes}
+
+    def happened(self, event: Happened) -> None:
+        """Keep the picture of the subtree up to date."""
+        kind, number, parent, name, *_ = event
+        if kind in DONE:
+            self._below.pop(number, None)
+        elif kind == "put":
+            self._below[number] = _Below((number, parent, name, "pending"))
+        elif kind in _STATES and number in self._below:
+            self._below[number].state = _STATES[kind]
+
+
+_STATES: dict[str, State] = {"started": "running", "joining": "joining", "retried": "pending"}
+
+
+class _Below:
+    """A node in the worker."""
+
+    __slots__ = ("name", "number", "parent", "state")
+
+    def __init__(self, standing: Standing) -> None:
+        self.number, self.parent, self.name = standing[:3]
+        self.state: State = standing[3]
+
+    def snapshot(self, depth: int, children: int, host: str | None) -> NodeSnapshot:
+        return NodeSnapshot(
+            self.number, self.parent, depth, self.name, self.state, children, False, host
+        )
+
+
+class _Call:
+    """One attempt: a Ray task, and what it reports."""
+
+    def __init__(self, sent: Sent, node: Node[Any], cluster: Cluster) -> None:
+        self._sent = sent
+        self._node = node
+        self._cluster = cluster
+        self._loop = node._n_commander._n_loop
+        self._clock = Clock(self._now())
+        self._end: End | None = None
+        self._error: Exception | None = None
+        # A look at the machines that is under way.
+        self._check: asyncio.Task[None] | None = None
+        self._lost: asyncio.Future[str] = self._loop.create_future()
+
+    async def outcome(self) -> Any:
+        """Run the task; give its result or raise its failure, once it is over."""
+        head = self._cluster.head
+        interrupted = await self._start()
+        watch = head.watch(self._tell_lost)
+        reading = self._loop.create_task(self._read())
+        try:
+            if interrupted is not None:
+                raise interrupted
+            with awaiting(self._stream.completed()):
+                await self._watch(reading)
+        except BaseException:
+            if self._cluster.usable:
+                self._cluster.ray.cancel(self._stream, recursive=False)
+                await outlast(asyncio.ensure_future(_first(reading, self._lost)))
+            raise
+        finally:
+            head.unwatch(watch)
+            reading.cancel()
+            if self._check is not None:
+                self._check.cancel()
+        return self._result()
+
+    async def _start(self) -> asyncio.CancelledError | None:
+        """Submit the task, in a thread where Ray holds its caller up; return a cancel meanwhile."""
+        place, order = self._sent.place, self._sent.order(self._node)
+        if self._cluster.ready and place.runtime_env is None:
+            self._stream = _submit(place, self._node, order)
+            return None
+        submitting = self._loop.create_task(asyncio.to_thread(_submit, place, self._node, order))
+        interrupted = await outlast(submitting)
+        self._stream = submitting.result()
+        self._cluster.ready = True
+        return interrupted
+
+    def _tell_lost(self, why: str) -> None:
+        """Give the task up, in the thread that has seen the head go; its worker may still run."""
+        with suppress(Exception):
+            self._cluster.ray.cancel(self._stream, force=True, recursive=False)
+
+        def lose() -> None:
+            if not self._lost.done():
+                self._lost.set_result(why)
+
+        self._loop.call_soon_threadsafe(lose)
+
+    async def _watch(self, reading: asyncio.Task[None]) -> None:
+        """Wait for the end; as long as the task has not begun, see whether it ever can."""
+        if self._cluster.unknown(self._sent.place):
+            self._look()
+        ends: set[asyncio.Future[Any]] = {reading, self._lost}
+        while True:
+            waits = ends if self._check is None else {*ends, self._check}
+            patience = LOOK_AGAIN if self._sent.host is None else None
+            await asyncio.wait(waits, timeout=patience, return_when="FIRST_COMPLETED")
+            if reading.done() or self._lost.done():
+                return
+            if self._check is not None and self._check.done():
+                self._check.result()
+                self._check = None
+            elif self._check is None and self._sent.host is None:
+                self._look()
+
+    def _look(self) -> None:
+        looking = asyncio.to_thread(self._cluster.check, self._sent.place)
+        self._check = self._loop.create_task(looking)
+
+    def _now(self) -> float:
+        """Return the time of day, as home's events have it."""
+        commander = self._node._n_commander
+        return commander._n_origin.epoch + commander._n_clock()
+
+    # --- reports
+
+    async def _read(self) -> None:
+        try:
+            async for item in self._stream:
+                report = load_report(await item)
+                self._take(report)
+                if report.end is not None:
+                    self._end = report.end
+                    return
+        except Exception as error:  # noqa: BLE001 - Ray's own; it is told in the terms of the tree
+            self._error = error
+
+    def _take(self, report: Report) -> None:
+        sent, node = self._sent, self._node
+        if sent.host is None:
+            sent.began(node, report)
+        self._clock.heard(report.epoch + report.began, report.epoch + report.sent, self._now())
+        origin = Origin(self._clock.here(report.epoch), report.host)
+        if report.nodes is not None:
+            sent.restart(report)
+        for event in report.events:
+            if report.nodes is None:
+                sent.happened(event)
+            if node._n_commander._n_listeners:
+                self._relay(event, origin)
+        self._spend(report)
+
+    def _spend(self, report: Report) -> None:
+        limits = self._node.commander.limits
+        for account, amount in report.spent.items():
+            charge(account, amount)
+            if limits is not None and isinstance(amount, Usage):
+                limits.add(account, amount)
+        if report.said and (scope := _scope()) is not None:
+            scope.left = max(0, scope.left - report.said)
+
+    def _relay(self, event: Happened, origin: Origin) -> None:
+        kind, number, parent, name, clock, data = event
+        if number == self._node.node_id:
+            above = self._node.parent
+            parent = None if above is None else above.node_id
+        elif not parent:  # it was put beside the job, under the worker's own commander
+            parent = self._node.node_id
+        relay(self._node._n_commander, Event(kind, number, parent, name, clock, origin, data))
+
+    # --- the end
+
+    def _result(self) -> Any:
+        if self._end is None:
+            raise self._loss()
+        kind, value = self._end
+        if kind == "completed":
+            return pickle.loads(value)  # noqa: S301 - as above
+        if kind == "failed":
+            raise load_error(value)
+        if kind == "refused":
+            raise ConfigurationError(_unknown(type(self._node).__name__, self._sent.host, value))
+        if kind == "exit":
+            self._node.commander.exit(pickle.loads(value))  # noqa: S301 - as above
+        else:
+            self._node.cancel(value)
+        raise asyncio.CancelledError
+
+    def _loss(self) -> Exception:
+        path = self._node.path
+        if self._lost.done():
+            return WorkerLost(path, self._lost.result())
+        error = self._error
+        if error is None:
+            return WorkerLost(path, "its Ray task was cancelled by somebody else")
+        return as_lost(error, path) or as_refused(error, path) or error
+
+
+class Clock:
+    """Brings a worker's times in line with home's.
+
+    A report cannot have been sent after it came, nor a body begun before it was ordered: within
+    these bounds the two clocks are taken to agree.
+    """
+
+    def __init__(self, ordered: float) -> None:
+        self._ordered = ordered
+        self._least = float("-inf")
+        self._most = float("inf")
+        self._ahead = 0.0
+
+    def heard(self, began: float, sent: float, now: float) -> None:
+        """Take the bounds that a report sets."""
+        self._least = max(self._least, self._ordered - began)
+        self._most = min(self._most, now - sent)
+        self._ahead = min(max(0.0, self._least), self._most)
+
+    def here(self, time: float) -> float:
+        """Return what the clock at home showed."""
+        return time + self._ahead
+
+
+def _scope() -> Scope | None:
+    # Whoever has not imported the agents is in no conversation of theirs.
+    agents = sys.modules.get(__name__.replace("cluster._home", "agents._scope"))
+    return None if agents is None else agents.current_scope()
+
+
+async def _first(*futures: asyncio.Future[Any]) -> None:
+    await asyncio.wait(futures, return_when="FIRST_COMPLETED")
+
+
+def _unknown(kind: str, host: str | None, why: str) -> str:
+    return (
+        f"{kind} cannot be made in the Ray worker on {host}: {why}. A worker needs the module of "
+        "the job's class and what that imports: install them on all machines, or send them with "
+        "Ray(runtime_env={'working_dir': '.', 'pip': [...]})"
+    )
+
+
+def refuse_secrets_in(place: Ray) -> None:
+    """Raise `ConfigurationError` if the place's `runtime_env` holds a key."""
+    if place.runtime_env is not None:
+        try:
+            refuse_secrets(repr(place.runtime_env).encode())
+        except ConfigurationError as error:
+            raise ConfigurationError(f"the runtime_env cannot be sent: {error}") from None
+
+
+# --- Ray's own
+
+
+def _submit(place: Ray, node: Node[Any], order: bytes) -> Any:
+    try:
+        return _remote(place, node)(order)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ConfigurationError(f"{node.path}: Ray does not take {place}: {error}") from error
+
+
+_remotes: WeakKeyDictionary[Ray, dict[str, Callable[[bytes], Any]]] = WeakKeyDictionary()
+
+
+def _remote(place: Ray, node: Node[Any]) -> Callable[[bytes], Any]:
+    """Return what starts the Ray task of a node at `place`."""
+    known = _remotes.setdefault(place, {})
+    name = type(node).__name__
+    if name not in known:
+        task = _task().options(name=f"anabranch:{name}", **place.options())
+        known[name] = task.remote
+    return known[name]
+
+
+@cache
+def _task() -> Any:
+    # Nothing runs twice by itself: whether a job may be tried again is for its `retry` to say.
+    return load().remote(
+        max_retries=0, num_returns="streaming", _generator_backpressure_num_objects=UNREAD
+    )(work)

@@ -1,0 +1,64 @@
+"""What home and a worker say to each other."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from ..backends import Limits
+from ..commander import EventKind, Policy, State
+from ._parcel import Parcel
+
+__all__ = ["End", "Happened", "Order", "Report", "Standing", "first_id"]
+
+
+class Order(NamedTuple):
+    """What a worker is told: the job, where it stands at home, and what it may spend."""
+
+    parcel: Parcel
+    node_id: int
+    parent: str
+    policy: Policy
+    slow_after: float | None
+    limits: Limits | None
+    left: int | None  # messages that the conversation in which it was put may still have
+
+
+Happened: TypeAlias = "tuple[EventKind, int, int | None, str, float, Any]"
+"""An event: its kind, the node's id, its parent's, its name, when it happened, and its data."""
+
+Standing: TypeAlias = "tuple[int, int | None, str, State]"
+"""An unfinished node: its id, its parent's, its name and state."""
+
+End: TypeAlias = "tuple[Literal['completed', 'failed', 'cancelled', 'exit', 'refused'], Any]"
+"""How the job ended: with its pickled result or failure, the reason, or why it never began."""
+
+
+class Report(NamedTuple):
+    """What has happened in a worker since the last report, in order.
+
+    `spent` and `said` (messages of agents) are what came since the last report. `nodes` are all
+    that are unfinished, where events were lost before the first of these. Times are of the worker's
+    monotonic clock, whose zero was at `epoch` by its time of day; `began` and `sent` place them
+    between the order and the report's arrival.
+    """
+
+    host: str
+    pid: int
+    epoch: float
+    began: float
+    sent: float
+    events: list[Happened]
+    spent: dict[str, Any]
+    said: int
+    nodes: list[Standing] | None
+    end: End | None
+
+
+# Below a job with the number 7 the nodes in the worker are 7000001, 7000002 and so on: the same
+# numbers there, in its logs and errors, as at home.
+STEP = 1_000_000
+
+
+def first_id(node_id: int) -> int:
+    """Return the number after which those of the nodes below a job that was sent begin."""
+    return node_id * STEP

@@ -1,0 +1,273 @@
+"""The jobs that the tests send to a cluster; workers import them from here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+from anabranch import Backend, Conversation, Job, Node, handler
+from anabranch.cluster import Ray
+from anabranch.commander import charge, check_cancelled, emit
+from anabranch.handlers import View, respond
+
+
+def note(file: str, line: str) -> None:
+    """Add a line to a file, by which a test counts what was done."""
+    with Path(file).open("a") as lines:
+        lines.write(f"{line}\n")
+
+
+def read(file: str) -> str:
+    """Return what has been noted."""
+    return Path(file).read_text()
+
+
+class Refusal(Exception):
+    """An exception that needs two arguments, which pickle alone would not give it."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}: {why}")
+        self.what = what
+
+
+class Unsendable(Exception):
+    """An exception that cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__("it holds a lock")
+        self.lock = threading.Lock()
+
+
+@handler
+async def double(node: Node[Any], number: int) -> int:
+    return 2 * number
+
+
+class Double(Job[int]):
+    number: int
+
+    async def task(self) -> int:
+        return await self.call_handler(double(self.number))
+
+
+class There(Job[int]):
+    on = "ray"
+
+    async def task(self) -> int:
+        return os.getpid()
+
+
+class Fail(Job[None]):
+    kind: str = "refusal"
+    file: str = os.devnull
+
+    async def task(self) -> None:
+        note(self.file, "tried")
+        if self.kind == "refusal":
+            try:
+                int("x")
+            except ValueError as error:
+                raise Refusal("no", "because") from error
+        raise Unsendable
+
+
+class Give(Job[Any]):
+    """Gives back what cannot be sent."""
+
+    async def task(self) -> Any:
+        return threading.Lock()
+
+
+@handler
+async def stand(node: Node[Any], file: str) -> None:
+    note(file, f"standing {os.getpid()}")
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.sleep(0.3)  # a clean-up that takes a while
+        note(file, "cleaned")
+
+
+class Strange(Job[None]):
+    """Says and raises what is known in the worker alone."""
+
+    async def task(self) -> None:
+        module: Any = types.ModuleType("only_there")
+        exec("class Odd(Exception): pass", vars(module))
+        sys.modules["only_there"] = module
+        emit(self, "text", module.Odd("said"))
+        await asyncio.sleep(0.05)
+        raise module.Odd("raised")
+
+
+class Stand(Job[None]):
+    """Waits without end, two levels below; says where it stands and that it has cleaned up."""
+
+    file: str
+
+    async def task(self) -> None:
+        await self.call_handler(stand(self.file))
+
+
+class Join(Job[str]):
+    """Its body has returned; a child stands."""
+
+    file: str
+
+    async def task(self) -> str:
+        self.call_handler(stand(self.file))
+        return "returned"
+
+
+class Tool(Job[None]):
+    """Blocks a thread, as a tool does, until it is cancelled."""
+
+    file: str
+
+    async def task(self) -> None:
+        await self.in_thread(self.block)
+
+    def block(self) -> None:
+        note(self.file, f"standing {os.getpid()}")
+        while True:
+            check_cancelled()
+            threading.Event().wait(0.01)
+
+
+class Speak(Job[int]):
+    """Says numbers, and waits for a word to go on after the first ones."""
+
+    count: int
+    file: str = os.devnull
+    pause: float = 0.0
+
+    async def task(self) -> int:
+        note(self.file, f"standing {os.getpid()}")
+        for number in range(self.count):
+            emit(self, "text", str(number))
+            if self.pause:
+                await asyncio.sleep(self.pause)
+        return self.count
+
+
+class Fan(Job[int]):
+    """Starts many children, some of which fail and are retried."""
+
+    width: int
+
+    async def task(self) -> int:
+        return sum([await node for node in [self.put_job(Double(n)) for n in range(self.width)]])
+
+
+class Spend(Job[None]):
+    amount: int
+    pause: float = 0.0
+
+    async def task(self) -> None:
+        await self.call_handler(_spend(self.amount))
+        await asyncio.sleep(self.pause)
+        charge("dear", self.amount)
+
+
+@handler
+async def _spend(node: Node[Any], amount: int) -> None:
+    charge("cheap", amount)
+
+
+class Leave(Job[None]):
+    how: str
+
+    async def task(self) -> None:
+        if self.how == "exit":
+            self.commander.exit("left")
+        elif self.how == "cancel":
+            self.cancel("by itself")
+        else:
+            raise SystemExit(3)
+        await asyncio.Event().wait()
+
+
+class Ask(Job[str]):
+    """Asks a model behind a real server."""
+
+    backend: Backend
+
+    async def task(self) -> str:
+        conversation = Conversation()
+        conversation.add("Hello")
+        message = await respond(self.backend, conversation, (), _Silent())
+        return message.content or ""
+
+
+class _Silent(View):
+    def write(self, text: str) -> None:
+        pass
+
+
+class Nest(Job[list[int]]):
+    """Sends jobs of its own on, from wherever it is."""
+
+    depth: int
+    width: int = 2
+
+    async def task(self) -> list[int]:
+        if not self.depth:
+            return [os.getpid()]
+        jobs = [self.put_job(Nest(self.depth - 1, self.width), on=Ray()) for _ in range(self.width)]
+        return sum([await job for job in jobs], start=[os.getpid()])
+
+
+class Environment(Job[str | None]):
+    name: str
+
+    async def task(self) -> str | None:
+        return os.environ.get(self.name)
+
+
+class Planned(Job[str]):
+    """Follows a plan, and notes of itself and of its children when they start and how they end."""
+
+    plan: dict[str, Any]
+    file: str
+
+    async def task(self) -> str:
+        children: list[Planned] = []
+        for what, *details in self.plan["steps"]:
+            if what == "put":
+                children.append(self.begin(details[0]))
+            elif what == "await":
+                await self.wait(children[details[0]], *details[1:])
+            elif what == "cancel":
+                children[details[0]].cancel("planned")
+            elif what == "pause":
+                await asyncio.sleep(0.005)
+            elif what == "stand":
+                await asyncio.Event().wait()
+            else:
+                raise KeyError(self.plan["label"])
+        return self.plan["label"]
+
+    def begin(self, plan: dict[str, Any]) -> Planned:
+        child = Planned(plan, self.file).noting()
+        place = None if plan["on"] is None else Ray(num_cpus=0, resources={plan["on"]: 1})
+        return self.put_job(child, policy=plan["policy"], claim=plan["claim"], on=place)
+
+    async def wait(self, child: Planned, caught: bool) -> None:
+        try:
+            await child
+        except Exception:
+            if not caught:
+                raise
+
+    def noting(self) -> Planned:
+        label = self.plan["label"]
+        self.at_start(lambda _: note(self.file, f"{label} starts"))
+        self.at_end(lambda _: note(self.file, f"{label} completed"))
+        self.at_exception(lambda _: note(self.file, f"{label} failed"))
+        self.at_terminate(lambda _: note(self.file, f"{label} cancelled"))
+        return self

@@ -1,0 +1,103 @@
+"""A Ray cluster of three nodes on this machine, for the tests of `anabranch.cluster`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Generator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_HERE = Path(__file__).parent
+sys.path.insert(0, str(_HERE))  # for the jobs, which workers import by name: `import _ray_jobs`
+
+WANTED = os.environ.get("ANABRANCH_RAY") == "1"
+HAVE_RAY = find_spec("ray") is not None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _HERE in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("default"))  # Ray's own imports warn
+            if not (WANTED and HAVE_RAY):
+                item.add_marker(pytest.mark.skip(reason="Ray: not run"))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    if count := sum("Ray: not run" in str(report.longrepr) for report in skipped):
+        terminalreporter.section("Ray: NOT RUN")
+        terminalreporter.line(f"{count} tests on a Ray cluster did not run: make test-ray")
+
+
+class Nodes:
+    """The cluster: a head with the driver, and machines that come and go."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.cluster = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 2,
+                "include_dashboard": False,
+                # Workers take seconds to start, and Ray ends those that have been idle for one.
+                "_system_config": {"idle_worker_killing_time_threshold_ms": 120_000},
+            },
+        )
+        self.address: str = self.cluster.address
+
+    def add(self, name: str, cpus: int = 2) -> Any:
+        """Add a machine that has a resource of this name."""
+        return self.cluster.add_node(num_cpus=cpus, resources={name: 100})
+
+    def remove(self, node: Any) -> None:
+        """Take a machine away, without a word to what runs on it."""
+        self.cluster.remove_node(node, allow_graceful=False)
+
+
+@pytest.fixture(scope="session")
+def nodes() -> Generator[Nodes]:
+    import ray
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["PYTHONPATH"] = f"{_HERE}{os.pathsep}{_HERE.parent}"  # of the workers
+    nodes = Nodes()
+    nodes.add("left")
+    nodes.add("right")
+    ray.init(address=nodes.address, configure_logging=False, log_to_driver=False)
+    yield nodes
+    ray.shutdown()
+    nodes.cluster.shutdown()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    """Return the name of a file in which jobs note what they do."""
+    path = tmp_path / "noted"
+    path.touch()
+    return str(path)
+
+
+Noted = Callable[[str], Any]
+
+
+@pytest.fixture
+def noted(file: str) -> Noted:
+    """Return a function that waits for a line that begins so, and returns it."""
+
+    from _ray_jobs import read
+
+    async def wait(beginning: str) -> str:
+        async with asyncio.timeout(30):
+            while True:
+                for line in read(file).splitlines():
+                    if line.startswith(beginning):
+                        return line
+                await asyncio.sleep(0.01)  # another process writes it
+
+    return wait

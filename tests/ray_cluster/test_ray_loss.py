@@ -1,0 +1,189 @@
+"""What goes away fails its node with `WorkerLost`, quickly and once; nothing runs twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _left import gone
+from _ray_jobs import Double, Join, Speak, Stand, Tool, read
+
+from anabranch import Commander, Job, Retry, WorkerLost
+from anabranch.cluster import Ray
+from anabranch.commander import Node
+
+RIGHT = Ray(num_cpus=0, resources={"right": 1})
+MORTAL = Ray(num_cpus=0, resources={"mortal": 1})
+
+
+@pytest.fixture(autouse=True)
+async def _hurry() -> AsyncGenerator[None]:
+    async with asyncio.timeout(90):
+        yield
+
+
+def make(kind: str, file: str) -> Job[Any]:
+    """Return a job that is in the midst of a stream, of a tool, of a join."""
+    return {
+        "stream": Speak(1_000_000, file, pause=0.001),
+        "tool": Tool(file),
+        "join": Join(file),
+        "body": Stand(file),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["stream", "tool", "join", "cancel"])
+async def test_a_machine_that_goes_away_fails_its_node(
+    kind: str, nodes: Any, file: str, noted: Any
+) -> None:
+    """Siblings keep their results; what ran there ran once, and runs no more."""
+    machine = nodes.add("mortal")
+    async with Commander() as commander:
+        sibling = commander.put_job(Double(4), on=RIGHT)
+        job = commander.put_job(make(kind.replace("cancel", "tool"), file), on=MORTAL, claim=True)
+        ended: list[str] = []
+        job.at_done(lambda node: ended.append(node.state))
+        pid = int((await noted("standing")).split()[1])
+        await sibling
+        if kind == "cancel":
+            os.kill(pid, signal.SIGSTOP)  # so that it cannot end before its machine does
+            job.cancel()
+            await asyncio.sleep(0)
+        await asyncio.to_thread(nodes.remove, machine)
+        if kind == "cancel":
+            await _ended(job)
+            assert job.state == "cancelled"
+        else:
+            with pytest.raises(WorkerLost, match=job.path) as caught:
+                await job
+            assert caught.value.path == job.path
+        assert sibling.result == 8
+    assert len(ended) == 1
+    assert read(file).count("standing") == 1
+    assert gone(pid)
+
+
+async def _ended(node: Node[Any]) -> None:
+    with suppress(Exception):
+        await node
+
+
+@pytest.mark.parametrize("kind", ["stream", "tool", "join", "body"])
+@pytest.mark.usefixtures("nodes")
+async def test_a_worker_that_is_killed_fails_its_node(kind: str, file: str, noted: Any) -> None:
+    """Nothing is tried again by itself."""
+    async with Commander() as commander:
+        job = commander.put_job(make(kind, file), on=RIGHT, claim=True)
+        os.kill(int((await noted("standing")).split()[1]), signal.SIGKILL)
+        with pytest.raises(WorkerLost, match=f"{job.path}: the Ray worker that ran it went away"):
+            await job
+        assert await commander.run(Double(1), on=RIGHT) == 2
+    assert read(file).count("standing") == 1
+
+
+@pytest.mark.usefixtures("nodes")
+async def test_a_lost_job_runs_again_if_it_says_so(file: str, noted: Any) -> None:
+    """As often as `retry` says."""
+    async with Commander() as commander:
+        job = commander.put_job(
+            Stand(file), on=RIGHT, claim=True, retry=Retry(attempts=3, on=WorkerLost)
+        )
+        killed: set[int] = set()
+        while len(killed) < 3:
+            await asyncio.sleep(0.02)
+            for line in read(file).splitlines():
+                if (pid := int(line.split()[1])) not in killed:
+                    killed.add(pid)
+                    os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerLost):
+            await job
+    assert read(file).count("standing") == 3
+
+
+async def test_a_job_whose_only_machine_went_away_is_refused(
+    nodes: Any, file: str, noted: Any
+) -> None:
+    """It has not begun, and would wait without end."""
+    from anabranch import ConfigurationError
+
+    machine = nodes.add("mortal")
+    whole = Ray(num_cpus=0, resources={"mortal": 100})
+    async with Commander(policy="isolate") as commander:
+        first = commander.put_job(Stand(file), on=whole, claim=True)
+        second = commander.put_job(Double(1), on=whole, claim=True)
+        await noted("standing")
+        await asyncio.to_thread(nodes.remove, machine)
+        with pytest.raises(WorkerLost):
+            await first
+        with pytest.raises((ConfigurationError, WorkerLost)):
+            await second
+
+
+DRIVER = """
+import asyncio, sys
+from _ray_jobs import Stand, Tool
+from anabranch import Commander, WorkerLost
+from anabranch.cluster import Ray
+
+async def main(address, *files):
+    async with Commander() as commander:
+        place = Ray(num_cpus=0, address=address)
+        jobs = [commander.put_job(Tool(file), on=place, claim=True) for file in files]
+        for job in jobs:
+            try:
+                await job
+            except WorkerLost as error:
+                print("lost:", error, flush=True)
+    print("left the block", flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def driver(*arguments: str) -> subprocess.Popen[str]:
+    """Start another program that puts jobs on a cluster."""
+    return subprocess.Popen(
+        [sys.executable, "-c", DRIVER, *arguments], stdout=subprocess.PIPE, text=True
+    )
+
+
+async def test_a_driver_that_goes_away_takes_its_subtrees_along(
+    nodes: Any, file: str, noted: Any
+) -> None:
+    """Even if it is killed."""
+    with driver(nodes.address, file) as program:
+        pid = int((await noted("standing")).split()[1])
+        program.kill()
+    assert await asyncio.to_thread(gone, pid)
+
+
+async def test_a_head_that_goes_away_fails_its_nodes(tmp_path: Path, file: str, noted: Any) -> None:
+    """Within seconds, each with one clear error; the program goes on, and its workers do not."""
+    from ray.cluster_utils import Cluster
+
+    small: Any = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
+    other = str(tmp_path / "other")
+    try:
+        with driver(small.address, file, other) as program:
+            pid = int((await noted("standing")).split()[1])
+            processes = small.head_node.all_processes
+            processes["gcs_server"][0].process.kill()
+            said, _ = await asyncio.to_thread(program.communicate, timeout=60)
+        assert said.splitlines()[-1] == "left the block"
+        lost = [line for line in said.splitlines() if line.startswith("lost:")]
+        assert len(lost) == 2
+        assert all("the head of the Ray cluster at" in line for line in lost)
+        assert program.returncode == 0
+        assert await asyncio.to_thread(gone, pid)
+    finally:
+        small.shutdown()

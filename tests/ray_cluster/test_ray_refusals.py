@@ -1,0 +1,202 @@
+"""What cannot work is refused within seconds, by a message that says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncGenerator
+from dataclasses import field
+from typing import Any
+
+import pytest
+from _ray_jobs import Ask, Double
+from pydantic import SecretStr
+
+from anabranch import Commander, ConfigurationError, Job, MissingExtra, connect
+from anabranch.cluster import Ray
+
+
+@pytest.fixture(autouse=True)
+async def _hurry() -> AsyncGenerator[None]:
+    async with asyncio.timeout(30):  # which is not what is tested: other programs start here too
+        yield
+
+
+class Take(Job[Any]):
+    value: Any
+    other: Any = None
+
+    async def task(self) -> Any:
+        return self.value
+
+
+class Hidden(Job[None]):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    async def task(self) -> None:
+        pass
+
+
+async def refused(job: Job[Any], on: Any = "ray") -> Exception:
+    """Return what `put_job` raises; nothing has started then."""
+    async with Commander() as commander:
+        with pytest.raises((ConfigurationError, TypeError, ValueError)) as caught:
+            commander.put_job(job, on=on)
+        assert len(commander.tree()) == 1
+    return caught.value
+
+
+async def test_what_cannot_be_sent_is_named() -> None:
+    """By its field, before anything starts."""
+    error = await refused(Take(1, other=threading.Lock()))
+    assert isinstance(error, TypeError)
+    assert "Take.other cannot be sent to another machine" in str(error)
+    assert "Hidden.lock is no declared field" in str(await refused(Hidden()))
+
+
+async def test_a_secret_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it is written; the message names the field and the variable, not the key."""
+    monkeypatch.setenv("MY_API_KEY", "sk-0123456789")
+    for value in ("sk-0123456789", {"header": ["Bearer sk-0123456789"]}, SecretStr("sk-other")):
+        error = await refused(Take("x", other=value))
+        assert isinstance(error, ConfigurationError)
+        assert "Take.other cannot be sent" in str(error)
+        assert "sk-" not in str(error)
+    backend = connect("http://127.0.0.1:1/v1", model="tiny", api_key="sk-given-0123")
+    error = await refused(Ask(backend))
+    assert "Ask.backend cannot be sent" in str(error)
+    assert "sk-" not in str(error)
+
+
+async def test_a_secret_is_not_sent_in_a_runtime_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it would be shown to all who can see the cluster."""
+    monkeypatch.setenv("MY_API_KEY", "sk-0123456789")
+    place = Ray(runtime_env={"env_vars": {"MY_API_KEY": "sk-0123456789"}})
+    assert "runtime_env" in str(await refused(Double(1), place))
+
+
+async def test_no_such_place_is_told() -> None:
+    """With those that there are."""
+    assert "on= must be 'ray' or a place" in str(await refused(Double(1), "spark"))
+    assert "on= must be" in str(await refused(Double(1), Ray))
+
+
+async def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the job is put."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    async with Commander() as commander:
+        with pytest.raises(MissingExtra, match=r"anabranch\[ray\]"):
+            commander.put_job(Double(1), on="ray")
+
+
+PROGRAM = """
+import asyncio, sys
+from _ray_jobs import Double
+from anabranch import Commander, ConfigurationError
+from anabranch.cluster import Ray
+
+async def main(*addresses):
+    async with Commander() as commander:
+        for address in addresses:
+            try:
+                await commander.run(Double(1), on=Ray(address=address))
+            except ConfigurationError as error:
+                print(*str(error).split())
+
+if sys.argv[1] == "other":
+    from ray._private import utils
+    utils.compute_version_info = lambda: ("0.1", "3.99.9", "")
+asyncio.run(main(*sys.argv[2:]))
+"""
+
+
+async def told(*addresses: str, version: str = "own") -> str:
+    """Return how a program of its own is refused."""
+    import os
+
+    paths = os.pathsep.join(path for path in sys.path if "tests" in path)
+    program = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        PROGRAM,
+        version,
+        *addresses,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    said, _ = await program.communicate()
+    return said.decode()
+
+
+async def test_where_there_is_no_cluster_is_told() -> None:
+    """Whether nobody listens there or something else does."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        said = await told("127.0.0.1:1", "ray://127.0.0.1:1", "here", address)
+    nobody, client, strange, silent = said.splitlines()
+    assert "there is no Ray cluster at 127.0.0.1:1: start one" in nobody
+    assert "a Ray client cannot stream" in client
+    assert "is HOST:PORT, not 'here'" in strange
+    assert f"there is no Ray cluster at {address}" in silent
+
+
+async def test_another_version_is_told(nodes: Any) -> None:
+    """Of Ray or of Python, with both."""
+    said = await told(nodes.address, version="other")
+    assert "ersion mismatch" in said
+    assert "0.1" in said
+    assert "Install the same Ray and Python" in said
+
+
+async def test_another_cluster_is_refused(nodes: Any) -> None:
+    """A process is in one at a time."""
+    async with Commander() as commander:
+        with pytest.raises(ConfigurationError, match="one cluster at a time"):
+            await commander.run(Double(1), on=Ray(address="127.0.0.1:1"))
+        assert await commander.run(Double(1), on=Ray(address=nodes.address)) == 2
+
+
+@pytest.mark.usefixtures("nodes")
+async def test_what_no_machine_has_is_told() -> None:
+    """With what there is."""
+    async with Commander() as commander:
+        with pytest.raises(ConfigurationError, match="has 1 CPU and 1 GPU: 3 machines"):
+            await commander.run(Double(1), on=Ray(num_gpus=1))
+        with pytest.raises(ConfigurationError, match="at most 2 CPU and 100 left"):
+            await commander.run(Double(1), on=Ray(num_cpus=64, resources={"left": 1}))
+
+
+@pytest.mark.usefixtures("nodes")
+async def test_a_class_that_the_worker_cannot_import_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the module, the machine and what to do."""
+    import types
+
+    module = types.ModuleType("only_here")
+
+    class Lonely(Job[None]):
+        values: list[int] = field(default_factory=list[int])
+
+        async def task(self) -> None:
+            pass
+
+    Lonely.__module__, Lonely.__qualname__ = "only_here", "Lonely"
+    module.Lonely = Lonely  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "only_here", module)
+    async with Commander() as commander:
+        with pytest.raises(ConfigurationError, match=r"Lonely cannot be made .* 'only_here'"):
+            await commander.run(Lonely(), on="ray")
+
+
+@pytest.mark.usefixtures("nodes")
+async def test_a_worker_that_cannot_begin_is_told() -> None:
+    """As when its environment cannot be made."""
+    place = Ray(runtime_env={"working_dir": "/no/such/folder"})
+    async with Commander() as commander:
+        with pytest.raises(ConfigurationError, match="runtime_env"):
+            await commander.run(Double(1), on=place)
