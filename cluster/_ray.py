@@ -258,7 +258,7 @@ def this_host() -> str:
 
 def as_lost(error: BaseException, path: str) -> WorkerLost | None:
     """Return the loss that an error of Ray's tells of; None if it tells of something else."""
-    from ray import exceptions
+    exceptions = load().exceptions
 
     for kinds, what in _losses(exceptions):
         if isinstance(error, kinds):
@@ -287,7 +287,7 @@ def _losses(exceptions: Any) -> list[tuple[Any, str]]:
 
 def as_refused(error: BaseException, what: str) -> ConfigurationError | None:
     """Return the refusal that an error of Ray's tells of: `what` cannot be started at all."""
-    from ray import exceptions
+    exceptions = load().exceptions
 
     if isinstance(error, exceptions.RuntimeEnvSetupError):
         return ConfigurationError(f"{what}: Ray cannot make its runtime_env: {error}")
