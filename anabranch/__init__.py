@@ -3,6 +3,7 @@
 The layering, each room importing only those below it:
 
     cli, testing
+    cluster             jobs, agents and models on the machines of a Ray cluster
     agents              agents as layers, their memory, and conversations between them
     jobs                the chat loop, edges, `Job`
     handlers            respond, show, call_tools, `@handler`
