@@ -178,6 +178,33 @@ async def test_a_driver_that_goes_away_takes_its_subtrees_along(
     assert await asyncio.to_thread(gone, pid)
 
 
+REJOIN = """
+import asyncio, ray, sys
+from _ray_jobs import Double
+from anabranch import Commander
+
+async def main():
+    async with Commander() as commander:
+        for number, address in enumerate(sys.argv[1:]):
+            ray.init(address=address, configure_logging=False)
+            print(await commander.run(Double(number), on="ray"), flush=True)
+            ray.shutdown()
+        await asyncio.sleep(7)  # longer than a head may be silent
+    print("left the block")
+
+asyncio.run(main())
+"""
+
+
+async def test_a_program_may_leave_one_cluster_and_join_another(nodes: Any) -> None:
+    """What it has left is not missed."""
+    program = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", REJOIN, nodes.address, "local", nodes.address, stdout=subprocess.PIPE
+    )
+    said, _ = await program.communicate()
+    assert said.decode().split("\n")[:4] == ["0", "2", "4", "left the block"]
+
+
 async def test_a_head_that_goes_away_fails_its_nodes(tmp_path: Path, file: str, noted: Any) -> None:
     """Within seconds, each with one clear error; the program goes on, and its workers do not."""
     from ray.cluster_utils import Cluster
