@@ -178,31 +178,15 @@ async def test_a_driver_that_goes_away_takes_its_subtrees_along(
     assert await asyncio.to_thread(gone, pid)
 
 
-REJOIN = """
-import asyncio, ray, sys
-from _ray_jobs import Double
-from anabranch import Commander
+async def test_a_cluster_that_the_process_has_left_is_not_used(nodes: Any) -> None:
+    """Another one may have been joined since."""
+    import ray
 
-async def main():
-    async with Commander() as commander:
-        for number, address in enumerate(sys.argv[1:]):
-            ray.init(address=address, configure_logging=False)
-            print(await commander.run(Double(number), on="ray"), flush=True)
-            ray.shutdown()
-        await asyncio.sleep(7)  # longer than a head may be silent
-    print("left the block")
+    from anabranch.cluster._ray import Cluster, join
 
-asyncio.run(main())
-"""
-
-
-async def test_a_program_may_leave_one_cluster_and_join_another(nodes: Any) -> None:
-    """What it has left is not missed."""
-    program = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", REJOIN, nodes.address, "local", nodes.address, stdout=subprocess.PIPE
-    )
-    said, _ = await program.communicate()
-    assert said.decode().split("\n")[:4] == ["0", "2", "4", "left the block"]
+    assert (await join()).usable
+    assert (await join()).address == nodes.address
+    assert not Cluster(ray, "127.0.0.1:1", ours=False).usable
 
 
 async def test_a_head_that_goes_away_fails_its_nodes(tmp_path: Path, file: str, noted: Any) -> None:
