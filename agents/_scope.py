@@ -106,6 +106,22 @@ def opened(limit: int) -> Generator[tuple[Scope, bool]]:
 
 
 @contextmanager
+def continued(limit: int, left: int, listener: Listener | None) -> Generator[Scope]:
+    """Go on here with a conversation that another process has opened, of which `left` are left.
+
+    For the other end of a handle: no conversation in the block is the outermost.
+    """
+    scope = Scope(limit)
+    scope.left = left
+    token = _SCOPE.set(scope)
+    try:
+        with scope.heard_by(listener):
+            yield scope
+    finally:
+        _SCOPE.reset(token)
+
+
+@contextmanager
 def aside() -> Generator[None]:
     """Keep what is being said in the block, and below it, from those who listen."""
     token = _ASIDE.set(True)

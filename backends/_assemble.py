@@ -36,5 +36,5 @@ def partial_message(deltas: Iterable[Delta]) -> Message | None:
 def _fed(deltas: Iterable[Delta]) -> Assembly:
     assembly = Assembly(_NOBODY)
     for delta in deltas:
-        assembly.feed(delta)
+        assembly.feed((delta,))
     return assembly

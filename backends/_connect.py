@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Any
 
 from pydantic import SecretStr
@@ -30,6 +31,7 @@ def connect(
     - `"http://HOST/v1"` or https, with `model=`: any server with the same wire
     - `"vllm:MODEL"`: the vLLM engine in this process
     - `"cassette:FILE"`: what was recorded there; with `record=backend`, records it
+    - `"ray:NAME"`: an engine that `anabranch.cluster.serve` has put on a Ray cluster
 
     `settings` are the model's default options in the wire's terms (`temperature`, `top_p`,
     `top_k`, `stop`, `max_tokens`, `seed`, and whatever the server knows) and, for every model,
@@ -113,6 +115,17 @@ def _cassette(
     return CassetteBackend(name, **settings)
 
 
+def _ray(
+    scheme: str, name: str, base_url: str | None, api_key: _Key, settings: _Settings
+) -> Backend:
+    if not name:
+        raise ConfigurationError("which engine? 'ray:NAME', as it was given to cluster.serve")
+    if base_url is not None or api_key is not None:
+        raise ConfigurationError("an engine on Ray is reached by its name: no base_url, no api_key")
+    # By its name, since `cluster` stands above this room and imports it.
+    return import_module("..cluster", __package__).RayBackend(name, **settings)
+
+
 _SCHEMES: dict[str, Callable[[str, str, str | None, _Key, _Settings], Backend]] = {
     "local": _local,
     "openai": _hosted,
@@ -120,6 +133,7 @@ _SCHEMES: dict[str, Callable[[str, str, str | None, _Key, _Settings], Backend]] 
     "groq": _hosted,
     "vllm": _vllm,
     "cassette": _cassette,
+    "ray": _ray,
 }
 
 

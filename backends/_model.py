@@ -150,8 +150,8 @@ class ModelBackend(Backend):
 
     def _resumed(self, request: Request, reply: _Reply, failure: BackendError) -> Request:
         """Return the request that goes on after what came, or raise that it broke off."""
-        if isinstance(failure, BadResponse):
-            raise failure
+        if isinstance(failure, BadResponse | StreamInterrupted):
+            raise failure  # it says already what came of the reply
         interrupted = reply.interrupted(failure)
         partial: Message | None = interrupted.partial
         if self.resume and partial is not None and not any(d.tool_calls for d in reply.deltas):

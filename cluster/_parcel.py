@@ -20,7 +20,16 @@ from weakref import WeakKeyDictionary
 from ..commander import Node
 from ..commander._errors import ConfigurationError, MissingExtra
 
-__all__ = ["Parcel", "dump", "dump_error", "load_error", "pack", "refuse_secrets", "unpack"]
+__all__ = [
+    "Parcel",
+    "dump",
+    "dump_error",
+    "guarded",
+    "load_error",
+    "pack",
+    "refuse_secrets",
+    "unpack",
+]
 
 
 class Parcel(NamedTuple):
@@ -68,13 +77,13 @@ def _fields(job: Node[Any]) -> dict[str, Any]:
 def _packed(fields: dict[str, Any]) -> bytes:
     if all(type(value) in _PLAIN for value in fields.values()):
         return refuse_secrets(pickle.dumps(fields))
-    return _guarded(fields)
+    return guarded(fields)
 
 
 def _try_field(job: Node[Any], name: str, value: Any) -> None:
     field = f"{type(job).__name__}.{name}"
     try:
-        _guarded(value)
+        guarded(value)
     except ConfigurationError as error:
         raise ConfigurationError(f"{field} cannot be sent: {error}") from None
     except Exception as error:  # whatever pickling raises
@@ -124,7 +133,7 @@ def _cloudpickle() -> Any:
         raise MissingExtra("running on a Ray cluster", "ray") from None
 
 
-def _guarded(value: object) -> bytes:
+def guarded(value: object) -> bytes:
     """Pickle `value`, or raise `ConfigurationError` if it holds a secret."""
     buffer = io.BytesIO()
     _guard()(buffer).dump(value)

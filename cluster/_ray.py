@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from ..commander import Away, Node
 from ..commander._errors import ConfigurationError, MissingExtra, WorkerLost
-from ._head import Head, find_head
+from ._head import Head, answers, find_head
 
 __all__ = ["Cluster", "Ray", "as_lost", "as_refused", "join", "load", "this_host"]
 
@@ -223,10 +223,22 @@ def _init(ray: Any, address: str | None) -> None:
     where = address or os.environ.get("RAY_ADDRESS")
     if where is not None and where not in {"auto", "local"}:
         find_head(where)
+    elif (last := _last_cluster()) is not None and not answers(last, timeout=4):
+        if where == "auto":
+            find_head(last)
+        address = "local"  # Ray itself would wait for the last one for a minute
     try:
         ray.init(address=address, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise ConfigurationError(_unjoined(where, error)) from error
+
+
+def _last_cluster() -> str | None:
+    """Return the address of the cluster that this machine was in last, if Ray remembers one."""
+    try:
+        return import_module("ray._private.utils").read_ray_address()
+    except (ImportError, AttributeError, OSError):
+        return None
 
 
 def _unjoined(where: str | None, error: Exception) -> str:
@@ -251,7 +263,7 @@ def this_host() -> str:
 
 def as_lost(error: BaseException, path: str) -> WorkerLost | None:
     """Return the loss that an error of Ray's tells of; None if it tells of something else."""
-    from ray import exceptions
+    exceptions = load().exceptions
 
     for kinds, what in _losses(exceptions):
         if isinstance(error, kinds):
@@ -280,7 +292,7 @@ def _losses(exceptions: Any) -> list[tuple[Any, str]]:
 
 def as_refused(error: BaseException, what: str) -> ConfigurationError | None:
     """Return the refusal that an error of Ray's tells of: `what` cannot be started at all."""
-    from ray import exceptions
+    exceptions = load().exceptions
 
     if isinstance(error, exceptions.RuntimeEnvSetupError):
         return ConfigurationError(f"{what}: Ray cannot make its runtime_env: {error}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ._call import OpenCall, ToolCallError
@@ -65,7 +65,7 @@ class Assembly:
         self._take_content = self.show if self._splitter is None else self._splitter.feed
         self.whole = False  # a finish_reason or the end mark has come
 
-    def feed(self, *deltas: Delta) -> None:
+    def feed(self, deltas: Iterable[Delta]) -> None:
         """Take the next deltas; of several, the pieces of one call are read together."""
         keep = self._pieces.put
         run: list[str] = []  # of the arguments of the call at `at`

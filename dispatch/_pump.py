@@ -99,23 +99,26 @@ class Pump(Node[None], internal=True):
         waiting: list[Delta] = []
 
         def feed() -> None:
-            deltas = waiting.copy()
-            waiting.clear()
-            self._assembly.feed(*deltas)
+            try:
+                self._assembly.feed(waiting)
+            finally:
+                waiting.clear()
 
         await calling_before_waits(self._gather(source, waiting), feed)
 
     async def _gather(self, source: Any, waiting: list[Delta]) -> None:
         """Put what the source gives into `waiting`."""
-        gate = self._gate
-        turn = 0  # so many may be waiting before the next: at first none
+        gate, turn = self._gate, max(1, min(_TURN, self._gate.limit // _DELTA))
+        left, first = 0, True
         async for item in source:
-            delta = item if type(item) is Delta else to_delta(item)
-            if delta is None:
+            delta = item
+            if type(item) is not Delta and (delta := to_delta(item)) is None:
                 continue
-            if len(waiting) >= turn:
-                await (asyncio.sleep(0) if turn else _call_all(self.firsts))
-                turn = max(1, min(_TURN, gate.limit // _DELTA))
+            if not left:
+                left = turn
+                await (_call_all(self.firsts) if first else asyncio.sleep(0))
+                first = False
+            left -= 1
             waiting.append(delta)
             if gate.pressed:
                 await gate.wait()

@@ -21,14 +21,18 @@ __all__ = [
     "unescape",
 ]
 
-# Linear: the runs of characters are possessive, and nothing follows the groups that could fail and
-# make them try again. The groups are not: before 3.11.5 `re` goes too far in those that are.
+# Linear: the runs of characters are possessive, and what follows the groups, if anything, cannot
+# fail and make them try again. Possessive groups would do the same, but `re` goes too far in those
+# before 3.11.5.
 _STRING_REST = re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*', re.DOTALL)
-_NESTED_REST = re.compile(r'(?:[^"{}\[\]]++|"[^"\\]*+(?:\\.[^"\\]*+)*")*', re.DOTALL)
+# Up to the next bracket outside of strings, the next string that does not end here, or the end.
+_NEXT_SIGN = re.compile(
+    r'[^"{}\[\]]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*"[^"{}\[\]]*+)*([{}\[\]"]?)', re.DOTALL
+)
+_DEEPER = {"{": 1, "[": 1, "}": -1, "]": -1}
 _SCALAR = re.compile(r"[-+.\w\s]*+")
 _SPACE = re.compile(r"\s*+")
 _WHOLE_ESCAPES = re.compile(r"(?:[^\\]++|\\[^u]|\\u[0-9a-fA-F]{4})*", re.DOTALL)
-_DEEPER = {"{": 1, "[": 1, "}": -1, "]": -1, "": 0}
 _LENIENT = json.JSONDecoder(strict=False)
 _LONGEST_ESCAPE = len(r"\u0000")
 
@@ -241,17 +245,21 @@ class ObjectScanner:
         return end
 
     def _nested(self, text: str, position: int) -> int:
-        start, sign = position, ""
-        while self._depth and position < len(text) and sign != '"':
-            position = _end(_NESTED_REST, text, position)
-            sign = text[position : position + 1]
-            position += len(sign)
-            if sign != '"':
-                self._depth += _DEEPER[sign]
+        match, depth = None, self._depth
+        for match in _NEXT_SIGN.finditer(text, position):
+            deeper = _DEEPER.get(match[1])
+            if deeper is None:
+                break
+            depth += deeper
+            if not depth:
+                break
+        assert match is not None, "the end of the text is a match at least"
+        start, position = position, match.end()
+        self._depth = depth
         self._pass_on(text[start:position])
-        if not self._depth:
+        if not depth:
             self._end_nested()
-        elif sign == '"':  # a string that goes on after this text
+        elif match[1] == '"':  # a string that goes on after this text
             self._enter(ObjectScanner._nested_string, _Await.QUOTE)
         else:
             self._enter(ObjectScanner._nested, _Await.CLOSERS, self._depth)

@@ -32,7 +32,16 @@ from anabranch.commander import (
 )
 from anabranch.dispatch import Delta, Message, Request
 
-__all__ = ["CASES", "EXCUSED", "SUBJECTS", "Subject", "cases", "show"]
+__all__ = [
+    "CASES",
+    "EXCUSED",
+    "SUBJECTS",
+    "HttpSubject",
+    "Subject",
+    "cases",
+    "pass_time_after_the_first_delta",
+    "show",
+]
 
 
 @dataclass
@@ -227,6 +236,7 @@ EXCUSED: dict[str, dict[str, str]] = {
         "bad response": _NO_SERVER,
     },
     "cassette": {},
+    "ray": {},
 }
 
 
@@ -298,7 +308,7 @@ class HttpSubject(Subject):
         backend = self.connect(address, settings)
         if case == "whole timeout":
             own_clock()
-            _pass_time_after_the_first_delta(backend)
+            pass_time_after_the_first_delta(backend)
         self.stack.push_async_callback(backend.aclose)
         self.stack.push_async_callback(self.check_attempts)
         return backend
@@ -331,7 +341,7 @@ class OpenAISubject(HttpSubject):
         return connect("openai:tiny", base_url=address, api_key="sk-test", **settings)
 
 
-def _pass_time_after_the_first_delta(backend: Any) -> None:
+def pass_time_after_the_first_delta(backend: Any) -> None:
     attempt = backend._attempt
 
     async def late(request: Request) -> AsyncGenerator[Delta, None]:

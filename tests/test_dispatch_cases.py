@@ -46,7 +46,7 @@ def read(deltas: Sequence[Delta], to_user: str | None = "to_user") -> Seen:
     seen = Seen()
     assembly = Assembly(seen.branches(), to_user)
     for delta in deltas:
-        assembly.feed(delta)
+        assembly.feed([delta])
     for call in assembly.end():
         assembly.refuse(call)
     seen.message = assembly.message()
@@ -217,10 +217,10 @@ def test_a_call_is_handed_on_with_the_delta_that_completes_it() -> None:
     seen = Seen()
     assembly = Assembly(seen.branches(), None)
     for delta in (head(), more('{"a": '), more('{"b": 1}')):
-        assembly.feed(delta)
+        assembly.feed([delta])
     assert seen.calls == []
 
-    assembly.feed(more("}"))
+    assembly.feed([more("}")])
 
     assert seen.arguments == [{"a": {"b": 1}}]
 
@@ -240,10 +240,10 @@ def test_text_in_to_user_arrives_with_the_delta_that_carried_it() -> None:
         ('!"', "!"),
         ("}", ""),
     ]
-    assembly.feed(head())
+    assembly.feed([head()])
     for piece, told in steps:
         before = len(seen.texts)
-        assembly.feed(more(piece))
+        assembly.feed([more(piece)])
         assert "".join(seen.texts[before:]) == told
 
 

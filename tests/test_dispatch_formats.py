@@ -56,8 +56,8 @@ def read(
     branches.others = others or {}
     assembly = Assembly(branches, "to_user", formats)
     for start in range(0, len(text), size):
-        assembly.feed(Delta(text[start : start + size]))
-    assembly.feed(Delta(finish_reason=finish_reason))
+        assembly.feed([Delta(text[start : start + size])])
+    assembly.feed([Delta(finish_reason=finish_reason)])
     for call in assembly.end():
         assembly.refuse(call)
     named = [(c.name, c.arguments) if isinstance(c, ToolCall) else c for c in calls]
@@ -289,9 +289,9 @@ def test_a_call_is_handed_on_before_its_close_and_its_to_user_at_once() -> None:
     sinks = (Sink(texts.append), Sink(len), Sink(calls.append), Sink(lambda _: None))
     assembly = Assembly(Branches(*sinks), "to_user", [Hermes()])  # type: ignore[arg-type]
 
-    assembly.feed(Delta('Hi<tool_call>{"name": "f", "arguments": {"to_user": "On'))
+    assembly.feed([Delta('Hi<tool_call>{"name": "f", "arguments": {"to_user": "On')])
     assert texts == ["Hi", "\nOn"]
-    assembly.feed(Delta('e", "x": 1}'))
+    assembly.feed([Delta('e", "x": 1}')])
     assert texts[2:] == ["e"]
     assert [c.arguments for c in calls] == [X]
 
@@ -304,7 +304,7 @@ def test_text_is_held_back_only_as_long_as_it_may_begin_a_marker() -> None:
 
     for text, shown in (("a <", "a "), ("tool", ""), ("box", "<toolbox"), ("<", ""), ("b", "<b")):
         before = len(texts)
-        assembly.feed(Delta(text))
+        assembly.feed([Delta(text)])
         assert "".join(texts[before:]) == shown
 
 

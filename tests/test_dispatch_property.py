@@ -69,7 +69,7 @@ class Out:
     def read(self, deltas: list[Delta], finish_reason: str = "stop") -> "Out":
         deltas = [*deltas, Delta(finish_reason=finish_reason)]
         for start in range(0, len(deltas), self._at_once):
-            self._assembly.feed(*deltas[start : start + self._at_once])
+            self._assembly.feed(deltas[start : start + self._at_once])
         for call in self._assembly.end():
             self._assembly.refuse(call)
         self.message = self._assembly.message()

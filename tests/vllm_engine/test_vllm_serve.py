@@ -21,7 +21,8 @@ from _vllm import MODEL
 from anabranch.backends import Backend, connect
 from anabranch.dispatch import Message, Request
 
-# Not a call: what the small model writes through this parser is not the call that the case expects.
+# Not a call: asked for one by `tool_choice`, this server lets the small model write `"1"` for the
+# arguments, streamed or not, and that is no object.
 SHOWN = ["text", "usage", "length", "left", "cancelled", "many", "again"]
 REFUSED = ["unknown model", "wrong key", "too long"]
 KEY = "sk-served"

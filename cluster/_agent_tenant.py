@@ -1,0 +1,98 @@
+"""An agent in its actor: how it is made there, and how a visit to it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from inspect import isawaitable, signature
+from typing import Any
+
+from ..agents import ConversableAgent
+from ..agents._group import Group
+from ..agents._scope import Scope, continued
+from ..commander import Commander, Node
+from ._actor import Outlet
+from ._directory import ClusterDirectory
+from ._pack import unpack_code
+from ._speech import Teller
+from ._visit import CALLER, Caller, Result, Share, Spent, Visit
+
+__all__ = ["MakingAgent"]
+
+
+@dataclass(frozen=True, slots=True)
+class MakingAgent:
+    """Makes the agent and its tenant, in the actor. The arguments are packed one by one."""
+
+    agent: Callable[..., Any]
+    args: Sequence[bytes]
+    kwargs: Mapping[str, bytes]
+
+    async def __call__(self) -> AgentTenant:
+        """Make them."""
+        args = [unpack_code(value) for value in self.args]
+        kwargs = {name: unpack_code(value) for name, value in self.kwargs.items()}
+        directory = ClusterDirectory()
+        if self._takes_directory():
+            kwargs["directory"] = directory
+        agent = self.agent(*args, **kwargs)
+        if isinstance(agent, ConversableAgent) and agent.directory is None:
+            agent.directory = directory
+        if agent.name not in directory:
+            directory.add(agent)  # to itself it is no agent elsewhere
+        return AgentTenant(agent)
+
+    def _takes_directory(self) -> bool:
+        kind, parameters = self.agent, signature(self.agent).parameters
+        if isinstance(kind, type) and issubclass(kind, ConversableAgent | Group):
+            return "directory" in parameters or any(
+                each.kind is each.VAR_KEYWORD for each in parameters.values()
+            )
+        return "directory" in parameters
+
+
+class AgentTenant:
+    """Lets others visit the agent; each visit runs under a commander of its own."""
+
+    def __init__(self, agent: Any) -> None:
+        self._agent = agent
+
+    async def play(self, outlet: Outlet, visit: Visit) -> None:
+        """Call what is asked for, send what is said meanwhile, what was spent, and the result."""
+        with _conversation(outlet, visit) as scope:
+            share = Share(scope)
+            CALLER.set(Caller(outlet, share))  # in this stream's own task
+            async with Commander() as commander:
+                try:
+                    result = await commander.run(Visited(self._agent, visit))
+                finally:
+                    outlet.send_nowait(Spent(share.spent(), commander.usage()))
+        outlet.send_nowait(Result(result))
+
+    async def aclose(self) -> None:
+        """An agent holds nothing."""
+
+
+def _conversation(outlet: Outlet, visit: Visit) -> AbstractContextManager[Scope | None]:
+    if visit.limit is None:
+        return nullcontext()
+    return continued(visit.limit, visit.left, Teller(outlet) if visit.heard else None)
+
+
+class Visited(Node[Any], internal=True):
+    """A visit as a node of the tree in the actor."""
+
+    def __init__(self, agent: Any, visit: Visit) -> None:
+        self._agent = agent
+        self._visit = visit
+
+    def _n_called(self) -> str:
+        return f"{self._agent.name}.{self._visit.method}"
+
+    async def task(self) -> Any:
+        """Call the method, or get what has its name."""
+        value = getattr(self._agent, self._visit.method)
+        if callable(value):
+            value = value(*self._visit.args, **self._visit.kwargs)
+        return await value if isawaitable(value) else value

@@ -1,0 +1,87 @@
+"""Agents for the tests of remote agents, and a model that waits for a file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+from anabranch import AgentMessage, Backend
+from anabranch.agents import NOT_MINE, ConversableAgent, Reply, reply
+from anabranch.dispatch import Delta, Request
+
+
+class Bob(ConversableAgent):
+    """Says who he is, or lets his model answer."""
+
+    def __init__(self, *args: Any, introduces: bool = True, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.introduces = introduces
+
+    @reply
+    async def introduce(self, message: AgentMessage) -> Reply:
+        return f"I am {self.name}." if self.introduces else NOT_MINE
+
+    def where(self) -> int:
+        return os.getpid()
+
+
+class Alice(ConversableAgent):
+    """Passes on what she is asked."""
+
+    @reply(sender="bob")
+    async def of_bob(self, message: AgentMessage) -> Reply:
+        return None
+
+    @reply
+    async def pass_on(self, message: AgentMessage) -> Reply:
+        return f"Bob says: {(await self.send(message, 'bob')).text}"
+
+
+class Circular(ConversableAgent):
+    """Asks another before it answers, who does the same."""
+
+    def __init__(self, name: str, other: str, **options: Any) -> None:
+        super().__init__(name, **options)
+        self.other = other
+
+    @reply
+    async def ask(self, message: AgentMessage) -> Reply:
+        return (await self.send("And you?", self.other)).last
+
+
+class Faulty(ConversableAgent):
+    @reply
+    async def fail(self, message: AgentMessage) -> Reply:
+        raise KeyError("no answer")
+
+
+class Hasty(ConversableAgent):
+    async def generate_reply(self, message: Any) -> Any:
+        try:
+            await self.send(message, "bob", timeout=0.5)
+        except TimeoutError:
+            return "Bob takes too long."
+
+
+class Held(Backend):
+    """Says a text, then waits until a file is there, then says the rest. It notes its end."""
+
+    provider = "held"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("held")
+        self.folder = folder
+
+    async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
+        try:
+            (self.folder / "pid").write_text(str(os.getpid()))
+            yield Delta(text="Half of it")
+            while not (self.folder / "go").exists():  # noqa: ASYNC110 - another process makes it
+                await asyncio.sleep(0.02)
+            yield Delta(text=", and the rest.")
+            yield Delta(finish_reason="stop", done=True)
+        finally:
+            (self.folder / "ended").touch()

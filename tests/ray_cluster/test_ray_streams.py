@@ -1,0 +1,217 @@
+"""The streams that an actor gives, without Ray: what is held back, what is ended, who is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from anabranch import AgentMessage
+from anabranch.cluster._actor import ROOM, Actor, Ask, Drop, Outlet
+from anabranch.cluster._pack import Outcome, pack
+from anabranch.cluster._speech import Teller, Texts
+from anabranch.commander import WorkerLost
+from anabranch.testing import run_seeded
+
+pytest.importorskip("cloudpickle")
+
+Play = Callable[[Outlet], Awaitable[None]]
+
+
+class Playing:
+    """A tenant whose streams are the functions that it is given."""
+
+    def __init__(self, play: Play) -> None:
+        self.play_one = play
+        self.ended = 0
+
+    async def play(self, outlet: Outlet, request: Any) -> None:
+        try:
+            await self.play_one(outlet)
+        finally:
+            self.ended += 1
+
+    async def aclose(self) -> None:
+        """It holds nothing."""
+
+
+def an_actor(play: Play) -> tuple[Actor, Playing]:
+    actor = Actor()
+    actor._tenant = tenant = Playing(play)
+    return actor, tenant
+
+
+async def call(actor: Actor, key: str = "a", patience: float = 30) -> tuple[Outcome, bool]:
+    if key in actor._outlets:
+        packed, last = await actor.next(key, patience)
+    else:
+        packed, last = await actor.open(key, pack(None, "nothing"), patience)
+    return Outcome.unpacked(packed), last
+
+
+async def for_ever(outlet: Outlet) -> None:
+    outlet.send_nowait("begun")
+    await asyncio.Event().wait()
+
+
+def test_a_producer_waits_for_its_reader() -> None:
+    """All that there is room for is made and comes at once, in order; nothing more before."""
+    made = 0
+
+    async def play(outlet: Outlet) -> None:
+        nonlocal made
+        for made in range(3 * ROOM):
+            await outlet.send(made)
+
+    async def main() -> None:
+        actor, _ = an_actor(play)
+        read: list[int] = []
+        last = False
+        while not last:
+            outcome, last = await call(actor)
+            read += outcome.get()
+            await asyncio.sleep(1)  # of the virtual clock: whatever can happen does
+            assert made <= len(read) + ROOM
+        assert read == list(range(3 * ROOM))
+
+    run_seeded(main, seed=0)
+
+
+def test_a_failure_comes_after_what_came_before_it() -> None:
+    """In the same batch, if both are there."""
+
+    async def play(outlet: Outlet) -> None:
+        outlet.send_nowait("begun")
+        raise KeyError("x")
+
+    async def main() -> None:
+        actor, _ = an_actor(play)
+        outcome, last = await call(actor)
+        assert (outcome.value, type(outcome.failure), last) == (["begun"], KeyError, True)
+
+    run_seeded(main, seed=0)
+
+
+def test_a_stream_whose_reader_is_not_heard_of_is_ended() -> None:
+    """A word of its process is enough to go on."""
+
+    async def main() -> None:
+        actor, tenant = an_actor(for_ever)
+        await call(actor, patience=30)
+        for _ in range(5):
+            await asyncio.sleep(20)
+            await actor.keep("a", 30)
+            assert not tenant.ended
+        await asyncio.sleep(40)
+        assert tenant.ended
+        packed, last = await actor.next("a", 30)
+        assert isinstance(Outcome.unpacked(packed).failure, TimeoutError)
+        assert last
+
+    run_seeded(main, seed=0)
+
+
+def test_closing_waits_for_the_producers_end_and_may_overtake_the_opening() -> None:
+    """Calls of an actor may come in any order: what was closed before is not begun."""
+
+    async def main() -> None:
+        actor, tenant = an_actor(for_ever)
+        await call(actor)
+        await actor.close("a")
+        assert tenant.ended == 1
+        await actor.close("b")
+        outcome, last = await call(actor, "b")
+        assert (outcome.value, last, tenant.ended) == ([], True, 1)
+
+    run_seeded(main, seed=0)
+
+
+def test_who_still_reads_when_an_actor_is_stopped_is_told() -> None:
+    """Be it waiting or about to ask."""
+
+    async def main() -> None:
+        actor, _ = an_actor(for_ever)
+        await call(actor)
+        await call(actor, "b")
+        waiting = asyncio.ensure_future(call(actor))
+        await asyncio.sleep(1)
+        await actor.stop()
+        packed, last = await actor.next("b", 30)
+        for outcome in ((await waiting)[0], Outcome.unpacked(packed)):
+            with pytest.raises(WorkerLost, match="closed"):
+                outcome.get()
+        assert last
+
+    run_seeded(main, seed=0)
+
+
+def test_a_producer_may_ask_its_reader() -> None:
+    """It gets the answer, or its failure; one that gives up takes its question back."""
+
+    async def play(outlet: Outlet) -> None:
+        outlet.send_nowait(await outlet.ask("first"))
+        try:
+            await outlet.ask("second")
+        except KeyError:
+            outlet.send_nowait("refused")
+        try:
+            async with asyncio.timeout(5):
+                await outlet.ask("third")
+        except TimeoutError:
+            outlet.send_nowait("given up")
+
+    async def main() -> None:
+        actor, _ = an_actor(play)
+        assert (await call(actor))[0].get() == [Ask(1, "first")]
+        await actor.answer("a", 1, Outcome("well").packed())
+        assert (await call(actor))[0].get() == ["well", Ask(2, "second")]
+        await actor.answer("a", 2, Outcome(failure=KeyError("no")).packed())
+        assert (await call(actor))[0].get() == ["refused", Ask(3, "third")]
+        assert (await call(actor))[0].get() == [Drop(3), "given up"]
+        await actor.answer("a", 3, Outcome("too late").packed())
+
+    run_seeded(main, seed=0)
+
+
+@pytest.mark.parametrize("read_each", [1, 3, 100])
+def test_texts_arrive_whole_whatever_was_joined(read_each: int) -> None:
+    """Of two who speak at once; only what is new is sent."""
+
+    def part(sender: str, said: str, delta: str, state: Any) -> AgentMessage:
+        extra = {"delta": delta}
+        return AgentMessage(content=said, sender=sender, extra=extra, stream_state=state)
+
+    parts: list[AgentMessage] = []
+    said = {"alice": "", "bob": ""}
+    for number in range(40):
+        sender = "alice" if number % 3 else "bob"
+        state = "streaming" if said[sender] else "begin"
+        said[sender] += f"{number} "
+        parts.append(part(sender, said[sender], f"{number} ", state))
+    parts.append(AgentMessage(content=said["bob"], sender="bob"))
+    parts.append(part("bob", "again", "again", "begin"))
+
+    async def main() -> None:
+        async def play(outlet: Outlet) -> None:
+            teller = Teller(outlet)
+            for n, each in enumerate(parts, 1):
+                teller(each)
+                if n % read_each == 0:
+                    await asyncio.sleep(1)
+
+        actor, _ = an_actor(play)
+        texts, heard, last = Texts(), list[AgentMessage](), False
+        while not last:
+            outcome, last = await call(actor)
+            assert all(told.part.content is None for told in outcome.get()[:-2])
+            heard += [texts.restored(told.part) for told in outcome.get()]
+        told = {"alice": "", "bob": ""}
+        for each in heard:
+            assert each.content == told[each.sender] + each.extra.get("delta", "")
+            told[each.sender] = "" if each.stream_state == "end" else each.content
+        assert told == {"alice": said["alice"], "bob": "again"}
+        assert [each.content for each in texts.broken_off()] == [said["alice"], "again"]
+
+    run_seeded(main, seed=0)
