@@ -19,6 +19,8 @@ __all__ = ["Head", "find_head"]
 PERIOD = 0.5
 # A head that has not answered for so many seconds is lost.
 PATIENCE = 5.0
+# In so many seconds those who are told may still use what is left of the cluster.
+GRACE = 1.0
 
 # How a client of gRPC begins: the preface of HTTP/2 and an empty frame of settings. The server's
 # first frame is one of settings too; its type is the fourth byte.
@@ -85,6 +87,7 @@ class Head:
         for each in tell:
             each(why)
         if self._leave is not None:
+            time.sleep(GRACE)
             self._leave()
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import pickle
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from ..commander import Node, NodeSnapshot, State, charge
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from ._ray import Ray
 
 __all__ = ["Sent"]
+
+T = TypeVar("T")
 
 # So many reports may lie at home unread before Ray holds the worker back.
 UNREAD = 8
@@ -152,7 +156,7 @@ class _Call:
         self._end: End | None = None
         self._error: Exception | None = None
         # A look at the machines that is under way.
-        self._check: asyncio.Task[None] | None = None
+        self._check: asyncio.Future[None] | None = None
         self._lost: asyncio.Future[str] = self._loop.create_future()
 
     async def outcome(self) -> Any:
@@ -184,7 +188,7 @@ class _Call:
         if self._cluster.ready and place.runtime_env is None:
             self._stream = _submit(place, self._node, order)
             return None
-        submitting = self._loop.create_task(asyncio.to_thread(_submit, place, self._node, order))
+        submitting = _aside(self._loop, _submit, place, self._node, order)
         interrupted = await outlast(submitting)
         self._stream = submitting.result()
         self._cluster.ready = True
@@ -192,14 +196,18 @@ class _Call:
 
     def _tell_lost(self, why: str) -> None:
         """Give the task up, in the thread that has seen the head go; its worker may still run."""
-        with suppress(Exception):
-            self._cluster.ray.cancel(self._stream, force=True, recursive=False)
 
         def lose() -> None:
             if not self._lost.done():
                 self._lost.set_result(why)
 
-        self._loop.call_soon_threadsafe(lose)
+        with suppress(RuntimeError):  # the loop has been closed
+            self._loop.call_soon_threadsafe(lose)
+        threading.Thread(target=self._kill, name="ray-kill", daemon=True).start()
+
+    def _kill(self) -> None:
+        with suppress(Exception):  # without a head, Ray may not be able to
+            self._cluster.ray.cancel(self._stream, force=True, recursive=False)
 
     async def _watch(self, reading: asyncio.Task[None]) -> None:
         """Wait for the end; as long as the task has not begun, see whether it ever can."""
@@ -219,8 +227,7 @@ class _Call:
                 self._look()
 
     def _look(self) -> None:
-        looking = asyncio.to_thread(self._cluster.check, self._sent.place)
-        self._check = self._loop.create_task(looking)
+        self._check = _aside(self._loop, self._cluster.check, self._sent.place)
 
     def _now(self) -> float:
         """Return the time of day, as home's events have it."""
@@ -329,6 +336,25 @@ def _scope() -> Scope | None:
     # Whoever has not imported the agents is in no conversation of theirs.
     agents = sys.modules.get(__name__.replace("cluster._home", "agents._scope"))
     return None if agents is None else agents.current_scope()
+
+
+def _aside(
+    loop: asyncio.AbstractEventLoop, function: Callable[..., T], *args: Any
+) -> asyncio.Future[T]:
+    """Run a function of Ray's in a thread for which nobody waits: without a head it may hang."""
+    done: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            value = function(*args)
+        except BaseException as error:  # noqa: BLE001 - it is raised where the future is awaited
+            done.set_exception(error)
+        else:
+            done.set_result(value)
+
+    if done.set_running_or_notify_cancel():
+        threading.Thread(target=run, name="ray-aside", daemon=True).start()
+    return asyncio.wrap_future(done, loop=loop)
 
 
 async def _first(*futures: asyncio.Future[Any]) -> None:

@@ -83,7 +83,7 @@ class Cluster:
     @property
     def usable(self) -> bool:
         """Whether the process is still a member and the head has not been lost."""
-        return self.head.lost is None and self.ray.is_initialized()
+        return self.head.lost is None and _address(self.ray) == self.address
 
     def _leave(self) -> None:
         # A minute after its head has gone, Ray would end this whole process.
@@ -105,6 +105,11 @@ class Cluster:
                 f"{_most(alive, needs)}; ask for less, add a machine, or say "
                 "Ray(autoscaled=True) if one will come by itself"
             )
+
+
+def _address(ray: Any) -> str | None:
+    """Return the address of the cluster that Ray has joined in this process, None if none."""
+    return ray.get_runtime_context().gcs_address if ray.is_initialized() else None
 
 
 def _has(resources: Mapping[str, float], needs: Mapping[str, float]) -> bool:
@@ -205,7 +210,7 @@ def _connect(ray: Any, address: str | None) -> Cluster:
     ours = not ray.is_initialized()
     if ours:
         _init(ray, address)
-    joined = cast("str", ray.get_runtime_context().gcs_address)
+    joined = cast("str", _address(ray))
     if address is not None and not ours and not _same(address, joined):
         raise ConfigurationError(
             f"this process has joined the Ray cluster at {joined}, not the one at {address}: "

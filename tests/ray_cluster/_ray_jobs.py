@@ -24,7 +24,18 @@ def note(file: str, line: str) -> None:
 
 def read(file: str) -> str:
     """Return what has been noted."""
-    return Path(file).read_text()
+    path = Path(file)
+    return path.read_text() if path.exists() else ""
+
+
+async def line_in(file: str, beginning: str) -> str:
+    """Wait for a line that begins so, and return it."""
+    async with asyncio.timeout(60):
+        while True:
+            for line in read(file).splitlines():
+                if line.startswith(beginning):
+                    return line
+            await asyncio.sleep(0.01)  # another process writes it
 
 
 class Refusal(Exception):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Callable, Generator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -90,14 +90,6 @@ Noted = Callable[[str], Any]
 def noted(file: str) -> Noted:
     """Return a function that waits for a line that begins so, and returns it."""
 
-    from _ray_jobs import read
+    from _ray_jobs import line_in
 
-    async def wait(beginning: str) -> str:
-        async with asyncio.timeout(30):
-            while True:
-                for line in read(file).splitlines():
-                    if line.startswith(beginning):
-                        return line
-                await asyncio.sleep(0.01)  # another process writes it
-
-    return wait
+    return partial(line_in, file)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from _left import gone
-from _ray_jobs import Double, Join, Speak, Stand, Tool, read
+from _ray_jobs import Double, Join, Speak, Stand, Tool, line_in, read
 
 from anabranch import Commander, Job, Retry, WorkerLost
 from anabranch.cluster import Ray
@@ -40,33 +40,46 @@ def make(kind: str, file: str) -> Job[Any]:
     }[kind]
 
 
-@pytest.mark.parametrize("kind", ["stream", "tool", "join", "cancel"])
-async def test_a_machine_that_goes_away_fails_its_node(
-    kind: str, nodes: Any, file: str, noted: Any
-) -> None:
-    """Siblings keep their results; what ran there ran once, and runs no more."""
-    machine = nodes.add("mortal")
+async def test_a_machine_that_goes_away_fails_its_nodes(nodes: Any, tmp_path: Path) -> None:
+    """In a stream, a tool, a join; siblings keep their results, and nothing runs twice or on."""
+    machine = nodes.add("mortal", cpus=3)
+    files = {kind: str(tmp_path / kind) for kind in ("stream", "tool", "join")}
+    ended: list[str] = []
     async with Commander() as commander:
         sibling = commander.put_job(Double(4), on=RIGHT)
-        job = commander.put_job(make(kind.replace("cancel", "tool"), file), on=MORTAL, claim=True)
-        ended: list[str] = []
-        job.at_done(lambda node: ended.append(node.state))
-        pid = int((await noted("standing")).split()[1])
+        jobs = [
+            commander.put_job(make(kind, file), on=MORTAL, claim=True)
+            for kind, file in files.items()
+        ]
+        for job in jobs:
+            job.at_done(lambda node: ended.append(type(node.error).__name__))
+        pids = [int((await line_in(file, "standing")).split()[1]) for file in files.values()]
         await sibling
-        if kind == "cancel":
-            os.kill(pid, signal.SIGSTOP)  # so that it cannot end before its machine does
-            job.cancel()
-            await asyncio.sleep(0)
         await asyncio.to_thread(nodes.remove, machine)
-        if kind == "cancel":
-            await _ended(job)
-            assert job.state == "cancelled"
-        else:
+        for job in jobs:
             with pytest.raises(WorkerLost, match=job.path) as caught:
                 await job
             assert caught.value.path == job.path
         assert sibling.result == 8
-    assert len(ended) == 1
+    assert ended == ["WorkerLost"] * 3
+    assert all(read(file).count("standing") == 1 for file in files.values())
+    assert all(map(gone, pids))
+
+
+async def test_a_machine_may_go_away_in_the_midst_of_a_cancel(
+    nodes: Any, file: str, noted: Any
+) -> None:
+    """The node ends as cancelled, though nobody there can say that all is over."""
+    machine = nodes.add("mortal")
+    async with Commander() as commander:
+        job = commander.put_job(Tool(file), on=MORTAL, claim=True)
+        pid = int((await noted("standing")).split()[1])
+        os.kill(pid, signal.SIGSTOP)  # so that it cannot end before its machine does
+        job.cancel()
+        await asyncio.sleep(0)
+        await asyncio.to_thread(nodes.remove, machine)
+        await _ended(job)
+        assert job.state == "cancelled"
     assert read(file).count("standing") == 1
     assert gone(pid)
 
@@ -163,6 +176,17 @@ async def test_a_driver_that_goes_away_takes_its_subtrees_along(
         pid = int((await noted("standing")).split()[1])
         program.kill()
     assert await asyncio.to_thread(gone, pid)
+
+
+async def test_a_cluster_that_the_process_has_left_is_not_used(nodes: Any) -> None:
+    """Another one may have been joined since."""
+    import ray
+
+    from anabranch.cluster._ray import Cluster, join
+
+    assert (await join()).usable
+    assert (await join()).address == nodes.address
+    assert not Cluster(ray, "127.0.0.1:1", ours=False).usable
 
 
 async def test_a_head_that_goes_away_fails_its_nodes(tmp_path: Path, file: str, noted: Any) -> None:
