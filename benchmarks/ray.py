@@ -41,7 +41,7 @@ class Sleep(Job[None]):
     """Does what the raw task does: the loop's own timers are a millisecond coarser."""
 
     async def task(self) -> None:
-        time.sleep(PAUSE)
+        time.sleep(PAUSE)  # noqa: ASYNC251
 
 
 class Speak(Job[None]):
