@@ -9,8 +9,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..commander import Commander, Event, Events, Node
+from ..commander import Commander, Node
 from ..commander._cancel import cancel_subtrees
+from ..commander._events import Tap
 from ..commander._node import add_waiter
 from ._parcel import dump, dump_error, unpack
 from ._ray import this_host
@@ -26,9 +27,8 @@ __all__ = ["Tree"]
 BREATH = 0.01
 # After so many seconds home is told that the job has begun, if there is nothing else to tell.
 BEACON = 0.02
-# As many events are gathered for a report that has to wait; then the commander's own listener
-# drops the oldest and says how many.
-MOST = 2_000
+# As many events are kept for a report that has to wait; then the oldest are dropped and counted.
+MOST = 10_000
 
 
 class Tree:
@@ -40,11 +40,13 @@ class Tree:
         self._commander = Outpost(order)
         self._cancelled = False
         self._at_home = (0, order.node_id)
+        self._tap: Tap | None = None
         self._events: list[Happened] = []
         # Whether events were lost, so that home needs to know again what there is.
         self._gap = False
         self._timer: asyncio.TimerHandle | None = None
-        self._room: asyncio.Future[None] | None = None
+        # When home is told that the job has begun; None once it has been told anything.
+        self._beacon: float | None = None
         self._began = 0.0
         self._scope: Scope | None = None
         self._left = max(1, order.left) if order.left is not None else 0
@@ -89,12 +91,11 @@ class Tree:
     async def _drive_inside(self) -> End:
         async with self._commander as commander:
             self._began = commander._n_clock()
-            events = commander.events()
-            forwarding = asyncio.ensure_future(self._forward(events))
+            self._beacon = commander._n_loop.time() + BEACON
+            self._tap = Tap(commander, MOST, self._told)
             job = self._put(commander)
             if isinstance(job, tuple):
                 return job
-        await forwarding
         return self._end(job)
 
     def _put(self, commander: Outpost) -> Node[Any] | End:
@@ -103,7 +104,6 @@ class Tree:
         except Exception as error:  # noqa: BLE001 - whatever importing a module raises
             return ("refused", f"{type(error).__name__}: {error}")
         commander.put_root(job)
-        self._timer = commander._n_loop.call_later(BEACON, self._flush)
         if self._cancelled:
             self.cancel()
         return job
@@ -132,20 +132,8 @@ class Tree:
 
     # --- reports
 
-    async def _forward(self, events: Events) -> None:
-        async for event in events:
-            self._note(event)
-            if len(self._events) >= MOST and self._line.full:
-                self._room = asyncio.get_running_loop().create_future()
-                await self._room
-
-    def _note(self, event: Event) -> None:
-        if event.kind == "missed":
-            self._gap = True
-        if event.node_id in self._at_home and event.kind in _AT_HOME:
-            return  # home has seen to it
-        about = (event.kind, event.node_id, event.parent_id, event.name)
-        self._events.append((*about, event.clock, event.data))
+    def _told(self) -> None:
+        """See to it that what has happened is reported soon."""
         loop = self._commander._n_loop
         if self._timer is None or self._timer.when() > loop.time() + BREATH:
             if self._timer is not None:
@@ -157,11 +145,25 @@ class Tree:
         if self._line.full:
             self._line.when_drained(self._flush)
             return
-        self._line.put(self._report(None))
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
+        self._gather()
+        loop = self._commander._n_loop
+        if self._events or (self._beacon is not None and loop.time() >= self._beacon):
+            self._beacon = None
+            self._line.put(self._report(None))
+        elif self._beacon is not None:
+            self._timer = loop.call_at(self._beacon, self._flush)
+
+    def _gather(self) -> None:
+        for event in [] if self._tap is None else self._tap.take():
+            if event.kind == "missed":
+                self._gap = True
+            if event.node_id in self._at_home and event.kind in _AT_HOME:
+                continue  # home has seen to it
+            about = (event.kind, event.node_id, event.parent_id, event.name)
+            self._events.append((*about, event.clock, event.data))
 
     def _report(self, end: End | None) -> bytes:
+        self._gather()
         events, self._events = self._events, []
         commander = self._commander
         nodes = commander.standing() if self._gap else None

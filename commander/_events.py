@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ._commander import Commander
     from ._node import Node
 
-__all__ = ["Event", "EventKind", "Events", "Origin", "emit", "publish", "relay"]
+__all__ = ["Event", "EventKind", "Events", "Origin", "Tap", "emit", "publish", "relay"]
 
 EventKind: TypeAlias = Literal[
     "put",
@@ -193,6 +193,28 @@ class Events:
         if waiter is not None and not waiter.done():
             self._woken = self._commander._n_loop.time()
             waiter.set_result(None)
+
+
+class Tap(Events):
+    """A listener that does not wait: `told` is called with the first event after each `take`."""
+
+    def __init__(self, commander: Commander, capacity: int, told: Callable[[], None]) -> None:
+        super().__init__(commander, None, capacity)
+        self._told = told
+        self._quiet = 0
+
+    def take(self) -> list[Event]:
+        """Return all that is unread."""
+        events = [self._report_gap()] if self._gap else []
+        events.extend(self._events)
+        self._buffer.clear()
+        self._begin()
+        self._quiet = 0
+        return events
+
+    def _attend(self, clock: float) -> None:
+        super()._attend(clock)
+        self._told()
 
 
 def publish(node: Node[Any], kind: EventKind, data: object = None) -> None:
