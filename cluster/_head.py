@@ -6,6 +6,7 @@ and whoever waits for something in the cluster is told within seconds.
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import threading
@@ -81,6 +82,11 @@ class Head:
             return self._watching
 
     def _lose(self, why: str) -> None:
+        left = threading.Event()
+        if self._leave is not None:
+            # A process that ends now waits for this thread: at its exit Ray would leave as well,
+            # and two at a time block each other.
+            atexit.register(left.wait)
         with self._lock:
             self.lost = why
             tell = list(self._tell.values())
@@ -89,6 +95,8 @@ class Head:
         if self._leave is not None:
             time.sleep(GRACE)
             self._leave()
+            left.set()
+            atexit.unregister(left.wait)
 
 
 def find_head(address: str) -> None:

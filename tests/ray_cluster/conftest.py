@@ -17,6 +17,8 @@ sys.path.insert(0, str(_HERE))  # for the jobs, which workers import by name: `i
 
 WANTED = os.environ.get("ANABRANCH_RAY") == "1"
 HAVE_RAY = find_spec("ray") is not None
+if WANTED:  # also of the workers, and of programs that put jobs
+    os.environ["PYTHONPATH"] = f"{_HERE}{os.pathsep}{_HERE.parent}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -65,7 +67,6 @@ def nodes() -> Generator[Nodes]:
     import ray
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["PYTHONPATH"] = f"{_HERE}{os.pathsep}{_HERE.parent}"  # of the workers
     nodes = Nodes()
     nodes.add("left")
     nodes.add("right")
