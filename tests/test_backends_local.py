@@ -298,8 +298,8 @@ async def test_a_silent_model_runs_into_the_timeout() -> None:
     """Of the whole reply, if one is set: what was said is kept."""
     from anabranch.backends import Timeouts
 
-    async with LocalBackend(timeouts=Timeouts(whole=2.0)) as backend:
-        await backend.complete(ask(STORY, max_tokens=1))
+    async with LocalBackend() as warm, LocalBackend(timeouts=Timeouts(whole=2.0)) as backend:
+        await warm.complete(ask(STORY, max_tokens=1))
         with pytest.raises((StreamInterrupted, BackendUnavailable)):
             await deltas_of(backend, ask(STORY, max_tokens=4000))
 

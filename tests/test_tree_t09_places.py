@@ -308,10 +308,10 @@ async def test_the_number_of_places_survives_cancelled_waits(moment):
     """Whether the job is cancelled in its wait, or while it waits for its place: none is lost."""
 
     class Waiter(Job[None]):
-        on: object
+        node: object
 
         async def task(self):
-            await self.on
+            await self.node
 
     for _ in range(3):
         async with asyncio.timeout(5), Commander(max_concurrency=2) as commander:
