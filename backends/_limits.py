@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
 
 from ..commander import current_node
 from ..commander._errors import BudgetExceeded, ConfigurationError
 from ..dispatch import Request, Usage
 
-__all__ = ["Limits", "Price", "Turn", "estimate_tokens", "tree_limits"]
+__all__ = ["Limits", "Price", "Turn", "Turns", "estimate_tokens", "tree_limits"]
 
 _MINUTE = 60.0
 _CHARACTERS_PER_TOKEN = 4
@@ -45,6 +47,19 @@ class Turn:
     usage: Usage | None = None
 
 
+class Turns(Protocol):
+    """Who gives requests their turns: `Limits`, or what stands for those of another process."""
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether an estimate of a request's tokens is of any use."""
+        ...
+
+    def request(self, model: str, tokens: int = 0) -> AbstractAsyncContextManager[Turn]:
+        """Wait for a turn; see `Limits.request`."""
+        ...
+
+
 class Limits:
     """Holds requests back until they may start; give one object to all that should share it.
 
@@ -59,6 +74,9 @@ class Limits:
     `budget` is in tokens or, with `prices` (by model name), in their money. Once that much is
     spent every request is refused with `BudgetExceeded`, the waiting ones too; replies that are
     under way then go over it by what they take. One event loop at a time.
+
+    A copy in another process, such as that of a backend which was sent there, begins anew, with
+    what is left of the budget.
     """
 
     def __init__(
@@ -82,6 +100,17 @@ class Limits:
         self._active = 0
         self._held_until = 0.0  # a 429 said to wait until then
         self._timer: asyncio.TimerHandle | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        made = partial(
+            Limits,
+            requests_per_minute=self.requests_per_minute,
+            tokens_per_minute=self.tokens_per_minute,
+            concurrency=self.concurrency,
+            budget=None if self.budget is None else max(0.0, self.budget - self.spent),
+            prices=self.prices,
+        )
+        return made, ()
 
     @property
     def counts_tokens(self) -> bool:
@@ -111,24 +140,6 @@ class Limits:
             return False
         self._start(turn)
         return True
-
-    def rest(self) -> Limits:
-        """Return limits for work in another process: the same, with what is left of the budget.
-
-        Each counts for itself; what is spent there is added here with `add`.
-        """
-        return Limits(
-            requests_per_minute=self.requests_per_minute,
-            tokens_per_minute=self.tokens_per_minute,
-            concurrency=self.concurrency,
-            budget=None if self.budget is None else max(0.0, self.budget - self.spent),
-            prices=self.prices,
-        )
-
-    def add(self, model: str, usage: Usage) -> None:
-        """Count towards the budget what was spent in another process."""
-        if self.budget is not None:
-            self.spent += usage.total_tokens if self.prices is None else self._price(model, usage)
 
     def slow_down(self, seconds: float) -> None:
         """Start nothing for so long: a server said that there were too many."""
@@ -260,7 +271,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def tree_limits() -> Limits | None:
+def tree_limits() -> Turns | None:
     """Return the `limits` of the commander under which this runs, None if it has none."""
     try:
         commander = current_node().commander

@@ -20,7 +20,7 @@ from ..commander._errors import (
 from ..dispatch import Delta, Message, Request
 from ._assemble import partial_message
 from ._backend import Backend
-from ._limits import Limits, Turn, estimate_tokens, tree_limits
+from ._limits import Limits, Turn, Turns, estimate_tokens, tree_limits
 from ._retry import Breaker, Retries
 from ._timeout import Arrived, Timeouts, timed
 
@@ -133,7 +133,7 @@ class ModelBackend(Backend):
     async def _turn(self, request: Request) -> AsyncGenerator[Turn, None]:
         """Hold a turn in the tree's limits and in the backend's own; charge what it used."""
         own, shared = self.limits, tree_limits()
-        both = (own,) if shared is None or shared is own else (shared, own)
+        both: list[Turns] = [own] if shared is None or shared is own else [shared, own]
         counted = any(limits.counts_tokens for limits in both)
         tokens = estimate_tokens(request, self.default_options) if counted else 0
         async with AsyncExitStack() as stack:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from inspect import signature
 from typing import Any, ClassVar, Self
 
@@ -16,6 +17,7 @@ from ..handlers import handler
 from ._actor import Ask, Drop
 from ._agent_tenant import MakingAgent
 from ._directory import ClusterDirectory
+from ._limits import shared
 from ._pack import pack
 from ._pull import Pull
 from ._ray import Ray
@@ -103,29 +105,34 @@ class Visiting(Node[Any], internal=True):
         self._agent = agent
         scope = current_scope()
         what = f"what is given to {agent.name}.{method}"
-        limits = {} if scope is None else {"limit": scope.limit, "left": scope.left}
+        limit, left = (None, 0) if scope is None else (scope.limit, scope.left)
         heard = listened_to() is not None
-        self._request = pack(Visit(method, args, kwargs, heard=heard, **limits), what)
-        self._method = method
+        self._visit = Visit(method, pack((args, kwargs), what), limit, left, heard)
         self._texts = Texts()
         self._asked: dict[int, Node[Any]] = {}
         self._result: Any = None
 
     def _n_called(self) -> str:
-        return f"{self._agent.name}.{self._method}{self._agent.host and f'@{self._agent.host}'}"
+        agent, method = self._agent, self._visit.method
+        return f"{agent.name}.{method}{agent.host and f'@{agent.host}'}"
 
     async def task(self) -> Any:
         """Read what comes, until the agent is done."""
         try:
-            async with Pull(self._agent, self._request) as pull:
-                while (items := await pull.take()) is not None:
-                    for item in items:
-                        self._take(item, pull)
+            cluster, _ = await self._agent.located()
+            async with shared(self.commander.limits, cluster) as limits:
+                await self._read(pack(replace(self._visit, limits=limits), "the visit"))
         except BaseException:
             for part in self._texts.broken_off():
                 self._tell(part)
             raise
         return self._result
+
+    async def _read(self, request: bytes) -> None:
+        async with Pull(self._agent, request) as pull:
+            while (items := await pull.take()) is not None:
+                for item in items:
+                    self._take(item, pull)
 
     def _take(self, item: Any, pull: Pull) -> None:
         if isinstance(item, Told):

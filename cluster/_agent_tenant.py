@@ -14,7 +14,7 @@ from ..agents._scope import Scope, continued
 from ..commander import Commander, Node
 from ._actor import Outlet
 from ._directory import ClusterDirectory
-from ._pack import unpack_code
+from ._pack import unpack, unpack_code
 from ._speech import Teller
 from ._visit import CALLER, Caller, Result, Share, Spent, Visit
 
@@ -64,6 +64,7 @@ class AgentTenant:
             share = Share(scope)
             CALLER.set(Caller(outlet, share))  # in this stream's own task
             async with Commander() as commander:
+                commander.limits = visit.limits
                 try:
                     result = await commander.run(Visited(self._agent, visit))
                 finally:
@@ -94,5 +95,6 @@ class Visited(Node[Any], internal=True):
         """Call the method, or get what has its name."""
         value = getattr(self._agent, self._visit.method)
         if callable(value):
-            value = value(*self._visit.args, **self._visit.kwargs)
+            args, kwargs = unpack(self._visit.given)
+            value = value(*args, **kwargs)
         return await value if isawaitable(value) else value

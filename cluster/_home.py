@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import pickle
 import sys
 import threading
@@ -18,9 +17,9 @@ from ..commander._errors import ConfigurationError, WorkerLost
 from ..commander._events import Event, Origin, publish, relay
 from ..commander._observe import outlast
 from ..commander._record import DONE
-from ..dispatch import Usage
+from ._limits import DistantLimits, shared
 from ._parcel import load_error, load_report, pack, refuse_secrets
-from ._ray import Cluster, as_lost, as_refused, join, load
+from ._ray import Cluster, as_lost, as_refused, aside, join, load
 from ._report import End, Happened, Order, Report, Standing
 from ._worker import awaiting, work
 
@@ -81,13 +80,13 @@ class Sent:
         self.host = None
         self._below.clear()
         cluster = await join(self.place.address)
-        call = _Call(self, node, cluster)
         try:
-            return await call.outcome()
+            async with shared(node.commander.limits, cluster) as limits:
+                return await _Call(self, node, cluster, self.order(node, limits)).outcome()
         finally:
             self._below.clear()
 
-    def order(self, node: Node[Any]) -> bytes:
+    def order(self, node: Node[Any], limits: DistantLimits | None) -> bytes:
         """Return what the worker is told."""
         parent = node.parent
         assert parent is not None
@@ -99,7 +98,7 @@ class Sent:
                 parent.path,
                 node._n_policy,
                 commander._n_slow_after,
-                None if commander.limits is None else commander.limits.rest(),
+                limits,
                 None if (scope := _scope()) is None else scope.left,
             )
         )
@@ -147,10 +146,11 @@ class _Below:
 class _Call:
     """One attempt: a Ray task, and what it reports."""
 
-    def __init__(self, sent: Sent, node: Node[Any], cluster: Cluster) -> None:
+    def __init__(self, sent: Sent, node: Node[Any], cluster: Cluster, order: bytes) -> None:
         self._sent = sent
         self._node = node
         self._cluster = cluster
+        self._order = order
         self._loop = node._n_commander._n_loop
         self._clock = Clock(self._now())
         self._end: End | None = None
@@ -184,11 +184,11 @@ class _Call:
 
     async def _start(self) -> asyncio.CancelledError | None:
         """Submit the task, in a thread where Ray holds its caller up; return a cancel meanwhile."""
-        place, order = self._sent.place, self._sent.order(self._node)
+        place, order = self._sent.place, self._order
         if self._cluster.ready and place.runtime_env is None:
             self._stream = _submit(place, self._node, order)
             return None
-        submitting = _aside(self._loop, _submit, place, self._node, order)
+        submitting = asyncio.wrap_future(aside(_submit, place, self._node, order))
         interrupted = await outlast(submitting)
         self._stream = submitting.result()
         self._cluster.ready = True
@@ -227,7 +227,7 @@ class _Call:
                 self._look()
 
     def _look(self) -> None:
-        self._check = _aside(self._loop, self._cluster.check, self._sent.place)
+        self._check = asyncio.wrap_future(aside(self._cluster.check, self._sent.place))
 
     def _now(self) -> float:
         """Return the time of day, as home's events have it."""
@@ -263,11 +263,8 @@ class _Call:
         self._spend(report)
 
     def _spend(self, report: Report) -> None:
-        limits = self._node.commander.limits
         for account, amount in report.spent.items():
             charge(account, amount)
-            if limits is not None and isinstance(amount, Usage):
-                limits.add(account, amount)
         if report.said and (scope := _scope()) is not None:
             scope.left = max(0, scope.left - report.said)
 
@@ -336,25 +333,6 @@ def _scope() -> Scope | None:
     # Whoever has not imported the agents is in no conversation of theirs.
     agents = sys.modules.get(__name__.replace("cluster._home", "agents._scope"))
     return None if agents is None else agents.current_scope()
-
-
-def _aside(
-    loop: asyncio.AbstractEventLoop, function: Callable[..., T], *args: Any
-) -> asyncio.Future[T]:
-    """Run a function of Ray's in a thread for which nobody waits: without a head it may hang."""
-    done: concurrent.futures.Future[T] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            value = function(*args)
-        except BaseException as error:  # noqa: BLE001 - it is raised where the future is awaited
-            done.set_exception(error)
-        else:
-            done.set_result(value)
-
-    if done.set_running_or_notify_cancel():
-        threading.Thread(target=run, name="ray-aside", daemon=True).start()
-    return asyncio.wrap_future(done, loop=loop)
 
 
 async def _first(*futures: asyncio.Future[Any]) -> None:

@@ -6,19 +6,21 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from queue import SimpleQueue
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from ..commander import Away, Node
 from ..commander._errors import ConfigurationError, MissingExtra, WorkerLost
 from ._head import Head, answers, find_head
 
-__all__ = ["Cluster", "Ray", "as_lost", "as_refused", "join", "load", "this_host"]
+__all__ = ["Cluster", "Ray", "as_lost", "as_refused", "aside", "join", "load", "this_host"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -256,6 +258,27 @@ def _unjoined(where: str | None, error: Exception) -> str:
 def this_host() -> str:
     """Return the name of this machine, as it is shown for what runs on it."""
     return socket.gethostname()
+
+
+def aside(function: Callable[..., T], *args: Any) -> Future[T]:
+    """Call a function of Ray's in a thread of its own: without a head it may hang.
+
+    Nothing can end the thread, so it is a daemon: the end of the program does not wait for it.
+    """
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            value = function(*args)
+        except BaseException as error:  # noqa: BLE001 - it is raised where the future is awaited
+            outcome = partial(done.set_exception, error)
+        else:
+            outcome = partial(done.set_result, value)
+        if done.set_running_or_notify_cancel():
+            outcome()
+
+    threading.Thread(target=run, name="ray-aside", daemon=True).start()
+    return done
 
 
 # --- what Ray's errors mean

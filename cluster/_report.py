@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from ..backends import Limits
 from ..commander import EventKind, Policy, State
+from ._limits import DistantLimits
 from ._parcel import Parcel
 
 __all__ = ["End", "Happened", "Order", "Report", "Standing", "first_id"]
@@ -19,7 +19,7 @@ class Order(NamedTuple):
     parent: str
     policy: Policy
     slow_after: float | None
-    limits: Limits | None
+    limits: DistantLimits | None
     left: int | None  # messages that the conversation in which it was put may still have
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
+import time
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ..commander import current_node
@@ -17,7 +17,7 @@ from ..commander._errors import AnabranchError, ConfigurationError, WorkerLost
 from ..commander._observe import outlast
 from ._actor import Actor
 from ._pack import Outcome
-from ._ray import Cluster, Ray, as_lost, as_refused, join, load
+from ._ray import Cluster, Ray, as_lost, as_refused, aside, join, load
 
 __all__ = ["ANYWHERE", "PATIENCE", "Lost", "NoResident", "Opening", "Resident"]
 
@@ -74,7 +74,7 @@ class Resident:
         self.patience = patience
         self.host = ""  # the machine on which it lives, once that is known
         self._home: tuple[Cluster, Any] | None = None
-        self._doubtful = False  # whether its actor was lost
+        self.lost = False  # whether its actor was; it is looked for anew
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.name,)
@@ -98,11 +98,11 @@ class Resident:
         """
         if self._home is not None and (why := self._home[0].head.lost) is not None:
             raise WorkerLost(self.path, why)  # Ray itself might join another cluster now
-        if self._home is None or self._doubtful:
+        if self._home is None or self.lost:
             cluster, actor = await self._found()
             async with Lost(cluster, self.path) as lost:
                 self.host = await lost.call(actor.host)
-            self._home, self._doubtful = (cluster, actor), False
+            self._home, self.lost = (cluster, actor), False
         return self._home
 
     async def _found(self) -> tuple[Cluster, Any]:
@@ -111,7 +111,7 @@ class Resident:
 
     def forget(self) -> None:
         """Look for the actor anew when it is needed next: another may have taken the name."""
-        self._doubtful = True
+        self.lost = True
 
     async def settle(self, make: bytes, on: Ray, *, detached: bool) -> None:
         """Make an actor of this name and let it make its tenant; cancelled, it leaves nothing.
@@ -122,7 +122,8 @@ class Resident:
         """
         cluster = await join(on.address)
         await _within(cluster.check, on)
-        creating = _within(_create, cluster, self.kind, self.name, on, detached)
+        create = partial(_create, detached=detached)
+        creating = _within(create, cluster, self.kind, self.name, on)
         created = asyncio.ensure_future(creating)
         interrupted = await outlast(created)
         actor = created.result()
@@ -142,6 +143,15 @@ class Resident:
             raise
         self._home = cluster, actor
         _held[f"{self.kind}:{self.name}"] = actor
+
+    def open_beside(self, cluster: Cluster, make: bytes) -> None:
+        """Make an actor of this name on this machine, and let it make its tenant; it blocks.
+
+        It ends with this process.
+        """
+        actor = _create(cluster, self.kind, self.name, ANYWHERE, beside=True)
+        self.host = Outcome.unpacked(cluster.ray.get(actor.start.remote(make))).get()
+        self._home = cluster, actor
 
     async def close(self) -> None:
         """End what it is doing, let it free what it holds, and end its actor. Twice is harmless.
@@ -200,12 +210,13 @@ class Lost:
     async def call(self, method: Any, *args: Any) -> Any:
         """Return what a method of the actor gives."""
         try:
-            return await self._answer(asyncio.ensure_future(method.remote(*args)))
+            return await self.wait(asyncio.ensure_future(method.remote(*args)))
         except self._cluster.ray.exceptions.RayError as error:
             failure = as_lost(error, self._path) or as_refused(error, self._path)
             raise failure or error from None
 
-    async def _answer(self, answer: asyncio.Future[Any]) -> Any:
+    async def wait(self, answer: asyncio.Future[T]) -> T:
+        """Return the outcome of `answer`, which is cancelled if this is, or the head is lost."""
         try:
             await asyncio.wait((answer, self._lost), return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
@@ -239,7 +250,15 @@ def _find(cluster: Cluster, kind: str, name: str) -> Any:
         raise NoResident(kind, name, _known(cluster, kind), cluster.address) from None
 
 
-def _create(cluster: Cluster, kind: str, name: str, on: Ray, detached: bool) -> Any:
+def _create(
+    cluster: Cluster,
+    kind: str,
+    name: str,
+    on: Ray,
+    *,
+    detached: bool = False,
+    beside: bool = False,
+) -> Any:
     options = {
         "name": f"{kind}:{name}",
         "namespace": NAMESPACE,
@@ -247,7 +266,7 @@ def _create(cluster: Cluster, kind: str, name: str, on: Ray, detached: bool) -> 
         "max_concurrency": CALLS,
         "max_restarts": 0,
         "max_task_retries": 0,
-        "scheduling_strategy": "SPREAD",
+        "scheduling_strategy": _beside_this(cluster.ray) if beside else "SPREAD",
     }
     make = cluster.ray.remote(Actor).options(**options, **on.options()).remote
     taken = cluster.ray.exceptions.ActorAlreadyExistsError
@@ -263,24 +282,44 @@ def _create(cluster: Cluster, kind: str, name: str, on: Ray, detached: bool) -> 
         ) from None
 
 
+def _beside_this(ray: Any) -> Any:
+    strategies = import_module("ray.util.scheduling_strategies")
+    here = ray.get_runtime_context().get_node_id()
+    return strategies.NodeAffinitySchedulingStrategy(here, soft=False)
+
+
 def _bury(cluster: Cluster, kind: str, name: str) -> None:
     """Free the name of an actor that has died: Ray keeps it as long as somebody holds the actor."""
-    with suppress(NoResident, cluster.ray.exceptions.GetTimeoutError):
+    with suppress(NoResident):
         actor = _find(cluster, kind, name)
-        try:
-            cluster.ray.get(actor.host.remote(), timeout=ANSWER / 2)
-        except cluster.ray.exceptions.ActorDiedError:
+        if _has_died(cluster, actor):
             cluster.ray.kill(actor)
+
+
+def _has_died(cluster: Cluster, actor: Any) -> bool:
+    exceptions = cluster.ray.exceptions
+    until = time.monotonic() + ANSWER / 2
+    while (rest := until - time.monotonic()) > 0:
+        try:
+            cluster.ray.get(actor.host.remote(), timeout=rest)
+        except exceptions.ActorDiedError:
+            return True
+        except exceptions.ActorUnavailableError:  # Ray does not know yet
+            time.sleep(0.1)
+        except exceptions.GetTimeoutError:
+            return False
+        else:
+            return False
+    return False
 
 
 async def _end(cluster: Cluster, actor: Any) -> None:
     if not cluster.usable:
         return  # it has ended with its cluster
     try:
-        async with asyncio.timeout(GRACE):
-            await actor.stop.remote()
-    except (TimeoutError, cluster.ray.exceptions.RayError):
-        pass  # it is ended all the same
+        with suppress(TimeoutError, cluster.ray.exceptions.RayError):
+            async with asyncio.timeout(GRACE):
+                await actor.stop.remote()
     finally:
         _kill(cluster, actor)
 
@@ -292,21 +331,9 @@ def _kill(cluster: Cluster, actor: Any) -> None:
 
 async def _within(function: Callable[..., T], *args: Any) -> T:
     """Call what asks the cluster something, in a thread; give up after `ANSWER` seconds."""
-    done: Future[T] = Future()
-    # A daemon, since nothing can end it, and the program's end is not to wait for it.
-    threading.Thread(target=_settle, args=(done, function, args), daemon=True).start()
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(done), ANSWER)
+        return await asyncio.wait_for(asyncio.wrap_future(aside(function, *args)), ANSWER)
     except TimeoutError:
         raise ConfigurationError(
             f"the Ray cluster does not answer within {ANSWER:g} s: is it up ('ray status')?"
         ) from None
-
-
-def _settle(done: Future[T], function: Callable[..., T], args: tuple[Any, ...]) -> None:
-    if not done.set_running_or_notify_cancel():
-        return
-    try:
-        done.set_result(function(*args))
-    except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-        done.set_exception(error)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..agents import Answer
 from ..agents._scope import Scope
 from ..dispatch import AgentMessage
 from ._actor import Outlet
+from ._limits import DistantLimits
 
 __all__ = ["CALLER", "AtHome", "Caller", "Question", "Result", "Share", "Spent", "Visit"]
 
@@ -23,16 +24,17 @@ __all__ = ["CALLER", "AtHome", "Caller", "Question", "Result", "Share", "Spent",
 class Visit:
     """What is asked of an agent: one of its methods, or what it has under that name.
 
-    `limit` and `left` are those of the conversation to which it belongs, None outside any; `heard`
-    says whether somebody listens to it.
+    `given` are the packed arguments. `limit` and `left` are those of the conversation to which it
+    belongs, None outside any; `heard` says whether somebody listens to it. `limits` are those of
+    the tree.
     """
 
     method: str
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    given: bytes
     limit: int | None = None
     left: int = 0
     heard: bool = False
+    limits: DistantLimits | None = None
 
 
 @dataclass(frozen=True, slots=True)

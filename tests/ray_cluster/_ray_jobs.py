@@ -207,12 +207,26 @@ class Ask(Job[str]):
     """Asks a model behind a real server."""
 
     backend: Backend
+    tells: bool = False
 
     async def task(self) -> str:
+        if self.tells:
+            emit(self, "text", str(os.getpid()))
         conversation = Conversation()
         conversation.add("Hello")
         message = await respond(self.backend, conversation, (), _Silent())
         return message.content or ""
+
+
+class AskThere(Job[list[str]]):
+    """Asks from several machines at once."""
+
+    backend: Backend
+    places: list[Ray | None]
+
+    async def task(self) -> list[str]:
+        jobs = [self.put_job(Ask(self.backend), on=place) for place in self.places]
+        return [await job for job in jobs]
 
 
 class _Silent(View):

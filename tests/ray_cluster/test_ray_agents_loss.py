@@ -23,6 +23,9 @@ from anabranch.commander import ConfigurationError
 pytestmark = pytest.mark.usefixtures("nodes")
 
 
+LEFT = Ray(num_cpus=0, resources={"left": 1})
+
+
 def a_user(**options: Any) -> UserProxyAgent:
     return UserProxyAgent(human_input_mode="NEVER", max_consecutive_auto_reply=0, **options)
 
@@ -74,7 +77,7 @@ async def test_a_machine_that_goes_away_in_the_middle_of_a_reply_is_lost(
     async with asyncio.timeout(60):
         doomed = Ray(num_cpus=0, resources={"doomed": 1})
         bob = await remote(Bob, "bob", Held(tmp_path), introduces=False, on=doomed)
-        async with remote(Bob, "carol") as carol, Commander() as commander:
+        async with remote(Bob, "carol", on=LEFT) as carol, Commander() as commander:
             loss = Loss(lambda: asyncio.to_thread(nodes.remove, node))
             with pytest.raises(WorkerLost):
                 await commander.run(Chat(a_user(), bob, "Well?", listener=loss))

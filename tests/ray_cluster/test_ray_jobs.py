@@ -25,10 +25,9 @@ from _ray_jobs import (
     Tool,
     read,
 )
-from _server import DONE, Reply, ScriptedServer, Step, chunk
+from _server import Reply, ScriptedServer, Step, chunk
 
-from anabranch import BudgetExceeded, Commander, Job, NodeCancelled, Retry, connect
-from anabranch.backends import Limits
+from anabranch import Commander, Job, NodeCancelled, Retry, connect
 from anabranch.cluster import Ray
 from anabranch.commander import Event
 
@@ -284,21 +283,6 @@ async def test_what_is_spent_there_is_charged_here() -> None:
         await two
         assert commander.usage(one) == {"cheap": 3, "dear": 3}
         assert commander.usage() == {"cheap": 7, "dear": 7}
-
-
-async def test_a_budget_goes_along_and_is_spent_here_too() -> None:
-    """What is left of it at home holds there; what is spent there is counted at home."""
-    usage = {"prompt_tokens": 60, "completion_tokens": 40}
-    reply = Reply([chunk({"content": "x"}), chunk(finish="stop", usage=usage), DONE])
-    async with ScriptedServer(reply) as server, Commander() as commander:
-        commander.limits = Limits(budget=150)
-        backend = connect(server.url, model="tiny")
-        assert await commander.run(Ask(backend), on=LEFT) == "x"
-        assert commander.limits.spent == 100
-        assert await commander.run(Ask(backend), on=RIGHT) == "x"
-        with pytest.raises(BudgetExceeded, match="0 of 0 tokens"):
-            await commander.run(Ask(backend), on=RIGHT)
-        assert commander.usage()["tiny"].total_tokens == 200
 
 
 async def test_a_job_there_sends_jobs_on() -> None:
