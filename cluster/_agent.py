@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from inspect import signature
 from typing import Any, ClassVar, Self
 
 from ..agents import Answer, Directory, Participant, current_scope
 from ..agents._chat import in_tree
 from ..agents._scope import listened_to
-from ..commander import Node, WorkerLost, charge, emit
+from ..commander import Node, WorkerLost
 from ..dispatch import AgentMessage
 from ..handlers import handler
 from ._actor import Ask, Drop
 from ._agent_tenant import MakingAgent
 from ._directory import ClusterDirectory
+from ._elsewhere import Elsewhere, ended
 from ._limits import shared
 from ._pack import pack
+from ._parcel import load_report
 from ._pull import Pull
 from ._ray import Ray
+from ._report import End, Report, Stand
 from ._resident import ANYWHERE, PATIENCE, Opening, Resident
 from ._speech import Texts, Told
-from ._visit import Question, Result, Spent, Visit
+from ._visit import Question, Visit
 
 __all__ = ["RemoteAgent", "find", "remote"]
 
@@ -102,62 +104,69 @@ class Visiting(Node[Any], internal=True):
     def __init__(
         self, agent: RemoteAgent, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
+        self._n_name = name = f"{agent.name}.{method}"
+        self._n_away = Called(agent, method, pack((args, kwargs), f"what {name} is given"))
+        self._n_special = True
+
+
+class Called(Elsewhere):
+    """What is asked of an agent elsewhere."""
+
+    place = None  # an agent stays where it is
+
+    def __init__(self, agent: RemoteAgent, method: str, given: bytes) -> None:
+        super().__init__()
         self._agent = agent
-        scope = current_scope()
-        what = f"what is given to {agent.name}.{method}"
-        limit, left = (None, 0) if scope is None else (scope.limit, scope.left)
-        heard = listened_to() is not None
-        self._visit = Visit(method, pack((args, kwargs), what), limit, left, heard)
+        self._method = method
+        self._given = given
         self._texts = Texts()
         self._asked: dict[int, Node[Any]] = {}
-        self._result: Any = None
 
-    def _n_called(self) -> str:
-        agent, method = self._agent, self._visit.method
-        return f"{agent.name}.{method}{agent.host and f'@{agent.host}'}"
+    def explain(self) -> str:
+        """Say where the agent lives."""
+        return f"in the actor of {self._agent!r}"
 
-    async def task(self) -> Any:
-        """Read what comes, until the agent is done."""
+    async def run(self, node: Node[Any]) -> Any:
+        """Read what comes until the agent is done; cancelled, wait until it is over there."""
+        cluster, _ = await self._agent.located()
+        self.begin(node)
         try:
-            cluster, _ = await self._agent.located()
-            async with shared(self.commander.limits, cluster) as limits:
-                await self._read(pack(replace(self._visit, limits=limits), "the visit"))
+            async with shared(node.commander.limits, cluster) as limits:
+                end = await self._read(node, self._visit(Stand.of(node, limits)))
         except BaseException:
             for part in self._texts.broken_off():
-                self._tell(part)
+                _tell(part)
             raise
-        return self._result
+        finally:
+            self.clear()
+        return ended(node, end)
 
-    async def _read(self, request: bytes) -> None:
-        async with Pull(self._agent, request) as pull:
+    def _visit(self, stand: Stand) -> Visit:
+        scope = current_scope()
+        said = None if scope is None else (scope.limit, scope.left)
+        return Visit(self._method, self._given, stand, said, listened_to() is not None)
+
+    async def _read(self, node: Node[Any], visit: Visit) -> End:
+        async with Pull(self._agent, pack(visit, "the visit")) as pull:
             while (items := await pull.take()) is not None:
                 for item in items:
-                    self._take(item, pull)
+                    if (end := self._took(node, item, pull)) is not None:
+                        return end
+        raise WorkerLost(node.path, "its agent has left off")
 
-    def _take(self, item: Any, pull: Pull) -> None:
+    def _took(self, node: Node[Any], item: Any, pull: Pull) -> End | None:
         if isinstance(item, Told):
-            self._tell(self._texts.restored(item.part))
+            _tell(self._texts.restored(item.part))
         elif isinstance(item, Ask):
-            self._asked[item.number] = self.call_handler(self.answer(pull, item))
+            self._asked[item.number] = node.call_handler(self.answer(pull, item))
         elif isinstance(item, Drop):
             if (asked := self._asked.get(item.number)) is not None:
                 asked.cancel("it is not waited for any more")
-        elif isinstance(item, Spent):
-            self._spend(item)
-        elif isinstance(item, Result):
-            self._result = item.value
-
-    def _tell(self, part: AgentMessage) -> None:
-        if (delta := part.extra.get("delta")) and part.stream_state != "failed":
-            emit(self, "text", delta)
-        if (scope := listened_to()) is not None:
-            scope.tell(part)
-
-    def _spend(self, spent: Spent) -> None:
-        if (scope := current_scope()) is not None:
-            scope.left -= spent.messages
-        for account, amount in spent.usage.items():
-            charge(account, amount)
+        else:
+            report: Report = load_report(item)
+            self.take(node, report)
+            return report.end
+        return None
 
     @handler
     async def answer(self, node: Node[Any], pull: Pull, ask: Ask) -> None:
@@ -173,6 +182,11 @@ class Visiting(Node[Any], internal=True):
             left = None if scope is None else scope.left
             await pull.answer(ask.number, (value, left), failure)
         self._asked.pop(ask.number, None)
+
+
+def _tell(part: AgentMessage) -> None:
+    if (scope := listened_to()) is not None:
+        scope.tell(part)
 
 
 # --- making and finding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -11,12 +12,13 @@ from typing import Any
 from ..agents import ConversableAgent
 from ..agents._group import Group
 from ..agents._scope import Scope, continued
-from ..commander import Commander, Node
+from ..commander import Node
 from ._actor import Outlet
 from ._directory import ClusterDirectory
+from ._outpost import BREATH, Feed, Outpost
 from ._pack import unpack, unpack_code
 from ._speech import Teller
-from ._visit import CALLER, Caller, Result, Share, Spent, Visit
+from ._visit import CALLER, Caller, Share, Visit
 
 __all__ = ["MakingAgent"]
 
@@ -59,37 +61,43 @@ class AgentTenant:
         self._agent = agent
 
     async def play(self, outlet: Outlet, visit: Visit) -> None:
-        """Call what is asked for, send what is said meanwhile, what was spent, and the result."""
+        """Call what is asked for; send what is said, what happens, and how it has ended."""
         with _conversation(outlet, visit) as scope:
             share = Share(scope)
             CALLER.set(Caller(outlet, share))  # in this stream's own task
-            async with Commander() as commander:
-                commander.limits = visit.limits
-                try:
-                    result = await commander.run(Visited(self._agent, visit))
-                finally:
-                    outlet.send_nowait(Spent(share.spent(), commander.usage()))
-        outlet.send_nowait(Result(result))
+            async with Outpost(visit.stand) as outpost:
+                feed, news = Feed(outpost), asyncio.Event()
+                feed.listen(news.set)
+                telling = asyncio.ensure_future(_tell(outlet, feed, share, news))
+                outpost.put_root(Visited(self._agent, visit))
+                outpost.at_done(lambda _: telling.cancel())
+            outlet.send_nowait(feed.report(share.spent(), outpost.ending()))
 
     async def aclose(self) -> None:
         """An agent holds nothing."""
 
 
+async def _tell(outlet: Outlet, feed: Feed, share: Share, news: asyncio.Event) -> None:
+    while True:
+        await news.wait()
+        news.clear()
+        await asyncio.sleep(BREATH)
+        await outlet.send(feed.report(share.spent()))
+
+
 def _conversation(outlet: Outlet, visit: Visit) -> AbstractContextManager[Scope | None]:
-    if visit.limit is None:
+    if visit.said is None:
         return nullcontext()
-    return continued(visit.limit, visit.left, Teller(outlet) if visit.heard else None)
+    return continued(*visit.said, Teller(outlet) if visit.heard else None)
 
 
 class Visited(Node[Any], internal=True):
     """A visit as a node of the tree in the actor."""
 
     def __init__(self, agent: Any, visit: Visit) -> None:
+        self._n_name = f"{agent.name}.{visit.method}"
         self._agent = agent
         self._visit = visit
-
-    def _n_called(self) -> str:
-        return f"{self._agent.name}.{self._visit.method}"
 
     async def task(self) -> Any:
         """Call the method, or get what has its name."""

@@ -39,4 +39,4 @@ class ClusterDirectory(Directory):
         try:
             return await find(name, directory=self)
         except NoResident as error:
-            raise UnknownAgent(name, [*self, *error.known], "the cluster") from None
+            raise UnknownAgent(name, sorted({*self, *error.known}), "the cluster") from None

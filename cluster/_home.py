@@ -1,30 +1,27 @@
-"""Home's end: the node of a job that runs on a Ray cluster, and what is known of its subtree."""
+"""Home's end: the node of a job that runs on a Ray cluster."""
 
 from __future__ import annotations
 
 import asyncio
 import pickle
-import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from ..commander import Node, NodeSnapshot, State, charge
+from ..commander import Node
 from ..commander._errors import ConfigurationError, WorkerLost
-from ..commander._events import Event, Origin, publish, relay
 from ..commander._observe import outlast
-from ..commander._record import DONE
+from ._elsewhere import Elsewhere, ended, scope_of
 from ._limits import DistantLimits, shared
-from ._parcel import load_error, load_report, pack, refuse_secrets
+from ._parcel import load_report, pack, refuse_secrets
 from ._ray import Cluster, as_lost, as_refused, aside, join, load
-from ._report import End, Happened, Order, Report, Standing
+from ._report import End, Order, Stand
 from ._worker import awaiting, work
 
 if TYPE_CHECKING:
-    from ..agents._scope import Scope
     from ._ray import Ray
 
 __all__ = ["Sent"]
@@ -37,110 +34,38 @@ UNREAD = 8
 LOOK_AGAIN = 5.0
 
 
-class Sent:
+class Sent(Elsewhere):
     """The body of a job that was put on Ray."""
 
     def __init__(self, place: Ray, job: Node[Any]) -> None:
         load()
         refuse_secrets_in(place)
+        super().__init__()
         self.place = place
-        self.host: str | None = None
         self._parcel = pack(job)
-        self._worker: int | None = None
-        self._below: dict[int, _Below] = {}
-
-    # --- what is known
-
-    def below(self, depth: int) -> Sequence[NodeSnapshot]:
-        """Return the unfinished nodes in the worker, as it has last told."""
-        children: dict[int | None, list[_Below]] = {}
-        for node in self._below.values():
-            above = node.parent if node.parent in self._below else None
-            children.setdefault(above, []).append(node)
-        found: list[NodeSnapshot] = []
-        stack = [(node, depth) for node in reversed(children.get(None, []))]
-        while stack:
-            node, at = stack.pop()
-            inner = children.get(node.number, [])
-            found.append(node.snapshot(at, len(inner), self.host))
-            stack.extend((child, at + 1) for child in reversed(inner))
-        return found
 
     def explain(self) -> str:
         """Say where the body is, or what it waits for."""
         if self.host is None:
             needs = ", ".join(f"{amount:g} {name}" for name, amount in self.place.needs().items())
             return f"waits for a Ray worker ({needs or 'that needs nothing'})"
-        return f"in the Ray worker {self._worker} on {self.host}"
-
-    # --- running it
+        return f"in the Ray worker {self.pid} on {self.host}"
 
     async def run(self, node: Node[Any]) -> Any:
         """Run the job once on the cluster; cancelled, wait until it is over there."""
-        self.host = None
-        self._below.clear()
+        self.begin(node)
         cluster = await join(self.place.address)
         try:
             async with shared(node.commander.limits, cluster) as limits:
                 return await _Call(self, node, cluster, self.order(node, limits)).outcome()
         finally:
-            self._below.clear()
+            self.clear()
 
     def order(self, node: Node[Any], limits: DistantLimits | None) -> bytes:
         """Return what the worker is told."""
-        parent = node.parent
-        assert parent is not None
-        commander = node.commander
-        return pickle.dumps(
-            Order(
-                self._parcel,
-                node.node_id,
-                parent.path,
-                node._n_policy,
-                commander._n_slow_after,
-                limits,
-                None if (scope := _scope()) is None else scope.left,
-            )
-        )
-
-    def began(self, node: Node[Any], report: Report) -> None:
-        """Note where the body has begun."""
-        self.host, self._worker = report.host, report.pid
-        if node._n_commander._n_listeners:
-            publish(node, "placed", report.host)
-
-    def restart(self, report: Report) -> None:
-        """Take what is unfinished from the report; events were lost."""
-        nodes = report.nodes or []
-        self._below = {node[0]: _Below(node) for node in nodes}
-
-    def happened(self, event: Happened) -> None:
-        """Keep the picture of the subtree up to date."""
-        kind, number, parent, name, *_ = event
-        if kind in DONE:
-            self._below.pop(number, None)
-        elif kind == "put":
-            self._below[number] = _Below((number, parent, name, "pending"))
-        elif kind in _STATES and number in self._below:
-            self._below[number].state = _STATES[kind]
-
-
-_STATES: dict[str, State] = {"started": "running", "joining": "joining", "retried": "pending"}
-
-
-class _Below:
-    """A node in the worker."""
-
-    __slots__ = ("name", "number", "parent", "state")
-
-    def __init__(self, standing: Standing) -> None:
-        self.number, self.parent, self.name = standing[:3]
-        self.state: State = standing[3]
-
-    def snapshot(self, depth: int, children: int, host: str | None) -> NodeSnapshot:
-        return NodeSnapshot(
-            self.number, self.parent, depth, self.name, self.state, children, False, host
-        )
+        scope = scope_of()
+        said = None if scope is None else (scope.limit, scope.left)
+        return pickle.dumps(Order(self._parcel, Stand.of(node, limits), said))
 
 
 class _Call:
@@ -152,7 +77,6 @@ class _Call:
         self._cluster = cluster
         self._order = order
         self._loop = node._n_commander._n_loop
-        self._clock = Clock(self._now())
         self._end: End | None = None
         self._error: Exception | None = None
         # A look at the machines that is under way.
@@ -229,71 +153,28 @@ class _Call:
     def _look(self) -> None:
         self._check = asyncio.wrap_future(aside(self._cluster.check, self._sent.place))
 
-    def _now(self) -> float:
-        """Return the time of day, as home's events have it."""
-        commander = self._node._n_commander
-        return commander._n_origin.epoch + commander._n_clock()
-
     # --- reports
 
     async def _read(self) -> None:
         try:
             async for item in self._stream:
                 report = load_report(await item)
-                self._take(report)
+                self._sent.take(self._node, report)
                 if report.end is not None:
                     self._end = report.end
                     return
         except Exception as error:  # noqa: BLE001 - Ray's own; it is told in the terms of the tree
             self._error = error
 
-    def _take(self, report: Report) -> None:
-        sent, node = self._sent, self._node
-        if sent.host is None:
-            sent.began(node, report)
-        self._clock.heard(report.epoch + report.began, report.epoch + report.sent, self._now())
-        origin = Origin(self._clock.here(report.epoch), report.host)
-        if report.nodes is not None:
-            sent.restart(report)
-        for event in report.events:
-            if report.nodes is None:
-                sent.happened(event)
-            if node._n_commander._n_listeners:
-                self._relay(event, origin)
-        self._spend(report)
-
-    def _spend(self, report: Report) -> None:
-        for account, amount in report.spent.items():
-            charge(account, amount)
-        if report.said and (scope := _scope()) is not None:
-            scope.left = max(0, scope.left - report.said)
-
-    def _relay(self, event: Happened, origin: Origin) -> None:
-        kind, number, parent, name, clock, data = event
-        if number == self._node.node_id:
-            above = self._node.parent
-            parent = None if above is None else above.node_id
-        elif not parent:  # it was put beside the job, under the worker's own commander
-            parent = self._node.node_id
-        relay(self._node._n_commander, Event(kind, number, parent, name, clock, origin, data))
-
     # --- the end
 
     def _result(self) -> Any:
         if self._end is None:
             raise self._loss()
-        kind, value = self._end
-        if kind == "completed":
-            return pickle.loads(value)  # noqa: S301 - as above
-        if kind == "failed":
-            raise load_error(value)
+        kind, why = self._end
         if kind == "refused":
-            raise ConfigurationError(_unknown(type(self._node).__name__, self._sent.host, value))
-        if kind == "exit":
-            self._node.commander.exit(pickle.loads(value))  # noqa: S301 - as above
-        else:
-            self._node.cancel(value)
-        raise asyncio.CancelledError
+            raise ConfigurationError(_unknown(type(self._node).__name__, self._sent.host, why))
+        return ended(self._node, self._end)
 
     def _loss(self) -> Exception:
         path = self._node.path
@@ -303,36 +184,6 @@ class _Call:
         if error is None:
             return WorkerLost(path, "its Ray task was cancelled by somebody else")
         return as_lost(error, path) or as_refused(error, path) or error
-
-
-class Clock:
-    """Brings a worker's times in line with home's.
-
-    A report cannot have been sent after it came, nor a body begun before it was ordered: within
-    these bounds the two clocks are taken to agree.
-    """
-
-    def __init__(self, ordered: float) -> None:
-        self._ordered = ordered
-        self._least = float("-inf")
-        self._most = float("inf")
-        self._ahead = 0.0
-
-    def heard(self, began: float, sent: float, now: float) -> None:
-        """Take the bounds that a report sets."""
-        self._least = max(self._least, self._ordered - began)
-        self._most = min(self._most, now - sent)
-        self._ahead = min(max(0.0, self._least), self._most)
-
-    def here(self, time: float) -> float:
-        """Return what the clock at home showed."""
-        return time + self._ahead
-
-
-def _scope() -> Scope | None:
-    # Whoever has not imported the agents is in no conversation of theirs.
-    agents = sys.modules.get(__name__.replace("cluster._home", "agents._scope"))
-    return None if agents is None else agents.current_scope()
 
 
 async def _first(*futures: asyncio.Future[Any]) -> None:

@@ -4,23 +4,39 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from ..commander import EventKind, Policy, State
+from ..commander import EventKind, Node, Policy, State
 from ._limits import DistantLimits
 from ._parcel import Parcel
 
-__all__ = ["End", "Happened", "Order", "Report", "Standing", "first_id"]
+__all__ = ["End", "Happened", "Order", "Report", "Stand", "Standing", "first_id"]
 
 
-class Order(NamedTuple):
-    """What a worker is told: the job, where it stands at home, and what it may spend."""
+class Stand(NamedTuple):
+    """Where at home something stands that runs elsewhere, and what holds for it."""
 
-    parcel: Parcel
     node_id: int
     parent: str
     policy: Policy
     slow_after: float | None
     limits: DistantLimits | None
-    left: int | None  # messages that the conversation in which it was put may still have
+
+    @classmethod
+    def of(cls, node: Node[Any], limits: DistantLimits | None) -> Stand:
+        """Return where `node` stands."""
+        parent, slow_after = node.parent, node.commander._n_slow_after
+        assert parent is not None
+        return cls(node.node_id, parent.path, node._n_policy, slow_after, limits)
+
+
+class Order(NamedTuple):
+    """What a worker is told: the job, and where it stands.
+
+    `said` are the limit of messages of the conversation in which it was put, and how many are left.
+    """
+
+    parcel: Parcel
+    stand: Stand
+    said: tuple[int, int] | None
 
 
 Happened: TypeAlias = "tuple[EventKind, int, int | None, str, float, Any]"

@@ -15,41 +15,24 @@ from ..agents import Answer
 from ..agents._scope import Scope
 from ..dispatch import AgentMessage
 from ._actor import Outlet
-from ._limits import DistantLimits
+from ._report import Stand
 
-__all__ = ["CALLER", "AtHome", "Caller", "Question", "Result", "Share", "Spent", "Visit"]
+__all__ = ["CALLER", "AtHome", "Caller", "Question", "Share", "Visit"]
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
     """What is asked of an agent: one of its methods, or what it has under that name.
 
-    `given` are the packed arguments. `limit` and `left` are those of the conversation to which it
-    belongs, None outside any; `heard` says whether somebody listens to it. `limits` are those of
-    the tree.
+    `given` are the packed arguments; `said` the limit of messages of the conversation to which it
+    belongs, and how many are left, None outside any; `heard` says whether somebody listens to it.
     """
 
     method: str
     given: bytes
-    limit: int | None = None
-    left: int = 0
-    heard: bool = False
-    limits: DistantLimits | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """An item: how many messages were said, and what models were used, by the end of the visit."""
-
-    messages: int
-    usage: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The last item of a visit that succeeded."""
-
-    value: Any
+    stand: Stand
+    said: tuple[int, int] | None
+    heard: bool
 
 
 @dataclass(frozen=True, slots=True)

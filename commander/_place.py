@@ -21,8 +21,8 @@ class Away(Protocol):
     """The machine, once it has told that the body began."""
 
     @property
-    def place(self) -> Place:
-        """Where it was sent."""
+    def place(self) -> Place | None:
+        """Where it was sent; None if it lives there."""
         ...
 
     async def run(self, node: Node[Any]) -> Any:

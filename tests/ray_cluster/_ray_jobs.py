@@ -10,7 +10,10 @@ import types
 from pathlib import Path
 from typing import Any
 
+from _ray_people import Bob
+
 from anabranch import Backend, Conversation, Job, Node, handler
+from anabranch.agents import UserProxyAgent
 from anabranch.cluster import Ray
 from anabranch.commander import charge, check_cancelled, emit
 from anabranch.handlers import View, respond
@@ -227,6 +230,14 @@ class AskThere(Job[list[str]]):
     async def task(self) -> list[str]:
         jobs = [self.put_job(Ask(self.backend), on=place) for place in self.places]
         return [await job for job in jobs]
+
+
+class Talk(Job[str]):
+    """Two agents talk where the job is."""
+
+    async def task(self) -> str:
+        user = UserProxyAgent(human_input_mode="NEVER", max_consecutive_auto_reply=0)
+        return (await user.send("Who are you?", Bob("bob"))).text
 
 
 class _Silent(View):

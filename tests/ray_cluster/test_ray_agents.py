@@ -123,7 +123,7 @@ async def test_remote_agents_find_each_other_and_those_at_home() -> None:
         directory.remove("bob")
         with pytest.raises(UnknownAgent, match="bob") as failed:
             await user.initiate_chat("alice", "Who are you?")
-        assert "in another process" in "".join(failed.value.__notes__)
+        assert "in the Ray worker" in "".join(failed.value.__notes__)
 
 
 async def test_an_agent_is_found_by_its_name_alone() -> None:
@@ -220,6 +220,34 @@ async def test_what_it_spends_is_counted_here() -> None:
         async with remote(ConversableAgent, "bob", model) as bob, Commander() as commander:
             await commander.run(Chat(a_user(), bob, "Well?", max_turns=1))
             assert commander.usage()["tiny"].total_tokens > 0
+
+
+async def test_what_it_does_is_seen_here() -> None:
+    """Its tree, with the machine, while it answers; what happens there, in order, with the text."""
+    script = ServerReply([chunk({"content": "Hel"}), Step.HANG])
+    async with ScriptedServer(script) as server:
+        model = connect(server.url, model="tiny")
+        async with remote(ConversableAgent, "bob", model) as bob, Commander() as commander:
+            events = commander.events(("placed", "text", "cancelled"))
+            chat = commander.call_handler(Chat(a_user(), bob, "Well?"))
+            seen = [await anext(events) for _ in range(3)]
+            assert [(event.kind, event.name) for event in seen] == [
+                ("placed", "bob.begin_chat"),
+                ("placed", "bob.receive"),
+                ("text", "show"),
+            ]
+            visit = next(node for node in commander.tree() if node.name == "bob.receive")
+            assert (visit.host, seen[2].host, seen[2].data) == (bob.host, bob.host, "Hel")
+            below = [node for node in commander.tree() if node.depth > visit.depth]
+            assert [node.node_id // 1_000_000 for node in below] == [visit.node_id] * len(below)
+            assert {node.host for node in below} == {bob.host}
+            assert seen[2].node_id in {node.node_id for node in below}
+            assert f"show#{seen[2].node_id} running on {bob.host}" in str(commander)
+            assert "in the actor of <RemoteAgent 'bob'" in commander.explain()
+            chat.cancel()
+            await server.gone.wait()
+    names = [event.name async for event in events]
+    assert names == ["bob.receive", "deliver", "user-to-bob"]
 
 
 async def test_a_reply_that_is_given_up_is_heard_to_break_off(tmp_path: Path) -> None:

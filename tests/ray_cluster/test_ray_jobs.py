@@ -21,6 +21,7 @@ from _ray_jobs import (
     Spend,
     Stand,
     Strange,
+    Talk,
     There,
     Tool,
     read,
@@ -28,6 +29,8 @@ from _ray_jobs import (
 from _server import Reply, ScriptedServer, Step, chunk
 
 from anabranch import Commander, Job, NodeCancelled, Retry, connect
+from anabranch.agents import ConversationTooLong
+from anabranch.agents._scope import opened
 from anabranch.cluster import Ray
 from anabranch.commander import Event
 
@@ -283,6 +286,18 @@ async def test_what_is_spent_there_is_charged_here() -> None:
         await two
         assert commander.usage(one) == {"cheap": 3, "dear": 3}
         assert commander.usage() == {"cheap": 7, "dear": 7}
+
+
+async def test_a_conversation_goes_on_in_a_job() -> None:
+    """What is said there counts here, and the limit that it began with ends it there too."""
+    with opened(5) as (scope, _):
+        async with Commander() as commander:
+            left: list[int] = []
+            with pytest.raises(ConversationTooLong, match="after 5 messages"):
+                while True:
+                    assert await commander.run(Talk(), on=LEFT) == "I am bob."
+                    left.append(scope.left)
+    assert left == [3, 1, 0]  # an answer is never refused
 
 
 async def test_a_job_there_sends_jobs_on() -> None:
