@@ -229,8 +229,7 @@ class World:
         await asyncio.wait((block,))
         for waiter in self.waiters:
             await asyncio.wait((waiter,))
-        for _ in range(8):
-            await asyncio.sleep(0)
+        await settled()
         self.tasks_left = asyncio.all_tasks() - before - {block, *self.waiters}
         if not block.cancelled():
             self.block_error = block.exception()

@@ -32,7 +32,7 @@ def _ask(said: str = "Hello?", **options: Any) -> Request:
 
 
 class Slow(ModelBackend):
-    """A delta a second, a different reply each time."""
+    """A delta a second, of a `jumping` clock; a different reply each time."""
 
     count = 0
 

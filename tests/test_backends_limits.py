@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 from _clock import jumping
+from _until import settled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -134,7 +135,7 @@ async def test_a_spent_budget_refuses_all_that_wait() -> None:
     await waiting
     async with limits.request("m", 1) as turn:
         later = [asyncio.create_task(_ask(limits, [], n)) for n in range(2)]
-        await asyncio.sleep(0)
+        await settled()
         turn.usage = Usage(input_tokens=40)
 
     for result in await asyncio.gather(*later, return_exceptions=True):

@@ -27,7 +27,7 @@ ASK = Request([Message(role="user", content="Hello?")])
 
 
 class Paid(ModelBackend):
-    """Takes a second and 10 + 5 tokens for each reply; counts what is open."""
+    """Takes a second, of a `jumping` clock, and 10 + 5 tokens for a reply; counts what is open."""
 
     opened = 0
 

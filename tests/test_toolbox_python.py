@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from _left import gone, left, processes, threads
+from _until import until
 
 from anabranch.commander import Commander, MissingExtra, NodeCancelled, ToolError
 from anabranch.dispatch import AgentMessage, Conversation, Message, ToolCall, request_body
@@ -235,8 +236,7 @@ def test_a_cancelled_conversation_leaves_nothing_behind(busy: bool, tmp_path: Pa
         backend = ScriptedBackend(calling(code), [idle, asyncio.Event()])
         async with asyncio.timeout(60), Commander(slow_after=None) as commander:
             job = commander.put_job(Talk(backend, kernel), claim=True)
-            while not started.exists() or (not busy and len(backend.requests) < 2):  # noqa: ASYNC110 - told by another process
-                await asyncio.sleep(0.01)
+            await until(lambda: started.exists() and (busy or len(backend.requests) == 2))
             assert processes() - before
             job.cancel()
             with pytest.raises(NodeCancelled):
@@ -267,15 +267,17 @@ async def test_the_kernel_ends_with_the_commander():
     assert not left(processes, before)
 
 
-async def test_a_cancelled_call_is_stopped_and_the_session_stays():
+async def test_a_cancelled_call_is_stopped_and_the_session_stays(tmp_path: Path):
     """As when a person interrupts a reply in a chat that goes on."""
-    kernel = PythonKernel()
+    kernel, started = PythonKernel(), tmp_path / "started"
     async with kernel:
         await run(kernel, "x = 5")
-        running = asyncio.create_task(run(kernel, "while True: pass"))
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await running
+        code = f"open({str(started)!r}, 'w').close()\nwhile True: pass"
+        running = asyncio.create_task(run(kernel, code))
+        await until(started.exists)
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
         assert await run(kernel, "x") == "5"
 
 

@@ -9,6 +9,7 @@ import textwrap
 import threading
 
 import pytest
+from _until import settled
 
 from anabranch.commander import Commander, NodeCancelled, NodeClosed, run
 from anabranch.handlers import handler
@@ -102,7 +103,7 @@ async def test_drain_finishes_what_runs_and_takes_nothing_new():
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(work())
         draining = asyncio.create_task(commander.drain())
-        await asyncio.sleep(0)
+        await settled()
         with pytest.raises(NodeClosed):
             commander.call_handler(give())
         release.set()
@@ -124,7 +125,7 @@ async def test_drain_cancels_what_is_left_after_its_timeout():
 
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(careful())
-        await asyncio.sleep(0)
+        await settled()
         assert await commander.drain(0.01) is False
         assert cleaned == [True]
         with pytest.raises(NodeCancelled, match="drain"):

@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 import pytest
+from _until import settled
 
 from anabranch.commander import Commander, Node, NodeClosed, current_node
 from anabranch.handlers import handler
@@ -76,7 +77,7 @@ async def test_a_node_is_not_done_before_its_children():
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(parent())
         await body_over.wait()
-        await asyncio.sleep(0)
+        await settled()
         assert node.state == "joining"
         release.set()
         assert await node == "result"
@@ -139,7 +140,7 @@ async def test_a_joining_node_accepts_children_from_any_task_on_its_loop():
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(parent())
         await body_over.wait()
-        await asyncio.sleep(0)
+        await settled()
 
         async def stranger():
             return node.call_handler(nothing()), node.put_job(Idle())

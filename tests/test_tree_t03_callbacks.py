@@ -6,6 +6,7 @@ import weakref
 from contextvars import ContextVar
 
 import pytest
+from _until import settled
 
 from anabranch.commander import Commander, NodeClosed, current_node
 from anabranch.handlers import handler
@@ -51,7 +52,7 @@ async def test_a_node_is_not_done_before_its_callbacks():
         await entered.wait()
         (child,) = node.children
         waiter = asyncio.create_task(wait_for(child))
-        await asyncio.sleep(0)
+        await settled()
         assert (child.state, node.state) == ("joining", "joining")
         release.set()
         await waiter

@@ -5,6 +5,7 @@ import concurrent.futures
 import logging
 
 import pytest
+from _until import settled
 
 from anabranch.commander import Commander, NodeCancelled, Retry
 from anabranch.handlers import handler
@@ -60,7 +61,7 @@ async def test_awaiting_a_node_gives_its_result_now_or_after_its_end():
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(later())
         waiters = [asyncio.ensure_future(node) for _ in range(3)]
-        await asyncio.sleep(0)
+        await settled()
         release.set()
         assert await asyncio.gather(*waiters) == [5, 5, 5]
         assert (await node, await node) == (5, 5)
@@ -73,7 +74,7 @@ async def test_awaiting_a_node_raises_its_exception_now_or_after_its_end():
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(fail(error, release))
         waiters = [asyncio.ensure_future(node) for _ in range(3)]
-        await asyncio.sleep(0)
+        await settled()
         release.set()
         assert await asyncio.gather(*waiters, return_exceptions=True) == [error] * 3
         with pytest.raises(ValueError) as caught:
@@ -139,7 +140,7 @@ async def test_an_awaiter_whose_own_wait_was_cancelled_does_not_count():
     async def parent(node):
         bad = node.call_handler(fail(ValueError(), release))
         waiter = asyncio.ensure_future(drop_it(bad))
-        await asyncio.sleep(0)
+        await settled()
         waiter.cancel()
         await asyncio.wait([waiter])
         release.set()
@@ -169,7 +170,7 @@ async def test_an_awaiter_cancelled_in_the_turn_of_the_failure_does_not_count():
         bad = node.call_handler(fail(ValueError(), release))
         waiter = asyncio.ensure_future(wait_for(bad))
         bad.at_done(lambda _: loop.call_soon(waiter.cancel))
-        await asyncio.sleep(0)
+        await settled()
         release.set()
         await asyncio.wait([waiter])
         assert waiter.cancelled()
@@ -190,7 +191,7 @@ async def test_of_two_awaiters_one_cancelled_the_other_still_takes_the_failure(c
         bad = node.call_handler(fail(ValueError(), release))
         waiters = [asyncio.ensure_future(bad) for _ in range(2)]
         bad.at_done(lambda _: loop.call_soon(waiters[0].cancel))
-        await asyncio.sleep(0)
+        await settled()
         release.set()
         await asyncio.wait(waiters)
         assert waiters[0].cancelled()
@@ -224,7 +225,7 @@ async def test_a_job_cancelled_while_it_waits_for_its_place_has_not_taken_the_fa
         await busy.wait()
         release.set()
         await failed.wait()
-        await asyncio.sleep(0)
+        await settled()
         assert (bad.state, waiter.state) == ("failed", "running")
         waiter.cancel()
         with pytest.raises(NodeCancelled):
@@ -241,7 +242,7 @@ async def test_a_future_cancelled_in_the_turn_of_the_failure_has_not_taken_it(ca
         node = fail(ValueError())
         node.at_done(lambda _: future.cancel())
         future: concurrent.futures.Future[None] = commander.call_handler_threadsafe(node)
-        await asyncio.sleep(0)
+        await settled()
     (record,) = caplog.records
     assert node.path in record.getMessage()
 
@@ -251,13 +252,13 @@ async def test_a_future_cancelled_in_the_turn_of_the_failure_has_not_taken_it(ca
 
 async def test_fail_fast_cancels_the_other_children_and_the_body():
     """It waits for them, and the parent fails with the same exception."""
-    order, error, running = [], ValueError(), asyncio.Event()
+    order, error, running, release = [], ValueError(), asyncio.Event(), asyncio.Event()
 
     async def clean_up(name):
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(0.01)
+            await release.wait()
             order.append(name)
 
     @handler
@@ -273,8 +274,12 @@ async def test_fail_fast_cancels_the_other_children_and_the_body():
 
     async with asyncio.timeout(5), Commander() as commander:
         node = parent()
+        run = asyncio.create_task(commander.run(node))
+        await settled()
+        assert (order, run.done()) == ([], False)
+        release.set()
         with pytest.raises(ValueError) as caught:
-            await commander.run(node)
+            await run
         order.append("parent")
     assert caught.value is error
     assert node.error is error
@@ -450,7 +455,7 @@ async def test_isolate_is_the_default_of_the_commander(caplog):
     async with asyncio.timeout(5), Commander() as commander:
         commander.call_handler(fail(ValueError()))
         other = commander.call_handler(give(1))
-        await asyncio.sleep(0)
+        await settled()
     assert other.state == "completed"
     assert len(caplog.records) == 1
 
@@ -525,7 +530,7 @@ async def test_a_claimed_failure_waits_for_its_awaiter():
         failed = asyncio.Event()
         bad = node.call_handler(fail(ValueError()).at_done(lambda _: failed.set()), claim=True)
         await failed.wait()
-        await asyncio.sleep(0)
+        await settled()
         assert bad.state == "failed"
         with pytest.raises(ValueError):
             await bad
@@ -547,7 +552,7 @@ async def test_a_claimed_failure_untaken_at_the_join_follows_the_policy(policy, 
         failed = asyncio.Event()
         node.call_handler(fail(ValueError()).at_done(lambda _: failed.set()), claim=True)
         await failed.wait()
-        await asyncio.sleep(0)
+        await settled()
         through.append("body")
 
     async with asyncio.timeout(5), Commander() as commander:
@@ -562,7 +567,7 @@ async def test_a_claimed_failure_untaken_at_the_join_is_logged_under_isolate(cap
         ended = asyncio.Event()
         commander.call_handler(fail(ValueError()).at_done(lambda _: ended.set()), claim=True)
         await ended.wait()
-        await asyncio.sleep(0)
+        await settled()
         assert caplog.records == []
     assert len(caplog.records) == 1
 
@@ -575,7 +580,7 @@ async def test_a_claimed_failure_that_is_taken_late_is_not_kept():
             node = fail(ValueError()).at_done(lambda _, ended=ended: ended.set())
             commander.call_handler(node, claim=True)
             await ended.wait()
-            await asyncio.sleep(0)
+            await settled()
             with pytest.raises(ValueError):
                 await node
         assert not commander._n_failures  # white box: nothing public tells

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from _until import settled
 
 from anabranch.commander import Commander, NodeCancelled
 from anabranch.handlers import handler
@@ -249,7 +250,7 @@ async def test_a_clean_up_may_await_as_long_as_it_needs():
         node.cancel()
         await cleaning.wait()
         node.cancel()
-        await asyncio.sleep(0)
+        await settled()
         release.set()
     assert cleaned == [True]
 
@@ -306,13 +307,13 @@ async def test_a_pending_node_runs_at_terminate_without_at_start():
 
     async with asyncio.timeout(5), Commander(max_concurrency=1) as commander:
         holder = commander.put_job(Hang())
-        await asyncio.sleep(0)
+        await settled()
         queued = commander.put_job(Idle())
         called = commander.call_handler(give())
         for node in (queued, called):
             node.at_start(lambda _: seen.append("start"))
             node.at_terminate(lambda _: seen.append("terminate"))
-        await asyncio.sleep(0)
+        await settled()
         queued.cancel()
         with pytest.raises(NodeCancelled):
             await queued
@@ -462,7 +463,7 @@ async def test_cancelling_an_await_never_cancels_the_node():
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(work())
         waiter = asyncio.create_task(wait_for(node))
-        await asyncio.sleep(0)
+        await settled()
         waiter.cancel()
         await asyncio.wait([waiter])
         with pytest.raises(TimeoutError):
@@ -471,7 +472,7 @@ async def test_cancelling_an_await_never_cancels_the_node():
             async with asyncio.timeout(0):
                 await node
         group = asyncio.gather(node)
-        await asyncio.sleep(0)
+        await settled()
         group.cancel()
         await asyncio.wait([group])
         assert node.state == "running"
@@ -501,10 +502,10 @@ async def test_cancelling_run_cancels_its_job_waits_for_it_and_raises_again():
         await running.wait()
         run.cancel()
         await cleaning.wait()
-        await asyncio.sleep(0)
+        await settled()
         assert not run.done()
         run.cancel()
-        await asyncio.sleep(0)
+        await settled()
         assert not run.done()
         release.set()
         with pytest.raises(asyncio.CancelledError):
@@ -602,7 +603,7 @@ async def test_further_cancels_do_not_abandon_the_wait():
         await cleaning.wait()
         for _ in range(3):
             task.cancel()
-            await asyncio.sleep(0)
+            await settled()
             assert not task.done()
         release.set()
         with pytest.raises(asyncio.CancelledError):

@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+from _until import settled
 
 from anabranch.commander import Commander, NodeCancelled
 from anabranch.handlers import handler
@@ -147,8 +148,7 @@ async def test_a_node_with_100_000_children_completes_in_whatever_order(order):
     async with asyncio.timeout(60), Commander(slow_after=None) as commander:
         events = [asyncio.Event() for _ in range(LARGE)]
         node = commander.call_handler(parent(events))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await settled()
         assert len(node.children) == LARGE
         for number in ORDERS[order]:
             events[number].set()
@@ -169,7 +169,7 @@ async def test_drain_of_many_children_is_not_quadratic():
     async with asyncio.timeout(60), Commander(slow_after=None) as commander:
         for index in range(len(release)):
             commander.call_handler(chained(index))
-        await asyncio.sleep(0)
+        await settled()
         release[0].set()
         started = time.process_time()
         assert await commander.drain()
@@ -184,7 +184,7 @@ async def test_a_failing_child_among_many_brings_all_down():
     async def parent(node):
         for _ in range(20_000):
             node.call_handler(wait_for(release))
-        await asyncio.sleep(0)
+        await settled()
         node.call_handler(failing(0))
 
     async with asyncio.timeout(60), Commander(slow_after=None) as commander:

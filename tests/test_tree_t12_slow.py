@@ -7,12 +7,14 @@ import threading
 import time
 
 import pytest
+from _until import settled
 
 from anabranch.commander import Commander
 from anabranch.commander._watch import Watch
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
+# Seconds, and real ones: a thread watches the loop by the real clock.
 AFTER = 0.02
 BLOCK = 0.3
 
@@ -110,7 +112,7 @@ async def test_a_long_turn_of_many_short_bodies_is_not_named(caplog):
     async with asyncio.timeout(30), Commander(slow_after=None) as commander:
         for _ in range(10):
             commander.call_handler(body(900))
-        await asyncio.sleep(0)
+        await settled()
         assert caplog.records == []
         await commander.call_handler(body(1_100))
     watch.close()
@@ -159,7 +161,7 @@ async def test_one_daemon_thread_watches_for_the_whole_process():
 
     async def main():
         async with Commander(slow_after=AFTER):
-            await asyncio.sleep(0)
+            await settled()
             return watchers()
 
     async with asyncio.timeout(5), Commander(slow_after=AFTER), Commander(slow_after=AFTER):
