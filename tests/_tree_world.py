@@ -13,7 +13,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from _clock import virtual_seconds
 from _tree_puppet import DONE, FAILURES, MOMENTS, Operation, Part, Told
+from _until import settled
 
 from anabranch.commander import Commander, Node, NodeCancelled, NodeClosed
 from anabranch.testing import SeededLoop
@@ -287,7 +289,7 @@ class World:
                 for _ in range(a % 5):
                     await asyncio.sleep(0)
             case "time":
-                await asyncio.sleep((0.5, 1, 2, 4)[a % 4])
+                await virtual_seconds((0.5, 1, 2, 4)[a % 4])
             case "new":
                 self.put(None if a % 4 == 0 else self.pick(a), b, c)
             case "cancel":

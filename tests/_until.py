@@ -1,4 +1,4 @@
-"""Waiting for what sends no event; a real pause, to look again, is made here and nowhere else."""
+"""Turns of the loop, and waiting for what sends no event: no other test pauses in real time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-__all__ = ["first_turn", "held_until", "settled", "until"]
+__all__ = ["first_turn", "held_until", "settled", "turns", "until"]
 
 LOOK = 0.01  # seconds between two looks at what another process or thread does
 PATIENCE = 30.0  # seconds
@@ -24,6 +24,12 @@ async def settled() -> None:
         if not loop._ready:  # type: ignore[attr-defined]
             return
     raise AssertionError("the loop does not come to rest")
+
+
+async def turns(count: int) -> None:
+    """Give the running loop so many turns: for a body that takes a while, or a moment to meet."""
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 async def first_turn(condition: Callable[[], object]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from _left import processes, threads
+from _until import turns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,8 +71,7 @@ class Stranger(ConversableAgent):
 
     @reply
     async def anything(self, message: AgentMessage) -> Reply:
-        for _ in range(self.chance.randint(0, 2)):
-            await asyncio.sleep(0)
+        await turns(self.chance.randint(0, 2))
         match self.chance.randint(0, 7):
             case 0:
                 return None
@@ -144,15 +144,14 @@ def test_a_conversation_always_ends_and_both_sides_know_the_same(seed: int):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 60))
-def test_a_cancelled_conversation_leaves_the_two_with_the_same_history(seed: int, turns: int):
+def test_a_cancelled_conversation_leaves_the_two_with_the_same_history(seed: int, after: int):
     """At whatever turn of the loop the cancel comes; and no task is left."""
     agents = strangers(seed)
 
     async def main() -> None:
         before = asyncio.all_tasks()
         task = asyncio.create_task(agents[0].initiate_chat("ben", "Begin.", max_messages=30))
-        for _ in range(turns):
-            await asyncio.sleep(0)
+        await turns(after)
         task.cancel()
         async with asyncio.timeout(20):
             await asyncio.gather(task, return_exceptions=True)

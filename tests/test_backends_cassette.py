@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _clock import jumping
+from _clock import jumping, virtual_seconds
 from _server import Reply, ScriptedServer, calls, chunk, text
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,16 +32,16 @@ def _ask(said: str = "Hello?", **options: Any) -> Request:
 
 
 class Slow(ModelBackend):
-    """A delta a second, of a `jumping` clock; a different reply each time."""
+    """A delta a second, a different reply each time."""
 
     count = 0
 
     async def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         self.count += 1
         for said in "a", "b":
-            await asyncio.sleep(1)
+            await virtual_seconds(1)
             yield Delta(f"{said}{self.count}")
-        await asyncio.sleep(1)
+        await virtual_seconds(1)
         yield Delta(usage=Usage(input_tokens=1), finish_reason="stop")
 
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from _clock import jumping
+from _clock import jumping, virtual_seconds
 from _server import Reply, ScriptedServer, Step, chunk, text
 
 from anabranch import (
@@ -27,14 +27,14 @@ ASK = Request([Message(role="user", content="Hello?")])
 
 
 class Paid(ModelBackend):
-    """Takes a second, of a `jumping` clock, and 10 + 5 tokens for a reply; counts what is open."""
+    """Takes a second and 10 + 5 tokens for each reply; counts what is open."""
 
     opened = 0
 
     async def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         self.opened += 1
         try:
-            await asyncio.sleep(1)
+            await virtual_seconds(1)
             yield Delta("a", usage=Usage(input_tokens=10))  # some servers count as they go
             yield Delta(usage=Usage(input_tokens=10, output_tokens=5), finish_reason="stop")
         finally:
@@ -167,7 +167,7 @@ async def test_a_429_slows_its_backend_and_no_other_of_the_tree() -> None:
     async with Commander() as commander:
         commander.limits = Limits(requests_per_minute=100)
         refused = commander.call_handler(asks(Refused("m")), claim=True)
-        await asyncio.sleep(1)
+        await virtual_seconds(1)
         await commander.run(asks(Paid("other")))
         assert time() == pytest.approx(2)
         with pytest.raises(RateLimited):

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from _until import turns
 
 from anabranch.commander import (
     BadResponse,
@@ -178,8 +179,7 @@ async def test_a_slow_reader_holds_the_source_back_at_the_limit() -> None:
             nonlocal read
             async for _ in reply.text:
                 read += 1
-                for _ in range(20):
-                    await asyncio.sleep(0)
+                await turns(20)
                 assert source.given - read <= 12
 
         slow_reader = asyncio.create_task(slow())

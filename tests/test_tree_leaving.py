@@ -365,7 +365,7 @@ def test_an_interrupt_ends_a_body_that_blocks_the_loop_at_the_second_one(program
     )
     process.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.3)
+        process.wait(0.3)  # what is tested: that it goes on
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert output.split() == ["broken", "into", "KeyboardInterrupt"]

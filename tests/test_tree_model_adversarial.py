@@ -8,6 +8,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import pytest
+from _clock import virtual_seconds
 from _until import settled
 
 from anabranch.commander import Commander, Node, NodeCancelled, QuorumNotMet, Retry, quorum, run
@@ -193,7 +194,7 @@ def test_a_node_cancelled_between_two_attempts_ends_at_once() -> None:
         loop = asyncio.get_running_loop()
         async with Commander(slow_after=None) as commander:
             node = commander.call_handler(fails(), retry=Retry(backoff=1000, jitter=0))
-            await asyncio.sleep(1)
+            await virtual_seconds(1)
             node.cancel()
         return node.state, loop.time()
 

@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 import pytest
-from _until import settled
+from _until import settled, turns
 
 from anabranch.commander import Commander, Node, NodeClosed, current_node
 from anabranch.handlers import handler
@@ -252,7 +252,7 @@ async def test_starting_a_node_twice_is_an_error():
                 commander.call_handler(node)
             with pytest.raises(RuntimeError, match="started before"):
                 other.put_job(job)
-            await asyncio.sleep(0)
+            await turns(1)
         release.set()
         await node
         with pytest.raises(RuntimeError, match="started before"):

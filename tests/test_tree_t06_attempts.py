@@ -3,14 +3,14 @@
 import asyncio
 
 import pytest
-from _clock import jumping
+from _clock import jumping, virtual_seconds
 from _until import settled
 
 from anabranch.commander import Commander, NodeCancelled, Restart, Retry
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
-SHORT = 0.02  # seconds; of a clock that jumps, where a test is `jumping`
+SHORT = 0.02
 
 
 @handler
@@ -81,7 +81,7 @@ async def test_a_timeout_waits_for_the_clean_up():
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(SHORT)
+            await virtual_seconds(SHORT)
             cleaned.append(node.state)
 
     async with asyncio.timeout(5), Commander() as commander:
@@ -118,7 +118,7 @@ async def test_a_timeout_starts_with_the_body_and_not_with_the_put():
         commander.put_job(Holder())
         await settled()
         late = commander.put_job(Flaky([]), timeout=SHORT)
-        await asyncio.sleep(SHORT * 2)
+        await virtual_seconds(SHORT * 2)
         assert late.state == "pending"
         release.set()
         assert await late == "made it"
@@ -130,7 +130,7 @@ async def test_a_node_that_is_done_in_time_knows_no_timeout():
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(give(1), timeout=SHORT)
         assert await node == 1
-        await asyncio.sleep(SHORT * 2)
+        await virtual_seconds(SHORT * 2)
         assert node.state == "completed"
 
 

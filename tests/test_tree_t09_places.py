@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from _until import settled
+from _until import settled, turns
 
 from anabranch.commander import Commander, NodeCancelled, Retry
 from anabranch.handlers import handler
@@ -37,8 +37,7 @@ class Busy(Job[None]):
     async def task(self):
         self.running[0] += 1
         self.running.append(self.running[0])
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await turns(3)
         self.running[0] -= 1
 
 
@@ -202,8 +201,7 @@ async def test_the_limit_holds_while_jobs_come_back_from_their_waits():
     async def step():
         running[0] += 1
         most[0] = max(most[0], running[0])
-        for _ in range(2):
-            await asyncio.sleep(0)
+        await turns(2)
         running[0] -= 1
 
     class Parent(Job[None]):
