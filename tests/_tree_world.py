@@ -15,7 +15,7 @@ from typing import Any
 
 from _clock import virtual_seconds
 from _tree_puppet import DONE, FAILURES, MOMENTS, Operation, Part, Told
-from _until import settled
+from _until import settled, turns
 
 from anabranch.commander import Commander, Node, NodeCancelled, NodeClosed
 from anabranch.testing import SeededLoop
@@ -286,8 +286,7 @@ class World:
             return
         match name:
             case "turns":
-                for _ in range(a % 5):
-                    await asyncio.sleep(0)
+                await turns(a % 5)
             case "time":
                 await virtual_seconds((0.5, 1, 2, 4)[a % 4])
             case "new":

@@ -10,7 +10,7 @@ __all__ = ["first_turn", "held_until", "settled", "turns", "until"]
 
 LOOK = 0.01  # seconds between two looks at what another process or thread does
 PATIENCE = 30.0  # seconds
-TURNS = 100_000
+MOST_TURNS = 100_000  # before it is said that a loop never comes to it
 
 
 async def settled() -> None:
@@ -19,7 +19,7 @@ async def settled() -> None:
     What timers, sockets, threads and processes bring about may still be to come.
     """
     loop = asyncio.get_running_loop()
-    for _ in range(TURNS):
+    for _ in range(MOST_TURNS):
         await asyncio.sleep(0)
         if not loop._ready:  # type: ignore[attr-defined]
             return
@@ -34,7 +34,7 @@ async def turns(count: int) -> None:
 
 async def first_turn(condition: Callable[[], object]) -> None:
     """Go on in the very turn of the running loop in which something has become so."""
-    for _ in range(TURNS):
+    for _ in range(MOST_TURNS):
         if condition():
             return
         await asyncio.sleep(0)

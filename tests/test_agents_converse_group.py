@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from _left import processes, threads
+from _talkers import program, said
 from _until import settled
 
 from anabranch import AgentMessage, BackendUnavailable, Commander
@@ -28,10 +29,6 @@ from anabranch.dispatch import Delta
 from anabranch.testing import ScriptedBackend
 
 
-def program(name: str = "user") -> UserProxyAgent:
-    return UserProxyAgent(name, human_input_mode="NEVER", max_consecutive_auto_reply=0)
-
-
 def speaker(name: str, *said: str | None, **options: Any) -> ConversableAgent:
     """Says the given things one after the other, then nothing."""
     agent = ConversableAgent(name, **options)
@@ -42,10 +39,6 @@ def speaker(name: str, *said: str | None, **options: Any) -> ConversableAgent:
 
 def endless(name: str, **options: Any) -> ConversableAgent:
     return ConversableAgent(name, default_auto_reply=f"{name}!", **options)
-
-
-def said(messages: Any) -> list[tuple[str, Any]]:
-    return [(message.sender, message.content) for message in messages]
 
 
 async def test_members_speak_in_turn_and_all_hear_all():

@@ -11,15 +11,7 @@ import pytest
 from _clock import jumping, virtual_seconds
 from _server import Reply, ScriptedServer, Step, chunk, text
 
-from anabranch import (
-    BudgetExceeded,
-    Commander,
-    Job,
-    Node,
-    RateLimited,
-    StreamInterrupted,
-    handler,
-)
+from anabranch import BudgetExceeded, Commander, Job, Node, RateLimited, StreamInterrupted, handler
 from anabranch.backends import Backend, Fallback, Limits, ModelBackend, Retries, connect
 from anabranch.dispatch import Delta, Message, Request, Usage
 

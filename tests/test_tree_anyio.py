@@ -5,6 +5,7 @@ import asyncio
 import anyio
 import anyio.lowlevel
 import pytest
+from _nodes import fail, hang
 from _until import settled
 
 from anabranch.commander import Commander, NodeCancelled, current_node
@@ -16,16 +17,6 @@ from anabranch.jobs import Job
 async def give(node, value=None):
     await asyncio.sleep(0)
     return value
-
-
-@handler
-async def fail(node, error):
-    raise error
-
-
-@handler
-async def hang(node):
-    await asyncio.Event().wait()
 
 
 async def test_an_anyio_task_group_works_in_a_body():

@@ -9,29 +9,12 @@ import textwrap
 import threading
 
 import pytest
+from _nodes import Idle, give, hang
 from _until import settled
 
 from anabranch.commander import Commander, NodeCancelled, NodeClosed, run
 from anabranch.handlers import handler
 from anabranch.jobs import Job
-
-
-@handler
-async def give(node, value=None):
-    return value
-
-
-@handler
-async def hang(node, running=None):
-    if running is not None:
-        running.set()
-    await asyncio.Event().wait()
-
-
-class Idle(Job[None]):
-    async def task(self):
-        return None
-
 
 # --- exit
 

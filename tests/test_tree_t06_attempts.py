@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from _clock import jumping, virtual_seconds
+from _nodes import fail, give, hang
 from _until import settled
 
 from anabranch.commander import Commander, NodeCancelled, Restart, Retry
@@ -11,21 +12,6 @@ from anabranch.handlers import handler
 from anabranch.jobs import Job
 
 SHORT = 0.02
-
-
-@handler
-async def give(node, value=None):
-    return value
-
-
-@handler
-async def fail(node, error):
-    raise error
-
-
-@handler
-async def hang(node):
-    await asyncio.Event().wait()
 
 
 class Flaky(Job[str]):

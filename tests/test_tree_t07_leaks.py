@@ -7,28 +7,12 @@ import tracemalloc
 import weakref
 
 import pytest
+from _nodes import fail, give, hang
 from _until import settled
 
 from anabranch.commander import Commander, NodeCancelled, Retry, run
 from anabranch.handlers import handler
 from anabranch.jobs import Job
-
-
-@handler
-async def give(node, value=None):
-    return value
-
-
-@handler
-async def fail(node, error):
-    raise error
-
-
-@handler
-async def hang(node, running=None):
-    if running is not None:
-        running.set()
-    await asyncio.Event().wait()
 
 
 class Round(Job[int]):

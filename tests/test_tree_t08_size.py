@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+from _nodes import wait_for
 from _until import settled
 
 from anabranch.commander import Commander, NodeCancelled
@@ -40,11 +41,6 @@ class Link(Job[int]):
 
     async def task(self):
         return 1 + await self.put_job(Link(self.depth - 1)) if self.depth else 0
-
-
-@handler
-async def wait_for(node, event):
-    await event.wait()
 
 
 @handler

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from _nodes import wait_for
 from _until import settled, turns
 
 from anabranch.commander import Commander, NodeCancelled, Retry
@@ -39,16 +40,6 @@ class Busy(Job[None]):
         self.running.append(self.running[0])
         await turns(3)
         self.running[0] -= 1
-
-
-@handler
-async def fail(node, error):
-    raise error
-
-
-@handler
-async def wait_for(node, event):
-    await event.wait()
 
 
 @pytest.mark.parametrize("limit", [None, 1, 3])

@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from _nodes import fail, give, hang
 from _until import settled, until
 
 from anabranch.commander import (
@@ -22,23 +23,6 @@ from anabranch.handlers import handler
 from anabranch.jobs import Job
 
 WORK = 0.005  # seconds that a blocking function is at work between two looks
-
-
-@handler
-async def give(node, value=None):
-    return value
-
-
-@handler
-async def fail(node, error):
-    raise error
-
-
-@handler
-async def hang(node, running=None):
-    if running is not None:
-        running.set()
-    await asyncio.Event().wait()
 
 
 class Square(Job[int]):
