@@ -1,4 +1,4 @@
-"""The shapes of work of `benchmarks/tree.py`, for the libraries that this engine is compared with."""
+"""The shapes of work of `benchmarks/tree.py`, for the libraries that it compares with this one."""
 
 from __future__ import annotations
 

@@ -2,10 +2,24 @@
 
 import asyncio
 
+import pytest
+
+from anabranch.commander import NodeCancelled
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
-__all__ = ["NOTE", "Idle", "drop", "fail", "give", "hang", "notes", "wait_for"]
+__all__ = [
+    "NOTE",
+    "Careful",
+    "Idle",
+    "cancel_running",
+    "drop",
+    "fail",
+    "give",
+    "hang",
+    "notes",
+    "wait_for",
+]
 
 NOTE = "anabranch: failed in "
 
@@ -50,3 +64,28 @@ def notes(error):
 class Idle(Job[None]):
     async def task(self):
         return None
+
+
+class Careful:
+    """What a body does that hangs and, once cancelled, cleans up for as long as it is not let."""
+
+    def __init__(self):
+        self.running, self.cleaning, self.release = (asyncio.Event() for _ in range(3))
+        self.cleaned = False
+
+    async def hang(self):
+        self.running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cleaning.set()
+            await self.release.wait()
+            self.cleaned = True
+
+
+async def cancel_running(node, running, reason=""):
+    """Cancel a node when it has come to `running`, and wait for its end."""
+    await running.wait()
+    node.cancel(reason)
+    with pytest.raises(NodeCancelled):
+        await node

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import pytest
-from _nodes import NOTE, fail, notes
+from _nodes import NOTE, Careful, cancel_running, fail, notes
 
 from anabranch.commander import Commander, NodeCancelled, Retry
 from anabranch.handlers import handler
@@ -73,10 +73,7 @@ async def test_a_failure_during_cancellation_is_logged(caplog):
     async with asyncio.timeout(5), Commander() as commander:
         running = asyncio.Event()
         node = commander.call_handler(stubborn(running))
-        await running.wait()
-        node.cancel()
-        with pytest.raises(NodeCancelled):
-            await node
+        await cancel_running(node, running)
     (record,) = caplog.records
     assert isinstance(record.exc_info[1], ValueError)
 
@@ -84,31 +81,25 @@ async def test_a_failure_during_cancellation_is_logged(caplog):
 @pytest.mark.parametrize("by_child", [False, True])
 async def test_a_failure_overtaken_by_a_cancel_is_logged(by_child, caplog):
     """The node has failed and waits for a slow child when it is cancelled: it ends cancelled."""
-    failed, release = asyncio.Event(), asyncio.Event()
+    child = Careful()
 
     @handler
-    async def slow(node, running):
-        running.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            failed.set()
-            await release.wait()
+    async def slow(node):
+        await child.hang()
 
     @handler
     async def parent(node):
-        running = asyncio.Event()
-        node.call_handler(slow(running))
-        await running.wait()
+        node.call_handler(slow())
+        await child.running.wait()
         if not by_child:
             raise ValueError("overtaken")
         node.call_handler(fail(ValueError("overtaken")))
 
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(parent())
-        await failed.wait()
+        await child.cleaning.wait()
         node.cancel()
-        release.set()
+        child.release.set()
         with pytest.raises(NodeCancelled):
             await node
     (record,) = caplog.records
@@ -125,10 +116,7 @@ async def test_a_failure_whose_callback_is_cancelled_is_logged(caplog):
 
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(fail(ValueError()).at_exception(callback))
-        await entered.wait()
-        node.cancel()
-        with pytest.raises(NodeCancelled):
-            await node
+        await cancel_running(node, entered)
     (record,) = caplog.records
     assert isinstance(record.exc_info[1], ValueError)
 

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from _nodes import hang
+from _nodes import Careful, hang
 from _until import settled
 
 from anabranch.commander import Commander, NodeCancelled
@@ -60,33 +60,28 @@ async def test_a_cancelled_block_cancels_waits_and_raises_cancelled_error():
 
 async def test_further_cancels_do_not_abandon_the_wait():
     """A block that is cancelled again and again still waits for its tree."""
-    cleaning, release, running = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    careful = Careful()
 
     @handler
-    async def careful(node):
-        try:
-            running.set()
-            await asyncio.Event().wait()
-        finally:
-            cleaning.set()
-            await release.wait()
+    async def hangs(node):
+        await careful.hang()
 
     async def block():
         async with Commander() as commander:
-            nodes.append(commander.call_handler(careful()))
+            nodes.append(commander.call_handler(hangs()))
             await asyncio.Event().wait()
 
     nodes = []
     async with asyncio.timeout(5):
         task = asyncio.create_task(block())
-        await running.wait()
+        await careful.running.wait()
         task.cancel()
-        await cleaning.wait()
+        await careful.cleaning.wait()
         for _ in range(3):
             task.cancel()
             await settled()
             assert not task.done()
-        release.set()
+        careful.release.set()
         with pytest.raises(asyncio.CancelledError):
             await task
     assert nodes[0].state == "cancelled"

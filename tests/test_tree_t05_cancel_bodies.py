@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from _nodes import give, hang
+from _nodes import Careful, cancel_running, give, hang
 from _until import settled
 
 from anabranch.commander import Commander, NodeCancelled
@@ -46,10 +46,7 @@ async def test_a_body_being_cancelled_sees_cancelled_error_alone():
         for kind in (one, noisy, several):
             running = asyncio.Event()
             top = commander.call_handler(kind(running))
-            await running.wait()
-            top.cancel()
-            with pytest.raises(NodeCancelled):
-                await top
+            await cancel_running(top, running)
     assert seen == [asyncio.CancelledError] * 3
 
 
@@ -94,38 +91,28 @@ async def test_the_node_ends_cancelled_whatever_its_body_then_does(then, caplog)
     async with asyncio.timeout(5), Commander() as commander:
         running = asyncio.Event()
         node = commander.call_handler(stubborn(running))
-        await running.wait()
-        node.cancel()
-        with pytest.raises(NodeCancelled):
-            await node
+        await cancel_running(node, running)
         assert (node.state, node.result) == ("cancelled", None)
     assert len(caplog.records) == (then == "raises")
 
 
 async def test_a_clean_up_may_await_as_long_as_it_needs():
     """One cancel is one CancelledError; a second cancel does not disturb the clean-up."""
-    cleaned, cleaning, release = [], asyncio.Event(), asyncio.Event()
+    careful = Careful()
 
     @handler
-    async def careful(node, running):
-        try:
-            running.set()
-            await asyncio.Event().wait()
-        finally:
-            cleaning.set()
-            await release.wait()
-            cleaned.append(True)
+    async def hangs(node):
+        await careful.hang()
 
     async with asyncio.timeout(5), Commander() as commander:
-        running = asyncio.Event()
-        node = commander.call_handler(careful(running))
-        await running.wait()
+        node = commander.call_handler(hangs())
+        await careful.running.wait()
         node.cancel()
-        await cleaning.wait()
+        await careful.cleaning.wait()
         node.cancel()
         await settled()
-        release.set()
-    assert cleaned == [True]
+        careful.release.set()
+    assert careful.cleaned
 
 
 async def test_a_node_may_cancel_itself():

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from _nodes import give
+from _nodes import Careful, cancel_running, give
 from _until import settled
 
 from anabranch.commander import Commander, NodeCancelled
@@ -97,16 +97,11 @@ async def test_bodies_are_told_deepest_first():
 
 async def test_a_joining_parent_waits_for_its_childrens_clean_up():
     """A slow clean-up below keeps everything above it open."""
-    cleaning, release, running = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    child = Careful()
 
     @handler
     async def slow(node):
-        running.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cleaning.set()
-            await release.wait()
+        await child.hang()
 
     @handler
     async def parent(node):
@@ -114,11 +109,11 @@ async def test_a_joining_parent_waits_for_its_childrens_clean_up():
 
     async with asyncio.timeout(5), Commander() as commander:
         top = commander.call_handler(parent())
-        await running.wait()
+        await child.running.wait()
         top.cancel()
-        await cleaning.wait()
+        await child.cleaning.wait()
         assert top.state == "joining"
-        release.set()
+        child.release.set()
         with pytest.raises(NodeCancelled):
             await top
 
@@ -232,10 +227,7 @@ async def test_cancelling_a_node_in_its_final_callbacks_ends_it():
         seen = []
         node = give().at_end(stuck).at_done(lambda _: seen.append("done"))
         commander.call_handler(node)
-        await entered.wait()
-        node.cancel("stuck")
-        with pytest.raises(NodeCancelled):
-            await node
+        await cancel_running(node, entered, "stuck")
     assert seen == ["done"]
 
 

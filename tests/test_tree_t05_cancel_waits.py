@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from _nodes import give, hang
+from _nodes import Careful, give, hang
 from _until import settled
 
 from anabranch.commander import Commander, NodeCancelled
@@ -99,29 +99,24 @@ async def test_cancelling_an_await_never_cancels_the_node():
 
 async def test_cancelling_run_cancels_its_job_waits_for_it_and_raises_again():
     """Other nodes are left alone."""
-    cleaning, release, running = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    careful = Careful()
 
-    class Careful(Job[None]):
+    class Hangs(Job[None]):
         async def task(self):
-            running.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                cleaning.set()
-                await release.wait()
+            await careful.hang()
 
     async with asyncio.timeout(5), Commander() as commander:
-        other, job = commander.call_handler(hang()), Careful()
+        other, job = commander.call_handler(hang()), Hangs()
         run = asyncio.create_task(commander.run(job))
-        await running.wait()
+        await careful.running.wait()
         run.cancel()
-        await cleaning.wait()
+        await careful.cleaning.wait()
         await settled()
         assert not run.done()
         run.cancel()
         await settled()
         assert not run.done()
-        release.set()
+        careful.release.set()
         with pytest.raises(asyncio.CancelledError):
             await run
         assert (job.state, other.state) == ("cancelled", "running")

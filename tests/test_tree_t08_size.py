@@ -6,10 +6,10 @@ import sys
 import time
 
 import pytest
-from _nodes import wait_for
+from _nodes import cancel_running, wait_for
 from _until import settled
 
-from anabranch.commander import Commander, NodeCancelled
+from anabranch.commander import Commander
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
@@ -101,10 +101,7 @@ async def test_a_cancel_reaches_100_000_nodes_in_a_chain():
 
     async with asyncio.timeout(60), Commander(slow_after=None) as commander:
         node = commander.call_handler(chain(LARGE).at_terminate(lambda _: ended.append("top")))
-        await running.wait()
-        node.cancel("all")
-        with pytest.raises(NodeCancelled):
-            await node
+        await cancel_running(node, running, "all")
     assert ended == ["top"]
 
 
