@@ -25,7 +25,6 @@ from anabranch.dispatch import AgentMessage
 from anabranch.handlers import handler
 from anabranch.tools import InvalidArguments, McpServer, ToolExecutor, open_tools
 
-pytest.importorskip("mcp")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 
 PROGRAM = str(Path(__file__).with_name("_mcp_server.py"))

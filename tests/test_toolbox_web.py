@@ -35,8 +35,6 @@ from anabranch.tools._search_engines import (
 )
 from anabranch.tools._web_fetch import is_public
 
-pytest.importorskip("trafilatura")
-
 HERE = ["127.0.0.1"]
 ENGINES = ["duckduckgo", "bing", "searxng", "serper", "arxiv"]
 
