@@ -145,6 +145,15 @@ async def test_the_default_is_a_tenth_of_a_second(caplog):
     assert "0.1 s" in caplog.text
 
 
+async def test_a_commander_with_a_long_limit_does_not_keep_another_from_being_watched(caplog):
+    """The watch sleeps as long as the limits let it, and wakes up for one that is added."""
+    async with asyncio.timeout(5), Commander(slow_after=1_000):
+        await asyncio.sleep(BLOCK)  # the watching thread goes to sleep
+        async with Commander(slow_after=AFTER) as commander:
+            await commander.run(blocking())
+    assert len(caplog.records) == 1
+
+
 @pytest.mark.parametrize("after", [0, -1])
 async def test_a_time_that_is_not_above_zero_is_refused(after):
     """It would warn of everything."""
