@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from _plot import plot
-from tree_contenders import OTHERS, OURS, Contender, Ours, OursWatched, Raw
+from tree_contenders import OURS, Contender, Ours, OursWatched, Raw
+from tree_others import OTHERS
 
 ROUNDS = 7
 FAN = CHAIN = 10_000

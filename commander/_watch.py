@@ -106,14 +106,12 @@ class _Watcher:
         while True:
             with self._lock:
                 watches = tuple(self._watches)
-            if not watches:
-                self._changed.wait()
-                self._changed.clear()
-                continue
             now = time.monotonic()
             for watch in watches:
                 watch.look(now)
-            time.sleep(min(watch.after for watch in watches) / 4)
+            # Woken when one is added: it may want to be looked at more often.
+            self._changed.wait(min((watch.after / 4 for watch in watches), default=None))
+            self._changed.clear()
 
 
 _watcher = _Watcher()

@@ -8,7 +8,9 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-__all__ = ["jumping", "let_pass", "own_clock"]
+from anabranch.testing import SeededLoop
+
+__all__ = ["jumping", "let_pass", "own_clock", "virtual_seconds"]
 
 
 class _Selector(selectors.DefaultSelector):
@@ -21,11 +23,13 @@ class _Selector(selectors.DefaultSelector):
         return ready
 
 
-def _loop() -> asyncio.AbstractEventLoop:
-    selector = _Selector()
-    loop = asyncio.SelectorEventLoop(selector)
-    loop.time = lambda: selector.now  # type: ignore[method-assign]
-    return loop
+class _JumpingLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._clock = _Selector()
+        super().__init__(self._clock)
+
+    def time(self) -> float:
+        return self._clock.now
 
 
 def jumping(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -33,10 +37,16 @@ def jumping(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
-        with asyncio.Runner(loop_factory=_loop) as runner:
+        with asyncio.Runner(loop_factory=_JumpingLoop) as runner:
             runner.run(test(*args, **kwargs))
 
     return run
+
+
+async def virtual_seconds(seconds: float) -> None:
+    """Let so much time pass on the clock of a loop that jumps; refused where it would be real."""
+    assert isinstance(asyncio.get_running_loop(), _JumpingLoop | SeededLoop)
+    await asyncio.sleep(seconds)
 
 
 class _Clock:

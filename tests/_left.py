@@ -7,30 +7,20 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["gone", "left", "processes", "threads"]
+from _until import held_until
 
-# Whatever was killed or joined is still listed until the system has taken it away.
-_PATIENCE = 10.0
-_PAUSE = threading.Event()
+__all__ = ["gone", "left", "processes", "threads"]
 
 
 def left(count: Callable[[], set[int]], before: set[int]) -> set[int]:
-    """Return what `count` finds and `before` has not, once it had time to go away."""
-    _until(lambda: count() <= before)
+    """Return what `count` finds and `before` has not, once the system had time to take it away."""
+    held_until(lambda: count() <= before)
     return count() - before
 
 
 def gone(pid: int) -> bool:
     """Tell whether a process does not exist or is a zombie, once it had time to go away."""
-    return _until(lambda: not _alive(pid))
-
-
-def _until(settled: Callable[[], bool]) -> bool:
-    for _ in range(int(_PATIENCE / 0.01)):
-        if settled():
-            return True
-        _PAUSE.wait(0.01)
-    return settled()
+    return held_until(lambda: not _alive(pid))
 
 
 def processes() -> set[int]:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from _clock import virtual_seconds
+
 from anabranch.commander import Node, NodeCancelled, NodeClosed, QuorumNotMet, Retry, quorum
 from anabranch.handlers import handler
 from anabranch.jobs import Job
@@ -186,7 +188,7 @@ class Part:
                 case "put":
                     world.put(self, a, b)
                 case "sleep":
-                    await asyncio.sleep(a % 3)
+                    await virtual_seconds(a % 3)
                 case "raise_cancelled":
                     raise asyncio.CancelledError
                 case "cancel_self":

@@ -13,7 +13,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from _clock import virtual_seconds
 from _tree_puppet import DONE, FAILURES, MOMENTS, Operation, Part, Told
+from _until import settled, turns
 
 from anabranch.commander import Commander, Node, NodeCancelled, NodeClosed
 from anabranch.testing import SeededLoop
@@ -229,8 +231,7 @@ class World:
         await asyncio.wait((block,))
         for waiter in self.waiters:
             await asyncio.wait((waiter,))
-        for _ in range(8):
-            await asyncio.sleep(0)
+        await settled()
         self.tasks_left = asyncio.all_tasks() - before - {block, *self.waiters}
         if not block.cancelled():
             self.block_error = block.exception()
@@ -285,10 +286,9 @@ class World:
             return
         match name:
             case "turns":
-                for _ in range(a % 5):
-                    await asyncio.sleep(0)
+                await turns(a % 5)
             case "time":
-                await asyncio.sleep((0.5, 1, 2, 4)[a % 4])
+                await virtual_seconds((0.5, 1, 2, 4)[a % 4])
             case "new":
                 self.put(None if a % 4 == 0 else self.pick(a), b, c)
             case "cancel":

@@ -12,6 +12,8 @@ from aiohttp import web
 
 __all__ = ["WebServer"]
 
+DRIP = 0.01  # seconds between two bytes of a page that never ends
+
 PAGE = """<html><head><title>Rivers</title></head><body><nav><a href="/">Home</a></nav><article>
 <h1>Rivers</h1><p>An anabranch leaves the main stream and joins it again further down. It is one
 sentence among several that make up the text of this page, see <a href="/more">more</a>.</p>
@@ -21,7 +23,8 @@ sentence among several that make up the text of this page, see <a href="/more">m
 class WebServer:
     """`asked` counts the requests for each path, `bodies` holds what was sent.
 
-    `broken` answers every engine's path with this instead; `hanging` is set when one hangs.
+    `broken` answers every engine's path with this instead; `hanging` is set when one hangs;
+    `together` requests are being answered now.
     """
 
     def __init__(self) -> None:
@@ -33,6 +36,7 @@ class WebServer:
         self.most = 0
         self.gate = asyncio.Event()
         self.gate.set()
+        self._changed = asyncio.Event()
         self.url = ""
 
     async def __aenter__(self) -> WebServer:
@@ -50,11 +54,21 @@ class WebServer:
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
 
+    async def answering(self, requests: int) -> None:
+        """Wait until so many requests are being answered."""
+        while self.together != requests:
+            await self._changed.wait()
+
+    def _add(self, requests: int) -> None:
+        self.together += requests
+        self.most = max(self.most, self.together)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
     @web.middleware
     async def _count(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.asked[request.path] += 1
-        self.together += 1
-        self.most = max(self.most, self.together)
+        self._add(1)
         try:
             await self.gate.wait()
             if self.broken is not None:
@@ -64,7 +78,7 @@ class WebServer:
                 )
             return await handler(request)
         finally:
-            self.together -= 1
+            self._add(-1)
 
     async def _duckduckgo(self, request: web.Request) -> web.Response:
         query = (await request.post())["q"]
@@ -153,7 +167,7 @@ class WebServer:
                 self.hanging.set()
                 while True:
                     await response.write(b"x")
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(DRIP)
             case "to":
                 raise web.HTTPFound(request.query["url"])
             case "loop":

@@ -74,11 +74,23 @@ sys.addaudithook(_refuse_outside)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print which cases of the backends' conformance suite were declared as exceptions."""
-    skipped = terminalreporter.stats.get("skipped", [])
-    reasons = [str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped]
+    """Print why tests were skipped: the exceptions that the conformance suite declares, and others.
+
+    The suites of Ray and of vLLM print a section of their own.
+    """
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = [str(report.longrepr[2]).removeprefix("Skipped: ") for report in reports]
     declared = sorted(reason for reason in reasons if reason.startswith("declared: "))
     if declared:
         terminalreporter.section(f"backend conformance: {len(declared)} declared exceptions")
         for reason in declared:
             terminalreporter.line(reason.removeprefix("declared: "))
+    others = [
+        f"{report.nodeid}: {reason}"
+        for report, reason in zip(reports, reasons, strict=True)
+        if not reason.startswith("declared: ") and not reason.endswith(": not run")
+    ]
+    if others:
+        terminalreporter.section(f"skipped: {len(others)}")
+        for each in sorted(others):
+            terminalreporter.line(each)

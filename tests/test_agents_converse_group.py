@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from _left import processes, threads
+from _talkers import program, said
+from _until import settled
 
 from anabranch import AgentMessage, BackendUnavailable, Commander
 from anabranch.agents import (
@@ -28,10 +29,6 @@ from anabranch.dispatch import Delta
 from anabranch.testing import ScriptedBackend
 
 
-def program(name: str = "user") -> UserProxyAgent:
-    return UserProxyAgent(name, human_input_mode="NEVER", max_consecutive_auto_reply=0)
-
-
 def speaker(name: str, *said: str | None, **options: Any) -> ConversableAgent:
     """Says the given things one after the other, then nothing."""
     agent = ConversableAgent(name, **options)
@@ -42,19 +39,6 @@ def speaker(name: str, *said: str | None, **options: Any) -> ConversableAgent:
 
 def endless(name: str, **options: Any) -> ConversableAgent:
     return ConversableAgent(name, default_auto_reply=f"{name}!", **options)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the others run until something is so."""
-    for _ in range(100_000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("it never was")
-
-
-def said(messages: Any) -> list[tuple[str, Any]]:
-    return [(message.sender, message.content) for message in messages]
 
 
 async def test_members_speak_in_turn_and_all_hear_all():
@@ -253,8 +237,8 @@ async def test_one_at_a_time_has_the_floor_and_the_others_ask_while_it_speaks():
     seen: list[Any] = []
 
     async def let_go() -> None:
-        refusal = ("talk", "No, ann is speaking.")
-        await until(lambda: refusal in said(ben.chat_messages.get("talk", [])))
+        await settled()
+        assert ("talk", "No, ann is speaking.") in said(ben.chat_messages["talk"])
         seen.append(talk.speaking)
         go_on.set()
 
@@ -287,7 +271,8 @@ async def test_who_waits_for_a_person_does_not_wait_in_a_group_talk():
     talk = GroupTalk("talk", [user, ann, ben], max_speeches=4)
     async with asyncio.timeout(10), Commander() as commander:
         chat = commander.call_handler(Chat(program("host"), talk, "Hello."))
-        await until(lambda: len(talk.messages) == 4)
+        await settled()
+        assert len(talk.messages) == 4
         assert chat.state != "completed"
         person.put("and I say this")
         await chat

@@ -3,11 +3,11 @@
 import asyncio
 import os
 import pty
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from _left import threads
+from _until import settled
 
 from anabranch import Commander, Node
 from anabranch.agents import (
@@ -27,15 +27,6 @@ def agent(*said: str, **options: Any) -> ConversableAgent:
     answers = iter(said)
     bob.register_reply(lambda self, message: next(answers, None))
     return bob
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the others run until something is so."""
-    for _ in range(100_000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("it never was")
 
 
 def contents(result: Any) -> list[Any]:
@@ -187,7 +178,8 @@ async def test_the_terminal_is_waited_for_without_a_thread(capsys: pytest.Captur
         async with asyncio.timeout(10), Commander() as commander:
             abandoned = commander.call_handler(Ask(source, "first> "))
             waiting = commander.call_handler(Ask(source, "second> "))
-            await until(lambda: "first> " in capsys.readouterr().out)
+            await settled()
+            assert "first> " in capsys.readouterr().out
             assert threads() == running
             abandoned.cancel()
             os.write(leader, "Grüße\nand more\n".encode())

@@ -7,16 +7,13 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+from _talkers import program
 
 from anabranch import AgentMessage, Commander, StreamInterrupted
-from anabranch.agents import Agent, Chat, ConversableAgent, Reply, Transcript, UserProxyAgent, reply
+from anabranch.agents import Agent, Chat, ConversableAgent, Reply, Transcript, reply
 from anabranch.testing import ScriptedBackend
 
 RULE = "-" * 80
-
-
-def program() -> UserProxyAgent:
-    return UserProxyAgent(human_input_mode="NEVER", max_consecutive_auto_reply=0)
 
 
 class Streaming(ConversableAgent):

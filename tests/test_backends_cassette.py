@@ -10,19 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _clock import jumping
+from _clock import jumping, virtual_seconds
 from _server import Reply, ScriptedServer, calls, chunk, text
 from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.backends import Backend, ModelBackend, connect
 from anabranch.backends._cassette import _delta_from_json, _delta_to_json
-from anabranch.commander import (
-    BackendError,
-    ConfigurationError,
-    RateLimited,
-    StreamInterrupted,
-)
+from anabranch.commander import BackendError, ConfigurationError, RateLimited, StreamInterrupted
 from anabranch.dispatch import Delta, Message, Request, ToolCallDelta, Usage
 from anabranch.testing import ScriptedBackend
 
@@ -39,9 +34,9 @@ class Slow(ModelBackend):
     async def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         self.count += 1
         for said in "a", "b":
-            await asyncio.sleep(1)
+            await virtual_seconds(1)
             yield Delta(f"{said}{self.count}")
-        await asyncio.sleep(1)
+        await virtual_seconds(1)
         yield Delta(usage=Usage(input_tokens=1), finish_reason="stop")
 
 

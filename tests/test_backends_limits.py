@@ -6,7 +6,8 @@ import asyncio
 from collections import Counter
 
 import pytest
-from _clock import jumping
+from _clock import jumping, virtual_seconds
+from _until import settled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +25,7 @@ async def _ask(
 ) -> None:
     async with limits.request("m", tokens):
         starts.append((number, _now()))
-        await asyncio.sleep(takes)
+        await virtual_seconds(takes)
 
 
 @given(
@@ -51,13 +52,13 @@ def test_no_limit_is_ever_passed_and_the_order_is_kept(
         active: Counter[str] = Counter()
 
         async def ask(number: int, wait: float, takes: float, needs: int) -> None:
-            await asyncio.sleep(wait)
+            await virtual_seconds(wait)
             came.append(number)
             async with limits.request("m", needs):
                 starts.append((number, _now()))
                 active["now"] += 1
                 assert active["now"] <= at_once
-                await asyncio.sleep(takes)
+                await virtual_seconds(takes)
                 active["now"] -= 1
 
         async with asyncio.TaskGroup() as group:
@@ -110,10 +111,10 @@ async def test_cancelling_a_wait_lets_the_others_go_on() -> None:
     limits = Limits(concurrency=1)
     starts: list[tuple[int, float]] = []
     tasks = [asyncio.create_task(_ask(limits, starts, n, takes=10)) for n in range(5)]
-    await asyncio.sleep(1)
+    await virtual_seconds(1)
     tasks[1].cancel()
     tasks[3].cancel()
-    await asyncio.sleep(8.5)
+    await virtual_seconds(8.5)
     asyncio.get_running_loop().call_later(
         0.5, lambda: asyncio.get_running_loop().call_soon(tasks[2].cancel)
     )
@@ -134,7 +135,7 @@ async def test_a_spent_budget_refuses_all_that_wait() -> None:
     await waiting
     async with limits.request("m", 1) as turn:
         later = [asyncio.create_task(_ask(limits, [], n)) for n in range(2)]
-        await asyncio.sleep(0)
+        await settled()
         turn.usage = Usage(input_tokens=40)
 
     for result in await asyncio.gather(*later, return_exceptions=True):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _until import settled
 
 from anabranch.backends._local_engine import Engine, Work
 from anabranch.backends._local_model import Source
@@ -95,7 +96,7 @@ async def test_a_request_that_is_left_while_it_waits_never_starts(
         await begun.wait()
         second = asyncio.create_task(texts(engine, never))
         third = asyncio.create_task(texts(engine, saying("third")))
-        await asyncio.sleep(0)
+        await settled()
         second.cancel()
         await asyncio.wait([second])
         go_on.set()

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from _clock import jumping
+from _clock import jumping, virtual_seconds
 
 from anabranch.backends import Breaker, Fallback, Limits, ModelBackend, Retries, Timeouts
 from anabranch.commander import (
@@ -41,7 +41,7 @@ class Scripted(ModelBackend):
             if isinstance(step, BackendError):
                 raise step
             if isinstance(step, float):
-                await asyncio.sleep(step)
+                await virtual_seconds(step)
             else:
                 yield step
 
@@ -76,7 +76,7 @@ async def test_a_429_slows_all_who_share_the_backend() -> None:
 
 
 async def _later(seconds: float, backend: Scripted) -> Message:
-    await asyncio.sleep(seconds)
+    await virtual_seconds(seconds)
     return await backend.complete(ASK)
 
 
@@ -158,11 +158,11 @@ async def test_a_breaker_opens_and_half_opens() -> None:
     assert (breaker.state, len(backend.times)) == ("open", 2)
     await fails()
     assert len(backend.times) == 2
-    await asyncio.sleep(30)
+    await virtual_seconds(30)
     assert breaker.state == "half open"
     await fails()
     assert (breaker.state, len(backend.times)) == ("open", 3)
-    await asyncio.sleep(30)
+    await virtual_seconds(30)
     await backend.complete(ASK)
     assert breaker.state == "closed"
 
@@ -174,10 +174,10 @@ async def test_only_one_attempt_goes_through_a_half_open_breaker() -> None:
     backend = Scripted([DOWN], [5.0, END], [END], breaker=breaker, retries=Retries(attempts=1))
     with pytest.raises(BackendUnavailable):
         await backend.complete(ASK)
-    await asyncio.sleep(1)
+    await virtual_seconds(1)
 
     trial = asyncio.create_task(backend.complete(ASK))
-    await asyncio.sleep(1)
+    await virtual_seconds(1)
     with pytest.raises(BackendUnavailable, match="not asked"):
         await backend.complete(ASK)
     trial.cancel()
@@ -195,12 +195,12 @@ async def test_an_earlier_attempt_does_not_let_a_second_trial_through() -> None:
     early = Scripted([9.0, END], breaker=breaker, retries=once)
     backend = Scripted([DOWN], [9.0, END], [END], breaker=breaker, retries=once)
     before = asyncio.create_task(early.complete(ASK))
-    await asyncio.sleep(1)
+    await virtual_seconds(1)
     with pytest.raises(BackendUnavailable):
         await backend.complete(ASK)
-    await asyncio.sleep(1)
+    await virtual_seconds(1)
     trial = asyncio.create_task(backend.complete(ASK))
-    await asyncio.sleep(1)
+    await virtual_seconds(1)
     before.cancel()
     await asyncio.wait([before])
 

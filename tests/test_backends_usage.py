@@ -8,18 +8,10 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from _clock import jumping
+from _clock import jumping, virtual_seconds
 from _server import Reply, ScriptedServer, Step, chunk, text
 
-from anabranch import (
-    BudgetExceeded,
-    Commander,
-    Job,
-    Node,
-    RateLimited,
-    StreamInterrupted,
-    handler,
-)
+from anabranch import BudgetExceeded, Commander, Job, Node, RateLimited, StreamInterrupted, handler
 from anabranch.backends import Backend, Fallback, Limits, ModelBackend, Retries, connect
 from anabranch.dispatch import Delta, Message, Request, Usage
 
@@ -34,7 +26,7 @@ class Paid(ModelBackend):
     async def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         self.opened += 1
         try:
-            await asyncio.sleep(1)
+            await virtual_seconds(1)
             yield Delta("a", usage=Usage(input_tokens=10))  # some servers count as they go
             yield Delta(usage=Usage(input_tokens=10, output_tokens=5), finish_reason="stop")
         finally:
@@ -167,7 +159,7 @@ async def test_a_429_slows_its_backend_and_no_other_of_the_tree() -> None:
     async with Commander() as commander:
         commander.limits = Limits(requests_per_minute=100)
         refused = commander.call_handler(asks(Refused("m")), claim=True)
-        await asyncio.sleep(1)
+        await virtual_seconds(1)
         await commander.run(asks(Paid("other")))
         assert time() == pytest.approx(2)
         with pytest.raises(RateLimited):

@@ -145,14 +145,15 @@ async def test_an_interrupted_reply_leaves_a_message_that_any_provider_takes() -
 
 async def test_the_openai_sdks_chunks_are_read_from_async_and_blocking_streams() -> None:
     """Its own classes, as its two clients give them."""
-    chat = pytest.importorskip("openai.types.chat")
+    from openai.types.chat import ChatCompletionChunk
+
     head = {"id": "r", "object": "chat.completion.chunk", "created": 0, "model": "m"}
     chunks = [
         chunk(role="assistant", content="Hi"),
         chunk(tool_calls=[piece('{"x": 1}', id="a", name="f", type="function")]),
         chunk("tool_calls"),
     ]
-    made = [chat.ChatCompletionChunk.model_validate({**head, **each}) for each in chunks]
+    made = [ChatCompletionChunk.model_validate({**head, **each}) for each in chunks]
 
     async def asynchronous() -> AsyncIterator[Any]:
         for each in made:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from _examples import load, run
 from _left import processes
+from _until import until
 
 from anabranch.testing import ScriptedBackend
 
@@ -89,9 +90,8 @@ async def test_a_cancelled_analysis_leaves_no_kernel_behind():
     tasks, left = asyncio.all_tasks(), processes()
     async with asyncio.timeout(120):
         task = asyncio.create_task(load("data_analysis").analyse(backend, "How long?"))
-        while not (backend.requests and backend.closed):
-            await asyncio.wait([task], timeout=0.01)
-            assert not task.done()
+        await until(lambda: backend.closed or task.done())
+        assert not task.done()
         assert processes() > left
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

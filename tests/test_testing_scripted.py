@@ -4,6 +4,7 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
+from _until import settled
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,7 +91,7 @@ async def test_an_event_holds_the_stream_until_the_test_sets_it() -> None:
     async with asyncio.timeout(5), aclosing(backend.stream(REQUEST)) as stream:
         assert (await anext(stream)).text == "before"
         held = asyncio.ensure_future(anext(stream))
-        await asyncio.sleep(0)
+        await settled()
         assert not held.done()
         gate.set()
         assert (await held).text == "after"
@@ -112,8 +113,7 @@ async def test_streams_left_early_are_counted_as_closed() -> None:
     async with aclosing(backend.stream(REQUEST)) as stream:
         await anext(stream)
     task = asyncio.create_task(read(backend))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await settled()
     assert (backend.opened, backend.closed) == (2, 1)
 
     task.cancel()

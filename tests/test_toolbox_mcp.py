@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from _left import left, processes, threads
+from _until import until
 from aiohttp import web
 
 from anabranch.commander import (
@@ -24,7 +25,6 @@ from anabranch.dispatch import AgentMessage
 from anabranch.handlers import handler
 from anabranch.tools import InvalidArguments, McpServer, ToolExecutor, open_tools
 
-pytest.importorskip("mcp")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 
 PROGRAM = str(Path(__file__).with_name("_mcp_server.py"))
@@ -122,17 +122,12 @@ async def test_a_cancelled_call_is_cancelled_on_the_server(tmp_path: Path):
             return await ToolExecutor([server])(AgentMessage(content=call))
 
         working = commander.call_handler(work(), claim=True)
-        await exists(tmp_path / "started")
+        await until((tmp_path / "started").exists)
         working.cancel()
         with pytest.raises(NodeCancelled):
             await working
-        await exists(tmp_path / "cancelled")
+        await until((tmp_path / "cancelled").exists)
         assert await use(server, "add", a=1) == "2"
-
-
-async def exists(path: Path) -> None:
-    while not path.exists():  # noqa: ASYNC110, ASYNC240 - written by another process
-        await asyncio.sleep(0.01)
 
 
 async def test_only_harmless_variables_reach_the_server(monkeypatch: pytest.MonkeyPatch):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from _left import gone, left, processes, threads
+from _until import until
 
 from anabranch.commander import Commander, MissingExtra, NodeCancelled, ToolError
 from anabranch.dispatch import AgentMessage, Conversation, Message, ToolCall, request_body
@@ -18,7 +19,6 @@ from anabranch.jobs import Job
 from anabranch.testing import ScriptedBackend
 from anabranch.tools import PythonKernel, ResourceLimits, ToolExecutor
 
-pytest.importorskip("jupyter_client")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 
 
@@ -91,7 +91,7 @@ async def test_figures_are_images_beside_the_text():
 
 async def test_matplotlib_figures_are_shown_at_the_end_of_a_call():
     """No plt.show() is needed."""
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     async with PythonKernel() as kernel:
         code = "import matplotlib.pyplot as plt\nplt.plot([1, 2]);"
         result = await run(kernel, code)
@@ -235,8 +235,7 @@ def test_a_cancelled_conversation_leaves_nothing_behind(busy: bool, tmp_path: Pa
         backend = ScriptedBackend(calling(code), [idle, asyncio.Event()])
         async with asyncio.timeout(60), Commander(slow_after=None) as commander:
             job = commander.put_job(Talk(backend, kernel), claim=True)
-            while not started.exists() or (not busy and len(backend.requests) < 2):  # noqa: ASYNC110 - told by another process
-                await asyncio.sleep(0.01)
+            await until(lambda: started.exists() and (busy or len(backend.requests) == 2))
             assert processes() - before
             job.cancel()
             with pytest.raises(NodeCancelled):
@@ -267,15 +266,17 @@ async def test_the_kernel_ends_with_the_commander():
     assert not left(processes, before)
 
 
-async def test_a_cancelled_call_is_stopped_and_the_session_stays():
+async def test_a_cancelled_call_is_stopped_and_the_session_stays(tmp_path: Path):
     """As when a person interrupts a reply in a chat that goes on."""
-    kernel = PythonKernel()
+    kernel, started = PythonKernel(), tmp_path / "started"
     async with kernel:
         await run(kernel, "x = 5")
-        running = asyncio.create_task(run(kernel, "while True: pass"))
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await running
+        code = f"open({str(started)!r}, 'w').close()\nwhile True: pass"
+        running = asyncio.create_task(run(kernel, code))
+        await until(started.exists)
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
         assert await run(kernel, "x") == "5"
 
 

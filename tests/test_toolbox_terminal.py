@@ -10,10 +10,7 @@ import sys
 from pathlib import Path
 
 import pexpect
-import pytest
 from _server import ScriptedServer, calls, text
-
-pytest.importorskip("jupyter_client")
 
 
 async def test_a_person_says_yes_to_one_call_and_no_to_another(tmp_path: Path):

@@ -35,8 +35,6 @@ from anabranch.tools._search_engines import (
 )
 from anabranch.tools._web_fetch import is_public
 
-pytest.importorskip("trafilatura")
-
 HERE = ["127.0.0.1"]
 ENGINES = ["duckduckgo", "bing", "searxng", "serper", "arxiv"]
 
@@ -128,8 +126,7 @@ async def test_several_queries_are_asked_at_once_and_doubles_are_left_out(server
     server.gate.clear()
     asking = asyncio.create_task(use(tools.search, queries=["a", "b", "a"]))
     async with asyncio.timeout(5):
-        while server.together < 2:  # noqa: ASYNC110 - counted by the server
-            await asyncio.sleep(0.001)
+        await server.answering(2)
     server.gate.set()
     said = await asking
 
@@ -322,8 +319,7 @@ async def test_cancelling_closes_the_request_and_leaves_no_process(server: WebSe
         working.cancel()
         with pytest.raises(NodeCancelled):
             await working
-        while server.together:  # noqa: ASYNC110 - the server sees it a moment later
-            await asyncio.sleep(0.001)
+        await server.answering(0)
     assert not left(processes, before)
 
 

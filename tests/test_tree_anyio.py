@@ -1,11 +1,12 @@
 """anyio's and asyncio's own task groups and timeouts inside a node."""
 
 import asyncio
-import time
 
 import anyio
 import anyio.lowlevel
 import pytest
+from _nodes import fail, hang
+from _until import settled
 
 from anabranch.commander import Commander, NodeCancelled, current_node
 from anabranch.handlers import handler
@@ -16,16 +17,6 @@ from anabranch.jobs import Job
 async def give(node, value=None):
     await asyncio.sleep(0)
     return value
-
-
-@handler
-async def fail(node, error):
-    raise error
-
-
-@handler
-async def hang(node):
-    await asyncio.Event().wait()
 
 
 async def test_an_anyio_task_group_works_in_a_body():
@@ -81,7 +72,7 @@ async def test_cancelling_the_node_cancels_its_task_groups_tasks():
 
 async def test_a_shielded_clean_up_is_finished():
     """anyio's shield holds against the node's cancellation as anyio says it does."""
-    cleaned, running = [], asyncio.Event()
+    cleaned, running, release = [], asyncio.Event(), anyio.Event()
 
     @handler
     async def body(node):
@@ -90,14 +81,17 @@ async def test_a_shielded_clean_up_is_finished():
             await anyio.sleep_forever()
         finally:
             with anyio.CancelScope(shield=True):
-                await anyio.sleep(0.01)
-                await anyio.sleep(0.01)
+                await release.wait()
+                await anyio.lowlevel.checkpoint()
                 cleaned.append(True)
 
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(body())
         await running.wait()
         node.cancel()
+        await settled()
+        assert node.state == "running"
+        release.set()
     assert cleaned == [True]
 
 
@@ -164,7 +158,7 @@ async def test_a_timeout_around_run_cancels_the_job_and_waits_for_it(kind):
             try:
                 await asyncio.Event().wait()
             finally:
-                await asyncio.sleep(0.01)
+                await settled()
                 cleaned.append(True)
 
     async with asyncio.timeout(5), Commander() as commander:
@@ -182,7 +176,7 @@ async def test_a_timeout_around_run_cancels_the_job_and_waits_for_it(kind):
                     await commander.run(job)
         assert job.state == "cancelled"
         assert asyncio.current_task().cancelling() == 0
-    assert cleaned == [True]
+        assert cleaned == [True]
 
 
 async def test_a_scope_around_a_block_cancels_it_and_is_caught_by_itself():
@@ -198,23 +192,24 @@ async def test_a_scope_around_a_block_cancels_it_and_is_caught_by_itself():
 
 async def test_waiting_under_a_cancelled_scope_does_not_spin():
     """anyio repeats its cancellation at every turn; the wait for a slow clean-up is idle."""
+    idle = []
 
     @handler
     async def careful(node):
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(0.3)
+            await settled()
+            idle.append(True)
 
     async with asyncio.timeout(5):
-        started = time.process_time()
         async with Commander() as commander:
             with anyio.move_on_after(0.01):
                 await commander.run(careful())
         with anyio.move_on_after(0.01):
             async with Commander() as commander:
                 commander.call_handler(careful())
-        assert time.process_time() - started < 0.2
+    assert idle == [True, True]
 
 
 async def test_a_scope_that_a_body_cancels_itself_does_not_cancel_the_node():

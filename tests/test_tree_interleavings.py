@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 import pytest
+from _clock import virtual_seconds
 
 from anabranch.commander import Commander, Node, NodeCancelled, Retry
 from anabranch.handlers import handler
@@ -122,14 +123,14 @@ def test_a_timeout_against_completion_under_retry() -> None:
         @handler
         async def sleeps(node: Node[Any]) -> None:
             began.append(1)
-            await asyncio.sleep(len(began) / 2 if len(began) < 2 else 1)
+            await virtual_seconds(len(began) / 2 if len(began) < 2 else 1)
             await pause()
 
         async with Commander(slow_after=None) as commander:
             node = commander.call_handler(
                 sleeps(), timeout=1, retry=Retry(attempts=2, jitter=0), claim=True
             )
-            await asyncio.sleep(0.5)
+            await virtual_seconds(0.5)
             await pause()
             node.cancel()
             try:

@@ -9,28 +9,12 @@ import textwrap
 import threading
 
 import pytest
+from _nodes import Idle, give, hang
+from _until import settled
 
 from anabranch.commander import Commander, NodeCancelled, NodeClosed, run
 from anabranch.handlers import handler
 from anabranch.jobs import Job
-
-
-@handler
-async def give(node, value=None):
-    return value
-
-
-@handler
-async def hang(node, running=None):
-    if running is not None:
-        running.set()
-    await asyncio.Event().wait()
-
-
-class Idle(Job[None]):
-    async def task(self):
-        return None
-
 
 # --- exit
 
@@ -102,7 +86,7 @@ async def test_drain_finishes_what_runs_and_takes_nothing_new():
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(work())
         draining = asyncio.create_task(commander.drain())
-        await asyncio.sleep(0)
+        await settled()
         with pytest.raises(NodeClosed):
             commander.call_handler(give())
         release.set()
@@ -124,7 +108,7 @@ async def test_drain_cancels_what_is_left_after_its_timeout():
 
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(careful())
-        await asyncio.sleep(0)
+        await settled()
         assert await commander.drain(0.01) is False
         assert cleaned == [True]
         with pytest.raises(NodeCancelled, match="drain"):
@@ -364,7 +348,7 @@ def test_an_interrupt_ends_a_body_that_blocks_the_loop_at_the_second_one(program
     )
     process.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.3)
+        process.wait(0.3)  # what is tested: that it goes on
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert output.split() == ["broken", "into", "KeyboardInterrupt"]

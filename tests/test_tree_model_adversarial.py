@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import threading
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import pytest
+from _clock import virtual_seconds
+from _until import settled
 
 from anabranch.commander import Commander, Node, NodeCancelled, QuorumNotMet, Retry, quorum, run
 from anabranch.handlers import handler
@@ -85,12 +86,8 @@ def test_a_storm_of_puts_and_cancelled_futures_from_threads_loses_nothing() -> N
                     if number % 7 == 0 and number > 10:
                         futures[-10].cancel()
 
-            threads = [threading.Thread(target=storm) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            while any(thread.is_alive() for thread in threads):  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            await asyncio.sleep(0)  # what the last thread handed in
+            await asyncio.gather(*(asyncio.to_thread(storm) for _ in range(4)))
+            await settled()  # what the last thread handed in
         for future in futures:
             assert future.done()
             try:
@@ -197,7 +194,7 @@ def test_a_node_cancelled_between_two_attempts_ends_at_once() -> None:
         loop = asyncio.get_running_loop()
         async with Commander(slow_after=None) as commander:
             node = commander.call_handler(fails(), retry=Retry(backoff=1000, jitter=0))
-            await asyncio.sleep(1)
+            await virtual_seconds(1)
             node.cancel()
         return node.state, loop.time()
 
@@ -223,8 +220,7 @@ async def test_a_pending_node_ends_in_its_putter_s_context(place: str) -> None:
         who.set("putter")
         job = commander.put_job(Waits(), retry=retry).at_terminate(lambda _: seen.append(who.get()))
         who.set("canceller")
-        for _ in range(4):
-            await asyncio.sleep(0)
+        await settled()
         assert job.state == "pending"
         job.cancel()
         for child in commander.children:

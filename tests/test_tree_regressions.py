@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 import pytest
+from _until import first_turn, settled
 
 from anabranch.commander import Commander, Node, Retry, current_node
 from anabranch.handlers import handler
@@ -54,8 +55,7 @@ async def test_a_cancel_before_an_async_callback_has_begun_does_not_lose_the_nod
 
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(leaf()).at_end(slow)
-        while node.state != "joining":  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await first_turn(lambda: node.state == "joining")
         node.cancel()
     assert steps == ["begun"]
     assert node.state == "cancelled"
@@ -123,8 +123,7 @@ async def test_a_failure_beside_one_that_leaves_the_block_is_logged(
     with pytest.raises(KeyError, match="block"):
         async with Commander(policy="collect") as commander:
             commander.call_handler(fails(ValueError("child")))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            await settled()
             raise KeyError("block")
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
@@ -177,8 +176,8 @@ async def test_a_job_whose_child_fails_before_it_starts_does_not_run_its_body() 
         commander.put_job(Holds(gate))
         job = commander.put_job(Body())
         child = job.call_handler(fails(ValueError("early")))
-        while child.state != "failed":  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await settled()
+        assert child.state == "failed"
         gate.set()
     assert isinstance(job.error, ValueError)
     assert ran == []

@@ -3,29 +3,13 @@
 import asyncio
 
 import pytest
+from _nodes import fail, give, hang
 
 from anabranch.commander import Commander, NodeCancelled
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
 MOMENTS = ("start", "end", "exception", "terminate", "done", "commander_end")
-
-
-@handler
-async def give(node, value=None):
-    return value
-
-
-@handler
-async def fail(node, error):
-    raise error
-
-
-@handler
-async def hang(node, running=None):
-    if running is not None:
-        running.set()
-    await asyncio.Event().wait()
 
 
 def watch(node, seen):

@@ -6,27 +6,13 @@ import weakref
 from contextvars import ContextVar
 
 import pytest
+from _nodes import Idle, fail, give
+from _until import settled
 
 from anabranch.commander import Commander, NodeClosed, current_node
 from anabranch.handlers import handler
-from anabranch.jobs import Job
 
 VARIABLE = ContextVar("VARIABLE", default="outside")
-
-
-@handler
-async def give(node, value=None):
-    return value
-
-
-@handler
-async def fail(node, error):
-    raise error
-
-
-class Idle(Job[None]):
-    async def task(self):
-        return None
 
 
 async def test_a_node_is_not_done_before_its_callbacks():
@@ -51,7 +37,7 @@ async def test_a_node_is_not_done_before_its_callbacks():
         await entered.wait()
         (child,) = node.children
         waiter = asyncio.create_task(wait_for(child))
-        await asyncio.sleep(0)
+        await settled()
         assert (child.state, node.state) == ("joining", "joining")
         release.set()
         await waiter

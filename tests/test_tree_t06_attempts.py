@@ -3,27 +3,15 @@
 import asyncio
 
 import pytest
+from _clock import jumping, virtual_seconds
+from _nodes import fail, give, hang
+from _until import settled
 
 from anabranch.commander import Commander, NodeCancelled, Restart, Retry
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
 SHORT = 0.02
-
-
-@handler
-async def give(node, value=None):
-    return value
-
-
-@handler
-async def fail(node, error):
-    raise error
-
-
-@handler
-async def hang(node):
-    await asyncio.Event().wait()
 
 
 class Flaky(Job[str]):
@@ -69,6 +57,7 @@ async def test_a_timeout_counts_for_the_whole_subtree():
     assert ended == ["child", "parent"]
 
 
+@jumping
 async def test_a_timeout_waits_for_the_clean_up():
     """The node is not done before its body is."""
     cleaned = []
@@ -78,7 +67,7 @@ async def test_a_timeout_waits_for_the_clean_up():
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(SHORT)
+            await virtual_seconds(SHORT)
             cleaned.append(node.state)
 
     async with asyncio.timeout(5), Commander() as commander:
@@ -102,6 +91,7 @@ async def test_a_body_that_swallows_its_timeout_fails_all_the_same():
             await commander.run(stubborn(), timeout=SHORT)
 
 
+@jumping
 async def test_a_timeout_starts_with_the_body_and_not_with_the_put():
     """A job that waits in the queue longer than its timeout still has all of it."""
     release = asyncio.Event()
@@ -112,20 +102,21 @@ async def test_a_timeout_starts_with_the_body_and_not_with_the_put():
 
     async with asyncio.timeout(5), Commander(max_concurrency=1) as commander:
         commander.put_job(Holder())
-        await asyncio.sleep(0)
+        await settled()
         late = commander.put_job(Flaky([]), timeout=SHORT)
-        await asyncio.sleep(SHORT * 2)
+        await virtual_seconds(SHORT * 2)
         assert late.state == "pending"
         release.set()
         assert await late == "made it"
 
 
+@jumping
 async def test_a_node_that_is_done_in_time_knows_no_timeout():
     """The timer goes with it."""
     async with asyncio.timeout(5), Commander() as commander:
         node = commander.call_handler(give(1), timeout=SHORT)
         assert await node == 1
-        await asyncio.sleep(SHORT * 2)
+        await virtual_seconds(SHORT * 2)
         assert node.state == "completed"
 
 
@@ -230,7 +221,7 @@ async def test_an_attempt_starts_with_no_children_of_the_earlier_one_alive():
     async def parent(node, tries, release):
         alive.append(len(node.children))
         tries.append(node.call_handler(slow(release)))
-        await asyncio.sleep(0)
+        await settled()
         if len(tries) == 1:
             asyncio.get_running_loop().call_soon(release.set)
             raise ValueError
@@ -301,7 +292,7 @@ async def test_a_node_cancelled_between_two_attempts_is_not_tried_again():
     async with asyncio.timeout(5), Commander() as commander:
         job = commander.put_job(Bad(), retry=Retry(backoff=3600, max_backoff=3600, jitter=0))
         await failed.wait()
-        await asyncio.sleep(0)
+        await settled()
         assert job.state == "pending"
         job.at_terminate(lambda _: seen.append("terminate"))
         job.cancel()

@@ -7,27 +7,12 @@ import tracemalloc
 import weakref
 
 import pytest
+from _nodes import fail, give, hang
+from _until import settled
 
 from anabranch.commander import Commander, NodeCancelled, Retry, run
 from anabranch.handlers import handler
 from anabranch.jobs import Job
-
-
-@handler
-async def give(node, value=None):
-    return value
-
-
-@handler
-async def fail(node, error):
-    raise error
-
-
-@handler
-async def hang(node, running=None):
-    if running is not None:
-        running.set()
-    await asyncio.Event().wait()
 
 
 class Round(Job[int]):
@@ -77,7 +62,7 @@ async def test_no_task_is_left_however_the_block_is_left(how):
         async with Commander() as commander:
             for _ in range(5):
                 commander.call_handler(hang())
-            await asyncio.sleep(0)
+            await settled()
             if how == "error":
                 raise ValueError
             if how == "cancel":
@@ -138,7 +123,7 @@ async def test_a_finished_node_goes_at_once_without_the_garbage_collector():
                 references.append(weakref.ref(node))
                 await commander.run(node)
             del node
-            await asyncio.sleep(0)
+            await settled()
             assert [reference() for reference in references] == [None] * 3
     finally:
         gc.enable()
@@ -194,8 +179,7 @@ async def test_failures_that_nobody_awaits_are_not_kept(monkeypatch):
             references.append(weakref.ref(error))
             node = commander.call_handler(fail(error))
             references.append(weakref.ref(node))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            await settled()
             del node, error
         assert len(logged) == 3
         gc.collect()
@@ -209,7 +193,7 @@ def test_run_leaves_no_loop_and_no_task_behind():
     class Forgetful(Job[None]):
         async def task(self):
             forgotten.append(asyncio.create_task(asyncio.Event().wait()))
-            await asyncio.sleep(0)
+            await settled()
 
     run(Forgetful())
     assert forgotten[0].cancelled()

@@ -6,8 +6,10 @@ import sys
 import time
 
 import pytest
+from _nodes import cancel_running, wait_for
+from _until import settled
 
-from anabranch.commander import Commander, NodeCancelled
+from anabranch.commander import Commander
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
@@ -39,11 +41,6 @@ class Link(Job[int]):
 
     async def task(self):
         return 1 + await self.put_job(Link(self.depth - 1)) if self.depth else 0
-
-
-@handler
-async def wait_for(node, event):
-    await event.wait()
 
 
 @handler
@@ -104,10 +101,7 @@ async def test_a_cancel_reaches_100_000_nodes_in_a_chain():
 
     async with asyncio.timeout(60), Commander(slow_after=None) as commander:
         node = commander.call_handler(chain(LARGE).at_terminate(lambda _: ended.append("top")))
-        await running.wait()
-        node.cancel("all")
-        with pytest.raises(NodeCancelled):
-            await node
+        await cancel_running(node, running, "all")
     assert ended == ["top"]
 
 
@@ -147,8 +141,7 @@ async def test_a_node_with_100_000_children_completes_in_whatever_order(order):
     async with asyncio.timeout(60), Commander(slow_after=None) as commander:
         events = [asyncio.Event() for _ in range(LARGE)]
         node = commander.call_handler(parent(events))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await settled()
         assert len(node.children) == LARGE
         for number in ORDERS[order]:
             events[number].set()
@@ -169,7 +162,7 @@ async def test_drain_of_many_children_is_not_quadratic():
     async with asyncio.timeout(60), Commander(slow_after=None) as commander:
         for index in range(len(release)):
             commander.call_handler(chained(index))
-        await asyncio.sleep(0)
+        await settled()
         release[0].set()
         started = time.process_time()
         assert await commander.drain()
@@ -184,7 +177,7 @@ async def test_a_failing_child_among_many_brings_all_down():
     async def parent(node):
         for _ in range(20_000):
             node.call_handler(wait_for(release))
-        await asyncio.sleep(0)
+        await settled()
         node.call_handler(failing(0))
 
     async with asyncio.timeout(60), Commander(slow_after=None) as commander:

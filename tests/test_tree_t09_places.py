@@ -3,6 +3,8 @@
 import asyncio
 
 import pytest
+from _nodes import wait_for
+from _until import settled, turns
 
 from anabranch.commander import Commander, NodeCancelled, Retry
 from anabranch.handlers import handler
@@ -36,19 +38,8 @@ class Busy(Job[None]):
     async def task(self):
         self.running[0] += 1
         self.running.append(self.running[0])
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await turns(3)
         self.running[0] -= 1
-
-
-@handler
-async def fail(node, error):
-    raise error
-
-
-@handler
-async def wait_for(node, event):
-    await event.wait()
 
 
 @pytest.mark.parametrize("limit", [None, 1, 3])
@@ -118,7 +109,7 @@ async def test_only_jobs_count_handlers_do_not():
     async with asyncio.timeout(5), Commander(max_concurrency=1) as commander:
         commander.put_job(Hold(release))
         waiting = commander.put_job(Note("job", log))
-        await asyncio.sleep(0)
+        await settled()
         for _ in range(3):
             await commander.run(note())
         assert log == ["handler"] * 3
@@ -201,8 +192,7 @@ async def test_the_limit_holds_while_jobs_come_back_from_their_waits():
     async def step():
         running[0] += 1
         most[0] = max(most[0], running[0])
-        for _ in range(2):
-            await asyncio.sleep(0)
+        await turns(2)
         running[0] -= 1
 
     class Parent(Job[None]):
@@ -319,15 +309,13 @@ async def test_the_number_of_places_survives_cancelled_waits(moment):
             waiters = [Waiter(commander.call_handler(wait_for(event))) for _ in range(2)]
             for waiter in waiters:
                 commander.put_job(waiter)
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            await settled()
             holders = [commander.put_job(Hold(release)) for _ in range(2)]
-            while holders[-1].state == "pending":  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            await settled()
+            assert {holder.state for holder in holders} == {"running"}
             if moment != "waiting":
                 event.set()
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
+                await settled()
             if moment == "both":
                 release.set()
             for waiter in waiters:
@@ -348,7 +336,7 @@ async def test_a_job_cancelled_in_the_queue_takes_no_place():
     async with asyncio.timeout(5), Commander(max_concurrency=1) as commander:
         commander.put_job(Hold(release))
         queued = [commander.put_job(Note(number, log)) for number in range(4)]
-        await asyncio.sleep(0)
+        await settled()
         queued[0].cancel()
         queued[2].cancel()
         release.set()
@@ -370,10 +358,10 @@ async def test_a_cancelled_job_cleans_up_without_waiting_for_a_place():
 
     async with asyncio.timeout(5), Commander(max_concurrency=1) as commander:
         careful = commander.put_job(Careful())
-        await asyncio.sleep(0)
+        await settled()
         holder = commander.put_job(Hold(release))
-        while holder.state == "pending":  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await settled()
+        assert holder.state == "running"
         careful.cancel()
         with pytest.raises(NodeCancelled):
             await careful

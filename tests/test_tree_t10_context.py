@@ -5,6 +5,7 @@ import threading
 from contextvars import ContextVar
 
 import pytest
+from _until import settled
 
 from anabranch.commander import Commander, current_node, run
 from anabranch.handlers import handler
@@ -120,7 +121,7 @@ async def test_current_node_works_anywhere_below():
             group.create_task(look_later())
         await asyncio.to_thread(look)
         asyncio.get_running_loop().call_soon(look)
-        await asyncio.sleep(0)
+        await settled()
         await node.in_thread(lambda: seen.append(current_node().parent))
 
     async with asyncio.timeout(5), Commander() as commander:

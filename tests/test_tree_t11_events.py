@@ -4,20 +4,11 @@ import asyncio
 import time
 
 import pytest
+from _nodes import fail, give
 
 from anabranch.commander import Commander, Retry, emit
 from anabranch.handlers import handler
 from anabranch.jobs import Job
-
-
-@handler
-async def give(node, value=None):
-    return value
-
-
-@handler
-async def fail(node, error):
-    raise error
 
 
 @handler

@@ -7,12 +7,14 @@ import threading
 import time
 
 import pytest
+from _until import settled
 
 from anabranch.commander import Commander
 from anabranch.commander._watch import Watch
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
+# Seconds, and real ones: a thread watches the loop by the real clock.
 AFTER = 0.02
 BLOCK = 0.3
 
@@ -110,7 +112,7 @@ async def test_a_long_turn_of_many_short_bodies_is_not_named(caplog):
     async with asyncio.timeout(30), Commander(slow_after=None) as commander:
         for _ in range(10):
             commander.call_handler(body(900))
-        await asyncio.sleep(0)
+        await settled()
         assert caplog.records == []
         await commander.call_handler(body(1_100))
     watch.close()
@@ -143,6 +145,15 @@ async def test_the_default_is_a_tenth_of_a_second(caplog):
     assert "0.1 s" in caplog.text
 
 
+async def test_a_commander_with_a_long_limit_does_not_keep_another_from_being_watched(caplog):
+    """The watch sleeps as long as the limits let it, and wakes up for one that is added."""
+    async with asyncio.timeout(5), Commander(slow_after=1_000):
+        await asyncio.sleep(BLOCK)  # the watching thread goes to sleep
+        async with Commander(slow_after=AFTER) as commander:
+            await commander.run(blocking())
+    assert len(caplog.records) == 1
+
+
 @pytest.mark.parametrize("after", [0, -1])
 async def test_a_time_that_is_not_above_zero_is_refused(after):
     """It would warn of everything."""
@@ -159,7 +170,7 @@ async def test_one_daemon_thread_watches_for_the_whole_process():
 
     async def main():
         async with Commander(slow_after=AFTER):
-            await asyncio.sleep(0)
+            await settled()
             return watchers()
 
     async with asyncio.timeout(5), Commander(slow_after=AFTER), Commander(slow_after=AFTER):

@@ -7,6 +7,8 @@ import threading
 import time
 
 import pytest
+from _nodes import fail, give, hang
+from _until import settled, until
 
 from anabranch.commander import (
     Commander,
@@ -20,22 +22,7 @@ from anabranch.commander import (
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
-
-@handler
-async def give(node, value=None):
-    return value
-
-
-@handler
-async def fail(node, error):
-    raise error
-
-
-@handler
-async def hang(node, running=None):
-    if running is not None:
-        running.set()
-    await asyncio.Event().wait()
+WORK = 0.005  # seconds that a blocking function is at work between two looks
 
 
 class Square(Job[int]):
@@ -91,7 +78,7 @@ async def test_a_failure_is_raised_in_the_thread_that_asked():
         node = hang()
         cancelled = commander.call_handler_threadsafe(node)
         node_failed = commander.call_handler_threadsafe(fail(ValueError("x")))
-        await asyncio.sleep(0.01)
+        await settled()
         node.cancel("from here")
         with pytest.raises(ValueError, match="x"):
             await in_thread(lambda: node_failed.result(5))
@@ -108,7 +95,7 @@ async def test_a_future_that_is_cancelled_cancels_its_node():
         await running.wait()
         assert await in_thread(future.cancel)
         await ended.wait()
-        await asyncio.sleep(0)
+        await settled()
         assert node.state == "cancelled"
         assert future.cancelled()
 
@@ -118,7 +105,7 @@ async def test_a_future_cancelled_before_its_node_started_keeps_it_from_starting
     async with asyncio.timeout(5), Commander() as commander:
         node = give()
         commander.call_handler_threadsafe(node).cancel()
-        await asyncio.sleep(0.01)
+        await settled()
         assert (node.state, node.parent) == ("pending", None)
 
 
@@ -253,19 +240,21 @@ async def test_cancelling_reaches_through_a_nested_commander():
 async def test_blocking_work_is_a_child_node_and_gives_its_result():
     """Arguments and keywords are passed on; the loop goes on meanwhile."""
 
+    started, release = threading.Event(), threading.Event()
+
     def work(number, *, plus):
-        time.sleep(0.05)
+        started.set()
+        assert release.wait(5)
         return threading.get_ident(), number + plus
 
     @handler
     async def parent(node):
         child = node.in_thread(work, 1, plus=2)
         assert child in node.children
-        turns = 0
-        while child.state != "completed":
-            await asyncio.sleep(0.005)
-            turns += 1
-        assert turns > 1
+        await until(started.is_set)
+        await settled()
+        assert child.state == "running"
+        release.set()
         return await child
 
     async with asyncio.timeout(5), Commander() as commander:
@@ -276,10 +265,10 @@ async def test_blocking_work_is_a_child_node_and_gives_its_result():
 
 async def test_blocking_work_that_nobody_awaits_is_joined():
     """And its failure follows the policy, as any child's."""
-    done = []
+    done, release = [], threading.Event()
 
     def work(raising):
-        time.sleep(0.02)
+        assert release.wait(5)
         done.append(raising)
         if raising:
             raise ValueError("in thread")
@@ -289,7 +278,11 @@ async def test_blocking_work_that_nobody_awaits_is_joined():
         node.in_thread(work, raising)
 
     async with asyncio.timeout(5), Commander() as commander:
-        await commander.run(parent(False))
+        node = commander.call_handler(parent(False))
+        await settled()
+        assert (node.state, done) == ("joining", [])
+        release.set()
+        await node
         assert done == [False]
         with pytest.raises(ValueError, match="in thread"):
             await commander.run(parent(True))
@@ -304,7 +297,7 @@ async def test_a_cancelled_node_is_not_done_before_its_thread_returns():
         try:
             for _ in range(1_000):
                 check_cancelled()
-                time.sleep(0.005)
+                time.sleep(WORK)
         finally:
             order.append("thread")
 
@@ -345,7 +338,7 @@ async def test_a_timeout_tells_a_thread():
         try:
             while True:
                 check_cancelled()
-                time.sleep(0.005)
+                time.sleep(WORK)
         finally:
             told.append(True)
 
@@ -383,11 +376,13 @@ async def test_a_failure_in_a_process_is_raised_with_its_traceback():
     assert any("in the process" in note for note in caught.value.__notes__)
 
 
-async def test_a_process_is_told_and_then_ended():
+async def test_a_process_is_told_and_then_ended(tmp_path):
     """Cancelled, it is gone within the grace period."""
+    started = tmp_path / "started"
+    body = f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(3600)"
     async with asyncio.timeout(20), Commander() as commander:
-        node = commander.in_process(time.sleep, 3600, grace=2)
-        await asyncio.sleep(0.5)
+        node = commander.in_process(exec, body, grace=2)
+        await until(started.exists)
         node.cancel()
         with pytest.raises(NodeCancelled):
             await node

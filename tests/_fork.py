@@ -1,0 +1,65 @@
+"""A source of deltas, and a body in a tree that forks it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from anabranch.commander import Commander, Node
+from anabranch.dispatch import Delta, ToolCallDelta, Usage
+from anabranch.handlers import handler
+
+__all__ = ["CALL", "PATIENCE", "Body", "Source", "collect", "collected", "run"]
+
+PATIENCE = 10.0
+CALL = [
+    Delta("Wait."),
+    Delta(tool_calls=[ToolCallDelta(0, "a", "f")]),
+    Delta(tool_calls=[ToolCallDelta(0, arguments='{"to_user": "Look')]),
+    Delta(tool_calls=[ToolCallDelta(0, arguments='ing", "x": 1}')]),
+    Delta(usage=Usage(input_tokens=3, output_tokens=4), finish_reason="tool_calls"),
+]
+
+
+class Source:
+    """Gives deltas, then raises `failure` if there is one; notes how far it got and its end."""
+
+    def __init__(self, *deltas: Delta, failure: Exception | None = None) -> None:
+        self.deltas = deltas
+        self.failure = failure
+        self.given = 0
+        self.closed = False
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        for delta in self.deltas:
+            await asyncio.sleep(0)
+            self.given += 1
+            yield delta
+        if self.failure is not None:
+            raise self.failure
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class Body(Node[Any]):
+    """A node whose body is a function."""
+
+    def __init__(self, body: Callable[[Node[Any]], Any]) -> None:
+        self.body = body
+
+    async def task(self) -> Any:
+        return await self.body(self)
+
+
+async def run(body: Callable[[Node[Any]], Any]) -> Any:
+    async with asyncio.timeout(PATIENCE), Commander() as commander:
+        return await commander.run(Body(body))
+
+
+async def collect(branch: AsyncIterator[Any]) -> list[Any]:
+    return [item async for item in branch]
+
+
+@handler
+async def collected(_: Node[Any], branch: AsyncIterator[Any]) -> list[Any]:
+    return await collect(branch)

@@ -1,0 +1,91 @@
+"""Nodes that many tests of the tree need: they give, fail, wait or hang; and a failure's notes."""
+
+import asyncio
+
+import pytest
+
+from anabranch.commander import NodeCancelled
+from anabranch.handlers import handler
+from anabranch.jobs import Job
+
+__all__ = [
+    "NOTE",
+    "Careful",
+    "Idle",
+    "cancel_running",
+    "drop",
+    "fail",
+    "give",
+    "hang",
+    "notes",
+    "wait_for",
+]
+
+NOTE = "anabranch: failed in "
+
+
+@handler
+async def give(node, value=None):
+    return value
+
+
+@handler
+async def fail(node, error, after=None):
+    if after is not None:
+        await after.wait()
+    raise error
+
+
+@handler
+async def hang(node, running=None):
+    if running is not None:
+        running.set()
+    await asyncio.Event().wait()
+
+
+@handler
+async def drop(node, value=None):
+    """Await the value and drop what comes of it."""
+    try:
+        await value
+    except Exception:
+        return
+
+
+@handler
+async def wait_for(node, event):
+    await event.wait()
+
+
+def notes(error):
+    return [note for note in getattr(error, "__notes__", []) if note.startswith(NOTE)]
+
+
+class Idle(Job[None]):
+    async def task(self):
+        return None
+
+
+class Careful:
+    """What a body does that hangs and, once cancelled, cleans up for as long as it is not let."""
+
+    def __init__(self):
+        self.running, self.cleaning, self.release = (asyncio.Event() for _ in range(3))
+        self.cleaned = False
+
+    async def hang(self):
+        self.running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cleaning.set()
+            await self.release.wait()
+            self.cleaned = True
+
+
+async def cancel_running(node, running, reason=""):
+    """Cancel a node when it has come to `running`, and wait for its end."""
+    await running.wait()
+    node.cancel(reason)
+    with pytest.raises(NodeCancelled):
+        await node
