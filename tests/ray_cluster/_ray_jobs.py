@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from _ray_people import Bob
+from _until import until
 
 from anabranch import Backend, Conversation, Job, Node, handler
 from anabranch.agents import UserProxyAgent
@@ -33,12 +34,12 @@ def read(file: str) -> str:
 
 async def line_in(file: str, beginning: str) -> str:
     """Wait for a line that begins so, and return it."""
-    async with asyncio.timeout(60):
-        while True:
-            for line in read(file).splitlines():
-                if line.startswith(beginning):
-                    return line
-            await asyncio.sleep(0.01)  # another process writes it
+
+    def found() -> list[str]:
+        return [line for line in read(file).splitlines() if line.startswith(beginning)]
+
+    await until(found)
+    return found()[0]
 
 
 class Refusal(Exception):

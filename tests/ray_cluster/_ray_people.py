@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
+
+from _until import until
 
 from anabranch import AgentMessage, Backend
 from anabranch.agents import NOT_MINE, ConversableAgent, Reply, reply
@@ -79,8 +80,7 @@ class Held(Backend):
         try:
             (self.folder / "pid").write_text(str(os.getpid()))
             yield Delta(text="Half of it")
-            while not (self.folder / "go").exists():  # noqa: ASYNC110 - another process makes it
-                await asyncio.sleep(0.02)
+            await until((self.folder / "go").exists)
             yield Delta(text=", and the rest.")
             yield Delta(finish_reason="stop", done=True)
         finally:

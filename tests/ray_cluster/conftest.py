@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _suite import skip_suite, tell_skipped
 
 _HERE = Path(__file__).parent
 sys.path.insert(0, str(_HERE))  # for the jobs, which workers import by name: `import _ray_jobs`
@@ -22,18 +23,15 @@ if WANTED:  # also of the workers, and of programs that put jobs
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not (WANTED and HAVE_RAY):
+        skip_suite(items, _HERE, "Ray")
     for item in items:
         if _HERE in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("default"))  # Ray's own imports warn
-            if not (WANTED and HAVE_RAY):
-                item.add_marker(pytest.mark.skip(reason="Ray: not run"))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    skipped = terminalreporter.stats.get("skipped", [])
-    if count := sum("Ray: not run" in str(report.longrepr) for report in skipped):
-        terminalreporter.section("Ray: NOT RUN")
-        terminalreporter.line(f"{count} tests on a Ray cluster did not run: make test-ray")
+    tell_skipped(terminalreporter, "Ray", "on a Ray cluster did not run: make test-ray")
 
 
 class Nodes:

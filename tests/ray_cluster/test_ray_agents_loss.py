@@ -14,6 +14,7 @@ import pytest
 from _ray_people import Alice, Bob, Held
 from _server import Reply as ServerReply
 from _server import ScriptedServer, Step, chunk
+from _until import until
 
 from anabranch import Commander, WorkerLost
 from anabranch.agents import Chat, Directory, UserProxyAgent
@@ -149,7 +150,6 @@ async def test_a_driver_that_is_killed_takes_its_agents_with_it(nodes: Any) -> N
         with pytest.raises((NoResident, WorkerLost)):
             while True:
                 await (await find("goes")).invoke("name")
-                await asyncio.sleep(0.1)
 
 
 HEADLESS = """
@@ -188,8 +188,7 @@ async def test_a_head_that_goes_away_is_the_loss_of_its_agents(tmp_path: Path) -
                 *("-c", HEADLESS, small.address, str(tmp_path)),
                 stdout=asyncio.subprocess.PIPE,
             )
-            while not (tmp_path / "pid").exists():  # noqa: ASYNC110 - another makes it
-                await asyncio.sleep(0.02)
+            await until((tmp_path / "pid").exists)
             small.head_node.all_processes["gcs_server"][0].process.kill()
             said, _ = await program.communicate()
         waited, asked, left = said.decode().splitlines()

@@ -146,7 +146,7 @@ async def test_a_reader_who_takes_its_time_is_waited_for(tmp_path: Path) -> None
         async with aclosing(connect("ray:llm", patience=0.6).stream(HELLO)) as deltas:
             async for delta in deltas:
                 said += delta.text
-                await asyncio.sleep(0.8)
+                await asyncio.sleep(0.8)  # longer than its patience
     assert said == "Half of it, and the rest."
 
 

@@ -27,6 +27,7 @@ from _ray_jobs import (
     read,
 )
 from _server import Reply, ScriptedServer, Step, chunk
+from _until import settled
 
 from anabranch import Commander, Job, NodeCancelled, Retry, connect
 from anabranch.agents import ConversationTooLong
@@ -183,8 +184,7 @@ async def test_a_job_that_waits_for_a_machine_is_cancelled_at_once(file: str, no
         first = commander.put_job(Stand(file), on=whole)
         await noted("standing")
         second = commander.put_job(Fail(file=file), on=whole)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await settled()
         assert "waits for a Ray worker (100 left)" in commander.explain(second)
         second.cancel()
         with pytest.raises(NodeCancelled):
@@ -322,5 +322,5 @@ async def test_nothing_is_left_behind(nodes: Any) -> None:
     async with Commander() as commander:
         for job in [commander.put_job(Double(n), on=LEFT) for n in range(20)]:
             await job
-    await asyncio.sleep(0)
+    await settled()
     assert asyncio.all_tasks() == before

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from _ray_jobs import Ask, AskThere
 from _server import DONE, Reply, ScriptedServer, Step, chunk
+from _until import until
 
 from anabranch import BudgetExceeded, Commander, NodeCancelled, Retry, WorkerLost, connect
 from anabranch.agents import Chat, ConversableAgent, UserProxyAgent
@@ -162,8 +162,3 @@ async def test_who_gives_the_turns_may_be_lost_and_comes_again() -> None:
 async def waiting(limits: Any, count: int) -> None:
     """Wait until so many requests wait for their turn, here and elsewhere."""
     await until(lambda: len(limits._queue) == count)
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    while not reached():  # noqa: ASYNC110 - another process brings it about
-        await asyncio.sleep(0.01)

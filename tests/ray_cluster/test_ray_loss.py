@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from _left import gone
 from _ray_jobs import Double, Join, Speak, Stand, Tool, line_in, read
+from _until import settled, until
 
 from anabranch import Commander, Job, Retry, WorkerLost
 from anabranch.cluster import Ray
@@ -76,7 +77,7 @@ async def test_a_machine_may_go_away_in_the_midst_of_a_cancel(
         pid = int((await noted("standing")).split()[1])
         os.kill(pid, signal.SIGSTOP)  # so that it cannot end before its machine does
         job.cancel()
-        await asyncio.sleep(0)
+        await settled()
         await asyncio.to_thread(nodes.remove, machine)
         await _ended(job)
         assert job.state == "cancelled"
@@ -109,13 +110,9 @@ async def test_a_lost_job_runs_again_if_it_says_so(file: str, noted: Any) -> Non
         job = commander.put_job(
             Stand(file), on=RIGHT, claim=True, retry=Retry(attempts=3, on=WorkerLost)
         )
-        killed: set[int] = set()
-        while len(killed) < 3:
-            await asyncio.sleep(0.02)
-            for line in read(file).splitlines():
-                if (pid := int(line.split()[1])) not in killed:
-                    killed.add(pid)
-                    os.kill(pid, signal.SIGKILL)
+        for attempt in range(1, 4):
+            await until(lambda: len(read(file).splitlines()) == attempt)  # noqa: B023
+            os.kill(int(read(file).splitlines()[-1].split()[1]), signal.SIGKILL)
         with pytest.raises(WorkerLost):
             await job
     assert read(file).count("standing") == 3

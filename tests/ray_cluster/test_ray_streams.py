@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from _clock import virtual_seconds
 
 from anabranch import AgentMessage
 from anabranch.cluster._actor import ROOM, Actor, Ask, Drop, Outlet
@@ -14,8 +15,6 @@ from anabranch.cluster._pack import Outcome, pack
 from anabranch.cluster._speech import Teller, Texts
 from anabranch.commander import WorkerLost
 from anabranch.testing import run_seeded
-
-pytest.importorskip("cloudpickle")
 
 Play = Callable[[Outlet], Awaitable[None]]
 
@@ -72,7 +71,7 @@ def test_a_producer_waits_for_its_reader() -> None:
         while not last:
             outcome, last = await call(actor)
             read += outcome.get()
-            await asyncio.sleep(1)  # of the virtual clock: whatever can happen does
+            await virtual_seconds(1)  # whatever can happen does
             assert made <= len(read) + ROOM
         assert read == list(range(3 * ROOM))
 
@@ -101,10 +100,10 @@ def test_a_stream_whose_reader_is_not_heard_of_is_ended() -> None:
         actor, tenant = an_actor(for_ever)
         await call(actor, patience=30)
         for _ in range(5):
-            await asyncio.sleep(20)
+            await virtual_seconds(20)
             await actor.keep("a", 30)
             assert not tenant.ended
-        await asyncio.sleep(40)
+        await virtual_seconds(40)
         assert tenant.ended
         packed, last = await actor.next("a", 30)
         assert isinstance(Outcome.unpacked(packed).failure, TimeoutError)
@@ -136,7 +135,7 @@ def test_who_still_reads_when_an_actor_is_stopped_is_told() -> None:
         await call(actor)
         await call(actor, "b")
         waiting = asyncio.ensure_future(call(actor))
-        await asyncio.sleep(1)
+        await virtual_seconds(1)
         await actor.stop()
         packed, last = await actor.next("b", 30)
         for outcome in ((await waiting)[0], Outcome.unpacked(packed)):
@@ -199,7 +198,7 @@ def test_texts_arrive_whole_whatever_was_joined(read_each: int) -> None:
             for n, each in enumerate(parts, 1):
                 teller(each)
                 if n % read_each == 0:
-                    await asyncio.sleep(1)
+                    await virtual_seconds(1)
 
         actor, _ = an_actor(play)
         texts, heard, last = Texts(), list[AgentMessage](), False

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _suite import skip_suite, tell_skipped
 from _vllm import MODEL, close_engine, keep_engine
 
 from anabranch.backends._vllm_engine import Engine
-
-_HERE = Path(__file__).parent
 
 
 @pytest.fixture
@@ -22,18 +21,12 @@ async def engine() -> Engine:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if MODEL:
-        return
-    for item in items:
-        if _HERE in item.path.parents:
-            item.add_marker(pytest.mark.skip(reason="vLLM: not run"))
+    if not MODEL:
+        skip_suite(items, Path(__file__).parent, "vLLM")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    skipped = terminalreporter.stats.get("skipped", [])
-    if count := sum("vLLM: not run" in str(report.longrepr) for report in skipped):
-        terminalreporter.section("vLLM: NOT RUN")
-        terminalreporter.line(f"{count} tests of the real engine did not run: make test-vllm")
+    tell_skipped(terminalreporter, "vLLM", "of the real engine did not run: make test-vllm")
 
 
 def pytest_sessionfinish() -> None:

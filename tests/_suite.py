@@ -1,0 +1,25 @@
+"""Suites that need what a machine may lack: skipped whole, and never without a word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+__all__ = ["skip_suite", "tell_skipped"]
+
+
+def skip_suite(items: list[pytest.Item], folder: Path, name: str) -> None:
+    """Skip all tests of a folder."""
+    for item in items:
+        if folder in item.path.parents:
+            item.add_marker(pytest.mark.skip(reason=f"{name}: not run"))
+
+
+def tell_skipped(reporter: Any, name: str, what: str) -> None:
+    """Print how many of a suite's tests were skipped, and how `what` they are is run."""
+    skipped = reporter.stats.get("skipped", [])
+    if count := sum(f"{name}: not run" in str(report.longrepr) for report in skipped):
+        reporter.section(f"{name}: NOT RUN")
+        reporter.line(f"{count} tests {what}")
