@@ -17,7 +17,7 @@ from ..commander._observe import outlast
 from ._elsewhere import Elsewhere, ended, scope_of
 from ._limits import DistantLimits, shared
 from ._parcel import load_report, pack, refuse_secrets
-from ._ray import Cluster, as_lost, as_refused, aside, join, load
+from ._ray import LOOK_AGAIN, Cluster, as_lost, as_refused, aside, join, load
 from ._report import End, Order, Stand
 from ._worker import awaiting, work
 
@@ -30,8 +30,6 @@ T = TypeVar("T")
 
 # So many reports may lie at home unread before Ray holds the worker back.
 UNREAD = 8
-# A job that has not begun after so many seconds: is there still a machine that could take it?
-LOOK_AGAIN = 5.0
 
 
 class Sent(Elsewhere):
@@ -151,7 +149,7 @@ class _Call:
                 self._look()
 
     def _look(self) -> None:
-        self._check = asyncio.wrap_future(aside(self._cluster.check, self._sent.place))
+        self._check = asyncio.wrap_future(self._cluster.look(self._sent.place))
 
     # --- reports
 

@@ -6,10 +6,11 @@ import asyncio
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
@@ -18,9 +19,22 @@ from ..commander import Away, Node
 from ..commander._errors import ConfigurationError, MissingExtra, WorkerLost
 from ._head import Head, answers, find_head
 
-__all__ = ["Cluster", "Ray", "as_lost", "as_refused", "aside", "join", "load", "this_host"]
+__all__ = [
+    "LOOK_AGAIN",
+    "Cluster",
+    "Ray",
+    "as_lost",
+    "as_refused",
+    "aside",
+    "join",
+    "load",
+    "this_host",
+]
 
 T = TypeVar("T")
+
+# What has not begun after so many seconds: is there still a machine that could take it?
+LOOK_AGAIN = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -81,6 +95,8 @@ class Cluster:
         self.ready = False
         # What some machine has been seen to have.
         self._known: set[frozenset[tuple[str, float]]] = set()
+        # The last look for each, and when it began: however many wait, one looks.
+        self._looks: dict[frozenset[tuple[str, float]], tuple[float, Future[None]]] = {}
 
     @property
     def usable(self) -> bool:
@@ -94,6 +110,15 @@ class Cluster:
     def unknown(self, placement: Ray) -> bool:
         """Whether `check` has never found a machine for `placement`."""
         return frozenset(placement.needs().items()) not in self._known
+
+    def look(self, placement: Ray) -> Future[None]:
+        """Call `check` in a thread, unless somebody has lately."""
+        needs, now = frozenset(placement.needs().items()), time.monotonic()
+        began, look = self._looks.get(needs, (float("-inf"), None))
+        if look is None or now - began > LOOK_AGAIN / 2:
+            look = aside(self.check, placement)
+            self._looks[needs] = now, look
+        return look
 
     def check(self, placement: Ray) -> None:
         """Raise `ConfigurationError` if no machine has what `placement` asks for; it may block."""
@@ -263,19 +288,19 @@ def this_host() -> str:
 def aside(function: Callable[..., T], *args: Any) -> Future[T]:
     """Call a function of Ray's in a thread of its own: without a head it may hang.
 
-    Nothing can end the thread, so it is a daemon: the end of the program does not wait for it.
+    Nothing can end the thread, so it is a daemon: the end of the program does not wait for it. Who
+    waits for the future may be cancelled; the future itself cannot be, so that many may share it.
     """
     done: Future[T] = Future()
+    done.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
             value = function(*args)
         except BaseException as error:  # noqa: BLE001 - it is raised where the future is awaited
-            outcome = partial(done.set_exception, error)
+            done.set_exception(error)
         else:
-            outcome = partial(done.set_result, value)
-        if done.set_running_or_notify_cancel():
-            outcome()
+            done.set_result(value)
 
     threading.Thread(target=run, name="ray-aside", daemon=True).start()
     return done

@@ -39,7 +39,7 @@ class Tree:
 
     def start(self) -> None:
         """Begin, in a task of its own."""
-        self._task = asyncio.get_running_loop().create_task(self._main())
+        self._task: asyncio.Task[None] | None = asyncio.get_running_loop().create_task(self._main())
 
     def cancel(self) -> None:
         """Cancel everything: home has told so."""
@@ -57,7 +57,8 @@ class Tree:
         if self._timer is not None:
             self._timer.cancel()
         self._line.put(self._report(end))
-        self._sweep()
+        _sweep()
+        self._task = None  # with it the task goes at once, and needs no garbage collector
         self._line.end()
 
     @contextmanager
@@ -84,12 +85,6 @@ class Tree:
                 self.cancel()
         return outpost.ending()
 
-    def _sweep(self) -> None:
-        """Cancel what bodies have left behind on the loop, as the end of a program would."""
-        for task in asyncio.all_tasks():
-            if task is not self._task:
-                task.cancel()
-
     # --- reports
 
     def _told(self) -> None:
@@ -115,3 +110,11 @@ class Tree:
     def _report(self, end: End | None) -> bytes:
         left, self._left = self._left, 0 if self._scope is None else self._scope.left
         return self._feed.report(left - self._left, end)
+
+
+def _sweep() -> None:
+    """Cancel what bodies have left behind on the loop, as the end of a program would."""
+    own = asyncio.current_task()
+    for task in asyncio.all_tasks():
+        if task is not own:
+            task.cancel()
