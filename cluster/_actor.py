@@ -88,6 +88,12 @@ class Outlet:
             await self._space.wait()
         self.send_nowait(item)
 
+    async def deliver(self, item: Any) -> None:
+        """Add an item, and wait until the reader has taken it."""
+        self.send_nowait(item)
+        self._space.clear()
+        await self._space.wait()
+
     async def ask(self, question: Any) -> Any:
         """Ask the reader; return the answer, or raise its failure. Cancelling it tells the reader.
 

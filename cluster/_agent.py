@@ -17,13 +17,13 @@ from ._actor import Ask, Drop
 from ._agent_tenant import MakingAgent
 from ._directory import ClusterDirectory
 from ._elsewhere import Elsewhere, ended
-from ._limits import shared
 from ._pack import pack
 from ._parcel import load_report
 from ._pull import Pull
-from ._ray import Ray
+from ._ray import Cluster, Ray
 from ._report import End, Report, Stand
 from ._resident import ANYWHERE, PATIENCE, Opening, Resident
+from ._seat import Call, seat_of
 from ._speech import Texts, Told
 from ._visit import Question, Visit
 
@@ -131,8 +131,7 @@ class Called(Elsewhere):
         cluster, _ = await self._agent.located()
         self.begin(node)
         try:
-            async with shared(node.commander.limits, cluster) as limits:
-                end = await self._read(node, self._visit(Stand.of(node, limits)))
+            end = await self._read(node, cluster)
         except BaseException:
             for part in self._texts.broken_off():
                 _tell(part)
@@ -141,12 +140,16 @@ class Called(Elsewhere):
             self.clear()
         return ended(node, end)
 
-    def _visit(self, stand: Stand) -> Visit:
+    async def _read(self, node: Node[Any], cluster: Cluster) -> End:
+        if node.commander.limits is None:
+            return await self._hear(node, Stand.of(node, None))
+        async with Call(node, await seat_of(node.commander, cluster), _unheard) as call:
+            return await self._hear(node, Stand.of(node, call))
+
+    async def _hear(self, node: Node[Any], stand: Stand) -> End:
         scope = current_scope()
         said = None if scope is None else (scope.limit, scope.left)
-        return Visit(self._method, self._given, stand, said, listened_to() is not None)
-
-    async def _read(self, node: Node[Any], visit: Visit) -> End:
+        visit = Visit(self._method, self._given, stand, said, listened_to() is not None)
         async with Pull(self._agent, pack(visit, "the visit")) as pull:
             while (items := await pull.take()) is not None:
                 for item in items:
@@ -182,6 +185,10 @@ class Called(Elsewhere):
             left = None if scope is None else scope.left
             await pull.answer(ask.number, (value, left), failure)
         self._asked.pop(ask.number, None)
+
+
+def _unheard(report: bytes) -> None:
+    raise AssertionError("what an agent does is told by its own stream")
 
 
 def _tell(part: AgentMessage) -> None:

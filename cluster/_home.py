@@ -15,10 +15,10 @@ from ..commander import Node
 from ..commander._errors import ConfigurationError, WorkerLost
 from ..commander._observe import outlast
 from ._elsewhere import Elsewhere, ended, scope_of
-from ._limits import DistantLimits, shared
 from ._parcel import load_report, pack, refuse_secrets
 from ._ray import LOOK_AGAIN, Cluster, as_lost, as_refused, aside, join, load
-from ._report import End, Order, Stand
+from ._report import End, Order, Report, Rest, Stand
+from ._seat import Call, seat_of
 from ._worker import awaiting, work
 
 if TYPE_CHECKING:
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["Sent"]
 
 T = TypeVar("T")
-
-# So many reports may lie at home unread before Ray holds the worker back.
-UNREAD = 8
 
 
 class Sent(Elsewhere):
@@ -53,30 +50,35 @@ class Sent(Elsewhere):
         """Run the job once on the cluster; cancelled, wait until it is over there."""
         self.begin(node)
         cluster = await join(self.place.address)
+        seat = await seat_of(node.commander, cluster)
         try:
-            async with shared(node.commander.limits, cluster) as limits:
-                return await _Call(self, node, cluster, self.order(node, limits)).outcome()
+            async with Call(node, seat, lambda report: self.hear(node, report)) as call:
+                return await _Task(self, node, cluster, call).outcome()
         finally:
             self.clear()
 
-    def order(self, node: Node[Any], limits: DistantLimits | None) -> bytes:
+    def hear(self, node: Node[Any], report: bytes) -> End | None:
+        """Take a report in; return how the job has ended, if it tells that."""
+        loaded: Report = load_report(report)
+        self.take(node, loaded)
+        return loaded.end
+
+    def order(self, node: Node[Any], call: Call) -> bytes:
         """Return what the worker is told."""
         scope = scope_of()
         said = None if scope is None else (scope.limit, scope.left)
-        return pickle.dumps(Order(self._parcel, Stand.of(node, limits), said))
+        return pickle.dumps(Order(self._parcel, Stand.of(node, call), said))
 
 
-class _Call:
-    """One attempt: a Ray task, and what it reports."""
+class _Task:
+    """One attempt: a Ray task, whose value is what it has not told before it ended."""
 
-    def __init__(self, sent: Sent, node: Node[Any], cluster: Cluster, order: bytes) -> None:
+    def __init__(self, sent: Sent, node: Node[Any], cluster: Cluster, call: Call) -> None:
         self._sent = sent
         self._node = node
         self._cluster = cluster
-        self._order = order
+        self._call = call
         self._loop = node._n_commander._n_loop
-        self._end: End | None = None
-        self._error: Exception | None = None
         # A look at the machines that is under way.
         self._check: asyncio.Future[None] | None = None
         self._lost: asyncio.Future[str] = self._loop.create_future()
@@ -86,33 +88,39 @@ class _Call:
         head = self._cluster.head
         interrupted = await self._start()
         watch = head.watch(self._tell_lost)
-        reading = self._loop.create_task(self._read())
+        over: asyncio.Future[Rest] = asyncio.wrap_future(self._ref.future())
         try:
             if interrupted is not None:
                 raise interrupted
-            with awaiting(self._stream.completed()):
-                await self._watch(reading)
+            with awaiting(self._ref):
+                await self._watch(over)
         except BaseException:
             if self._cluster.usable:
-                self._cluster.ray.cancel(self._stream, recursive=False)
-                await outlast(asyncio.ensure_future(_first(reading, self._lost)))
+                self._cluster.ray.cancel(self._ref, recursive=False)
+                await outlast(asyncio.ensure_future(self._last_words(over)))
             raise
         finally:
             head.unwatch(watch)
-            reading.cancel()
+            over.cancel()
             if self._check is not None:
                 self._check.cancel()
-        return self._result()
+        return await self._result(over)
+
+    async def _last_words(self, over: asyncio.Future[Rest]) -> None:
+        """Wait for the end of what was cancelled, and hear what it still had to tell."""
+        await asyncio.wait((over, self._lost), return_when="FIRST_COMPLETED")
+        if over.done() and over.exception() is None:
+            await self._told(over.result())
 
     async def _start(self) -> asyncio.CancelledError | None:
         """Submit the task, in a thread where Ray holds its caller up; return a cancel meanwhile."""
-        place, order = self._sent.place, self._order
+        place, order = self._sent.place, self._sent.order(self._node, self._call)
         if self._cluster.ready and place.runtime_env is None:
-            self._stream = _submit(place, self._node, order)
+            self._ref = _submit(place, self._node, order)
             return None
         submitting = asyncio.wrap_future(aside(_submit, place, self._node, order))
         interrupted = await outlast(submitting)
-        self._stream = submitting.result()
+        self._ref = submitting.result()
         self._cluster.ready = True
         return interrupted
 
@@ -129,18 +137,18 @@ class _Call:
 
     def _kill(self) -> None:
         with suppress(Exception):  # without a head, Ray may not be able to
-            self._cluster.ray.cancel(self._stream, force=True, recursive=False)
+            self._cluster.ray.cancel(self._ref, force=True, recursive=False)
 
-    async def _watch(self, reading: asyncio.Task[None]) -> None:
+    async def _watch(self, over: asyncio.Future[Rest]) -> None:
         """Wait for the end; as long as the task has not begun, see whether it ever can."""
         if self._cluster.unknown(self._sent.place):
             self._look()
-        ends: set[asyncio.Future[Any]] = {reading, self._lost}
+        ends: set[asyncio.Future[Any]] = {over, self._lost}
         while True:
             waits = ends if self._check is None else {*ends, self._check}
             patience = LOOK_AGAIN if self._sent.host is None else None
             await asyncio.wait(waits, timeout=patience, return_when="FIRST_COMPLETED")
-            if reading.done() or self._lost.done():
+            if over.done() or self._lost.done():
                 return
             if self._check is not None and self._check.done():
                 self._check.result()
@@ -151,41 +159,28 @@ class _Call:
     def _look(self) -> None:
         self._check = asyncio.wrap_future(self._cluster.look(self._sent.place))
 
-    # --- reports
-
-    async def _read(self) -> None:
-        try:
-            async for item in self._stream:
-                report = load_report(await item)
-                self._sent.take(self._node, report)
-                if report.end is not None:
-                    self._end = report.end
-                    return
-        except Exception as error:  # noqa: BLE001 - Ray's own; it is told in the terms of the tree
-            self._error = error
-
     # --- the end
 
-    def _result(self) -> Any:
-        if self._end is None:
-            raise self._loss()
-        kind, why = self._end
-        if kind == "refused":
-            raise ConfigurationError(_unknown(type(self._node).__name__, self._sent.host, why))
-        return ended(self._node, self._end)
+    async def _result(self, over: asyncio.Future[Rest]) -> Any:
+        if not over.done() or over.cancelled():
+            raise WorkerLost(self._node.path, self._lost.result())
+        if (error := over.exception()) is not None:
+            path = self._node.path
+            raise as_lost(error, path) or as_refused(error, path) or error
+        end = await self._told(over.result())
+        if end[0] == "refused":
+            raise ConfigurationError(_unknown(type(self._node).__name__, self._sent.host, end[1]))
+        return ended(self._node, end)
 
-    def _loss(self) -> Exception:
-        path = self._node.path
-        if self._lost.done():
-            return WorkerLost(path, self._lost.result())
-        error = self._error
-        if error is None:
-            return WorkerLost(path, "its Ray task was cancelled by somebody else")
-        return as_lost(error, path) or as_refused(error, path) or error
-
-
-async def _first(*futures: asyncio.Future[Any]) -> None:
-    await asyncio.wait(futures, return_when="FIRST_COMPLETED")
+    async def _told(self, rest: Rest) -> End:
+        """Hear what was told before, then what is left; return how the job has ended."""
+        heard, unheard, last = rest
+        await self._call.caught_up(heard)
+        if unheard is not None:
+            self._call.hear(heard + 1, unheard)
+        end = self._sent.hear(self._node, last)
+        assert end is not None
+        return end
 
 
 def _unknown(kind: str, host: str | None, why: str) -> str:
@@ -231,6 +226,4 @@ def _remote(place: Ray, node: Node[Any]) -> Callable[[bytes], Any]:
 @cache
 def _task() -> Any:
     # Nothing runs twice by itself: whether a job may be tried again is for its `retry` to say.
-    return load().remote(
-        max_retries=0, num_returns="streaming", _generator_backpressure_num_objects=UNREAD
-    )(work)
+    return load().remote(max_retries=0)(work)

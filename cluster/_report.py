@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ..commander import EventKind, Node, Policy, State
+from ._desk import Address
 from ._limits import DistantLimits
 from ._parcel import Parcel
+from ._seat import Call
 
-__all__ = ["End", "Happened", "Order", "Report", "Stand", "Standing", "first_id"]
+__all__ = ["End", "Happened", "Order", "Report", "Rest", "Stand", "Standing", "first_id"]
 
 
 class Stand(NamedTuple):
@@ -18,14 +20,16 @@ class Stand(NamedTuple):
     parent: str
     policy: Policy
     slow_after: float | None
+    home: Address | None  # where it is heard; None where that is by a stream of its own
     limits: DistantLimits | None
 
     @classmethod
-    def of(cls, node: Node[Any], limits: DistantLimits | None) -> Stand:
+    def of(cls, node: Node[Any], call: Call | None) -> Stand:
         """Return where `node` stands."""
         parent, slow_after = node.parent, node.commander._n_slow_after
         assert parent is not None
-        return cls(node.node_id, parent.path, node._n_policy, slow_after, limits)
+        home, limits = (None, None) if call is None else (call.address, call.limits)
+        return cls(node.node_id, parent.path, node._n_policy, slow_after, home, limits)
 
 
 class Order(NamedTuple):
@@ -47,6 +51,11 @@ Standing: TypeAlias = "tuple[int, int | None, str, State]"
 
 End: TypeAlias = "tuple[Literal['completed', 'failed', 'cancelled', 'exit', 'refused'], Any]"
 """How the job ended: with its pickled result or failure, the reason, or why it never began."""
+
+
+Rest: TypeAlias = "tuple[int, bytes | None, bytes]"
+"""The value of a job's Ray task: how many reports have arrived at home, the next if it was under
+way, and the last one, with the end."""
 
 
 class Report(NamedTuple):

@@ -144,12 +144,12 @@ class Resident:
         self._home = cluster, actor
         _held[f"{self.kind}:{self.name}"] = actor
 
-    def open_beside(self, cluster: Cluster, make: bytes) -> None:
+    def open_beside(self, cluster: Cluster, kind: type[Actor], make: bytes) -> None:
         """Make an actor of this name on this machine, and let it make its tenant; it blocks.
 
         It ends with this process.
         """
-        actor = _create(cluster, self.kind, self.name, ANYWHERE, beside=True)
+        actor = _create(cluster, self.kind, self.name, ANYWHERE, beside=kind)
         self.host = Outcome.unpacked(cluster.ray.get(actor.start.remote(make))).get()
         self._home = cluster, actor
 
@@ -257,7 +257,7 @@ def _create(
     on: Ray,
     *,
     detached: bool = False,
-    beside: bool = False,
+    beside: type[Actor] | None = None,
 ) -> Any:
     options = {
         "name": f"{kind}:{name}",
@@ -268,7 +268,7 @@ def _create(
         "max_task_retries": 0,
         "scheduling_strategy": _beside_this(cluster.ray) if beside else "SPREAD",
     }
-    make = cluster.ray.remote(Actor).options(**options, **on.options()).remote
+    make = cluster.ray.remote(beside or Actor).options(**options, **on.options()).remote
     taken = cluster.ray.exceptions.ActorAlreadyExistsError
     with suppress(taken):
         return make()

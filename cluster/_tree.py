@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..commander._cancel import cancel_subtrees
+from ._desk import News
 from ._outpost import BREATH, Feed, Outpost, failed
 from ._parcel import unpack
 from ._report import End, Order
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from ._worker import Line
 
 __all__ = ["Tree"]
+
+logger = logging.getLogger("anabranch.cluster")
 
 # After so many seconds home is told that the job has begun, if there is nothing else to tell.
 BEACON = 0.02
@@ -34,6 +38,11 @@ class Tree:
         self._timer: asyncio.TimerHandle | None = None
         # When home is told that the job has begun; None once it has been told anything.
         self._beacon: float | None = None
+        # How many reports have arrived at home, and the one that is under way.
+        self._heard = 0
+        self._unheard: bytes | None = None
+        self._telling: asyncio.Task[None] | None = None
+        self._flushed = 0.0
         self._scope: Scope | None = None
         self._left = 0 if order.said is None else order.said[1]
 
@@ -56,10 +65,9 @@ class Tree:
             end = failed(error)
         if self._timer is not None:
             self._timer.cancel()
-        self._line.put(self._report(end))
+        self._line.end((self._heard, self._unheard, self._report(end)))
         _sweep()
         self._task = None  # with it the task goes at once, and needs no garbage collector
-        self._line.end()
 
     @contextmanager
     def _conversation(self) -> Generator[None, None, None]:
@@ -89,6 +97,8 @@ class Tree:
 
     def _told(self) -> None:
         """See to it that what has happened is reported soon."""
+        if self._unheard is not None:
+            return
         loop = self._outpost._n_loop
         if self._timer is None or self._timer.when() > loop.time() + BREATH:
             if self._timer is not None:
@@ -97,15 +107,26 @@ class Tree:
 
     def _flush(self) -> None:
         self._timer = None
-        if self._line.full:
-            self._line.when_drained(self._flush)
-            return
         loop = self._outpost._n_loop
         if self._feed.gather() or (self._beacon is not None and loop.time() >= self._beacon):
             self._beacon = None
-            self._line.put(self._report(None))
+            self._unheard, self._flushed = self._report(None), loop.time()
+            self._telling = loop.create_task(self._tell(self._unheard))
         elif self._beacon is not None:
             self._timer = loop.call_at(self._beacon, self._flush)
+
+    async def _tell(self, report: bytes) -> None:
+        home = self._order.stand.home
+        assert home is not None
+        news = News(home.seat, home.call, self._heard + 1, report)
+        try:
+            await home.desk.tell(news)
+        except Exception as error:  # noqa: BLE001 - from now on all is told at the end alone
+            logger.warning("home cannot be told what happens here: %r", error)
+        else:
+            self._heard, self._unheard = self._heard + 1, None
+            loop = self._outpost._n_loop
+            self._timer = loop.call_at(max(loop.time(), self._flushed + BREATH), self._flush)
 
     def _report(self, end: End | None) -> bytes:
         left, self._left = self._left, 0 if self._scope is None else self._scope.left

@@ -1,8 +1,9 @@
-"""The worker's end: a Ray task that drives a job and all below it, and reports home.
+"""The worker's end: a Ray task that drives a job and all below it.
 
-The task is a plain generator in the worker's main thread, which only passes reports on. The tree
-lives on an event loop in a thread of its own, kept from task to task. A cancel from home reaches
-the main thread as an interrupt; the task ends after the tree, so home knows when it is over.
+The task's function only waits, in the worker's main thread. The tree lives on an event loop in a
+thread of its own, kept from task to task, and tells home by the desk what happens. A cancel from
+home reaches the main thread as an interrupt; the task ends after the tree, so home knows when it is
+over.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import os
 import pickle
 import signal
 import threading
-from collections import deque
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import Context
@@ -21,80 +21,52 @@ from types import FrameType
 from typing import Any
 
 from ._ray import load
-from ._report import Order
+from ._report import Order, Rest
 from ._tree import Tree
 
 __all__ = ["awaiting", "work"]
 
-# So many reports may lie between the tree and Ray; then the tree gathers more into the next one.
-ROOM = 2
-# In so many seconds a main thread that waits for another Ray task looks for reports.
+# In so many seconds a main thread that waits for another Ray task sees that the tree is over.
 SLICE = 0.01
 
 
-def work(order: bytes) -> Generator[bytes, None, None]:
-    """Drive the job of `order` to its end; yield reports, the last of which says how it ended."""
+def work(order: bytes) -> Rest:
+    """Drive the job of `order` to its end; return what home has not been told by then."""
     line = Line()
     tree = Tree(_read(order), line)
     with _current(line), _interrupts(line):
         loop().call_soon_threadsafe(tree.start, context=Context())
         try:
-            yield from _reports(line)
+            while line.rest is None and not line.told:
+                line.wait()
         finally:
-            if (
-                not line.ended
-            ):  # a cancel, or Ray takes no more of it: the tree ends before the task
+            # A task that ended before its tree would leave that to the next one, so it never does,
+            # whatever happens: test_ray_model.py found it.
+            if line.rest is None:
                 loop().call_soon_threadsafe(tree.cancel)
                 line.wait_for_end()
+    assert line.rest is not None
+    return line.rest
 
 
 def _read(order: bytes) -> Order:
     return pickle.loads(order)  # noqa: S301 - the home of the job wrote it
 
 
-def _reports(line: Line) -> Generator[bytes, None, None]:
-    while not line.told:
-        line.wait()
-        while line.reports and not line.told:
-            yield line.take()
-        if line.ended:
-            return
-
-
 class Line:
-    """Reports on their way from the tree's thread to the main thread, which an interrupt wakes."""
+    """What the main thread waits for: the end of the tree, and an interrupt."""
 
     def __init__(self) -> None:
-        self.reports: deque[bytes] = deque()
-        # Whether the tree is over; its last report has been put by then.
-        self.ended = False
+        # What is left to be told, once the tree is over.
+        self.rest: Rest | None = None
         # Whether home has told the task to stop.
         self.told = False
         # The Ray tasks that the tree itself waits for.
         self.awaited: set[Any] = set()
-        self._drained: Any = None
 
-    # --- the tree's side
-
-    @property
-    def full(self) -> bool:
-        """Whether the next report has to wait."""
-        return len(self.reports) >= ROOM
-
-    def put(self, report: bytes) -> None:
-        """Send a report."""
-        self.reports.append(report)
-        _knock()
-
-    def when_drained(self, callback: Any) -> None:
-        """Call `callback` on the tree's loop, once, as soon as there is room again."""
-        self._drained = callback
-        if not self.full:
-            self._tell_drained()
-
-    def end(self) -> None:
+    def end(self, rest: Rest) -> None:
         """Say that the tree is over."""
-        self.ended = True
+        self.rest = rest
         _knock()
 
     @contextmanager
@@ -107,41 +79,23 @@ class Line:
         finally:
             self.awaited.discard(task)
 
-    # --- the main thread's side
-
     def wait(self) -> None:
         """Wait until something has come; perhaps in vain.
 
         As long as the tree waits for Ray tasks of its own, the wait is one of Ray's, which lends
         out what this task holds: so tasks that wait for tasks never take up all there is.
         """
-        if self.reports or self.ended or self.told:
-            return
-        if self.awaited:
-            load().wait([*self.awaited], timeout=SLICE, fetch_local=False)
-        else:
+        if not self.awaited:
             os.read(_bell()[0], 4096)
-
-    def take(self) -> bytes:
-        """Take the oldest report."""
-        report = self.reports.popleft()
-        self._tell_drained()
-        return report
-
-    def _tell_drained(self) -> None:
-        callback, self._drained = self._drained, None
-        if callback is not None:
-            loop().call_soon_threadsafe(callback)
+            return
+        try:
+            load().wait([*self.awaited], timeout=SLICE, fetch_local=False)
+        except load().exceptions.TaskCancelledError:  # a cancelled task may wait for no other
+            self.told = True
 
     def wait_for_end(self) -> None:
-        """Wait until the tree is over, whatever happens; its reports are for nobody.
-
-        Ray lets a cancelled task wait for no other, so this is no wait of Ray's. A task that ended
-        before its tree would leave that to the next one: test_ray_model.py found it.
-        """
-        while not self.ended:
-            self.reports.clear()
-            self._tell_drained()
+        """Wait until the tree is over."""
+        while self.rest is None:
             os.read(_bell()[0], 4096)
 
 

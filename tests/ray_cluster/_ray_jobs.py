@@ -129,6 +129,20 @@ class Stand(Job[None]):
         await self.call_handler(stand(self.file))
 
 
+class Last(Job[None]):
+    """Says and spends something when it is cancelled."""
+
+    file: str
+
+    async def task(self) -> None:
+        note(self.file, "standing")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            emit(self, "text", "farewell")
+            charge("dear", 7)
+
+
 class Join(Job[str]):
     """Its body has returned; a child stands."""
 

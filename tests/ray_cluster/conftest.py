@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
-from collections.abc import Callable, Generator
-from functools import partial
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial, wraps
 from importlib.util import find_spec
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from _suite import skip_suite, tell_skipped
 
 _HERE = Path(__file__).parent
 sys.path.insert(0, str(_HERE))  # for the jobs, which workers import by name: `import _ray_jobs`
+
+PATIENCE = 90.0  # seconds
 
 WANTED = os.environ.get("ANABRANCH_RAY") == "1"
 HAVE_RAY = find_spec("ray") is not None
@@ -28,6 +32,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _HERE in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("default"))  # Ray's own imports warn
+            if isinstance(item, pytest.Function) and iscoroutinefunction(item.obj):
+                item.obj = _bounded(item.obj)
+
+
+def _bounded(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Any]:
+    """Let a test that hangs fail, and say where."""
+
+    @wraps(test)
+    async def run(*args: Any, **kwargs: Any) -> None:
+        async with asyncio.timeout(PATIENCE):
+            await test(*args, **kwargs)
+
+    return run
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

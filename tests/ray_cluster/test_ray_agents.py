@@ -31,12 +31,6 @@ pytestmark = pytest.mark.usefixtures("nodes")
 LEFT = Ray(num_cpus=0, resources={"left": 0.01})
 
 
-@pytest.fixture(autouse=True)
-async def in_time() -> Any:
-    async with asyncio.timeout(60):
-        yield
-
-
 def a_user(**options: Any) -> UserProxyAgent:
     return UserProxyAgent(human_input_mode="NEVER", max_consecutive_auto_reply=0, **options)
 

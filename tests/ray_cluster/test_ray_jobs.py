@@ -14,6 +14,7 @@ from _ray_jobs import (
     Fan,
     Give,
     Join,
+    Last,
     Leave,
     Nest,
     Refusal,
@@ -39,12 +40,6 @@ pytestmark = pytest.mark.usefixtures("nodes")
 
 LEFT = Ray(num_cpus=0, resources={"left": 1})
 RIGHT = Ray(num_cpus=0, resources={"right": 1})
-
-
-@pytest.fixture(autouse=True)
-async def _hurry() -> Any:
-    async with asyncio.timeout(60):
-        yield
 
 
 async def test_a_job_gives_its_result_and_runs_its_callbacks_at_home() -> None:
@@ -276,6 +271,19 @@ async def test_a_flood_is_bounded_and_told() -> None:
     assert texts == sorted(texts)
     missed = sum(event.data for event in seen if event.kind == "missed")
     assert 200_000 <= len(texts) + missed <= 200_010  # it counts other kinds of events too
+
+
+async def test_the_last_words_of_a_cancelled_job_are_heard(file: str, noted: Any) -> None:
+    """What it says and spends while it is being cancelled."""
+    async with Commander() as commander:
+        events = commander.events(("text",))
+        job = commander.put_job(Last(file), on=LEFT)
+        await noted("standing")
+        job.cancel()
+        with pytest.raises(NodeCancelled):
+            await job
+        assert (await anext(events)).data == "farewell"
+        assert commander.usage(job) == {"dear": 7}
 
 
 async def test_what_is_spent_there_is_charged_here() -> None:

@@ -23,12 +23,6 @@ LEFT = Ray(num_cpus=0, resources={"left": 1})
 RIGHT = Ray(num_cpus=0, resources={"right": 1})
 
 
-@pytest.fixture(autouse=True)
-async def _hurry() -> Any:
-    async with asyncio.timeout(60):
-        yield
-
-
 class Counted:
     """Counts the replies that are being given, and lets them end when as many came as are to."""
 

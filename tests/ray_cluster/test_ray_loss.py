@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,6 @@ from anabranch.commander import Node
 
 RIGHT = Ray(num_cpus=0, resources={"right": 1})
 MORTAL = Ray(num_cpus=0, resources={"mortal": 1})
-
-
-@pytest.fixture(autouse=True)
-async def _hurry() -> AsyncGenerator[None]:
-    async with asyncio.timeout(90):
-        yield
 
 
 def make(kind: str, file: str) -> Job[Any]:

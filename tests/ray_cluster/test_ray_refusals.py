@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator
 from dataclasses import field
 from typing import Any
 
@@ -17,12 +16,6 @@ from pydantic import SecretStr
 
 from anabranch import Commander, ConfigurationError, Job, MissingExtra, connect
 from anabranch.cluster import Ray
-
-
-@pytest.fixture(autouse=True)
-async def _hurry() -> AsyncGenerator[None]:
-    async with asyncio.timeout(30):  # which is not what is tested: other programs start here too
-        yield
 
 
 class Take(Job[Any]):

@@ -11,9 +11,11 @@ from _clock import virtual_seconds
 
 from anabranch import AgentMessage
 from anabranch.cluster._actor import ROOM, Actor, Ask, Drop, Outlet
+from anabranch.cluster._desk import DeskActor, DeskTenant, News, Returned, Sit, Wanted
 from anabranch.cluster._pack import Outcome, pack
 from anabranch.cluster._speech import Teller, Texts
 from anabranch.commander import WorkerLost
+from anabranch.dispatch import Usage
 from anabranch.testing import run_seeded
 
 Play = Callable[[Outlet], Awaitable[None]]
@@ -170,6 +172,63 @@ def test_a_producer_may_ask_its_reader() -> None:
         assert (await call(actor))[0].get() == ["refused", Ask(3, "third")]
         assert (await call(actor))[0].get() == [Drop(3), "given up"]
         await actor.answer("a", 3, Outcome("too late").packed())
+
+    run_seeded(main, seed=0)
+
+
+def test_a_report_waits_for_home_and_is_answered_when_it_is_taken() -> None:
+    """However early it comes; the desk holds one of each call at most."""
+
+    async def main() -> None:
+        actor = DeskActor()
+        actor._tenant = DeskTenant()
+        telling = asyncio.ensure_future(actor.tell("seat", "call", 1, b"report"))
+        await virtual_seconds(1)
+        packed, last = await actor.open("home", pack(Sit("seat"), "a seat"), 30)
+        assert Outcome.unpacked(packed).get() == [News("seat", "call", 1, b"report")]
+        assert not last
+        await telling
+        telling = asyncio.ensure_future(actor.tell("seat", "call", 2, b"more"))
+        await virtual_seconds(1)
+        assert not telling.done()
+        await actor.next("home", 30)
+        await telling
+
+    run_seeded(main, seed=0)
+
+
+def test_a_turn_is_over_when_it_is_given_back_or_whoever_had_it_has_gone() -> None:
+    """Home is told, with what was used if that is known."""
+
+    async def main() -> None:
+        actor = DeskActor()
+        actor._tenant = DeskTenant()
+        seen: list[Any] = []
+
+        async def read() -> None:
+            packed, _ = await actor.open("home", pack(Sit("seat"), "a seat"), 1_000)
+            while True:
+                for item in Outcome.unpacked(packed).get():
+                    seen.append(item)
+                    if isinstance(item, Ask):
+                        await actor.answer("home", item.number, Outcome(None).packed())
+                packed, _ = await actor.next("home", 1_000)
+
+        reading = asyncio.ensure_future(read())
+        for number in ("kept", "lost"):
+            wanted = Wanted("seat", "call", number, "tiny", 9)
+            packed, _ = await actor.open(number, pack(wanted, "a turn"), 30)
+            (given,) = Outcome.unpacked(packed).get()
+            if number == "kept":
+                usage = Usage(output_tokens=3)
+                await actor.answer(number, given.number, Outcome(usage).packed())
+        await virtual_seconds(60)
+        assert [item for item in seen if isinstance(item, Returned)] == [
+            Returned("call", "kept", Usage(output_tokens=3)),
+            Returned("call", "lost", None),
+        ]
+        reading.cancel()
+        await actor.close("home")
 
     run_seeded(main, seed=0)
 
