@@ -33,9 +33,12 @@ class Desk(Resident):
 
     async def tell(self, news: News) -> None:
         """Pass a report on to home; return when home has taken it. Raises `WorkerLost`."""
+        # The head is not watched meanwhile: without it Ray ends this worker anyway.
         cluster, actor = await self.located()
-        async with Lost(cluster, self.path) as lost:
-            await lost.call(actor.tell, news.seat, news.call, news.number, news.report)
+        try:
+            await actor.tell.remote(news.seat, news.call, news.number, news.report)
+        except cluster.ray.exceptions.RayError as error:
+            raise as_lost(error, self.path) or error from None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _desk_called, (self.name,)
