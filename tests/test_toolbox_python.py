@@ -91,7 +91,6 @@ async def test_figures_are_images_beside_the_text():
 
 async def test_matplotlib_figures_are_shown_at_the_end_of_a_call():
     """No plt.show() is needed."""
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     async with PythonKernel() as kernel:
         code = "import matplotlib.pyplot as plt\nplt.plot([1, 2]);"
         result = await run(kernel, code)
