@@ -83,10 +83,14 @@ class Outlet:
 
     async def send(self, item: Any) -> None:
         """Wait until there is room, then add an item."""
+        await self.room()
+        self.send_nowait(item)
+
+    async def room(self) -> None:
+        """Wait until there is room."""
         while len(self._items) >= ROOM:
             self._space.clear()
             await self._space.wait()
-        self.send_nowait(item)
 
     async def deliver(self, item: Any) -> None:
         """Add an item, and wait until the reader has taken it."""

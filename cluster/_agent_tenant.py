@@ -82,7 +82,8 @@ async def _tell(outlet: Outlet, feed: Feed, share: Share, news: asyncio.Event) -
         await news.wait()
         news.clear()
         await asyncio.sleep(BREATH)
-        await outlet.send(feed.report(share.spent()))
+        await outlet.room()  # a report that is made is sent: a cancel finds none in between
+        outlet.send_nowait(feed.report(share.spent()))
 
 
 def _conversation(outlet: Outlet, visit: Visit) -> AbstractContextManager[Scope | None]:

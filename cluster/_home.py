@@ -178,6 +178,7 @@ class _Task:
         await self._call.caught_up(heard)
         if unheard is not None:
             self._call.hear(heard + 1, unheard)
+        self._call.check()
         end = self._sent.hear(self._node, last)
         assert end is not None
         return end

@@ -128,8 +128,11 @@ class Call:
                 turn.cancel()
 
     async def caught_up(self, count: int) -> None:
-        """Wait until so many reports were heard, or none can be; raise what taking one raised."""
+        """Wait until so many reports were heard, or no more can be."""
         await self._until(lambda: self._heard >= count)
+
+    def check(self) -> None:
+        """Raise what taking a report has raised."""
         if self._fault is not None:
             raise self._fault
 
