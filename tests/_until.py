@@ -41,9 +41,9 @@ async def first_turn(condition: Callable[[], object]) -> None:
     raise AssertionError("it never was")
 
 
-async def until(condition: Callable[[], object]) -> None:
+async def until(condition: Callable[[], object], patience: float = PATIENCE) -> None:
     """Wait for what another process or thread brings about; the loop turns meanwhile."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(patience):
         while not condition():  # noqa: ASYNC110 - nobody there sets an event
             await asyncio.sleep(LOOK)
 

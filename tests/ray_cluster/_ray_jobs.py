@@ -38,7 +38,7 @@ async def line_in(file: str, beginning: str) -> str:
     def found() -> list[str]:
         return [line for line in read(file).splitlines() if line.startswith(beginning)]
 
-    await until(found)
+    await until(found, patience=60)  # a worker may take long to start
     return found()[0]
 
 
