@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -87,6 +88,7 @@ class Head:
             # A process that ends now waits for this thread: at its exit Ray would leave as well,
             # and two at a time block each other.
             atexit.register(left.wait)
+        _print_errors_at_once()
         with self._lock:
             self.lost = why
             tell = list(self._tell.values())
@@ -97,6 +99,16 @@ class Head:
             self._leave()
             left.set()
             atexit.unregister(left.wait)
+
+
+def _print_errors_at_once() -> None:
+    """Take away Ray's hook, which tells the head of an uncaught error before it prints that.
+
+    It would wait for the head until Ray ends the process, and nobody would see the error.
+    """
+    module = sys.modules.get(sys.excepthook.__module__)
+    if module is not None and module.__name__.startswith("ray."):
+        sys.excepthook = getattr(module, "normal_excepthook", sys.__excepthook__)
 
 
 def find_head(address: str) -> None:

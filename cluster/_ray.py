@@ -256,7 +256,7 @@ def _init(ray: Any, address: str | None) -> None:
         address = "local"  # Ray itself would wait for the last one for a minute
     try:
         ray.init(address=address, configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except Exception as error:  # Ray raises many kinds, plain ones too
         raise ConfigurationError(_unjoined(where, error)) from error
 
 

@@ -151,10 +151,24 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-def driver(*arguments: str) -> subprocess.Popen[str]:
+CARELESS = """
+import sys
+from _ray_jobs import Stand
+from anabranch import run
+from anabranch.cluster import Ray
+
+class Far(Stand):
+    on = Ray(num_cpus=0, address=sys.argv[1])
+
+run(Far(sys.argv[2]))
+"""
+
+
+def driver(*arguments: str, source: str = DRIVER) -> subprocess.Popen[str]:
     """Start another program that puts jobs on a cluster."""
+    pipe = subprocess.PIPE
     return subprocess.Popen(
-        [sys.executable, "-c", DRIVER, *arguments], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", source, *arguments], stdout=pipe, stderr=pipe, text=True
     )
 
 
@@ -180,24 +194,35 @@ async def test_a_cluster_that_the_process_has_left_is_not_used(nodes: Any) -> No
 
 
 async def test_a_head_that_goes_away_fails_its_nodes(tmp_path: Path, file: str, noted: Any) -> None:
-    """Within seconds, each with one clear error; the program goes on, and its workers do not."""
+    """Within seconds, each with one clear error; the program goes on, and its workers do not.
+
+    A program that does not catch it ends with it, and says so.
+    """
     from ray.cluster_utils import Cluster
 
     small: Any = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
     )
-    other = str(tmp_path / "other")
+    other, third = str(tmp_path / "other"), str(tmp_path / "third")
     try:
-        with driver(small.address, file, other) as program:
+        with (
+            driver(small.address, file, other) as program,
+            driver(small.address, third, source=CARELESS) as careless,
+        ):
             pid = int((await noted("standing")).split()[1])
+            await line_in(third, "standing")
             processes = small.head_node.all_processes
             processes["gcs_server"][0].process.kill()
             said, _ = await asyncio.to_thread(program.communicate, timeout=60)
+            _, complaint = await asyncio.to_thread(careless.communicate, timeout=60)
         assert said.splitlines()[-1] == "left the block"
         lost = [line for line in said.splitlines() if line.startswith("lost:")]
         assert len(lost) == 2
         assert all("the head of the Ray cluster at" in line for line in lost)
         assert program.returncode == 0
+        last = [line for line in complaint.splitlines() if line.startswith("anabranch.")][-1]
+        assert last.endswith(f"the head of the Ray cluster at {small.address} went away")
+        assert careless.returncode == 1
         assert await asyncio.to_thread(gone, pid)
     finally:
         small.shutdown()
