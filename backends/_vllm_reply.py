@@ -104,6 +104,8 @@ async def answer(
         async with aclosing(loaded.llm.generate(prompt, params, uuid.uuid4().hex)) as outputs:
             async for delta in _read(outputs, reader):
                 yield delta
+    except vllm_module("vllm.v1.engine.exceptions").EngineDeadError:
+        raise  # the engine's own affair
     except vllm_module("vllm.exceptions").VLLMError as error:
         raise _failure(error) from error
 
@@ -196,6 +198,4 @@ def _failure(error: Exception) -> Exception:
     vllm = vllm_module("vllm.exceptions")
     if isinstance(error, vllm.VLLMClientError):
         return (ContextTooLong if _TOO_LONG.search(str(error)) else BackendError)(str(error))
-    if isinstance(error, vllm_module("vllm.v1.engine.exceptions").EngineDeadError):
-        return error  # the engine's own affair
     return BackendUnavailable(str(error) or type(error).__name__)

@@ -167,12 +167,12 @@ class Actor:
         return this_host()
 
     async def start(self, packed: bytes) -> bytes:
-        """Make the tenant with an async function; return the machine, or the failure, packed."""
+        """Make the tenant with an async function; return the outcome, packed."""
         try:
             self._tenant = await unpack_code(packed)()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told at home
             return Outcome(failure=error).packed()
-        return Outcome(this_host()).packed()
+        return Outcome().packed()
 
     async def stop(self) -> None:
         """End all streams, then let the tenant free what it holds."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
@@ -30,6 +31,23 @@ class Desk(Resident):
     """A handle of a program's desk."""
 
     kind: ClassVar[str] = "desk"
+
+    _seeking: Future[Any] | None = None
+
+    def seek(self) -> None:
+        """Begin to look for its actor, if nobody has yet: the first report need not wait then.
+
+        It goes on in a thread, whatever becomes of what runs here.
+        """
+        if self._home is None and self._seeking is None:
+            self._seeking = aside(asyncio.run, super().located())
+
+    async def located(self) -> tuple[Cluster, Any]:
+        """See `Resident.located`."""
+        if self._home is None and self._seeking is not None:
+            with suppress(Exception):  # it is looked for once more, and that raised
+                await asyncio.wrap_future(self._seeking)
+        return await super().located()
 
     async def tell(self, news: News) -> None:
         """Pass a report on to home; return when home has taken it. Raises `WorkerLost`."""

@@ -42,8 +42,7 @@ class Sent(Elsewhere):
     def explain(self) -> str:
         """Say where the body is, or what it waits for."""
         if self.host is None:
-            needs = ", ".join(f"{amount:g} {name}" for name, amount in self.place.needs().items())
-            return f"waits for a Ray worker ({needs or 'that needs nothing'})"
+            return f"waits for a Ray worker ({self.place.told()})"
         return f"in the Ray worker {self.pid} on {self.host}"
 
     async def run(self, node: Node[Any]) -> Any:

@@ -17,7 +17,7 @@ from ._report import End, Happened, Report, Stand, Standing, first_id
 __all__ = ["BREATH", "Feed", "Outpost", "failed"]
 
 # What happens is reported so many seconds later at most, unless home is slow to take reports.
-BREATH = 0.01
+BREATH = 0.005
 # As many events are kept for a report that has to wait; then the oldest are dropped and counted.
 MOST = 10_000
 

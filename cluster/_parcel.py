@@ -246,7 +246,7 @@ def dump_error(error: BaseException, where: str) -> Failure:
     error.add_note(f"{where}:\n{trace.rstrip()}")
     told, notes = f"{type(error).__name__}: {error}", list(error.__notes__)
     try:
-        packed = dump(_Chain.of(error))
+        packed = dump(_causes(error))
     except Exception as why:  # noqa: BLE001 - whatever its own pickling raises
         return Failure(b"", told, [*notes, f"it could not be sent as it was: {why}"])
     return Failure(packed, told, notes)
@@ -257,7 +257,7 @@ def load_error(failure: Failure) -> BaseException:
     notes = failure.notes
     if failure.packed:
         try:
-            return pickle.loads(failure.packed).raised()  # noqa: S301 - a worker of ours wrote it
+            return _rejoined(pickle.loads(failure.packed))  # noqa: S301 - a worker of ours wrote it
         except Exception as why:  # noqa: BLE001 - it cannot be imported here, or not be read again
             notes = [*notes, f"it could not be read as it was: {why}"]
     stand_in = RuntimeError(failure.told)
@@ -298,21 +298,20 @@ class _StandIn:
         return f"<{type(self).__module__}.{type(self).__qualname__}, which is not known here>"
 
 
-@dataclasses.dataclass(slots=True)
-class _Chain:
-    """An exception and what led to it, which pickle leaves out."""
+def _causes(error: BaseException) -> list[tuple[BaseException, bool]]:
+    """Return an exception and what led to it, which pickle leaves out; they may form a ring."""
+    causes: list[tuple[BaseException, bool]] = []
+    cause: BaseException | None = error
+    while cause is not None and all(cause is not known for known, _ in causes):
+        causes.append((cause, cause.__suppress_context__))
+        cause = cause.__cause__
+    return causes
 
-    error: BaseException
-    cause: _Chain | None
-    suppressed: bool
 
-    @classmethod
-    def of(cls, error: BaseException) -> _Chain:
-        cause = None if error.__cause__ is None else cls.of(error.__cause__)
-        return cls(error, cause, error.__suppress_context__)
-
-    def raised(self) -> BaseException:
-        if self.cause is not None:
-            self.error.__cause__ = self.cause.raised()
-        self.error.__suppress_context__ = self.suppressed
-        return self.error
+def _rejoined(causes: list[tuple[BaseException, bool]]) -> BaseException:
+    cause: BaseException | None = None
+    for error, suppressed in reversed(causes):
+        error.__cause__ = cause
+        error.__suppress_context__ = suppressed  # the line before has changed it
+        cause = error
+    return causes[0][0]

@@ -83,6 +83,10 @@ class Ray:
         needs = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(self.memory)}
         return {name: amount for name, amount in (needs | dict(self.resources)).items() if amount}
 
+    def told(self) -> str:
+        """Return the needs in words."""
+        return _told(self.needs()) or "that needs nothing"
+
 
 class Cluster:
     """The Ray cluster that this process has joined."""

@@ -131,18 +131,23 @@ class Resident:
             if interrupted is not None:
                 raise interrupted
             async with Lost(cluster, self.path) as lost:
-                started = asyncio.ensure_future(lost.call(actor.start, make))
-                try:
-                    if not (await asyncio.wait((started,), timeout=ANSWER))[0]:
-                        logger.warning("%r is waited for: are %s free?", self, on.needs())
-                    self.host = Outcome.unpacked(await started).get()
-                finally:
-                    started.cancel()
+                self.host = await self._placed(lost, actor, on)
+                Outcome.unpacked(await lost.call(actor.start, make)).get()
         except BaseException:
             _kill(cluster, actor)
             raise
         self._home = cluster, actor
         _held[f"{self.kind}:{self.name}"] = actor
+
+    async def _placed(self, lost: Lost, actor: Any, on: Ray) -> str:
+        """Wait until a machine has taken the actor; return its name."""
+        placed = asyncio.ensure_future(lost.call(actor.host))
+        try:
+            if not (await asyncio.wait((placed,), timeout=ANSWER))[0]:
+                logger.warning("%r waits for a Ray worker (%s)", self, on.told())
+            return await placed
+        finally:
+            placed.cancel()
 
     def open_beside(self, cluster: Cluster, kind: type[Actor], make: bytes) -> None:
         """Make an actor of this name on this machine, and let it make its tenant; it blocks.
@@ -150,7 +155,9 @@ class Resident:
         It ends with this process.
         """
         actor = _create(cluster, self.kind, self.name, ANYWHERE, beside=kind)
-        self.host = Outcome.unpacked(cluster.ray.get(actor.start.remote(make))).get()
+        host, made = cluster.ray.get([actor.host.remote(), actor.start.remote(make)])
+        Outcome.unpacked(made).get()
+        self.host = host
         self._home = cluster, actor
 
     async def close(self) -> None:
@@ -332,7 +339,8 @@ def _kill(cluster: Cluster, actor: Any) -> None:
 async def _within(function: Callable[..., T], *args: Any) -> T:
     """Call what asks the cluster something, in a thread; give up after `ANSWER` seconds."""
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(aside(function, *args)), ANSWER)
+        async with asyncio.timeout(ANSWER):  # wait_for of Python 3.11 may lose a cancel
+            return await asyncio.wrap_future(aside(function, *args))
     except TimeoutError:
         raise ConfigurationError(
             f"the Ray cluster does not answer within {ANSWER:g} s: is it up ('ray status')?"

@@ -32,6 +32,8 @@ class Tree:
     def __init__(self, order: Order, line: Line) -> None:
         self._order = order
         self._line = line
+        if order.stand.home is not None:
+            order.stand.home.desk.seek()
         self._outpost = Outpost(order.stand)
         self._feed = Feed(self._outpost)
         self._cancelled = False

@@ -23,10 +23,10 @@ def gone(pid: int) -> bool:
     return held_until(lambda: not _alive(pid))
 
 
-def processes() -> set[int]:
-    """Return the ids of the processes below this one, however deep."""
+def processes(of: int | None = None) -> set[int]:
+    """Return the ids of the processes below one, however deep; below this one if none is named."""
     found: set[int] = set()
-    waiting = [os.getpid()]
+    waiting = [of or os.getpid()]
     while waiting:
         for file in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
             children = set(map(int, file.read_text().split()))

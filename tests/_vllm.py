@@ -2,27 +2,51 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, nullcontext
 from typing import Any
 
+from _conformance import HELLO
+
+from anabranch.backends import Backend
 from anabranch.backends._vllm import VLLMBackend
 from anabranch.backends._vllm_engine import Engine
+from anabranch.dispatch import Delta, Message, Request
 
-__all__ = ["MODEL", "close_engine", "keep_engine", "kill", "processes", "vllm"]
+__all__ = [
+    "ARGUMENTS",
+    "LONG",
+    "MODEL",
+    "Killer",
+    "Ordered",
+    "close_engine",
+    "drop_last",
+    "half_way",
+    "keep_engine",
+    "kill",
+    "processes",
+    "running",
+    "vllm",
+]
 
 MODEL = os.environ.get("ANABRANCH_VLLM_MODEL", "")
-_ARGUMENTS = {
+ARGUMENTS = {
     "max_model_len": 1024,
     "enforce_eager": True,
     "dtype": "float32",
+    "gpu_memory_utilization": 0.5,  # of the machine's memory; as much has to be free
     "disable_log_stats": False,  # the tests read what the engine says of itself
 }
+LONG = {"ignore_eos": True}  # a reply that lasts long enough to be broken off
+
 _kept: Engine | None = None
 
 
 def vllm(**settings: Any) -> VLLMBackend:
     """Make a backend with the shared engine."""
-    settings = {"model": MODEL, "engine": _ARGUMENTS, "temperature": 0.0, **settings}
+    settings = {"model": MODEL, "engine": ARGUMENTS, "temperature": 0.0, **settings}
     return VLLMBackend(**settings)
 
 
@@ -43,6 +67,12 @@ async def close_engine() -> None:
         await engine.close()
 
 
+def running(engine: Engine) -> Any:
+    """Return the AsyncLLM of an engine that is loaded."""
+    assert engine._model is not None
+    return engine._model.llm
+
+
 def processes(llm: Any) -> Any:
     """Return the engine's processes."""
     return llm.engine_core.resources.engine_manager.processes
@@ -52,3 +82,62 @@ def kill(llm: Any) -> None:
     """Kill the engine's processes; harmless once they are gone."""
     for process in processes(llm):
         process.kill()
+
+
+class Killer:
+    """Kills the engine's processes as soon as it has made a token."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+
+    def __enter__(self) -> None:
+        self._before = self._llm._logger_ref[0]
+        self._llm._logger_ref[0] = self
+
+    def __exit__(self, *_: object) -> None:
+        self._llm._logger_ref[0] = self._before
+
+    def record(self, *, iteration_stats: Any, **_: Any) -> None:
+        """See what a step of the engine has made; called by vLLM."""
+        if iteration_stats is not None and iteration_stats.num_generation_tokens:
+            kill(self._llm)
+
+
+async def half_way(backend: Backend) -> float:
+    """Return how many seconds a reply takes to its middle; it depends on the machine."""
+    clock = asyncio.get_running_loop().time
+    async with backend:
+        start = clock()
+        times = [clock() - start async for _ in backend.stream(HELLO)]
+    return (times[0] + times[-1]) / 2
+
+
+def drop_last(cases: list[Any]) -> list[Any]:
+    """Return the cases of conformance in the order in which one engine can show them."""
+    return sorted(cases, key=lambda each: "drop" in each.values)
+
+
+class Ordered(VLLMBackend):
+    """The small model, in an actor; by the option `order` it does there what a test cannot reach.
+
+    "count" says how many requests the engine has under way, "pid" which process this is; "drop"
+    kills the engine in the middle of the reply, "long" answers a question that is too long.
+    """
+
+    async def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
+        options = {**request.options}
+        order = options.pop("order", None)
+        messages = [_TOO_LONG] if order == "long" else request.messages
+        llm = running(self._running())
+        if order in {"count", "pid"}:
+            told = os.getpid() if order == "pid" else llm.get_num_unfinished_requests()
+            yield Delta(str(told), finish_reason="stop")
+            return
+        with Killer(llm) if order == "drop" else nullcontext():
+            asked = Request(messages, request.tools, options)
+            async with aclosing(super()._attempt(asked)) as deltas:
+                async for delta in deltas:
+                    yield delta
+
+
+_TOO_LONG = Message(role="user", content="many words " * 2000)

@@ -88,6 +88,9 @@ class Fail(Job[None]):
                 int("x")
             except ValueError as error:
                 raise Refusal("no", "because") from error
+        if self.kind == "ring":
+            error = KeyError("its own cause")
+            raise error from error
         raise Unsendable
 
 

@@ -19,9 +19,9 @@ from _server import ScriptedServer, calls, text
 
 from anabranch import Commander, Conversation, Message, WorkerLost, connect, tool
 from anabranch.agents import ConversableAgent, UserProxyAgent
-from anabranch.backends import Backend, Limits
+from anabranch.backends import Backend, Limits, Retries, Timeouts
 from anabranch.cluster import Engine, NoResident, Ray, remote, serve
-from anabranch.commander import BudgetExceeded, ConfigurationError
+from anabranch.commander import BackendUnavailable, BudgetExceeded, ConfigurationError
 from anabranch.dispatch import Request
 from anabranch.handlers import View, respond
 from anabranch.testing import ScriptedBackend
@@ -136,6 +136,15 @@ async def test_an_engine_that_is_killed_is_lost(tmp_path: Path) -> None:
         assert [message.content for message in conversation.messages] == ["Well?", "Half of it"]
         async with serve("llm", ScriptedBackend("Hello.")):
             assert (await backend.complete(HELLO)).content == "Hello."
+
+
+async def test_a_cancel_is_heard_whatever_is_under_way() -> None:
+    """Also in the moment in which the engine is found."""
+    async with asyncio.timeout(60), serve("llm", ScriptedBackend(otherwise="Hello.", delay=0.1)):
+        for tenths in range(1, 81):
+            timeouts = Timeouts(first_token=tenths / 10_000)
+            with pytest.raises(BackendUnavailable, match="no first token"):
+                await connect("ray:llm", timeouts=timeouts, retries=Retries(1)).complete(HELLO)
 
 
 async def test_a_reader_who_takes_its_time_is_waited_for(tmp_path: Path) -> None:

@@ -93,6 +93,13 @@ async def test_a_failure_arrives_as_itself() -> None:
     assert any("in the Ray worker" in n and 'int("x")' in n for n in caught.value.__notes__)
 
 
+async def test_a_failure_that_is_its_own_cause_arrives_as_itself() -> None:
+    """Some libraries raise an error from itself."""
+    async with Commander() as commander:
+        with pytest.raises(KeyError, match="its own cause"):
+            await commander.run(Fail("ring"), on=LEFT)
+
+
 async def test_what_cannot_be_sent_home_is_told() -> None:
     """A failure that cannot be pickled, and a result."""
     async with Commander() as commander:

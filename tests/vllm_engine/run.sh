@@ -24,7 +24,7 @@ if [ ! -e "$venv/ready" ]; then
     touch -d @0 "$venv/ready"
 fi
 if [ pyproject.toml -nt "$venv/ready" ]; then
-    pip install -q -e . platformdirs filelock pytest pytest-asyncio hypothesis
+    pip install -q -e '.[ray]' platformdirs filelock pytest pytest-asyncio hypothesis
     touch "$venv/ready"
 fi
 

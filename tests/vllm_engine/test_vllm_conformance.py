@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from _conformance import HELLO, Subject, cases, show
-from _vllm import kill, vllm
+from _conformance import Subject, cases, show
+from _vllm import LONG, Killer, drop_last, half_way, running, vllm
 
 from anabranch.backends import Backend, Timeouts
 from anabranch.backends._vllm_engine import Engine
-
-_LONG = {"ignore_eos": True}  # a reply that lasts long enough to be broken off
 
 
 class VLLMSubject(Subject):
@@ -32,50 +29,18 @@ class VLLMSubject(Subject):
 
     async def backend(self, case: str, **settings: Any) -> Backend:
         if case == "whole timeout":
-            settings["timeouts"] = Timeouts(whole=await _half_way())
-        backend = vllm(**self.settings.get(case, _LONG), **settings)
+            settings["timeouts"] = Timeouts(whole=await half_way(vllm(**LONG)))
+        backend = vllm(**self.settings.get(case, LONG), **settings)
         self.stack.push_async_callback(backend.aclose)
         if case == "drop":
-            self.stack.enter_context(_Killer(self.engine))
+            self.stack.enter_context(Killer(running(self.engine)))
         return backend
 
     async def left(self) -> None:
-        assert self.engine._model is not None
-        assert self.engine._model.llm.get_num_unfinished_requests() == 0
+        assert running(self.engine).get_num_unfinished_requests() == 0
 
 
-async def _half_way() -> float:
-    """Return how many seconds a reply takes to its middle; it depends on the machine."""
-    clock = asyncio.get_running_loop().time
-    async with vllm(**_LONG) as backend:
-        start = clock()
-        times = [clock() - start async for _ in backend.stream(HELLO)]
-    return (times[0] + times[-1]) / 2
-
-
-class _Killer:
-    """Kills the engine's processes as soon as it has made a token."""
-
-    def __init__(self, engine: Engine) -> None:
-        assert engine._model is not None
-        self._llm = engine._model.llm
-
-    def __enter__(self) -> None:
-        self._before = self._llm._logger_ref[0]
-        self._llm._logger_ref[0] = self
-
-    def __exit__(self, *_: object) -> None:
-        self._llm._logger_ref[0] = self._before
-
-    def record(self, *, iteration_stats: Any, **_: Any) -> None:
-        if iteration_stats is not None and iteration_stats.num_generation_tokens:
-            kill(self._llm)
-
-
-_IN_ORDER = sorted(cases("vllm"), key=lambda each: "drop" in each.values)  # which is last
-
-
-@pytest.mark.parametrize(("kind", "case"), _IN_ORDER)
+@pytest.mark.parametrize(("kind", "case"), drop_last(cases("vllm")))
 async def test_vllm_shows(kind: str, case: str, engine: Engine, tmp_path: Path) -> None:
     """Each case, or declares why it cannot."""
     await show(VLLMSubject(tmp_path, engine), case, seconds=120)

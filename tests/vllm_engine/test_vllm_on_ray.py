@@ -1,0 +1,119 @@
+"""The real engine in an actor of a Ray cluster: the same suite, and what ends with the actor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from _conformance import HELLO, Subject, cases, show
+from _left import gone, processes
+from _vllm import ARGUMENTS, LONG, MODEL, Ordered, close_engine, drop_last, half_way
+
+from anabranch import WorkerLost, connect
+from anabranch.backends import Backend, Timeouts
+from anabranch.cluster import Engine, RayBackend, serve
+from anabranch.commander import ModelNotFound
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """A cluster of one node on this machine."""
+    import ray
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["PYTHONPATH"] = str(HERE.parent)  # where the actor finds `_vllm`
+    asyncio.run(close_engine())  # there is no room for two
+    ray.init(num_cpus=2, include_dashboard=False, configure_logging=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def served(cluster: None) -> Iterator[Engine]:
+    """The small model, loaded in an actor."""
+    engine = asyncio.run(_served())
+    yield engine
+    asyncio.run(engine.close())
+
+
+async def _served() -> Engine:
+    return await serve("llm", partial(Ordered, MODEL, engine=ARGUMENTS, temperature=0.0))
+
+
+async def ask(order: str) -> int:
+    """Have the actor tell something of itself."""
+    message = await connect("ray:llm", order=order).complete(HELLO)
+    return int(message.content or "")
+
+
+class RaySubject(Subject):
+    """The model in its actor. It says what it likes, so replies cannot be dictated."""
+
+    settings: ClassVar[dict[str, dict[str, Any]]] = {
+        "text": {},
+        "one call": {},
+        "too long": {"order": "long"},
+        "drop": {"order": "drop", **LONG},
+    }
+
+    async def backend(self, case: str, **settings: Any) -> Backend:
+        if case == "whole timeout":
+            settings["timeouts"] = Timeouts(whole=await half_way(connect("ray:llm", **LONG)))
+        backend = connect("ray:llm", **self.settings.get(case, LONG), **settings)
+        self.stack.push_async_callback(backend.aclose)
+        return backend
+
+    async def left(self) -> None:
+        assert await ask("count") == 0
+
+
+@pytest.mark.parametrize(("kind", "case"), drop_last(cases("vllm on ray")))
+@pytest.mark.usefixtures("served")
+async def test_vllm_on_ray_shows(kind: str, case: str, tmp_path: Path) -> None:
+    """Each case, or declares why it cannot."""
+    await show(RaySubject(tmp_path), case, seconds=120)
+
+
+@pytest.mark.usefixtures("served")
+async def test_an_engine_that_died_in_its_actor_is_started_anew() -> None:
+    """By the next request, as in this process. It comes after the case that has killed it."""
+    async with asyncio.timeout(300):
+        assert (await connect("ray:llm").complete(HELLO)).content
+
+
+@pytest.mark.usefixtures("served")
+async def test_an_actor_that_is_killed_takes_the_engine_along() -> None:
+    """What it had said has come; none of vLLM's processes is left, and its memory is free."""
+    pid = await ask("pid")
+    below = processes(pid)
+    assert below
+    said = 0
+    with pytest.raises(WorkerLost, match="went away"):
+        async with aclosing(connect("ray:llm", **LONG).stream(HELLO)) as deltas:
+            async for _ in deltas:
+                said += 1
+                os.kill(pid, signal.SIGKILL)
+    assert said
+    assert all(map(gone, {pid, *below}))
+
+
+@pytest.mark.usefixtures("cluster")
+async def test_a_model_that_is_not_there_is_refused_when_it_is_served() -> None:
+    """By the failure that this process would have given, and nothing keeps the name."""
+    for _ in range(2):
+        with pytest.raises(ModelNotFound, match="nobody/no-such-model"):
+            await serve("other", "vllm:nobody/no-such-model", engine=ARGUMENTS)
+
+
+def test_the_backend_is_one_of_ray() -> None:
+    """Or the suite above would have tried another one."""
+    assert isinstance(connect("ray:llm"), RayBackend)
