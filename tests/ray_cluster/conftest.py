@@ -76,6 +76,17 @@ class Nodes:
         """Take a machine away, without a word to what runs on it."""
         self.cluster.remove_node(node, allow_graceful=False)
 
+    def lose_desk(self) -> None:
+        """End the actor by which this program hears of what runs elsewhere."""
+        import ray
+
+        (name,) = [
+            each["name"]
+            for each in ray.util.list_named_actors(all_namespaces=True)
+            if each["name"].startswith("desk:")
+        ]
+        ray.kill(ray.get_actor(name, namespace="anabranch"))
+
 
 @pytest.fixture(scope="session")
 def nodes() -> Generator[Nodes]:

@@ -135,20 +135,13 @@ async def test_an_agent_elsewhere_keeps_the_limits_of_whoever_asks_it() -> None:
             assert (await user.send("Well?", bob)).text == "x"
 
 
-async def test_who_gives_the_turns_may_be_lost_and_comes_again() -> None:
+async def test_who_gives_the_turns_may_be_lost_and_comes_again(nodes: Any) -> None:
     """The process beside the program that passes them on: whoever needs it then may try again."""
-    import ray
-
     async with ScriptedServer(Counted().reply) as server, Commander() as commander:
         commander.limits = Limits(concurrency=1)
         backend = connect(server.url, model="tiny")
         assert await commander.run(Ask(backend), on=LEFT) == "x"
-        (name,) = [
-            each["name"]
-            for each in ray.util.list_named_actors(all_namespaces=True)
-            if each["name"].startswith("desk:")
-        ]
-        ray.kill(ray.get_actor(name, namespace="anabranch"))
+        nodes.lose_desk()
         again = Retry(attempts=3, on=WorkerLost)
         assert await commander.run(Ask(backend), on=LEFT, retry=again) == "x"
 

@@ -130,6 +130,25 @@ async def test_a_job_whose_only_machine_went_away_is_refused(
             await second
 
 
+async def test_a_job_outlives_the_way_by_which_it_is_heard(nodes: Any, file: str) -> None:
+    """All that it said comes with its end, once and in order; a cancel reaches it as before."""
+    async with Commander() as commander:
+        events = commander.events(("text",))
+        job = commander.put_job(Speak(300, pause=0.005), on=RIGHT)
+        other = commander.put_job(Stand(file), on=RIGHT, claim=True)
+        await line_in(file, "standing")
+        said = [(await anext(aiter(events))).data]
+        nodes.lose_desk()
+        assert await job == 300
+        other.cancel()
+        await _ended(other)
+        assert other.state == "cancelled"
+        assert read(file).endswith("cleaned\n")
+        assert await commander.run(Double(1), on=RIGHT) == 2
+    said += [event.data async for event in events]
+    assert said == [str(number) for number in range(300)]
+
+
 DRIVER = """
 import asyncio, sys
 from _ray_jobs import Stand, Tool
