@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import threading
@@ -258,10 +259,19 @@ def _init(ray: Any, address: str | None) -> None:
         if where == "auto":
             find_head(last)
         address = "local"  # Ray itself would wait for the last one for a minute
+    log = logging.getLogger("ray._private.worker")
+    log.addFilter(_of_use)
     try:
         ray.init(address=address, configure_logging=False)
     except Exception as error:  # Ray raises many kinds, plain ones too
         raise ConfigurationError(_unjoined(where, error)) from error
+    finally:
+        log.removeFilter(_of_use)
+
+
+def _of_use(record: logging.LogRecord) -> bool:
+    # Ray misses the main thread, in which it would have set a handler that exits.
+    return "SIGTERM handler is not set" not in record.getMessage()
 
 
 def _last_cluster() -> str | None:
