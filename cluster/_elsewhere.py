@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..commander import Node, NodeSnapshot, State, charge
+from ..commander import Node, NodeSnapshot, NodeState, charge
 from ..commander._events import Event, Origin, publish, relay
 from ..commander._record import DONE
 from ._parcel import load_error
@@ -87,7 +87,7 @@ class Elsewhere:
             self._below[number].state = _STATES[kind]
 
 
-_STATES: dict[str, State] = {"started": "running", "joining": "joining", "retried": "pending"}
+_STATES: dict[str, NodeState] = {"started": "running", "joining": "joining", "retried": "pending"}
 
 
 class _Below:
@@ -97,7 +97,7 @@ class _Below:
 
     def __init__(self, standing: Standing) -> None:
         self.number, self.parent, self.name = standing[:3]
-        self.state: State = standing[3]
+        self.state: NodeState = standing[3]
 
     def snapshot(self, depth: int, children: int, host: str | None) -> NodeSnapshot:
         return NodeSnapshot(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from ..commander import EventKind, Node, Policy, State
+from ..commander import EventKind, Node, NodeState, Policy
 from ._desk import Address
 from ._limits import DistantLimits
 from ._parcel import Parcel
@@ -46,7 +46,7 @@ class Order(NamedTuple):
 Happened: TypeAlias = "tuple[EventKind, int, int | None, str, float, Any]"
 """An event: its kind, the node's id, its parent's, its name, when it happened, and its data."""
 
-Standing: TypeAlias = "tuple[int, int | None, str, State]"
+Standing: TypeAlias = "tuple[int, int | None, str, NodeState]"
 """An unfinished node: its id, its parent's, its name and state."""
 
 End: TypeAlias = "tuple[Literal['completed', 'failed', 'cancelled', 'exit', 'refused'], Any]"

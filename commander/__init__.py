@@ -38,7 +38,7 @@ from ._policy import Restart as Restart
 from ._policy import Retry as Retry
 from ._policy import quorum as quorum
 from ._record import Callback as Callback
-from ._record import State as State
+from ._record import NodeState as NodeState
 from ._run import run as run
 from ._snapshot import NodeSnapshot as NodeSnapshot
 from ._snapshot import TreeSnapshot as TreeSnapshot

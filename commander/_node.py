@@ -21,7 +21,7 @@ from ._life import spawn
 from ._place import On, send
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
 from ._queue import Loan
-from ._record import CURRENT, DONE, Callback, Moment, Record, State, share_layout
+from ._record import CURRENT, DONE, Callback, Moment, NodeState, Record, share_layout
 
 if TYPE_CHECKING:
     from ._commander import Commander
@@ -88,7 +88,7 @@ class Node(Record, Generic[T_co]):
         return node_path(self)
 
     @property
-    def state(self) -> State:
+    def state(self) -> NodeState:
         """`pending`, `running`, `joining`, then `completed`, `failed` or `cancelled`."""
         return self._n_state
 

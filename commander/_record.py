@@ -28,17 +28,17 @@ __all__ = [
     "Attempts",
     "Callback",
     "Moment",
+    "NodeState",
     "Record",
-    "State",
     "share_layout",
 ]
 
-State: TypeAlias = Literal["pending", "running", "joining", "completed", "failed", "cancelled"]
+NodeState: TypeAlias = Literal["pending", "running", "joining", "completed", "failed", "cancelled"]
 Moment: TypeAlias = Literal["end", "exception", "terminate", "done"]
 After: TypeAlias = Literal["commander_end", "closed"]
 Callback: TypeAlias = Callable[[Any], Awaitable[object] | object]
 
-DONE = frozenset[State](("completed", "failed", "cancelled"))
+DONE = frozenset[NodeState](("completed", "failed", "cancelled"))
 
 CURRENT: ContextVar[Node[Any]] = ContextVar("anabranch.current_node")
 
@@ -68,7 +68,7 @@ class Record:
     # What the node goes by: its class's name, or what its maker calls it.
     _n_name: str = "Node"
     _n_id: int = 0
-    _n_state: State = "pending"
+    _n_state: NodeState = "pending"
     # Both are set once, when the node enters the tree; a commander is its own `_n_commander`.
     _n_parent: Node[Any] | None = None
     _n_commander: Commander = cast("Commander", None)

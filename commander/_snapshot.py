@@ -11,7 +11,7 @@ from typing import Any
 
 from ._library import is_library
 from ._node import AWAITING, Node
-from ._record import DONE, State
+from ._record import DONE, NodeState
 
 __all__ = ["NodeSnapshot", "TreeSnapshot", "draw", "explain", "snapshot"]
 
@@ -30,7 +30,7 @@ class NodeSnapshot:
     parent_id: int | None
     depth: int
     name: str
-    state: State
+    state: NodeState
     children: int
     cancelling: bool
     host: str | None = None

@@ -17,9 +17,9 @@ from anabranch.commander import (
     Commander,
     Event,
     Node,
+    NodeState,
     Restart,
     Retry,
-    State,
     current_node,
     quorum,
     run,
@@ -162,7 +162,7 @@ def handlers() -> None:
 def names(node: Shout) -> None:
     assert_type(node.result, str | None)
     assert_type(node.error, BaseException | None)
-    assert_type(node.state, State)
+    assert_type(node.state, NodeState)
     assert_type(node.path, str)
     assert_type(node.parent, Node[Any] | None)
     assert_type(node.children, tuple[Node[Any], ...])
