@@ -76,16 +76,13 @@ class Nodes:
         """Take a machine away, without a word to what runs on it."""
         self.cluster.remove_node(node, allow_graceful=False)
 
-    def lose_desk(self) -> None:
+    async def lose_desk(self) -> None:
         """End the actor by which this program hears of what runs elsewhere."""
-        import ray
+        from anabranch.cluster._desk import _desks
+        from anabranch.cluster._ray import join
 
-        (name,) = [
-            each["name"]
-            for each in ray.util.list_named_actors(all_namespaces=True)
-            if each["name"].startswith("desk:")
-        ]
-        ray.kill(ray.get_actor(name, namespace="anabranch"))
+        cluster, desk = await _desks[await join()].result().located()
+        cluster.ray.kill(desk)
 
 
 @pytest.fixture(scope="session")

@@ -138,7 +138,7 @@ async def test_a_job_outlives_the_way_by_which_it_is_heard(nodes: Any, file: str
         other = commander.put_job(Stand(file), on=RIGHT, claim=True)
         await line_in(file, "standing")
         said = [(await anext(aiter(events))).data]
-        nodes.lose_desk()
+        await nodes.lose_desk()
         assert await job == 300
         other.cancel()
         await _ended(other)
