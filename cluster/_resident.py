@@ -17,7 +17,7 @@ from ..commander._errors import AnabranchError, ConfigurationError, WorkerLost
 from ..commander._observe import outlast
 from ._actor import Actor
 from ._pack import Outcome
-from ._ray import Cluster, Ray, as_lost, as_refused, aside, join, load
+from ._ray import Cluster, Ray, as_lost, as_refused, aside, join, load, this_host
 
 __all__ = ["ANYWHERE", "PATIENCE", "Lost", "NoResident", "Opening", "Resident"]
 
@@ -155,9 +155,8 @@ class Resident:
         It ends with this process.
         """
         actor = _create(cluster, self.kind, self.name, ANYWHERE, beside=kind)
-        host, made = cluster.ray.get([actor.host.remote(), actor.start.remote(make)])
-        Outcome.unpacked(made).get()
-        self.host = host
+        Outcome.unpacked(cluster.ray.get(actor.start.remote(make))).get()
+        self.host = this_host()
         self._home = cluster, actor
 
     async def close(self) -> None:
