@@ -3,10 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Tests marked with one group run in one process: the small model is loaded once.
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadgroup
 # The type checkers look for packages beside the python that is found first.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help chat test test-ray test-vllm check format clean
+.PHONY: help chat test test-all test-ray test-vllm check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -14,8 +16,12 @@ help:  ## list the targets
 chat: $(VENV)/chat.stamp  ## talk to a model in the terminal, e.g. make chat ARGS="--model openai:gpt-5-mini"
 	@$(BIN)/anabranch chat $(ARGS)
 
-test: $(VENV)/dev.stamp  ## run the tests
-	$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/dev.stamp  ## run the tests, in as many processes as there are cores, at most four
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+test-all: $(VENV)/dev.stamp  ## run the long tests too, and more examples, from a new seed
+	ANABRANCH_LONG=1 ANABRANCH_SEED=$${ANABRANCH_SEED:-$$(date +%j%H%M)} \
+	    $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-ray: $(VENV)/ray.stamp  ## run the tests on a Ray cluster of three nodes, on this machine
 	ANABRANCH_RAY=1 $(BIN)/python -m pytest tests/ray_cluster $(ARGS)

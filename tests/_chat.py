@@ -15,7 +15,10 @@ __all__ = ["CHAT", "PATIENCE", "at_prompt", "chat", "environment", "leave", "mes
 
 CHAT = [sys.executable, "-m", "anabranch", "chat"]
 # What a child gets of this environment: no keys, no settings of the developer's own.
-KEPT = ("PATH", "HOME", "XDG_CACHE_HOME", "ANABRANCH_CACHE", "LANG", "EDITOR", "VIRTUAL_ENV")
+KEPT = (
+    *("PATH", "HOME", "XDG_CACHE_HOME", "ANABRANCH_CACHE"),
+    *("LANG", "EDITOR", "VIRTUAL_ENV", "RAYON_NUM_THREADS"),
+)
 PATIENCE = 240  # seconds; the first test of a new machine fetches the model
 
 

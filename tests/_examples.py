@@ -1,6 +1,7 @@
 """The programs of examples/, as modules and as programs in this process."""
 
 import importlib.util
+import runpy
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +23,6 @@ def load(name: str) -> ModuleType:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> None:
-    """Run an example's `main` with these arguments."""
+    """Run an example as a program of this process, with these arguments."""
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
-    load(name).main()
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
-
-import pytest
 
 from anabranch.backends._local_engine import Engine
 from anabranch.backends._local_model import Model, Source
 from anabranch.dispatch import Delta, Message, Request
 
-__all__ = ["Drawn", "Tool", "ask", "counting", "idle", "small_model"]
+__all__ = ["Drawn", "Tool", "ask", "counting", "idle", "kept_open"]
 
 
 @dataclass
@@ -24,8 +22,8 @@ class Tool:
     parameters: dict[str, Any]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def small_model() -> Iterator[Engine]:
+@contextmanager
+def kept_open() -> Generator[Engine]:
     """Keep the model from being freed when a test closes its backend."""
     engine = Engine.open(Source.parse(None, None))
     yield engine

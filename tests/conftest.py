@@ -1,18 +1,30 @@
-"""What every test runs under: no connection leaves this machine."""
+"""What every test runs under: one seed, no connection that leaves this machine, a short heap."""
 
 from __future__ import annotations
 
+import gc
 import ipaddress
+import os
+import random
+import shlex
 import signal
 import socket
 import sys
+from collections.abc import Generator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+import pytest
+from hypothesis import HealthCheck, is_hypothesis_test, seed, settings
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the helpers beside the tests: `import _server`
+
+from _scale import LONG, SEED  # the line above has to come first
+
+# On a core that others use too, the small model's threads wait for each other: one is then faster,
+# by five times where it was measured.
+os.environ.setdefault("RAYON_NUM_THREADS", "1")
 
 # A shell that runs the tests in the background has them and the programs they start ignore it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -73,6 +85,52 @@ def _is_own(address: str) -> bool:
 sys.addaudithook(_refuse_outside)
 
 
+def pytest_report_header() -> str:
+    return f"ANABRANCH_SEED={SEED}" + (", with the long tests" if LONG else "")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("long") and not LONG:
+            item.add_marker(pytest.mark.skip(reason="long: not run"))
+        if "small_model" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("small model"))  # one worker loads it
+        if isinstance(item, pytest.Function) and is_hypothesis_test(item.obj):
+            seed(SEED)(getattr(item.obj, "__func__", item.obj))
+
+
+def pytest_collection_finish() -> None:
+    # Or each full collection walks all modules and tests again: a third of the time of some tests.
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def small_model() -> Generator[Any]:
+    """The model in this process, loaded once for all tests that ask for it."""
+    from _local import kept_open
+
+    with kept_open() as engine:
+        yield engine
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    random.seed(SEED)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Let a failing test say how it is played again."""
+    report = yield
+    if report.failed:
+        test = item.nodeid.rpartition("@")[0] or item.nodeid  # xdist adds the group
+        flags = "ANABRANCH_LONG=1 " if item.get_closest_marker("long") else ""
+        line = f"ANABRANCH_SEED={SEED} {flags}{sys.executable} -m pytest {shlex.quote(test)}"
+        report.sections.append(("play it again", line))
+    return report
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print why tests were skipped: the exceptions that the conformance suite declares, and others.
 
@@ -85,6 +143,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section(f"backend conformance: {len(declared)} declared exceptions")
         for reason in declared:
             terminalreporter.line(reason.removeprefix("declared: "))
+    if long := sum(reason == "long: not run" for reason in reasons):
+        terminalreporter.section(f"long tests: {long} NOT RUN")
+        terminalreporter.line("make test-all runs them, and more examples of many others")
     others = [
         f"{report.nodeid}: {reason}"
         for report, reason in zip(reports, reasons, strict=True)

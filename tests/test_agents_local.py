@@ -6,15 +6,18 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 DOCS = (Path(__file__).parent.parent / "docs" / "agents.md").read_text()
 
 
+@pytest.mark.usefixtures("small_model")
 def test_the_programs_of_the_docs_run() -> None:
     """One after the other, as they stand; replies are cut short to save time."""
     layers = DOCS[: DOCS.index("## Agents that converse")]
     programs = re.findall(r"```python\n(.*?)```", layers, re.DOTALL)
     code = "\n".join(programs).replace(
-        'connect("local")', 'connect("local", max_tokens=20, seed=1)'
+        'connect("local")', 'connect("local", max_tokens=6, temperature=0)'
     )
     space: dict[str, Any] = {"__name__": "docs"}
     out = StringIO()

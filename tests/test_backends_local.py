@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _local import Tool, ask, counting, idle, small_model
+from _local import Tool, ask, counting, idle
 
 from anabranch.backends import connect
 from anabranch.backends._local import LocalBackend
@@ -23,7 +23,7 @@ from anabranch.commander import (
 )
 from anabranch.dispatch import Delta, Message, Request, ToolCall
 
-__all__ = ["small_model"]  # the fixture
+pytestmark = pytest.mark.usefixtures("small_model")
 PATIENCE = 240.0  # seconds; the first test of a new machine fetches the model
 FRANCE = "What is the capital of France?"
 STORY = "Tell me a long story about a fox."

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _local import Tool, ask, small_model
+from _local import Tool, ask
 
 from anabranch.backends._local import LocalBackend
 from anabranch.backends._local_choice import _headings
 
-__all__ = ["small_model"]  # the fixture
 QUESTIONS = json.loads((Path(__file__).parent / "data" / "tool_choice.json").read_text("utf-8"))
 # Another processor adds up in another order: a question or two may fall on the other side.
 SLACK = 3
@@ -27,6 +26,8 @@ async def picks_right(backend: LocalBackend, question: dict[str, Any], tools: li
     return question["tool"] == (first.tool_calls[0].name if first.tool_calls else None)
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("small_model")
 async def test_the_figure_that_users_are_shown_is_reached() -> None:
     """On all forty questions, of which half need no tool and half were not tuned on."""
     tools = [Tool(**tool) for tool in QUESTIONS["tools"]]

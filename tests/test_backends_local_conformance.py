@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 from _conformance import Subject, cases, show
-from _local import small_model
 
 from anabranch.backends import Backend
 from anabranch.backends._local import LocalBackend
 from anabranch.backends._local_tools import Manner
 
-__all__ = ["small_model"]  # the fixture
+pytestmark = pytest.mark.usefixtures("small_model")
 
 
 class LocalSubject(Subject):

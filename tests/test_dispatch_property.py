@@ -2,17 +2,16 @@
 
 Hypothesis makes the messages; each is cut in one of many ways: into single characters, into pieces
 of even size, or at random places, several pieces to a delta, several deltas at once. Each of the
-five properties plays 4,200 examples, the same ones in every run: 21,000 together.
-`ANABRANCH_FORK_EXAMPLES=100000` plays that many for each, new ones in every run.
+five properties plays 600 examples, and 20,000 in `make test-all`.
 """
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from _scale import many
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -35,12 +34,8 @@ from anabranch.dispatch import (
 from anabranch.dispatch._assembly import Assembly, Branches
 from anabranch.dispatch._speech import Sink
 
-EXAMPLES = int(os.environ.get("ANABRANCH_FORK_EXAMPLES", "0"))
-
 thorough = settings(
-    max_examples=EXAMPLES or 4_200,
-    derandomize=not EXAMPLES,
-    deadline=None,
+    max_examples=many(600, 20_000),
     suppress_health_check=list(HealthCheck),
     database=None,
 )

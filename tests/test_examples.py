@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from _examples import run as run_here
 from _server import Reply, ScriptedServer, calls, text
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -23,24 +24,30 @@ def run(name: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[s
     )
 
 
-def test_hello_job_runs_on_the_local_model():
+@pytest.mark.usefixtures("small_model")
+def test_hello_job_runs_on_the_local_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     """Its children answer first, then the model, then the tree is done."""
-    done = run("hello_job.py")
+    run_here(monkeypatch, "hello_job")
 
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Hello FRANCE, of 6 letters.\n")
-    assert "Paris" in done.stdout
-    assert done.stdout.endswith("all its children are done)\n")
+    said = capsys.readouterr().out
+    assert said.startswith("Hello FRANCE, of 6 letters.\n")
+    assert "Paris" in said
+    assert said.endswith("all its children are done)\n")
 
 
-def test_getting_started_runs_on_the_local_model():
+@pytest.mark.usefixtures("small_model")
+def test_getting_started_runs_on_the_local_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     """A tool is called and its result goes back; the next round follows."""
-    done = run("getting_started.py", "What is the weather in Paris?", "Name a river.")
+    run_here(monkeypatch, "getting_started", "What is the weather in Paris?", "Name a river.")
 
-    assert done.returncode == 0, done.stderr
-    assert "[get_current_weather gave: 18 degrees celsius and sunny in Paris]" in done.stdout
-    assert "> Name a river." in done.stdout
-    assert "(7 messages in the conversation)" in done.stdout
+    said = capsys.readouterr().out
+    assert "[get_current_weather gave: 18 degrees celsius and sunny in Paris]" in said
+    assert "> Name a river." in said
+    assert "(7 messages in the conversation)" in said
 
 
 @pytest.mark.parametrize(

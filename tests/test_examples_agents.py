@@ -55,6 +55,7 @@ async def test_the_streamed_reply_comes_in_parts(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == "WATER THAT FLOWS.\n(5 parts)\n"
 
 
+@pytest.mark.usefixtures("small_model")
 def test_the_streamed_reply_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -100,6 +101,7 @@ async def test_a_cancelled_analysis_leaves_no_kernel_behind():
     assert processes() == left
 
 
+@pytest.mark.usefixtures("small_model")
 def test_the_analysis_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -146,6 +148,7 @@ async def test_the_group_talk_gives_one_the_floor_at_a_time(capsys: pytest.Captu
     assert shown.endswith("(2 speeches, no_answer)\n")
 
 
+@pytest.mark.usefixtures("small_model")
 def test_the_group_talk_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

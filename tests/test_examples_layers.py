@@ -55,6 +55,7 @@ async def test_the_one_word_agent_answers_in_one_word(
     ]
 
 
+@pytest.mark.usefixtures("small_model")
 async def test_the_one_word_agent_runs_on_the_local_model(capsys: pytest.CaptureFixture[str]):
     """It answers with more than a word, and remembers."""
     agent = await load("one_word_agent").ask(local(12), ["What is the capital of France?"])
@@ -76,6 +77,7 @@ async def test_the_few_shot_agent_is_shown_examples(
     assert [message["content"] for message in plain] == ["You write facts down.", "The Po."]
 
 
+@pytest.mark.usefixtures("small_model")
 def test_the_few_shot_agent_does_its_task_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -113,6 +115,7 @@ async def test_the_tool_parser_finds_code(
     assert "in this form, and end your message there:\n```python\n...\n```" in system["content"]
 
 
+@pytest.mark.usefixtures("small_model")
 async def test_the_tool_parser_finds_code_of_the_local_model():
     """It keeps to the form; cut off so early, the code cannot be used."""
     action = await load("tool_parser").write(
@@ -148,6 +151,7 @@ async def test_a_coder_that_never_comes_to_an_end_says_so():
     assert processes() == before
 
 
+@pytest.mark.usefixtures("small_model")
 async def test_the_coder_runs_on_the_local_model():
     """Code that was cut off does not run; whatever it makes of that, it comes to an end."""
     async with asyncio.timeout(300):
@@ -194,6 +198,7 @@ async def test_the_bloggers_run_on_a_hosted_model(
     )
 
 
+@pytest.mark.usefixtures("small_model")
 def test_the_bloggers_run_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -259,6 +264,7 @@ async def test_researcher_and_charter_draw_a_chart(
     assert processes() == before
 
 
+@pytest.mark.usefixtures("small_model")
 async def test_researcher_and_charter_run_on_the_local_model(tmp_path: Path):
     """To the end of their rounds; there is no chart."""
     file = tmp_path / "chart.svg"

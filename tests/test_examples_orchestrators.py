@@ -22,6 +22,7 @@ async def test_a_coin_is_flipped_and_sung_of(capsys: pytest.CaptureFixture[str])
     assert orchestrator.state.steps == 2
 
 
+@pytest.mark.usefixtures("small_model")
 def test_the_coin_and_the_poet_run_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -62,6 +63,7 @@ async def test_the_flag_is_found(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().out.endswith("   Right!\n(over after 4 turns)\n")
 
 
+@pytest.mark.usefixtures("small_model")
 def test_the_search_runs_on_the_local_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

