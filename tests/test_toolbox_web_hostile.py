@@ -75,13 +75,16 @@ async def outcome(fetcher: Fetcher, url: str) -> Fetched | str:
     except ToolError as error:
         return str(error)
     finally:
-        assert time.thread_time() - before < LITTLE + fetcher.timeout
+        assert time.thread_time() - before < 2 * LITTLE
 
 
 @pytest.mark.parametrize("name", ANSWERS)
 async def test_whatever_a_server_answers_is_a_page_or_a_clear_failure(server: RawServer, name: str):
     """In time, within the size, and no other error."""
-    fetcher = Fetcher(timeout=0.3, max_bytes=100_000, allow_private=["127.0.0.1"])
+    endless = "did not answer" in ANSWERS[name].get("said", "")
+    fetcher = Fetcher(
+        timeout=0.3 if endless else 20, max_bytes=100_000, allow_private=["127.0.0.1"]
+    )
     said = await outcome(fetcher, f"{server.url}/{name.replace(' ', '-')}")
 
     if isinstance(said, Fetched):
