@@ -142,7 +142,7 @@ class WebServer:
                 )
             case "odd":
                 return web.Response(
-                    body=b"\xff\xfeplain", headers={"Content-Type": "text/plain; charset=nowhere"}
+                    body=b"\xfa\xfbplain", headers={"Content-Type": "text/plain; charset=nowhere"}
                 )
             case "json":
                 return web.json_response({"a": 1})

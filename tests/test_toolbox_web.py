@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -13,8 +12,6 @@ import pytest
 from _left import left, processes
 from _web import WebServer
 from aiohttp import web
-from hypothesis import given
-from hypothesis import strategies as st
 
 from anabranch.commander import (
     Commander,
@@ -33,7 +30,6 @@ from anabranch.tools._search_engines import (
     SearxngEngine,
     SerperEngine,
 )
-from anabranch.tools._web_fetch import is_public
 
 HERE = ["127.0.0.1"]
 ENGINES = ["duckduckgo", "bing", "searxng", "serper", "arxiv"]
@@ -289,19 +285,6 @@ async def test_a_name_is_looked_at_when_the_connection_is_made(
     said = await failure(tools.read, url=f"http://{host}:{port}/page/text")
     assert "127.0.0.1 is a private address" in said
     assert not server.asked
-
-
-@given(st.ip_addresses(v=4))
-def test_an_address_wrapped_in_another_is_as_private_as_it_is(inner: ipaddress.IPv4Address):
-    """IPv4 in IPv6: mapped, 6to4, NAT64."""
-    number = int(inner)
-    wrapped = [
-        ipaddress.IPv6Address(0xFFFF << 32 | number),
-        ipaddress.IPv6Address(0x2002 << 112 | number << 80),
-        ipaddress.IPv6Address((0x64FF9B << 96) | number),
-    ]
-
-    assert {is_public(each) for each in wrapped} == {is_public(inner)}
 
 
 async def test_cancelling_closes_the_request_and_leaves_no_process(server: WebServer):

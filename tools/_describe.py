@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from ..dispatch import ToolSchema
 from ._tool import AnyTool
 from ._toolkit import Toolkit, flatten
 
 __all__ = ["Format", "describe"]
+
+TYPES = 2000  # written for one tool; what is beyond is "any"
 
 Format: TypeAlias = Literal["json", "hermes", "typescript", "list"]
 
@@ -70,9 +72,9 @@ def _list(tools: list[AnyTool]) -> str:
 
 def _item(tool: ToolSchema) -> str:
     schema = _Schema(tool.parameters, comments=False)
-    required = tool.parameters.get("required", ())
+    required = _list_of(tool.parameters.get("required"))
     lines = [f"- {tool.name}: {' '.join(tool.description.split())}".rstrip(": ")]
-    for name, field in tool.parameters.get("properties", {}).items():
+    for name, field in _mapping(tool.parameters.get("properties")).items():
         needed = "" if name in required else ", optional"
         kind = " ".join(schema.type(field).split())
         lines.append(f"    {name} ({kind}{needed}): {_said(field)}".rstrip(": "))
@@ -84,13 +86,15 @@ class _Schema:
 
     def __init__(self, root: Mapping[str, Any], *, comments: bool = True) -> None:
         self._comments = comments
-        self._definitions: Mapping[str, Any] = root.get("$defs", {})
+        self._definitions = _mapping(root.get("$defs"))
         # The definitions being written: one that contains itself is named, not written again.
         self._open: list[str] = []
+        self._left = TYPES
 
     def type(self, schema: Any, indent: str = "") -> str:
         """Return the type that `schema` stands for."""
-        if not isinstance(schema, Mapping):
+        self._left -= 1  # a reference to two others that refer to two others has no end
+        if not isinstance(schema, Mapping) or self._left < 0:
             return "any"
         found: Mapping[str, Any] = schema  # pyright: ignore[reportUnknownVariableType]
         if reference := found.get("$ref"):
@@ -98,10 +102,12 @@ class _Schema:
         if "const" in found:
             return json.dumps(found["const"], ensure_ascii=False)
         if "enum" in found:
-            return " | ".join(json.dumps(each, ensure_ascii=False) for each in found["enum"])
+            choices = _list_of(found["enum"])
+            return " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
         for key in ("anyOf", "oneOf"):
             if key in found:
-                return " | ".join(dict.fromkeys(self.type(each, indent) for each in found[key]))
+                branches = _list_of(found[key])
+                return " | ".join(dict.fromkeys(self.type(each, indent) for each in branches))
         kind = found.get("type")
         if isinstance(kind, list):
             return " | ".join(self.type({**found, "type": each}, indent) for each in kind)  # pyright: ignore[reportUnknownVariableType]
@@ -128,12 +134,21 @@ class _Schema:
 
     def fields(self, schema: Mapping[str, Any], indent: str) -> str:
         """Return the properties of an object, a line each."""
-        required = schema.get("required", ())
+        required = _list_of(schema.get("required"))
         return "\n".join(
             _comment(_said(field) if self._comments else "", indent)
             + f"{indent}{name}{'' if name in required else '?'}: {self.type(field, indent)},"
-            for name, field in schema.get("properties", {}).items()
+            for name, field in _mapping(schema.get("properties")).items()
         )
+
+
+# A schema may be a stranger's, in which anything may stand anywhere.
+def _list_of(value: object) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
 def _said(field: Any) -> str:

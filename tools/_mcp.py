@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import re
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
+from urllib.parse import urlsplit
+
+from pydantic_core import to_json
 
 from ..commander import Commander, ConfigurationError, Node, ToolError, current_node
 from ..commander._observe import observe, outlast
 from ..dispatch import image_url
 from ._extra import import_extra
+from ._remote_schema import RemoteSchema
 from ._result import Illustrated, shortened
 from ._schema import InvalidArguments
 from ._tool import AnyTool, Tool
@@ -24,9 +30,18 @@ if TYPE_CHECKING:
 
 __all__ = ["McpServer"]
 
+logger = logging.getLogger("anabranch.tools")
+
+TOOLS = 1000
 PAGES = 100
 NAME = re.compile(r"[^A-Za-z0-9_-]")
+LONGEST = 60  # characters of a name
 DESCRIPTION = 4000
+FAILED = "the MCP server failed"
+SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*://)")
+WORDS = re.compile(r"[\s=&/:,]+")
+DIGIT = re.compile(r"\d")
+SHORTEST_KEY = 8
 INVALID_PARAMS = -32602
 TIMED_OUT = -32001
 
@@ -62,9 +77,8 @@ class McpServer(Toolkit):
         prefix: str = "",
         approve: bool = False,
     ) -> None:
-        remote = isinstance(server, str) and server.startswith(("http://", "https://"))
-        self.url = str(server) if remote else None
-        self.command = [] if remote else _words(server)
+        self.url = _address(server) if isinstance(server, str) else None
+        self.command = _words(server) if self.url is None else []
         self.headers = dict(headers or {})
         self.env = dict(env or {})
         self.cwd = cwd
@@ -85,7 +99,7 @@ class McpServer(Toolkit):
     async def __aenter__(self) -> Self:
         if self._connection is not None:
             raise RuntimeError(f"{self!r} has been entered already")
-        for module in ("mcp", "jsonschema"):  # the second comes with the first
+        for module in ("mcp", "._mcp_wire"):
             await import_extra(module, "MCP", "mcp")
         try:
             parent: Node[Any] = current_node()
@@ -93,24 +107,31 @@ class McpServer(Toolkit):
             parent = self._commander = await Commander(slow_after=None).__aenter__()
         self._connection = parent.call_handler(_Connection(self).at_done(_Connection.ended))
         try:
-            listed = await asyncio.shield(self._connection.listed)
+            await self._take(await asyncio.shield(self._connection.listed))
         except BaseException:
             await self.aclose()
             raise
-        for remote in listed:
-            made = _McpTool(self, remote, self._free_name(remote.name))
-            self._methods[remote.name] = made
         return self
 
-    def _free_name(self, remote: str) -> str:
-        """Return a name that every model's wire allows and no other tool here has."""
-        name = plain = NAME.sub("_", self.prefix + remote)[:60] or "tool"
-        taken = {tool.name for tool in self._methods.values()}
-        number = 1
-        while name in taken:
-            number += 1
-            name = f"{plain}_{number}"
-        return name
+    async def _take(self, listed: list[mcp.Tool]) -> None:
+        """Make a tool of each that can be one, under a name that every model's wire allows."""
+        if len(listed) > TOOLS:
+            logger.warning("%r has more than %d tools; the others are left out", self, TOOLS)
+        taken: set[str] = set()
+        for remote in listed[:TOOLS]:
+            name = plain = NAME.sub("_", self.prefix + remote.name[:LONGEST])[:LONGEST] or "tool"
+            number = 1
+            while name in taken:
+                number += 1
+                name = f"{plain}_{number}"
+            try:
+                if remote.name in self._methods:
+                    raise ValueError("there is one of that name already")
+                self._methods[remote.name] = _McpTool(self, remote, name)
+                taken.add(name)
+            except ValueError as error:
+                logger.warning("%r: its tool %s is left out: %s", self, name, error)
+            await asyncio.sleep(0)  # a thousand schemas are read in the turns of others
 
     async def aclose(self) -> None:
         """Leave the server; twice is harmless. A cancel meanwhile does not cut it short."""
@@ -132,22 +153,49 @@ class McpServer(Toolkit):
         from mcp import MCPError
 
         try:
-            given = await client.call_tool(name, arguments, read_timeout_seconds=self.timeout)
+            to_json(arguments)
+        except ValueError as error:  # sent as they are, they would end the connection
+            raise InvalidArguments(f"the arguments cannot be written as JSON: {error}") from None
+        late = ToolError(f"{name:.{LONGEST}} did not finish within {self.timeout:g} s")
+        try:
+            async with asyncio.timeout(self.timeout):  # the SDK's holds for each of its requests
+                given = await client.call_tool(name, arguments)
+        except TimeoutError:
+            fault = late
         except MCPError as error:
+            said = self.hidden(error.message)
             if error.code == INVALID_PARAMS:
-                raise InvalidArguments(error.message) from None
-            if error.code == TIMED_OUT:
-                raise ToolError(f"{name} did not finish within {self.timeout:g} s") from None
-            raise ToolError(f"the MCP server failed: {error.message}") from None
+                fault = InvalidArguments(said)
+            else:
+                fault = late if error.code == TIMED_OUT else ToolError(f"{FAILED}: {said}")
         except Exception as error:  # noqa: BLE001 - whatever the SDK makes of a broken answer
-            raise ToolError(f"the MCP server failed: {_said(error)}") from None
-        shown = _shown(given.content, given.structured_content, self.max_output)
-        if given.is_error:
-            raise ToolError(shown)
-        return shown
+            fault = ToolError(f"{FAILED}: {self.hidden(_said(error))}")
+        else:
+            shown = _shown(given.content, given.structured_content, self.max_output)
+            if not given.is_error:
+                return shown
+            fault = ToolError(self.hidden(shown))
+        raise fault  # here, so that an error of the SDK's, which may hold a key, is not its context
+
+    def hidden(self, text: str) -> str:
+        """Return what an error says without that which may be a key of those given to this."""
+        parts = urlsplit(self.url or "")
+        secret = [*self.headers.values(), *self.env.values(), parts.password or ""]
+        perhaps = [*self.command[1:], parts.path, parts.query, parts.username or ""]
+        words = [word for value in secret for word in (value, *WORDS.split(value))]
+        words += [word for value in perhaps for word in WORDS.split(value) if DIGIT.search(word)]
+        for word in sorted(words, key=len, reverse=True):
+            if len(word) >= SHORTEST_KEY:
+                text = text.replace(word, "***")
+        return text
 
     def __repr__(self) -> str:
-        return f"<McpServer {self.url or shlex.join(self.command)}>"
+        # A key may be in the path of an address, and in any argument of a command.
+        if self.url is None:
+            more = " ..." if self.command[1:] else ""
+            return f"<McpServer {self.command[0]}{more}>"
+        parts = urlsplit(self.url)
+        return f"<McpServer {parts.scheme}://{parts.netloc.rpartition('@')[2]}>"
 
 
 class _Connection(Node[None], internal=True):
@@ -180,6 +228,8 @@ class _Connection(Node[None], internal=True):
                     client = await stack.enter_async_context(
                         await _client(self._server, stack, log)
                     )
+                    # A schema may be made to be checked for minutes, see `RemoteSchema`.
+                    client.session.validate_tool_result = _take_result
                     listed = await _all_tools(client)
                 self.client = client
                 self.listed.set_result(listed)
@@ -188,29 +238,23 @@ class _Connection(Node[None], internal=True):
         except TimeoutError:
             self._fail(f"it did not answer within {self._server.connect_timeout:g} s")
         except Exception as error:  # noqa: BLE001 - as above
-            log.seek(0)
-            self._fail(f"{_said(error)} {log.read()[-500:].decode('utf-8', 'replace')}".strip())
+            log.seek(max(0, log.seek(0, os.SEEK_END) - 500))
+            self._fail(f"{_said(error)} {log.read().decode('utf-8', 'replace')}".strip())
 
     def _fail(self, why: str) -> None:
         if not self.listed.done():
-            self.listed.set_exception(ConfigurationError(f"{self._server!r}: {why}"))
+            self.listed.set_exception(
+                ConfigurationError(f"{self._server!r}: {self._server.hidden(why)}")
+            )
             self.listed.exception()  # nobody may be left to hear it
 
 
-async def _client(server: McpServer, stack: AsyncExitStack, log: Any) -> mcp.Client:
-    import mcp
-    from mcp.client.streamable_http import streamable_http_client
+async def _client(server: McpServer, stack: AsyncExitStack, log: BinaryIO) -> mcp.Client:
+    from . import _mcp_wire as wire
 
-    if server.url is None:
-        program = mcp.StdioServerParameters(
-            command=server.command[0], args=server.command[1:], env=server.env, cwd=server.cwd
-        )
-        return mcp.Client(mcp.stdio_client(program, errlog=log))
-    import httpx2
-
-    http = httpx2.AsyncClient(headers=server.headers, timeout=httpx2.Timeout(30, read=300))
-    await stack.enter_async_context(http)
-    return mcp.Client(streamable_http_client(server.url, http_client=http))
+    if server.url is not None:
+        return await wire.http_client(server.url, server.headers, stack)
+    return wire.stdio_client(server.command, server.env, server.cwd, log)
 
 
 async def _all_tools(client: mcp.Client) -> list[mcp.Tool]:
@@ -219,9 +263,13 @@ async def _all_tools(client: mcp.Client) -> list[mcp.Tool]:
     for _ in range(PAGES):
         page = await client.list_tools(cursor=cursor)
         found += page.tools
-        if (cursor := page.next_cursor) is None:
+        if (cursor := page.next_cursor) is None or len(found) > TOOLS:
             break
     return found
+
+
+async def _take_result(name: str, result: object) -> None:
+    """Take a result as it is, in place of the SDK's check of it by the server's own schema."""
 
 
 class _McpTool(Tool[..., Any]):
@@ -239,29 +287,16 @@ class _McpTool(Tool[..., Any]):
             read_only=bool(hints and hints.read_only_hint),
             approve=server.approve,
         )
-        given: dict[str, Any] = {"properties": {}, **remote.input_schema, "type": "object"}
-        given.pop("$schema", None)
-        self._schema = given
+        self._schema = RemoteSchema(remote.input_schema)
 
     @property
     def parameters(self) -> Mapping[str, Any]:
         """The JSON schema that the server gave."""
-        return self._schema
+        return self._schema.whole
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments; raise `InvalidArguments` if the server's schema forbids them."""
-        import jsonschema
-        import referencing
-
-        # With a registry of its own it never fetches a schema from anywhere.
-        none = cast("Any", referencing).Registry()
-        validator: Any = jsonschema.Draft202012Validator(self._schema, registry=none)
-        try:
-            faults = [fault.message for fault in validator.iter_errors(dict(arguments))]
-        except Exception:  # noqa: BLE001 - the schema is broken: let the server judge
-            faults = []
-        if faults:
-            raise InvalidArguments(f"wrong arguments: {'; '.join(faults)[:1000]}")
+        """Return the arguments; raise `InvalidArguments` for what `RemoteSchema` finds wrong."""
+        self._schema.check(arguments)
         return dict(arguments)
 
 
@@ -288,11 +323,27 @@ def _shown(content: Sequence[Any], structured: Any, limit: int) -> Illustrated:
     return Illustrated(shortened("\n".join(texts) or "(no output)", limit), images)
 
 
+def _address(server: str) -> str | None:
+    """Return what is an address; None for a command. What may hold a key is not quoted."""
+    found = SCHEME.match(server)
+    if not found:
+        return None
+    try:
+        parts = urlsplit(server.strip())
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return server.strip()
+    except ValueError:
+        pass
+    raise ConfigurationError(
+        f"an MCP server is a command, or an address such as https://host/mcp; {found[1]}... is not"
+    )
+
+
 def _words(command: str | Sequence[str]) -> list[str]:
     try:
         words = shlex.split(command) if isinstance(command, str) else list(command)
     except ValueError as error:
-        raise ConfigurationError(f"MCP server {command!r}: {error}") from None
+        raise ConfigurationError(f"the command of an MCP server: {error}") from None
     if not words:
         raise ConfigurationError("an MCP server is an address or a command; this one is empty")
     return words

@@ -1,16 +1,15 @@
-"""The search engines: what each is asked, and how its answer is read."""
+"""The search engines: what each is asked, and where in its answer the hits are."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
 from ..commander._errors import ToolError
-from ._extra import import_extra
 from ._search import SearchEngine, SearchHit
 from ._web_fetch import Fetched, Fetcher
+from ._web_text import read_page
 
 __all__ = ["ArxivEngine", "BingEngine", "DuckDuckGoEngine", "SearxngEngine", "SerperEngine"]
 
@@ -25,18 +24,16 @@ class DuckDuckGoEngine(SearchEngine):
 
     async def search(self, query: str, limit: int, fetcher: Fetcher) -> list[SearchHit]:
         """Read the results of its page."""
-        page = await _parsed(await fetcher.ask("POST", self.url, data={"q": query}), self, "html")
-        hits = [
-            SearchHit(_text(link), _target(link.get("href", "")), _text(_first(box, SNIPPET)))
-            for box in page.xpath("//div[contains(@class, 'web-result')]")
-            for link in box.xpath(".//a[contains(@class, 'result__a')]")[:1]
-        ]
-        if not hits and not page.xpath("//*[contains(@class, 'no-results')]"):
-            raise _nonsense(self, "no results, perhaps it refuses programs")
-        return hits[:limit]
-
-
-SNIPPET = ".//*[contains(@class, 'result__snippet')]"
+        page = await fetcher.ask("POST", self.url, data={"q": query})
+        link = ".//a[contains(@class, 'result__a')]"
+        result = f"//div[contains(@class, 'web-result')][{link}]"
+        hits = await _hits(
+            *(self, page, fetcher, limit, "html"),
+            rows=result,
+            fields=(link, f"{link}/@href", ".//*[contains(@class, 'result__snippet')]"),
+            sign=f"{result} | //*[contains(@class, 'no-results')]",
+        )
+        return [SearchHit(hit.title, _target(hit.url), hit.snippet) for hit in hits]
 
 
 class BingEngine(SearchEngine):
@@ -49,14 +46,13 @@ class BingEngine(SearchEngine):
 
     async def search(self, query: str, limit: int, fetcher: Fetcher) -> list[SearchHit]:
         """Read the items of the feed."""
-        params = {"q": query, "format": "rss"}
-        feed = await _parsed(await fetcher.ask("GET", self.url, params=params), self, "xml")
-        if feed.tag != "rss":
-            raise _nonsense(self, "no feed")
-        return [
-            SearchHit(*(_text(_first(item, name)) for name in ("title", "link", "description")))
-            for item in feed.iter("item")
-        ][:limit]
+        feed = await fetcher.ask("GET", self.url, params={"q": query, "format": "rss"})
+        return await _hits(
+            *(self, feed, fetcher, limit, "xml"),
+            rows="//item",
+            fields=("title", "link", "description"),
+            sign="/rss",
+        )
 
 
 class SearxngEngine(SearchEngine):
@@ -69,9 +65,12 @@ class SearxngEngine(SearchEngine):
 
     async def search(self, query: str, limit: int, fetcher: Fetcher) -> list[SearchHit]:
         """Read its JSON."""
-        params = {"q": query, "format": "json"}
-        found = _json(await fetcher.ask("GET", self.url, params=params), self)
-        return _hits(self, found, "results", ("title", "url", "content"), limit)
+        found = await fetcher.ask("GET", self.url, params={"q": query, "format": "json"})
+        return await _hits(
+            *(self, found, fetcher, limit, "json"),
+            rows="results",
+            fields=("title", "url", "content"),
+        )
 
 
 class SerperEngine(SearchEngine):
@@ -85,11 +84,14 @@ class SerperEngine(SearchEngine):
 
     async def search(self, query: str, limit: int, fetcher: Fetcher) -> list[SearchHit]:
         """Read its JSON."""
-        answer = await fetcher.ask(
+        found = await fetcher.ask(
             "POST", self.url, json={"q": query, "num": limit}, headers={"X-API-KEY": self._key}
         )
-        found = _json(answer, self)
-        return _hits(self, found, "organic", ("title", "link", "snippet"), limit)
+        return await _hits(
+            *(self, found, fetcher, limit, "json"),
+            rows="organic",
+            fields=("title", "link", "snippet"),
+        )
 
 
 class ArxivEngine(SearchEngine):
@@ -103,68 +105,48 @@ class ArxivEngine(SearchEngine):
     async def search(self, query: str, limit: int, fetcher: Fetcher) -> list[SearchHit]:
         """Read the entries of its feed."""
         params = {"search_query": f"all:{query}", "max_results": str(limit)}
-        feed = await _parsed(await fetcher.ask("GET", self.url, params=params), self, "xml")
-        if not feed.tag.endswith("}feed"):
-            raise _nonsense(self, "no feed")
-        return [
-            SearchHit(
-                *(_text(_first(entry, f"{{*}}{name}")) for name in ("title", "id", "summary"))
-            )
-            for entry in feed.findall("{*}entry")
-        ][:limit]
+        return await _hits(
+            *(self, await fetcher.ask("GET", self.url, params=params), fetcher, limit, "xml"),
+            rows="/*/*[local-name() = 'entry']",
+            fields=[f"*[local-name() = '{name}']" for name in ("title", "id", "summary")],
+            sign="/*[local-name() = 'feed']",
+        )
 
 
-async def _parsed(answer: Fetched, engine: SearchEngine, kind: str) -> Any:
-    """Parse HTML or XML; nothing in it can make the parser fetch or expand anything."""
-    etree: Any = await import_extra("lxml.etree", "the web tools", "web")
-    options = {"no_network": True, "recover": True, "huge_tree": False}
-    if kind == "html":
-        parser = etree.HTMLParser(encoding=answer.charset or "utf-8", **options)
-    else:
-        parser = etree.XMLParser(resolve_entities=False, load_dtd=False, **options)
-    try:
-        root = etree.fromstring(answer.body, parser)
-    except etree.LxmlError as error:
-        raise _nonsense(engine, str(error)) from None
-    if root is None:
-        raise _nonsense(engine, "nothing that can be read")
-    return root
-
-
-def _json(answer: Fetched, engine: SearchEngine) -> Any:
-    try:
-        return json.loads(answer.text)
-    except (ValueError, RecursionError) as error:
-        raise _nonsense(engine, f"no JSON ({error})") from None
-
-
-def _hits(
-    engine: SearchEngine, found: Any, key: str, names: Iterable[str], limit: int
+async def _hits(
+    engine: SearchEngine,
+    answer: Fetched,
+    fetcher: Fetcher,
+    limit: int,
+    syntax: Literal["html", "xml", "json"],
+    *,
+    rows: str,
+    fields: Sequence[str],
+    sign: str = "",
 ) -> list[SearchHit]:
-    results = found.get(key) if isinstance(found, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    if not isinstance(results, list):
-        raise _nonsense(engine, f"no list of {key!r}")
-    made = [
-        SearchHit(*(str(cast("Mapping[str, Any]", one).get(name) or "") for name in names))
-        for one in cast("list[Any]", results)
-        if isinstance(one, dict)
-    ]
-    return [hit for hit in made if hit.url][:limit]
+    """Read the hits; `rows` and `fields` (title, address, excerpt) are keys, or else XPath.
+
+    A page of XML or HTML without `sign` is no list of hits.
+    """
+    found = await read_page(
+        answer,
+        "hits",
+        fetcher.timeout,
+        syntax=syntax,
+        rows=rows,
+        fields=fields,
+        sign=sign,
+        limit=limit,
+    )
+    if found is None:
+        what = answer.content_type
+        raise ToolError(f"{engine.name} answered something else than results: {what:.100}")
+    return [SearchHit(*row) for row in found]
 
 
 def _target(href: str) -> str:
     """Return where a link of DuckDuckGo's leads in the end."""
-    return parse_qs(urlsplit(href).query).get("uddg", [href])[0]
-
-
-def _first(element: Any, path: str) -> Any:
-    found = element.xpath(path) if path.startswith(".//*[") else element.findall(path)
-    return found[0] if found else None
-
-
-def _text(element: Any) -> str:
-    return "" if element is None else " ".join("".join(element.itertext()).split())
-
-
-def _nonsense(engine: SearchEngine, what: str) -> ToolError:
-    return ToolError(f"{engine.name} answered something else than results: {what:.200}")
+    try:
+        return parse_qs(urlsplit(href).query).get("uddg", [href])[0]
+    except ValueError:  # it is no address
+        return href

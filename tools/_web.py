@@ -15,13 +15,15 @@ from ._search import SearchEngine, SearchHit, search_engine
 from ._tool import tool
 from ._toolkit import Toolkit
 from ._web_fetch import Fetcher
-from ._web_text import extract_text
+from ._web_text import read_page
 
 __all__ = ["WebBrowser"]
 
-V = TypeVar("V")
+S = TypeVar("S", bound=Sequence[object])
 
 SNIPPET = 300
+REMEMBERED_SEARCHES = 2000  # hits
+REMEMBERED_TEXT = 20_000_000  # characters
 HTML = ("text/html", "application/xhtml+xml")
 TEXT = ("application/json", "application/xml", "application/javascript", "application/x-yaml")
 
@@ -57,8 +59,8 @@ class WebBrowser(Toolkit):
         self.max_text = max_text
         self.approve = approve
         self._fetcher = Fetcher(timeout=timeout, max_bytes=max_bytes, allow_private=allow_private)
-        self._found: _Cache[list[SearchHit]] = _Cache(cache_for)
-        self._pages: _Cache[str] = _Cache(cache_for)
+        self._found: _Cache[list[SearchHit]] = _Cache(cache_for, REMEMBERED_SEARCHES)
+        self._pages: _Cache[str] = _Cache(cache_for, REMEMBERED_TEXT)
 
     @tool(name="web_search", read_only=True)
     async def search(
@@ -103,9 +105,8 @@ class WebBrowser(Toolkit):
 
     async def _page(self, url: str) -> str:
         page = await self._fetcher.get(url, accept=_readable)
-        text = page.text
-        if page.content_type in HTML:
-            text = await extract_text(text, page.url, self._fetcher.timeout)
+        wanted = "article" if page.content_type in HTML else "text"
+        text = await read_page(page, wanted, self._fetcher.timeout)
         if not text.strip():
             raise ToolError("the page holds no text that can be read without its scripts")
         return text + ("\n[the page is longer, but too large to read whole]" if page.cut else "")
@@ -129,15 +130,15 @@ def _listing(query: str, answer: list[SearchHit] | ToolError, seen: set[str]) ->
     return "\n".join(lines)
 
 
-class _Cache(Generic[V]):
-    """Remembers what was made for a key, for a time, and the last 256 keys."""
+class _Cache(Generic[S]):
+    """Remembers what was made for a key, for a time, and of all that the last `size` items."""
 
-    def __init__(self, seconds: float, size: int = 256) -> None:
+    def __init__(self, seconds: float, size: int) -> None:
         self._seconds = seconds
         self._size = size
-        self._held: OrderedDict[str, tuple[float, V]] = OrderedDict()
+        self._held: OrderedDict[str, tuple[float, S]] = OrderedDict()
 
-    async def get(self, key: str, make: Callable[[], Awaitable[V]]) -> V:
+    async def get(self, key: str, make: Callable[[], Awaitable[S]]) -> S:
         """Return what is remembered, or make it; a failure is not remembered."""
         held = self._held.get(key)
         if held is not None and time.monotonic() < held[0]:
@@ -145,6 +146,8 @@ class _Cache(Generic[V]):
         value = await make()
         self._held[key] = (time.monotonic() + self._seconds, value)
         self._held.move_to_end(key)
-        if len(self._held) > self._size:
-            self._held.popitem(last=False)
+        size = sum(1 + len(each) for _, each in self._held.values())
+        while size > self._size and self._held:
+            _, (_, oldest) = self._held.popitem(last=False)
+            size -= 1 + len(oldest)
         return value

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -12,23 +14,29 @@ from urllib.parse import urljoin, urlsplit
 
 from ..commander._errors import ToolError
 from ._extra import import_extra
+from ._web_address import is_public
+from ._web_charset import page_codec
 
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["Fetched", "Fetcher", "is_public"]
+__all__ = ["Fetched", "Fetcher"]
 
-Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Networks: TypeAlias = Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
 
 USER_AGENT = "Mozilla/5.0 (compatible; anabranch)"
 REDIRECTS = 5
-NAT64 = ipaddress.ip_network("64:ff9b::/96")
+LONGEST_URL = 8000
+PIECE = 2**16
+CHARSET = re.compile(r""";\s{0,9}charset\s{0,9}=\s{0,9}["']?([^\s;"']+)""", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What came: `url` is where it came from in the end, `cut` says that there was more."""
+    """What came: `url` is where it came from in the end, `cut` says that there was more.
+
+    `charset` is what the header calls it, whether or not there is such a thing.
+    """
 
     url: str
     content_type: str
@@ -37,12 +45,14 @@ class Fetched:
     cut: bool = False
 
     @property
+    def codec(self) -> str:
+        """The codec of the web's standard to decode the body with."""
+        return page_codec(self.body, self.charset)
+
+    @property
     def text(self) -> str:
         """The body as text; what cannot be decoded is replaced."""
-        try:
-            return self.body.decode(self.charset or "utf-8", "replace")
-        except LookupError:  # a charset that nobody knows
-            return self.body.decode("utf-8", "replace")
+        return self.body.decode(self.codec, "replace").removeprefix("\ufeff")
 
 
 class Fetcher:
@@ -94,7 +104,9 @@ class Fetcher:
         session = http.ClientSession(
             connector=connector,
             cookie_jar=http.DummyCookieJar(),
-            headers={"User-Agent": self.user_agent},
+            headers={"User-Agent": self.user_agent, "Accept-Encoding": "gzip, deflate"},
+            auto_decompress=False,  # `_Inflater` never makes more of a piece than it is asked for
+            trust_env=False,  # a proxy would connect to addresses that nobody looked at
             timeout=http.ClientTimeout(total=None),  # ours holds for all redirects together
         )
         try:
@@ -135,20 +147,19 @@ class Fetcher:
     ) -> Fetched:
         if response.status != 200:
             raise ToolError(f"{_host(str(response.url))} answered {_status(response)}")
-        if not accept(response.content_type):
-            raise ToolError(f"this is {response.content_type}, which cannot be read as text")
+        content_type, charset = _content_type(response.headers.get("Content-Type", ""))
+        if not accept(content_type):
+            raise ToolError(f"this is {content_type}, which cannot be read as text")
         body = bytearray()
-        async for piece in response.content.iter_chunked(2**16):
-            body += piece
-            if len(body) > self.max_bytes:
+        inflater = _Inflater(response.headers.get("Content-Encoding", ""))
+        async for piece in response.content.iter_chunked(PIECE):
+            body += inflater.feed(piece, self.max_bytes + 1 - len(body))
+            if inflater.ended or len(body) > self.max_bytes:
                 break
-        return Fetched(
-            str(response.url),
-            response.content_type,
-            response.charset,
-            bytes(body[: self.max_bytes]),
-            len(body) > self.max_bytes,
-        )
+        else:
+            inflater.end()
+        cut = len(body) > self.max_bytes
+        return Fetched(str(response.url), content_type, charset, bytes(body[: self.max_bytes]), cut)
 
     def _guarded_socket(self, info: tuple[Any, ...]) -> socket.socket:
         family, kind, protocol, _, address = info
@@ -158,20 +169,49 @@ class Fetcher:
         return socket.socket(family, kind, protocol)
 
 
-def is_public(address: Address) -> bool:
-    """Tell whether an address is one of the open internet, also where it wraps another."""
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour
-        if inner is None and address in NAT64:
-            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-        if inner is not None:
-            return is_public(inner)
-        if address.is_site_local:
-            return False
-    return address.is_global and not address.is_multicast
+class _Inflater:
+    """Undoes the compression that a header names, never beyond what is asked for."""
+
+    def __init__(self, coding: str) -> None:
+        self._coding = coding.strip().lower()
+        if self._coding not in ("", "identity", "gzip", "x-gzip", "deflate"):
+            raise ToolError(f"the answer came compressed as {coding:.40}, which was not asked for")
+        self._inside: Any = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the compressed data has ended; what follows is of no use."""
+        return self._inside is not None and self._inside.eof
+
+    def feed(self, piece: bytes, most: int) -> bytes:
+        """Return what `piece` stands for, up to `most` bytes if it is compressed."""
+        if self._coding in ("", "identity"):
+            return piece
+        if self._inside is None:
+            # "deflate" is zlib's format, but some servers leave its two first bytes out.
+            bare = self._coding == "deflate" and piece[0] & 0xF != 8
+            self._inside = zlib.decompressobj(-zlib.MAX_WBITS if bare else zlib.MAX_WBITS | 32)
+        try:
+            return self._inside.decompress(piece, most)
+        except zlib.error as error:
+            raise ToolError(f"the answer is not the {self._coding} that it says: {error}") from None
+
+    def end(self) -> None:
+        """Raise `ToolError` if the answer stopped before its compressed data did."""
+        if self._inside is not None and not self._inside.eof:
+            raise ToolError(f"the answer broke off: its {self._coding} data has no end")
+
+
+def _content_type(header: str) -> tuple[str, str | None]:
+    """Return type and charset; aiohttp's own reading takes a second for some headers."""
+    named = CHARSET.search(header)
+    content_type = header.partition(";")[0].strip().lower()
+    return content_type or "application/octet-stream", named[1] if named else None
 
 
 def _check_url(url: str) -> None:
+    if len(url) > LONGEST_URL:
+        raise ToolError(f"the address has {len(url)} characters; {LONGEST_URL} are allowed")
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ToolError(f"an http or https address was expected, not {url!r:.200}")
@@ -191,4 +231,6 @@ def _status(response: aiohttp.ClientResponse) -> str:
 
 
 def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """Return the kind of an error and what it says, unless that is the whole address."""
+    said = getattr(error, "message", "" if hasattr(error, "url") else str(error))
+    return f"{type(error).__name__}: {said:.200}" if said else type(error).__name__

@@ -1,43 +1,71 @@
-"""The text of a web page, extracted in a process of its own."""
+"""What a web page says, read in a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, Literal
+
+from anyio import CapacityLimiter
+from anyio.lowlevel import RunVar
 
 from ..commander._errors import MissingExtra, ToolError
 from ..commander._observe import outlast
+from ._web_fetch import Fetched
 
-__all__ = ["extract_text"]
+__all__ = ["read_page"]
 
+FRONT = 10_000  # characters that an article may have more than its page: its address, its title
 MAIN = Path(__file__).with_name("_web_main.py")
+# How many pages of one loop's are read at once: each may take `_web_main.MEMORY`.
+AT_ONCE = max(4, os.cpu_count() or 1)
+_places: RunVar[CapacityLimiter] = RunVar("pages_read_at_once")
 
 
-async def extract_text(html: str, url: str, timeout: float) -> str:
-    """Return the page's main text as Markdown, empty if it has none.
+async def read_page(
+    page: Fetched, wanted: Literal["text", "article", "hits"], timeout: float, **options: Any
+) -> Any:
+    """Return what `_web_main` finds in the page.
 
-    Some pages take minutes: after `timeout` seconds it is a `ToolError`. Cancelled or late, the
-    process is killed at once.
+    Decoding and parsing happen there, because some pages take minutes or all memory: after
+    `timeout` seconds it is a `ToolError`. Cancelled or late, the process is killed at once. A page
+    that comes when many are being read waits for its turn, within its time.
     """
-    if find_spec("trafilatura") is None:
-        raise MissingExtra("the web tools", "web")
+    request = {"wanted": wanted, "url": page.url, "codec": page.codec, "seconds": timeout}
+    head = json.dumps(request | {"most": len(page.body) + FRONT} | options).encode() + b"\n"
+    try:
+        async with asyncio.timeout(timeout), _place():
+            answer = json.loads(await _run_main(head + page.body))
+    except TimeoutError:
+        raise ToolError(f"reading the page took more than {timeout:g} s") from None
+    except (OSError, ValueError):
+        raise ToolError("the page cannot be read: it may be too large or malformed") from None
+    if "missing" in answer:
+        raise MissingExtra("the web tools", "web") from ImportError(answer["missing"])
+    return answer["found"]
+
+
+def _place() -> CapacityLimiter:
+    try:
+        return _places.get()
+    except LookupError:
+        _places.set(limiter := CapacityLimiter(AT_ONCE))
+        return limiter
+
+
+async def _run_main(given: bytes) -> bytes:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", str(MAIN), url),
+        *(sys.executable, "-P", str(MAIN)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
-        async with asyncio.timeout(timeout):
-            text, _ = await process.communicate(html.encode("utf-8", "replace"))
-    except TimeoutError:
-        raise ToolError(f"reading the page took more than {timeout:g} s") from None
+        return (await process.communicate(given))[0]
     finally:
         if process.returncode is None:
             process.kill()
         await outlast(asyncio.ensure_future(process.wait()))
-    if process.returncode:
-        raise ToolError("the page cannot be read: it may be too large or malformed")
-    return text.decode()
