@@ -98,9 +98,18 @@ class McpServer(Toolkit):
             await self.aclose()
             raise
         for remote in listed:
-            made = _McpTool(self, remote, self._free_name(remote.name))
-            self._methods[remote.name] = made
+            if remote.name in self._methods:
+                await self.aclose()
+                raise ConfigurationError(f"{self!r} has two tools called {remote.name!r}")
+            self._methods[remote.name] = _McpTool(self, remote, self._free_name(remote.name))
         return self
+
+    @property
+    def _described(self) -> str:
+        """Which server this is: its address or command, and what it calls itself."""
+        client = self._connection and self._connection.client
+        info = client and client.server_info
+        return repr(self) + (f", which calls itself {info.name!r}" if info else "")
 
     def _free_name(self, remote: str) -> str:
         """Return a name that every model's wire allows and no other tool here has."""
@@ -239,6 +248,7 @@ class _McpTool(Tool[..., Any]):
             read_only=bool(hints and hints.read_only_hint),
             approve=server.approve,
         )
+        self.source = server._described
         given: dict[str, Any] = {"properties": {}, **remote.input_schema, "type": "object"}
         given.pop("$schema", None)
         self._schema = given
