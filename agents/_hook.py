@@ -100,6 +100,13 @@ class _Hooked(Tool[..., Any]):
     before: Hooks
     after: Hooks
 
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        return self.inner.parameters
+
+    def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return self.inner.check(arguments)
+
     async def run(self, arguments: Mapping[str, Any]) -> str:
         call = ToolCall(id="", name=self.name, arguments=dict(arguments))
         sent = AgentMessage(

@@ -7,19 +7,13 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from ..dispatch import AgentMessage
+from ..handlers._legible import legible
 from ._say import text_of
 
 __all__ = ["Transcript"]
 
 RULE = "-" * 80
 BROKEN_OFF = "\n(broken off)"
-
-# What an agent says may not steer the terminal: of the control characters only these pass.
-_CONTROLS = {
-    code: "" if code == ord("\r") else "\N{REPLACEMENT CHARACTER}"
-    for code in (*range(0x20), *range(0x7F, 0xA0))
-    if chr(code) not in "\n\t"
-}
 
 
 @dataclass(slots=True)
@@ -68,9 +62,9 @@ class Transcript:
         while self._entries:
             entry = self._entries[0]
             if entry.shown < 0:
-                out.write(f"{entry.heading}\n\n")
+                out.write(f"{legible(entry.heading)}\n\n")
                 entry.shown = 0
-            out.write(entry.text[entry.shown :].translate(_CONTROLS))
+            out.write(legible(entry.text[entry.shown :]))
             entry.shown = len(entry.text)
             if entry.ending is None:
                 break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import Generator
@@ -18,7 +19,7 @@ from ..commander import AnabranchError
 from ..dispatch import Conversation
 from ..tools import AnyTool, open_tools
 from ._session import INTERRUPTED, chat_session
-from ._terminal import complain
+from ._terminal import LegibleLog, complain, show_traceback
 
 __all__ = ["app"]
 
@@ -92,6 +93,7 @@ def chat(
     """
     options = {"temperature": temperature, "max_tokens": max_tokens}
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    logging.getLogger().addHandler(LegibleLog())
     with _told(USAGE, debug):
         backend = connect(model, model=name, base_url=base_url, **given)
         conversation = Conversation.load(load) if load else Conversation(system=system)
@@ -110,10 +112,11 @@ def _told(status: int, debug: bool) -> Generator[None]:
         # What is still in the buffer has nowhere to go, and Python would say so at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(status) from None
-    except (AnabranchError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - here the program ends
         if debug:
-            raise
-        complain(error)
+            show_traceback(error)
+        foreseen = isinstance(error, (AnabranchError, OSError))
+        complain(error if foreseen else f"{type(error).__name__}: {error} (--debug shows where)")
         raise SystemExit(status) from None
 
 

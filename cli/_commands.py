@@ -9,7 +9,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from ..backends import Backend, connect
-from ..commander import AnabranchError, Node
+from ..commander import Node
 from ..handlers import handler
 from ._terminal import complain
 
@@ -30,16 +30,18 @@ async def obey(node: Node[Any], chat: TerminalChat, line: str) -> str | None:
     An empty string lets the model answer the conversation as it stands. A command that fails says
     why in one line and changes nothing.
     """
-    name, _, argument = line.partition(" ")
+    name, argument = (*line.split(maxsplit=1), "")[:2]
     command = _COMMANDS.get(name)
     if command is None:
-        close = get_close_matches(name, _COMMANDS, n=1)
+        close = get_close_matches(name[:40], _COMMANDS, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         complain(f"there is no command {name}{hint} /help lists them")
         return None
     try:
         return await command(chat, argument.strip())
-    except (AnabranchError, OSError) as error:
+    except (Leave, BrokenPipeError):
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - what the user types ends no chat
         complain(error)
         return None
 
@@ -73,7 +75,8 @@ async def _model(chat: TerminalChat, argument: str) -> None:
 async def _tools(chat: TerminalChat, argument: str) -> None:
     """/tools               list the tools that the model may call"""
     for tool in chat.tools:
-        chat.terminal.note(f"{tool.name}: {tool.description.splitlines()[0]}", "")
+        first, *_ = (*tool.description.strip().splitlines(), "")
+        chat.terminal.note(f"{tool.name}: {first}", "")
     if not chat.tools:
         chat.terminal.note("none; start with --tools module:name", "")
 
@@ -84,7 +87,7 @@ async def _save(chat: TerminalChat, argument: str) -> None:
     try:
         chat.conversation.save(path)
     except OSError as error:
-        complain(f"cannot save to {path}: {error.strerror}; /save takes another file")
+        complain(f"cannot save to {path}: {error.strerror or error}; /save takes another file")
         return
     chat.terminal.note(f"saved {len(chat.conversation)} messages to {path}", "")
 
@@ -92,12 +95,12 @@ async def _save(chat: TerminalChat, argument: str) -> None:
 async def _retry(chat: TerminalChat, argument: str) -> str | None:
     """/retry               ask the model again for its last answer"""
     messages = chat.conversation.messages
-    while messages and messages[-1].role not in ("user", "tool"):
-        messages.pop()
-    if messages:
-        return ""
-    complain("there is nothing to try again yet")
-    return None
+    asked = [place for place, each in enumerate(messages) if each.role in ("user", "tool")]
+    if not asked:
+        complain("there is nothing to try again yet")
+        return None
+    del messages[asked[-1] + 1 :]
+    return ""
 
 
 async def _undo(chat: TerminalChat, argument: str) -> None:

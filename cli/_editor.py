@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.history import FileHistory, InMemoryHistory
+from prompt_toolkit.input.typeahead import clear_typeahead, get_typeahead
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import Output, create_output
 from prompt_toolkit.output.vt100 import Vt100_Output
 from prompt_toolkit.patch_stdout import patch_stdout
 
 from ..jobs import read_line
+from ._typeahead import drop_typeahead
 
-__all__ = ["LineEditor"]
+__all__ = ["LineEditor", "screen"]
 
 
 class LineEditor:
@@ -40,7 +45,8 @@ class LineEditor:
             self._session = _session(self._commands)
         while True:
             try:
-                return await self._session.prompt_async(prompt, handle_sigint=False)
+                said = await self._session.prompt_async(prompt, handle_sigint=False)
+                return said.encode("utf-8", "replace").decode()  # bytes that were no text
             except EOFError:
                 return None
             except KeyboardInterrupt:
@@ -55,19 +61,46 @@ class LineEditor:
         if not self.edits:
             return await _read_plain(prompt)
         session: PromptSession[str] = PromptSession(output=_output(), enable_open_in_editor=True)
-        try:
-            with patch_stdout(raw=True):
-                return await session.prompt_async(prompt, default=draft, handle_sigint=False)
-        except (EOFError, KeyboardInterrupt):
-            return None
+        return await _prompted(session, prompt, draft)
+
+    async def choose(self, prompt: str) -> tuple[str | None, bool]:
+        """Return the answer to a question, None for none, and whether it was typed by itself.
+
+        What comes in a burst with more, as what is pasted does, is no answer to a question; a paste
+        that the terminal marks as such is not even taken. Drop what was typed before first.
+        """
+        if not self.edits:
+            answer = await _ask_plain(prompt)
+            return answer, not await drop_typeahead()
+        session: PromptSession[str] = PromptSession(output=_output(), key_bindings=_no_paste())
+        clear_typeahead(session.app.input)
+        answer = await _prompted(session, prompt)
+        return answer, not get_typeahead(session.app.input) and not await drop_typeahead()
+
+
+def screen() -> TextIO:
+    """Return the stream that a person sees, as far as can be known."""
+    return sys.stderr if sys.stderr.isatty() and not sys.stdout.isatty() else sys.stdout
+
+
+async def _prompted(session: PromptSession[str], prompt: str, draft: str = "") -> str | None:
+    try:
+        with patch_stdout(raw=True):
+            return await session.prompt_async(prompt, default=draft, handle_sigint=False)
+    except (EOFError, KeyboardInterrupt):
+        return None
+
+
+async def _ask_plain(prompt: str) -> str | None:
+    screen().write(prompt)
+    screen().flush()
+    return await read_line()
 
 
 async def _read_plain(prompt: str) -> str | None:
     lines: list[str] = []
     while True:
-        sys.stdout.write("... " if lines else prompt)
-        sys.stdout.flush()
-        line = await read_line()
+        line = await _ask_plain("... " if lines else prompt)
         if line is None:
             return "\n".join(lines) if lines else None
         lines.append(line.removesuffix("\\"))
@@ -102,10 +135,34 @@ def _history() -> FileHistory | InMemoryHistory:
 
     try:
         path: Path = user_state_path("anabranch", ensure_exists=True) / "history"
-        path.touch(mode=0o600)
+        with path.open("ab"):
+            path.chmod(0o600)
     except OSError:  # a home that cannot be written: arrow keys still know this session
         return InMemoryHistory()
-    return FileHistory(path)
+    return _History(path)
+
+
+class _History(FileHistory):
+    """A history that may be lost, on a full disk, but ends no chat."""
+
+    def load_history_strings(self) -> Iterable[str]:
+        with suppress(OSError):
+            return super().load_history_strings()
+        return ()
+
+    def store_string(self, string: str) -> None:
+        with suppress(OSError):
+            super().store_string(string)
+
+
+def _no_paste() -> KeyBindings:
+    keys = KeyBindings()
+
+    @keys.add(Keys.BracketedPaste)
+    def _(event: KeyPressEvent) -> None:
+        event.app.output.bell()
+
+    return keys
 
 
 def _keys() -> KeyBindings:

@@ -17,11 +17,15 @@ from ..dispatch import Conversation, Message
 from ..jobs import ChatJob
 from ..tools import AnyTool
 from ._commands import COMMANDS, Leave, about, obey
+from ._rescue import rescue
 from ._terminal import Terminal
 
 __all__ = ["INTERRUPTED", "TerminalChat", "chat_session"]
 
 INTERRUPTED = 130
+# The exit status of a program that a signal has ended is this and its number.
+KILLED = 128
+SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 
 T = TypeVar("T")
 
@@ -35,6 +39,8 @@ class Desk:
     # What Ctrl-C stops: the answer that is being given, or a command that takes its time.
     busy: Node[Any] | None = None
     interrupted: bool = False
+    # The signal that ends the session from outside, 0 if none has come.
+    killed: int = 0
 
 
 class TerminalChat(ChatJob):
@@ -90,9 +96,18 @@ async def chat_session(
         desk = Desk(backends)
         first = TerminalChat(backend, conversation, tools, terminal, desk=desk)
         commander = Commander(policy="fail_fast", slow_after=0.1 if debug else None)
-        with _interrupts(commander, desk, terminal):
-            async with commander:
-                commander.put_job(first)
+        try:
+            with _interrupts(commander, desk, terminal):
+                async with commander:
+                    commander.put_job(first)
+        except BrokenPipeError:
+            raise  # nobody reads on, and that is how a chat in a pipe ends
+        except BaseException:
+            rescue(conversation)
+            raise
+        if desk.killed:
+            rescue(conversation)
+            return KILLED + desk.killed
     if desk.interrupted:
         return INTERRUPTED
     return 1 if terminal.failures and not terminal.interactive else 0
@@ -102,7 +117,8 @@ async def chat_session(
 def _interrupts(commander: Commander, desk: Desk, terminal: Terminal) -> Generator[None]:
     """Let SIGINT stop what the terminal is busy with, or end a session that waits for input.
 
-    From a pipe there is nobody to go on with: there it always ends the session.
+    From a pipe there is nobody to go on with: there it always ends the session. So do the signals
+    that come when a terminal is closed or a machine goes down.
     """
     loop = asyncio.get_running_loop()
 
@@ -114,11 +130,19 @@ def _interrupts(commander: Commander, desk: Desk, terminal: Terminal) -> Generat
             desk.interrupted = not terminal.interactive
             commander.exit()
 
-    def received(number: int, frame: FrameType | None) -> None:
-        loop.call_soon_threadsafe(interrupt)
+    def end(number: int) -> None:
+        desk.killed = number
+        commander.exit()
 
-    before = signal.signal(signal.SIGINT, received)
+    def received(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            loop.call_soon_threadsafe(interrupt)
+        else:
+            loop.call_soon_threadsafe(end, number)
+
+    before = {number: signal.signal(number, received) for number in SIGNALS}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

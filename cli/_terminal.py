@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import os
 import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from io import TextIOWrapper
 from typing import Any, cast
 
@@ -14,32 +20,42 @@ from rich.text import Text
 from ..commander import NodeCancelled
 from ..dispatch import ToolCall
 from ..handlers import View
+from ..handlers._legible import exact, legible
 from ..jobs import read_line
-from ..tools import AnyTool, Decision, InvalidArguments, ToolResult
-from ._editor import LineEditor
+from ..tools import AnyTool, Decision, ToolResult
+from ._editor import LineEditor, screen
+from ._question import Question, draft
+from ._typeahead import drop_typeahead
 
-__all__ = ["Terminal", "complain"]
+__all__ = ["LegibleLog", "Terminal", "complain", "show_traceback"]
 
-LONGEST = 400
-
-# What a model or a tool says may not steer the terminal: of the control characters only these pass.
-_CONTROLS = {
-    code: "" if code == ord("\r") else "\N{REPLACEMENT CHARACTER}"
-    for code in (*range(0x20), *range(0x7F, 0xA0))
-    if chr(code) not in "\n\t"
-}
+# The most characters that are shown of a call or a result, and of an error.
+LONGEST, MOST = 400, 2000
 
 
 def complain(error: BaseException | str) -> None:
     """Show an error in one line on the standard error."""
-    text = " ".join(_harmless(str(error)).split()) or type(error).__name__
+    text = _in_line(str(error), MOST) or type(error).__name__
     Console(stderr=True, soft_wrap=True, highlight=False).print(
         Text.assemble(("anabranch: ", "red"), text)
     )
 
 
+def show_traceback(error: BaseException) -> None:
+    """Show where an error comes from on the standard error."""
+    sys.stderr.write(legible("".join(traceback.format_exception(error))))
+
+
+class LegibleLog(logging.StreamHandler[Any]):
+    """Writes what is logged to the standard error, so that it cannot steer the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as text to read."""
+        return legible(super().format(record))
+
+
 class Terminal(View):
-    """Shows an exchange: the model's words on the standard output as they are, the rest beside.
+    """Shows an exchange: the model's words on the standard output, the rest beside them.
 
     On a terminal, calls of tools and notes stand among the words in a dim colour; from a pipe they
     go to the standard error, so that the output holds answers alone. `failures` counts the turns
@@ -55,11 +71,13 @@ class Terminal(View):
         # Whether Ctrl-C has stopped an answer, and the user has said nothing since.
         self.stopped = False
         self._debug = debug
-        self._notes = Console(
-            stderr=not self.interactive, soft_wrap=True, highlight=False, markup=False
-        )
+        stream = screen() if self.interactive else sys.stderr
+        self._encoding = stream.encoding
+        self._notes = Console(file=stream, soft_wrap=True, highlight=False, markup=False)
         self._editor = LineEditor(commands)
         self._asking = asyncio.Lock()
+        # What waits to be shown while a question stands there, None while there is none.
+        self._held: list[Callable[[], None]] | None = None
         # Whether the last thing shown has ended its line.
         self._at_start = True
 
@@ -90,7 +108,10 @@ class Terminal(View):
 
     def write(self, text: str) -> None:
         """Show a piece of the model's words."""
-        sys.stdout.write(_harmless(text) if sys.stdout.isatty() else text)
+        if self._held is not None:
+            self._held.append(partial(self.write, text))
+            return
+        sys.stdout.write(legible(text))
         sys.stdout.flush()
         self._at_start = text.endswith("\n")
 
@@ -101,8 +122,17 @@ class Terminal(View):
 
     def note(self, text: str, style: str = "dim") -> None:
         """Show something that neither the user nor the model has said."""
-        self.end_line()
-        self._notes.print(Text(_harmless(text), style=style))
+        if self._held is None:
+            self._note(text, style)
+        else:
+            self._held.append(partial(self.note, text, style))
+
+    def _note(self, text: str, style: str = "dim") -> None:
+        if not self._at_start:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+            self._at_start = True
+        self._notes.print(Text(legible(text), style=style))
 
     def called(self, call: ToolCall) -> None:
         """Show a call."""
@@ -110,12 +140,12 @@ class Terminal(View):
             f"{name}={json.dumps(value, ensure_ascii=False)}"
             for name, value in call.arguments.items()
         )
-        self.note(_cut(f"[tool] {call.name}({arguments})"), "cyan")
+        self.note(_in_line(f"[tool] {call.name}({arguments})", LONGEST), "cyan")
 
     def answered(self, result: ToolResult) -> None:
         """Show what a call gave."""
         style = "dim" if result.status == "ok" else "yellow"
-        self.note(_cut(f"   ->  {result.content or ''}"), style)
+        self.note(f"   ->  {_in_line(result.content or '', LONGEST)}", style)
 
     def failed(self, error: Exception) -> None:
         """Show why a turn broke off; nothing that was said is lost."""
@@ -127,7 +157,7 @@ class Terminal(View):
             return
         self.failures += 1
         if self._debug:
-            Console(stderr=True).print_exception()
+            show_traceback(error)
         complain(error)
         if self.interactive:
             self.note("nothing is lost: /retry tries this turn again, /undo forgets it")
@@ -135,35 +165,65 @@ class Terminal(View):
     async def ask(self, call: ToolCall, tool: AnyTool) -> bool | Decision:
         """Ask on the terminal; from a pipe there is nobody to say yes.
 
-        The person may edit the arguments first; those that the tool would not take are not run.
+        The person may edit the arguments first; those that the tool would not take are not run. An
+        answer is typed while the question stands there: what was typed before, and what comes in a
+        burst with more, is none. Meanwhile nothing else is shown.
         """
         if self.approvals is not None or not self.interactive:
             return await super().ask(call, tool)
         async with self._asking:  # one question at a time, however many calls wait
-            arguments = call.arguments
-            while True:
-                for name, value in arguments.items():
-                    self.note(f"{name}: {value}", "cyan")  # whole: it is what the answer is about
-                answer = await self._editor.answer(f"run {call.name}? [y/N/e(dit)] ")
-                letter = (answer or "n").strip().lower()
-                if letter not in ("e", "edit"):
-                    edited = None if arguments == call.arguments else arguments
-                    return Decision(letter in ("y", "yes"), edited)
-                arguments = await self._edit(arguments, tool)
+            self._held = []
+            try:
+                return await self._decision(call, tool)
+            finally:
+                held, self._held = self._held, None
+                for show in held:
+                    show()
+
+    async def _decision(self, call: ToolCall, tool: AnyTool) -> Decision:
+        arguments, whole = call.arguments, False
+        while True:
+            question = Question(tool, arguments, self._encoding)
+            columns, lines = _size()
+            rows = question.rows(columns, None if whole else lines)
+            self._note("\n".join(rows), "cyan")
+            if await drop_typeahead():
+                self._note("(what was typed before this question is dropped)")
+            name = _in_line(exact(tool.name, self._encoding), 60)
+            answer, alone = await self._editor.choose(f"run {name}? [y/N/e(dit)] ")
+            letter = (answer or "n").strip().lower()
+            if answer is not None and not alone:
+                self._note("(that came together with more; an answer is typed by itself)")
+            elif letter in ("s", "show", "show all"):
+                whole = True
+            elif letter in ("e", "edit"):
+                arguments, whole = await self._edit(arguments, tool), False
+            else:
+                edited = None if draft(arguments) == draft(call.arguments) else arguments
+                return Decision(letter in ("y", "yes"), edited)
 
     async def _edit(self, arguments: dict[str, Any], tool: AnyTool) -> dict[str, Any]:
         """Let the person write other arguments, until `tool` takes them or they give up."""
-        draft: str | None = json.dumps(arguments, ensure_ascii=False)
-        self.note("the arguments, as JSON; an empty line gives up")
-        self.note("Ctrl-X Ctrl-E opens $EDITOR" if self._editor.edits else draft)
-        while draft := await self._editor.answer("arguments: ", draft):
+        text: str | None = draft(arguments, self._encoding)
+        self._note("the arguments, as JSON; an empty line gives up")
+        self._note("Ctrl-X Ctrl-E opens $EDITOR" if self._editor.edits else text)
+        while text := await self._editor.answer("arguments: ", text):
             try:
-                tool.check(edited := _json_object(draft))
-            except (ValueError, InvalidArguments) as error:
+                tool.check(edited := _json_object(text))
+            except Exception as error:  # noqa: BLE001 - whatever is wrong, it can be mended
                 complain(error)
             else:
                 return edited
         return arguments
+
+
+def _size() -> tuple[int, int]:
+    """Return the columns and lines of the terminal at which the person sits."""
+    with suppress(OSError):
+        columns, lines = os.get_terminal_size(sys.stdin.fileno())
+        if columns and lines:
+            return columns, lines
+    return 80, 24
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -173,10 +233,7 @@ def _json_object(text: str) -> dict[str, Any]:
     return cast("dict[str, Any]", found)
 
 
-def _harmless(text: str) -> str:
-    return text if text.isascii() and text.isprintable() else text.translate(_CONTROLS)
-
-
-def _cut(text: str) -> str:
-    text = " ".join(text.split("\n"))
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ... ({len(text)} characters)"
+def _in_line(text: str, most: int) -> str:
+    """Return text as a piece of one line; a longer one says how long it is."""
+    text = " ".join(legible(text).split())
+    return text if len(text) <= most else f"{text[:most]} ... ({len(text)} characters)"

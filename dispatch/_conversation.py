@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
@@ -45,7 +46,9 @@ class Conversation:
         """Write the conversation as JSON in the wire's own shape.
 
         The file is replaced in one step: whoever reads it, even after a crash or a full disk,
-        finds the old conversation or the new one, never a part.
+        finds the old conversation or the new one, never a part. Raises `OSError` if that cannot be
+        done, also where something stands that is no file: a folder, a pipe, a device; and
+        `ConfigurationError` if no file can have this name.
         """
         record = {
             "thread_id": self.thread_id,
@@ -90,8 +93,13 @@ class Conversation:
 
 
 def _replace(path: Path, text: str) -> None:
-    path = path.resolve()  # a link keeps pointing at the file it names
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "this is no file that could be replaced", str(path))
+        path = path.resolve()  # a link keeps pointing at the file it names
+    except (ValueError, RuntimeError) as error:  # a NUL in it; a link to itself
+        raise ConfigurationError(f"{str(path)!r} cannot name a file: {error}") from None
+    descriptor, name = tempfile.mkstemp(prefix=".conversation.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)

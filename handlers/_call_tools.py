@@ -11,6 +11,7 @@ from ..dispatch import Message, ToolCall, ToolCallError
 from ..tools import AnyTool, ToolResult
 from ..tools._call import call_result, start_call
 from ..tools._result import result, unknown_tool
+from ..tools._toolkit import by_name
 from ._view import View
 
 __all__ = ["CallTools", "call_tools"]
@@ -27,7 +28,8 @@ def call_tools(
     reply is whole. If `calls` raises, the calls that run are cancelled and no other starts. The
     results come in the order of the calls. What goes wrong with one call (wrong arguments, an
     unknown tool, an exception, its timeout, its own cancellation) is told in its result and
-    concerns no other; an exception's traceback is logged at level INFO.
+    concerns no other; an exception's traceback is logged at level INFO. Raises
+    `ConfigurationError` if two tools have the same name.
     """
     return CallTools(calls, tools, view or View())
 
@@ -37,7 +39,7 @@ class CallTools(Node[list[ToolResult]], internal=True):
 
     def __init__(self, calls: AsyncIterable[Call], tools: Iterable[AnyTool], view: View) -> None:
         self._calls = calls
-        self._tools = {tool.name: tool for tool in tools}
+        self._tools = by_name(tools)
         self._view = view
         self._seen: list[Call] = []
         self._results: dict[int, ToolResult] = {}  # by place in `_seen`: ids may be the same

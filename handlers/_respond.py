@@ -9,6 +9,7 @@ from ..backends import Backend
 from ..commander import BadResponse, Node
 from ..dispatch import Conversation, Message, fork
 from ..tools import AnyTool, narrated
+from ..tools._toolkit import flatten
 from ._call_tools import CallTools, call_tools
 from ._handler import handler
 from ._show import show
@@ -40,9 +41,11 @@ async def respond(
     Each reply enters the conversation together with the results of its calls, whole. If the reply
     fails or is cancelled, what it told the user by then enters as a message without calls; if its
     tools are cut short, the calls that had not ended are answered as interrupted. So what stands
-    in the conversation can always be sent to a provider.
+    in the conversation can always be sent to a provider. Two tools of one name are a
+    `ConfigurationError`, before the model is asked.
     """
     view = view or View()
+    tools = flatten(tools)
     last = bool(tools) and (rounds < 1 or repairs < 0)
     offered = narrated(tools) if narrate else tools
     request = conversation.request(

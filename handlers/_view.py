@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable
+from typing import TextIO
 
 from ..dispatch import ToolCall
 from ..tools import AnyTool, Approvals, Decision, ToolResult
+from ._legible import legible
 
 __all__ = ["View"]
 
@@ -14,7 +16,8 @@ __all__ = ["View"]
 class View:
     """Shows an exchange on the standard output; subclass it to show it elsewhere.
 
-    Text comes through `write`, which may be plain or async; a slow one slows the model down.
+    Text comes through `write`, which may be plain or async; a slow one slows the model down. What
+    it shows cannot steer a terminal: control characters become U+FFFD, also in a pipe or a file.
     """
 
     approvals: Approvals | None = None
@@ -25,16 +28,14 @@ class View:
     def write(self, text: str) -> Awaitable[object] | object:
         """Show a piece of text of the model's, as it arrives."""
         self._said = True
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        _print(legible(text), sys.stdout)
         return None
 
     def ended(self) -> None:
         """Show that the text of one reply has ended, or broke off; there may have been none."""
         if self._said:
             self._said = False
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+            _print("\n", sys.stdout)
 
     def called(self, call: ToolCall) -> None:
         """Show that a tool is about to run."""
@@ -44,7 +45,7 @@ class View:
 
     def failed(self, error: Exception) -> None:
         """Show that an exchange failed or was cancelled; the chat goes on."""
-        print(error, file=sys.stderr)  # noqa: T201 - it is what a plain view is for
+        _print(f"{legible(str(error))}\n", sys.stderr)
 
     async def approve(self, call: ToolCall) -> bool | Decision:
         """Ask whether a tool made with `approve=True` may run; here nobody is there to say yes."""
@@ -55,3 +56,10 @@ class View:
         if self.approvals is not None:
             return await self.approvals.ask(call, tool)
         return await self.approve(call)
+
+
+def _print(text: str, stream: TextIO) -> None:
+    """Write at once; what the stream cannot encode becomes a question mark and stops nothing."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"  # a stream of the user's may have none
+    stream.write(text.encode(encoding, "replace").decode(encoding))
+    stream.flush()

@@ -29,7 +29,6 @@ def listed() -> list[dict[str, Any]]:
         {"name": "endless", "inputSchema": plain},
         {"name": "long", "inputSchema": plain},
         {"name": "echo", "inputSchema": plain},
-        {"name": "echo", "description": "another", "inputSchema": plain},
         {"name": "x" * 100_000, "description": "y" * 100_000, "inputSchema": plain},
     ]
 

@@ -14,6 +14,7 @@ from _left import left, processes, threads
 from _until import until
 from aiohttp import web
 
+from anabranch.agents import Agent
 from anabranch.commander import (
     Commander,
     ConfigurationError,
@@ -23,7 +24,7 @@ from anabranch.commander import (
 )
 from anabranch.dispatch import AgentMessage
 from anabranch.handlers import handler
-from anabranch.tools import InvalidArguments, McpServer, ToolExecutor, open_tools
+from anabranch.tools import InvalidArguments, McpServer, ToolExecutor, _mcp, open_tools
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 
@@ -252,7 +253,7 @@ async def test_tools_are_opened_by_name(tmp_path: Path, monkeypatch: pytest.Monk
     ("spec", "said"),
     [
         ("no_such_module", "does not import"),
-        ("python,python", "two tools called python"),
+        ("python,python", "two tools called .python., from .*PythonKernel"),
         ("mcp:", "this one is empty"),
         ("web,mcp:/nowhere/x", "No such file"),
         ("mcp:'x", "No closing quotation"),
@@ -273,3 +274,30 @@ async def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPa
     with pytest.raises(MissingExtra, match=r"anabranch\[mcp\]"):
         async with McpServer("x"):
             pass
+
+
+async def test_an_agents_hooks_leave_a_servers_schema_as_it_is():
+    """The model is shown it, and arguments are checked by it."""
+    async with McpServer(STDIO) as server:
+        agent = Agent(tools=[server])
+        agent.before_action(lambda agent, message: None)
+        hooked = {tool.name: tool for tool in agent.hooked_tools()}["add"]
+
+        assert hooked.parameters == server.methods["add"].parameters
+        with pytest.raises(InvalidArguments):
+            hooked.check({"a": "many"})
+
+
+async def test_a_server_with_two_tools_of_one_name_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """The second would answer for the first; nothing stays open."""
+    before = processes()
+    listed = _mcp._all_tools
+
+    async def twice(client: Any) -> Any:
+        return 2 * await listed(client)
+
+    monkeypatch.setattr(_mcp, "_all_tools", twice)
+    with pytest.raises(ConfigurationError, match="has two tools called 'add'"):
+        async with McpServer(STDIO):
+            pass
+    await until(lambda: processes() == before)

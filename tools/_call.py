@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
@@ -9,7 +10,7 @@ from ..commander import Node
 from ..dispatch import ToolCall
 from ._approval import Decision
 from ._result import ToolResult, fault_result, result
-from ._tool import AnyTool
+from ._tool import AnyTool, stopped
 
 __all__ = ["Ask", "call_result", "start_call"]
 
@@ -44,8 +45,13 @@ class CallTool(Node[ToolResult], internal=True):
         self._tool = tool
 
     async def task(self) -> ToolResult:
-        """Run it."""
-        return result(self._call, await self._tool.run(self._call.arguments))
+        """Run it; what would end the program, but for the user's own Ctrl-C, ends this call."""
+        try:
+            return result(self._call, await self._tool.run(self._call.arguments))
+        except (Exception, asyncio.CancelledError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise stopped(error) from error
 
 
 class AskFirst(Node[ToolResult], internal=True):
@@ -59,13 +65,17 @@ class AskFirst(Node[ToolResult], internal=True):
         self._ask = ask
 
     async def task(self) -> ToolResult:
-        """Ask, then run what was allowed; arguments that are wrong are not asked about."""
+        """Ask, then run what was allowed; arguments that are wrong are not asked about.
+
+        What was asked about is what runs: nobody else has hold of it, whoever has the message.
+        """
         self._tool.check(self._call.arguments)
-        decision = Decision.of(await self._ask(self._call, self._tool))
+        call = self._call.model_copy(deep=True)
+        decision = Decision.of(await self._ask(call.model_copy(deep=True), self._tool))
         if not decision.approved:
             why = f": {decision.reason}" if decision.reason else ""
             return result(self._call, f"Error: the user did not allow this call{why}", "failed")
-        call = decision.applied_to(self._call)
+        call = decision.applied_to(call)
         answer = await self.call_handler(
             CallTool(call, self._tool), timeout=self._tool.timeout, claim=True
         )

@@ -15,7 +15,7 @@ from ._hooks import Hook, HookHandle, Hooks
 from ._result import ToolResult, fault_result, result, unknown_tool
 from ._schema import InvalidArguments
 from ._tool import AnyTool
-from ._toolkit import Toolkit
+from ._toolkit import Toolkit, by_name
 
 __all__ = ["ToolExecutor"]
 
@@ -28,7 +28,8 @@ class ToolExecutor:
     The calls stand in the message's `formatted`, or in its `content` if that is None: a `ToolCall`,
     a `Message` with calls, a mapping with `name` and `parameters` (or `arguments`), one under
     `action`, JSON text of such, or a list of any of these. A tool is named by its own name, or by
-    toolkit and method, `WebBrowser.search`. The calls of one message run at once, each a node.
+    toolkit and method, `WebBrowser.search`, if that means one tool alone. The calls of one message
+    run at once, each a node.
 
     The answer's `formatted` is a list of `ToolResult`, its `content` their text, its
     `extra["status"]` the worst status among them; it goes to the message's sender. A malformed
@@ -49,26 +50,23 @@ class ToolExecutor:
         self.name = name
         self.approvals = approvals
         self.tools: dict[str, AnyTool] = {}
-        self._aliases: dict[str, AnyTool] = {}
+        self._aliases: dict[str, AnyTool | None] = {}
         self._before = Hooks()
         self._after = Hooks()
         for item in tools:
             self.add(item)
 
     def add(self, item: AnyTool | Toolkit) -> None:
-        """Add a tool, or all of a toolkit; raise `ValueError` if a name is taken."""
+        """Add a tool, or all of a toolkit; raise `ConfigurationError`, and add none, if a name is
+        taken.
+        """
+        methods = item.methods if isinstance(item, Toolkit) else {item.name: item}
+        self.tools = by_name(methods.values(), self.tools)
         if isinstance(item, Toolkit):
-            for method, tool in item.methods.items():
-                self._add(tool)
-                self._aliases[f"{item.name}.{method}"] = tool
-                self._aliases[f"{item.name}.{tool.name}"] = tool
-        else:
-            self._add(item)
-
-    def _add(self, tool: AnyTool) -> None:
-        if tool.name in self.tools:
-            raise ValueError(f"there are two tools called {tool.name!r}: give one another name=")
-        self.tools[tool.name] = tool
+            for method, tool in methods.items():
+                for name in {f"{item.name}.{method}", f"{item.name}.{tool.name}"}:
+                    # What two toolkits of one class both call so is a name for neither.
+                    self._aliases[name] = None if name in self._aliases else tool
 
     def before_action(self, hook: Hook) -> HookHandle:
         """Call `hook(executor, message)`, plain or async, before a message's calls run.

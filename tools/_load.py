@@ -15,7 +15,7 @@ from ..commander._errors import ConfigurationError
 from ._mcp import McpServer
 from ._python import PythonKernel
 from ._tool import AnyTool, Tool
-from ._toolkit import Toolkit
+from ._toolkit import Toolkit, flatten
 from ._web import WebBrowser
 
 __all__ = ["load_tools", "open_tools"]
@@ -38,8 +38,7 @@ async def open_tools(*specs: str) -> AsyncGenerator[list[AnyTool]]:
         for spec in specs:
             for name in _split(spec):
                 tools += await _open(name, stack)
-        _refuse_doubles(tools)
-        yield tools
+        yield flatten(tools)
 
 
 async def _open(name: str, stack: AsyncExitStack) -> list[AnyTool]:
@@ -70,12 +69,6 @@ def _split(spec: str) -> list[str]:
         else:
             names.append(piece)
     return names
-
-
-def _refuse_doubles(tools: list[AnyTool]) -> None:
-    names = [tool.name for tool in tools]
-    if doubles := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigurationError(f"there are two tools called {', '.join(doubles)}")
 
 
 def load_tools(spec: str) -> list[AnyTool]:

@@ -113,6 +113,13 @@ class McpServer(Toolkit):
             raise
         return self
 
+    @property
+    def _described(self) -> str:
+        """Which server this is: its host or program, and what it calls itself."""
+        client = self._connection and self._connection.client
+        info = client and client.server_info
+        return repr(self) + (f", which calls itself {info.name!r}" if info else "")
+
     async def _take(self, listed: list[mcp.Tool]) -> None:
         """Make a tool of each that can be one, under a name that every model's wire allows."""
         if len(listed) > TOOLS:
@@ -124,9 +131,9 @@ class McpServer(Toolkit):
             while name in taken:
                 number += 1
                 name = f"{plain}_{number}"
+            if remote.name in self._methods:
+                raise ConfigurationError(f"{self!r} has two tools called {remote.name[:LONGEST]!r}")
             try:
-                if remote.name in self._methods:
-                    raise ValueError("there is one of that name already")
                 self._methods[remote.name] = _McpTool(self, remote, name)
                 taken.add(name)
             except ValueError as error:
@@ -287,6 +294,7 @@ class _McpTool(Tool[..., Any]):
             read_only=bool(hints and hints.read_only_hint),
             approve=server.approve,
         )
+        self.source = server._described
         self._schema = RemoteSchema(remote.input_schema)
 
     @property

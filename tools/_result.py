@@ -72,14 +72,24 @@ def fault_result(
     """Say in words for the model why a call gave no result; `timeout` is the tool's own."""
     match error:
         case InvalidArguments():
-            return result(call, f"Error: {error}", "invalid")
+            return result(call, f"Error: {_text(error)}", "invalid")
         case ToolError():
-            said = str(error)
+            said = _text(error)
         case NodeCancelled():
             said = f"the call was cancelled{error.reason and ': '}{error.reason}"
         case TimeoutError() if timeout is not None:
             said = f"{call.name} did not finish within {timeout:g} seconds"
         case _:
             logger.info("tool %s raised", call.name, exc_info=error)
-            said = f"{type(error).__name__}: {error}"
+            said = f"{type(error).__name__}: {_text(error)}"
     return result(call, f"Error: {said}", "failed")
+
+
+def _text(error: BaseException | None) -> str:
+    """Return what an exception says; one that cannot say it is a result all the same."""
+    try:
+        return str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as second:  # noqa: BLE001 - whatever a `__str__` does
+        return f"<its text cannot be read: {type(second).__name__}>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -10,11 +11,11 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 import anyio.to_thread
 from pydantic_core import to_json
 
-from ..commander import current_node
+from ..commander import ToolError, current_node
 from ._docstring import parse_docstring
 from ._schema import Arguments
 
-__all__ = ["AnyTool", "Tool", "result_text", "tool"]
+__all__ = ["AnyTool", "Tool", "result_text", "stopped", "tool"]
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -28,6 +29,7 @@ class Tool(Generic[P, R]):
     `name`, `description` and `parameters` (a JSON schema) are shown to the model. `read_only`
     says that a call changes nothing, so it may start while the reply still streams. `timeout` is
     in seconds, None for no limit. A call of a tool with `approve` waits for a person's yes.
+    `source` says where the tool comes from: which function it is, or which server has it.
     Raises `TypeError` for a function that cannot be called by name or whose types have no schema.
     """
 
@@ -49,6 +51,7 @@ class Tool(Generic[P, R]):
         self.read_only = read_only
         self.timeout = timeout
         self.approve = approve
+        self.source = f"{function.__module__}.{function.__qualname__}"
         self._arguments = Arguments(function, described)
         functools.update_wrapper(self, function, updated=())
 
@@ -65,7 +68,8 @@ class Tool(Generic[P, R]):
 
         A plain function runs in a worker thread, inside a tree as a child of the current node.
         Cancelling does not wait for that thread; long work calls `check_cancelled()`. Raises
-        `InvalidArguments` if the arguments are wrong, else what the function raises.
+        `InvalidArguments` if the arguments are wrong, else what the function raises; a thread that
+        ends by `sys.exit()` or the like raises a `ToolError`.
         """
         call = functools.partial(self.function, **self.check(arguments))
         if inspect.iscoroutinefunction(self.function):
@@ -125,7 +129,21 @@ def result_text(value: object) -> str:
     return value if isinstance(value, str) else to_json(value, fallback=str).decode()
 
 
-async def _in_thread(call: Callable[[], Any]) -> Any:
+def stopped(error: BaseException) -> ToolError:
+    """Return the failure of a call that tried to end more than itself: the loop, or the program."""
+    return ToolError(f"the tool tried to end the program ({type(error).__name__}: {error})")
+
+
+async def _in_thread(function: Callable[[], Any]) -> Any:
+    def call() -> Any:
+        try:
+            return function()
+        except (Exception, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            # Also KeyboardInterrupt: the user's own never comes to a worker thread.
+            raise stopped(error) from error
+
     try:
         node = current_node()
     except LookupError:

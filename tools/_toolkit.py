@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Self
 
+from ..commander._errors import ConfigurationError
 from ._tool import AnyTool, Tool
 
-__all__ = ["Toolkit", "flatten"]
+__all__ = ["Toolkit", "by_name", "flatten"]
+
+
+class SameName(ConfigurationError, ValueError):
+    """Two tools have one name. It says where both come from."""
 
 
 class Toolkit:
@@ -28,7 +33,7 @@ class Toolkit:
     @property
     def tools(self) -> list[AnyTool]:
         """The tools, bound to this object, in the order in which they are written."""
-        return list(self.methods.values())
+        return flatten(self.methods.values())
 
     @property
     def methods(self) -> dict[str, AnyTool]:
@@ -54,7 +59,27 @@ class Toolkit:
 
 
 def flatten(items: Iterable[AnyTool | Toolkit]) -> list[AnyTool]:
-    """Return all tools, those of the toolkits in their place."""
-    return [
+    """Return all tools, those of the toolkits in their place; refuse two of one name."""
+    tools = (
         tool for item in items for tool in (item.tools if isinstance(item, Toolkit) else [item])
-    ]
+    )
+    return list(by_name(tools).values())
+
+
+def by_name(
+    tools: Iterable[AnyTool], known: Mapping[str, AnyTool] | None = None
+) -> dict[str, AnyTool]:
+    """Return `known` and `tools` by name; raise `ConfigurationError` if two have the same.
+
+    Whatever takes several tools goes through here. A call is found by its tool's name alone: the
+    second of two would take the place of the first, which might have asked a person.
+    """
+    found = dict(known or {})
+    for tool in tools:
+        if (other := found.get(tool.name)) is not None:
+            raise SameName(
+                f"there are two tools called {tool.name!r}, from {other.source} and from"
+                f" {tool.source}: give one another name="
+            )
+        found[tool.name] = tool
+    return found

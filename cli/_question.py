@@ -1,0 +1,168 @@
+"""The question whether a call may run: what a person is shown of it, so that nobody is fooled."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..handlers._legible import exact, spelled, width
+from ..tools import AnyTool
+
+__all__ = ["Question", "draft"]
+
+INDENT = "  "
+# Before each line of a text that has several, and before what a line goes on with.
+LINE, REST = "| ", ": "
+# What a capped question leaves of the screen, and what it takes at the least of any, in cells.
+AROUND, LOWEST, NARROWEST = 4, 12, 24
+# As many rows of a description, or of a long name, stand there also if the arguments are long; as
+# many of each argument, or else of all together.
+MOST, FEWEST = 4, 3
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A call as a person reads it before it runs: the tool, where it comes from, what it gets.
+
+    Two calls that differ read differently. Each row begins with an indent of the program's own and
+    holds printable characters alone, none wider than the screen; no value can look like another
+    field, like the question or like the program's words: a text of several lines stands below its
+    name, `| ` before each.
+    """
+
+    tool: AnyTool
+    arguments: Mapping[str, Any]
+    encoding: str = "utf-8"
+
+    def rows(self, columns: int, lines: int | None = None) -> list[str]:
+        """Return the rows for a screen of this size.
+
+        Only with `lines` is anything left out: the middle of what is longest, and a row says so.
+        """
+        columns = max(columns, NARROWEST)
+        tool, arguments = self._tool(columns), self._arguments(columns)
+        if lines is None:
+            return _joined(tool + arguments)
+        room = max(lines - AROUND, LOWEST)
+        least = sum(min(len(rows), MOST) for rows in tool)
+        if FEWEST * len(arguments) > room - least:
+            arguments = [_joined(arguments)]
+        given = _all_capped(arguments, max(room - least, FEWEST), columns)
+        said = _all_capped(tool, max(room - sum(map(len, given)), least), columns)
+        return _joined(said + given)
+
+    def _tool(self, columns: int) -> list[list[str]]:
+        tool = self.tool
+        fields = {"tool": tool.name, "from": tool.source, "says": tool.description}
+        found = [
+            _in_rows(name, _exact_lines(text, self.encoding), INDENT, columns)
+            for name, text in fields.items()
+            if text
+        ]
+        return [*found, [f"{INDENT}with:" if self.arguments else f"{INDENT}with no arguments"]]
+
+    def _arguments(self, columns: int) -> list[list[str]]:
+        return [
+            _in_rows(*_named(name, value, columns, self.encoding), INDENT * 2, columns)
+            for name, value in self.arguments.items()
+        ]
+
+
+def draft(arguments: Mapping[str, Any], encoding: str = "utf-8") -> str:
+    """Return arguments as JSON to be edited, with escapes for what a terminal would not show."""
+
+    def spell(character: str) -> str:
+        return character if character == "\\" else json.dumps(character)[1:-1]
+
+    # DEL is the one that JSON leaves as it is even in ASCII.
+    text = json.dumps(arguments, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return spelled(text, spell, encoding)
+
+
+def _in_rows(name: str, lines: list[str], indent: str, columns: int) -> list[str]:
+    """Lay out a field: in one row if it fits, else below its name, none wider than `columns`."""
+    if len(lines) == 1 and width(row := f"{indent}{name}: {lines[0]}") < columns:
+        return [row]
+    below = indent + INDENT
+    head = _wrapped(f"{name}:", indent, below + REST, columns)
+    return head + [
+        row for line in lines for row in _wrapped(line, below + LINE, below + REST, columns)
+    ]
+
+
+def _exact_lines(text: str, encoding: str) -> list[str]:
+    """Return the lines of a text as they can be shown."""
+    return [exact(line, encoding) for line in text.split("\n")]
+
+
+def _named(name: str, value: Any, columns: int, encoding: str) -> tuple[str, list[str]]:
+    """Return the name and the lines of an argument; no two values have the same.
+
+    A string stands there as it is, or quoted where that could be taken for something else.
+    """
+    name = name if NAME.fullmatch(name) else exact(json.dumps(name, ensure_ascii=False), encoding)
+    if isinstance(value, str):
+        bare = "\n" in value or (value.strip() == value != "" and not _is_json(value))
+        return name, _exact_lines(value if bare else _json(value), encoding)
+    line = exact(_json(value), encoding)
+    if not isinstance(value, (dict, list)) or len(name) + width(line) < columns - len(INDENT) * 3:
+        return name, [line]
+    return f"{name} (JSON)", _exact_lines(_json(value, indent=2), encoding)
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent, default=repr)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    except RecursionError:
+        pass
+    return True
+
+
+def _wrapped(line: str, first: str, rest: str, columns: int) -> list[str]:
+    """Cut a line to the screen; marks, which take no cell, stay with their letters."""
+    rows, prefix = list[str](), first
+    start, used = 0, 0
+    room = columns - 1 - len(prefix)
+    for place, character in enumerate(line):
+        cells = width(character)
+        if used + cells > room:
+            rows.append(prefix + line[start:place])
+            start, used, prefix = place, 0, rest
+            room = columns - 1 - len(prefix)
+        used += cells
+    return [*rows, prefix + line[start:]]
+
+
+def _joined(fields: list[list[str]]) -> list[str]:
+    return [row for rows in fields for row in rows]
+
+
+def _all_capped(fields: list[list[str]], rows: int, columns: int) -> list[list[str]]:
+    """Divide `rows` among fields: what needs less than a fair share leaves the rest to others."""
+    capped = list(fields)
+    for done, place in enumerate(sorted(range(len(fields)), key=lambda n: len(fields[n]))):
+        capped[place] = _capped(fields[place], rows // (len(fields) - done), columns)
+        rows -= len(capped[place])
+    return capped
+
+
+def _capped(rows: list[str], limit: int, columns: int) -> list[str]:
+    """Leave out the middle of what is longer than `limit`, and say how much that is."""
+    if len(rows) <= limit:
+        return rows
+    head = limit // 2
+    tail = limit - 1 - head
+    hidden = rows[head : len(rows) - tail]
+    size = sum(len(row.lstrip()) for row in hidden)
+    note = f"{INDENT}... {len(hidden):,} lines, {size:,} characters not shown; s shows all ..."
+    return [*rows[:head], note[: columns - 1], *rows[len(rows) - tail :]]

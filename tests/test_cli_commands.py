@@ -1,0 +1,221 @@
+"""Nothing that a person types ends the chat, or loses what was said."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from contextlib import chdir
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from _chat import at_prompt, messages, terminal
+from _server import ScriptedServer, text
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabranch.cli._commands import COMMANDS
+from anabranch.cli._session import chat_session
+from anabranch.cli._terminal import Terminal
+from anabranch.commander import ConfigurationError
+from anabranch.dispatch import Conversation
+from anabranch.testing import ScriptedBackend
+from anabranch.tools import tool
+
+
+@tool
+def bare() -> str:
+    return ""
+
+
+@tool(description="\n\x1b[2J\u202e")
+def odd() -> str:
+    return ""
+
+
+async def hold(
+    lines: list[str], conversation: Conversation, *, tools: Any = (bare, odd), fault: Any = None
+) -> int:
+    """Hold a chat in which these lines are typed; after them the input ends, or raises `fault`."""
+    left = iter(lines)
+
+    async def read(self: Terminal) -> str | None:
+        line = next(left, None)
+        if line is None and fault is not None:
+            raise fault
+        return line
+
+    backend = ScriptedBackend(otherwise="ok", size=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Terminal, "read", read)
+        async with asyncio.timeout(60):
+            status = await chat_session(backend, conversation, tools, debug=False)
+    assert next(left, None) is None
+    return status
+
+
+# No name of a real device: a chat that is at fault, run as root, would replace it.
+# Names of files that there are in the folder of a chat, and of what no file can be made of.
+NAMES = ["fifo", "folder", "loop", "file", "nowhere/x", ".", "/", "~", ""]
+ODD = ["\x00", "a\x00b", "\ud800", "\udcff", "[", "a\nb", "x" * 5000, "x" * 100_000, "'", "-", "\t"]
+ADDRESSES = ["http://[x", "http://[::1", "http://x:y/", "https://", "http://\x00 m", "openai:", ":"]
+ARGUMENTS = st.one_of(
+    st.sampled_from([*NAMES, *ODD, *ADDRESSES, "http://127.0.0.1:9/v1 m", "http://[x m"]),
+    st.text(max_size=20).filter(lambda said: "/" not in said and "local" not in said),
+)
+LINES = st.one_of(
+    st.builds(
+        lambda name, space, argument: f"{name}{space}{argument}",
+        st.sampled_from([*COMMANDS, "/", "/sav", "//", "/ save"]).filter(lambda c: c != "/exit"),
+        st.sampled_from([" ", "\n", "\t", "  ", "\x00"]),
+        ARGUMENTS,
+    ),
+    st.sampled_from(["hi", "\x00", "\ud800", "  "]),
+)
+
+
+@given(st.lists(LINES, min_size=1, max_size=8))
+@settings(max_examples=60)
+def test_no_line_ends_the_chat_or_loses_its_beginning(lines: list[str]) -> None:
+    """Commands with any argument, right or wrong: the chat goes on to its last line."""
+    conversation = Conversation(system="Be brief.")
+    with TemporaryDirectory() as folder, chdir(folder):
+        os.mkfifo("fifo")
+        Path("folder").mkdir()
+        Path("loop").symlink_to("loop")
+        Path("file").write_text("mine")
+        asyncio.run(hold(lines, conversation))
+
+        assert stat.S_ISFIFO(os.stat("fifo").st_mode)
+        assert Path("folder").is_dir()
+        assert Path("loop").is_symlink()
+    assert conversation.messages[0].content == "Be brief."
+
+
+@pytest.mark.parametrize("line", ["/tools", "/model http://[x", "/save \x00", "/retry", "/undo"])
+async def test_a_command_that_fails_changes_nothing(line: str) -> None:
+    """Before the first turn too; the turn after it is answered."""
+    conversation = Conversation(system="Be brief.")
+    status = await hold([line, "hi"], conversation)
+
+    assert status == 0
+    assert [each.content for each in conversation] == ["Be brief.", "hi", "ok"]
+
+
+@pytest.fixture(params=["fifo", "device", "folder", "link"])
+def no_file(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Make one of each in a folder of the test's own: a fault would replace what it is given."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("fifo")
+    if request.param == "device":
+        try:
+            os.mknod(tmp_path / "device", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        except PermissionError:
+            pytest.skip("only root makes devices")
+    before = set(tmp_path.iterdir())
+    yield tmp_path / request.param
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_a_conversation_takes_the_place_of_a_file_alone(no_file: Path) -> None:
+    """Not of a pipe, a device or a folder, nor of one that a link names; nothing is left behind."""
+    before = os.stat(no_file)
+    with pytest.raises(OSError, match="no file that could be replaced"):
+        Conversation("x").save(no_file)
+
+    assert os.stat(no_file).st_ino == before.st_ino
+
+
+@pytest.mark.parametrize("name", ["a\x00b", "\ud800\x00"])
+def test_a_name_that_no_file_can_have_is_refused(name: str) -> None:
+    """By the error that all wrong settings have."""
+    with pytest.raises(ConfigurationError, match="cannot name a file"):
+        Conversation("x").save(name)
+
+
+def test_a_conversation_still_replaces_a_file_and_what_a_link_names(tmp_path: Path) -> None:
+    """The link remains one."""
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    Conversation("x").save(tmp_path / "link")
+
+    assert (tmp_path / "link").is_symlink()
+    assert [each.content for each in Conversation.load(tmp_path / "file")] == ["x"]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+# --- what nobody has foreseen
+
+
+def saved(folder: Path) -> list[Path]:
+    return list(folder.rglob("chat-*.json"))
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("a fault of ours"), OSError(5, "gone")])
+async def test_a_chat_that_breaks_saves_what_was_said(
+    fault: Exception,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And says where, and how to go on with it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    conversation = Conversation(system="Be brief.")
+    with pytest.raises(type(fault)):
+        await hold(["hi"], conversation, fault=fault)
+
+    [path] = saved(tmp_path)
+    assert f"--load {path}" in capsys.readouterr().err
+    assert [each.content for each in Conversation.load(path)] == ["Be brief.", "hi", "ok"]
+
+
+async def test_what_cannot_be_saved_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where no folder takes a file."""
+
+    def save(self: Conversation, path: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Conversation, "save", save)
+    with pytest.raises(RuntimeError):
+        await hold(["hi \x1b"], Conversation(), fault=RuntimeError("a fault of ours"))
+
+    err = capsys.readouterr().err
+    assert '["user", "hi \\u001b"]\n["assistant", "ok"]\n' in err
+
+
+async def test_an_empty_chat_that_breaks_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nothing to lose."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with pytest.raises(RuntimeError):
+        await hold([], Conversation(system="x"), fault=RuntimeError("a fault of ours"))
+
+    assert saved(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+async def test_a_terminal_that_is_closed_saves_what_was_said(number: int, tmp_path: Path) -> None:
+    """The status is that of a program which the signal has ended."""
+
+    def talk(url: str) -> None:
+        child = terminal("--model", url, "--name", "m", folder=tmp_path)
+        at_prompt(child)
+        child.sendline("hi")
+        child.expect_exact("Hello!")
+        at_prompt(child)
+        child.kill(number)
+        child.wait()
+        assert child.exitstatus == 128 + number
+
+    async with ScriptedServer(text("Hello!")) as server:
+        await asyncio.to_thread(talk, server.url)
+    [path] = saved(tmp_path)
+    assert [each["content"] for each in messages(path)] == ["hi", "Hello!"]

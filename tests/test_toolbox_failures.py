@@ -1,0 +1,138 @@
+"""Whatever a tool does, its call has a result, the model hears of it, and nothing else ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from anabranch.commander import Commander
+from anabranch.dispatch import AgentMessage, Conversation, Message, ToolCall
+from anabranch.handlers import View, respond
+from anabranch.testing import ScriptedBackend
+from anabranch.tools import Approvals, Decision, ToolExecutor, tool
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("it says nothing")
+
+
+class Leaving(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+class Opaque:
+    def __str__(self) -> str:
+        raise ValueError("it shows nothing")
+
+
+def circular() -> list[Any]:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+RAISED = [
+    *(SystemExit(3), GeneratorExit(), BaseException("odd"), StopIteration(1), StopAsyncIteration()),
+    *(asyncio.CancelledError(), TimeoutError(), RecursionError(), MemoryError(), Mute(), Leaving()),
+    *(ValueError("\ud800"), ExceptionGroup("two", [ValueError("one")])),
+    *(BaseExceptionGroup("two", [SystemExit(1), ValueError("one")]), KeyError(Opaque())),
+]
+RETURNED = [circular(), Opaque(), b"\xff", {(1, 2): 3}, object(), 10**5000]
+
+
+def raising(error: BaseException) -> list[Callable[[], Any]]:
+    def plain() -> str:
+        raise error
+
+    async def waiting() -> str:
+        raise error
+
+    return [plain, waiting]
+
+
+def returning(value: Any) -> list[Callable[[], Any]]:
+    async def waiting() -> Any:
+        return value
+
+    return [lambda: value, waiting]
+
+
+FUNCTIONS = [
+    *(pytest.param(each, id=type(e).__name__) for e in RAISED for each in raising(e)),
+    *(
+        pytest.param(each, id=f"returns {type(v).__name__}")
+        for v in RETURNED
+        for each in returning(v)
+    ),
+]
+
+
+@pytest.mark.parametrize("approve", [False, True])
+@pytest.mark.parametrize("function", FUNCTIONS)
+async def test_whatever_a_tool_does_is_told_to_the_model(
+    function: Callable[[], Any], approve: bool
+) -> None:
+    """In a worker thread or on the loop, asked about or not; the exchange goes on."""
+    odd = tool(name="odd", approve=approve)(function)
+    made = [ToolCall(id=name, name=name, arguments={}) for name in ("odd", "sound")]
+
+    @tool
+    async def sound() -> str:
+        return "sound"
+
+    class Quiet(View):
+        def write(self, text: str) -> None: ...
+
+        async def approve(self, call: ToolCall) -> bool:
+            return True
+
+    conversation = Conversation()
+    backend = ScriptedBackend(Message(role="assistant", tool_calls=made), "I see.")
+    async with asyncio.timeout(20), Commander() as commander:
+        message = await commander.run(respond(backend, conversation, [odd, sound], Quiet()))
+
+    assert message.content == "I see."
+    answers = [each.content for each in conversation if each.role == "tool"]
+    assert len(answers) == 2
+    assert answers[0]
+    assert answers[1] == "sound"
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit(), BaseException("odd")])
+async def test_a_tool_that_would_end_the_program_is_a_failed_call(error: BaseException) -> None:
+    """Also without a tree of its own around it."""
+    for function in raising(error):
+        answer = await ToolExecutor([tool(name="odd")(function)])(
+            AgentMessage(content={"name": "odd", "parameters": {}})
+        )
+        assert answer.extra == {"status": "failed"}
+        assert type(error).__name__ in answer.content
+
+
+@pytest.mark.parametrize("kind", ["ask", "message"])
+async def test_what_was_asked_about_is_what_runs(kind: str) -> None:
+    """Whoever changes the call meanwhile, in the question or in the message, changes nothing."""
+    ran: list[Any] = []
+
+    @tool(approve=True)
+    async def send(to: list[str]) -> str:
+        ran.append(to)
+        return "sent"
+
+    call = ToolCall(id="a", name="send", arguments={"to": ["Ann"]})
+
+    def meddle(question: Any) -> None:
+        changed = question.call if kind == "ask" else call
+        changed.arguments["to"].append("Eve")
+        question.approve()
+
+    executor = ToolExecutor([send], approvals=Approvals(on_ask=meddle))
+    await executor(AgentMessage(content="", formatted=call))
+
+    assert ran == [["Ann"]]
+    assert Decision.of(True).applied_to(call) is call
