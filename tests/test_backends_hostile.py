@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from _raw import CORPUS, RawServer, hostile, response
+from _server import Reply, ScriptedServer, Step
 
-from anabranch.backends import Backend, Fallback, Retries, connect
+from anabranch.backends import Backend, Fallback, Retries, _failure, connect
 from anabranch.backends._failure import LONGEST
 from anabranch.commander import (
     AuthenticationError,
@@ -145,6 +146,19 @@ async def test_a_hostile_reply_is_the_error_that_it_stands_for(
     got = await outcome_of(kind, CORPUS[name])
 
     assert type(got) is expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_refusal_that_hangs_is_told_by_its_status(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Soon, and not as a token that is late: that would be tried again."""
+    monkeypatch.setattr(_failure, "_REFUSAL", 0.01)
+    refusal = Reply([b'{"error": ', Step.HANG], 401, content_type="application/json")
+    async with asyncio.timeout(60), ScriptedServer(refusal) as server:
+        got = await _asked(open_backend(kind, server.url))
+
+    assert type(got) is AuthenticationError
 
 
 @pytest.mark.parametrize("kind", KINDS)
