@@ -46,7 +46,7 @@ async def test_what_is_taken_can_be_asked(address: str) -> None:
         backend = connect(address, model="m", retries=Retries(attempts=1))
     except ConfigurationError:
         return
-    async with asyncio.timeout(60), backend:
+    async with asyncio.timeout(200), backend:
         with pytest.raises(BackendError):
             await backend.complete(ASK)
 
@@ -135,7 +135,7 @@ async def test_proxies_of_the_environment_are_not_used_for_an_address_that_was_g
     """The key would go there in clear."""
     heard: list[bytes] = []
     proxy = RawServer(lambda request: [heard.append(request) or response()])
-    async with asyncio.timeout(60), ScriptedServer(text("Hi")) as server, proxy:
+    async with asyncio.timeout(200), ScriptedServer(text("Hi")) as server, proxy:
         for name in "http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "ALL_PROXY":
             monkeypatch.setenv(name, proxy.url)
         monkeypatch.setenv("no_proxy", "")
@@ -149,7 +149,7 @@ async def test_proxies_of_the_environment_are_not_used_for_an_address_that_was_g
 @pytest.mark.parametrize("kind", ["http", "openai"])
 async def test_what_cannot_be_written_as_json_is_refused_before_it_is_sent(kind: str) -> None:
     """But a lone surrogate, as a model may say one, is sent as the character for none."""
-    async with asyncio.timeout(60), ScriptedServer(text("Hi")) as server:
+    async with asyncio.timeout(200), ScriptedServer(text("Hi")) as server:
         spec, more = (server.url, {}) if kind == "http" else ("openai", {"base_url": server.url})
         async with connect(spec, model="m", api_key="sk-0123456789", **more) as backend:
             for wrong in {"stop": object()}, {"temperature": float("nan")}:

@@ -40,7 +40,7 @@ def open_backend(kind: str, url: str, **settings: Any) -> Backend:
 
 async def outcome_of(kind: str, *answer: bytes) -> Message | BackendError:
     """Return what a request to a server that answers so gives; anything else is raised."""
-    async with asyncio.timeout(60), RawServer(lambda _: answer) as server:
+    async with asyncio.timeout(200), RawServer(lambda _: answer) as server:
         return await _asked(open_backend(kind, server.url))
 
 
@@ -96,7 +96,7 @@ ENDLESS: dict[str, tuple[bytes, bytes, type[BackendError]]] = {
 async def test_an_endless_reply_is_not_read_to_its_end(kind: str, name: str) -> None:
     """Lines, events, bodies, headers: no more than a bound is taken, and kept."""
     begin, more, expected = ENDLESS[name]
-    async with asyncio.timeout(60), RawServer(lambda _: chain([begin], repeat(more))) as server:
+    async with asyncio.timeout(200), RawServer(lambda _: chain([begin], repeat(more))) as server:
         got = await _asked(open_backend(kind, server.url))
         sent = server.sent
 
@@ -155,7 +155,7 @@ async def test_a_refusal_that_hangs_is_told_by_its_status(
     """Soon, and not as a token that is late: that would be tried again."""
     monkeypatch.setattr(_failure, "_REFUSAL", 0.01)
     refusal = Reply([b'{"error": ', Step.HANG], 401, content_type="application/json")
-    async with asyncio.timeout(60), ScriptedServer(refusal) as server:
+    async with asyncio.timeout(200), ScriptedServer(refusal) as server:
         got = await _asked(open_backend(kind, server.url))
 
     assert type(got) is AuthenticationError
@@ -165,7 +165,7 @@ async def test_a_refusal_that_hangs_is_told_by_its_status(
 async def test_the_next_backend_answers_where_a_hostile_one_limits_or_fails(kind: str) -> None:
     """Retry and fallback go by the kind of the error, and so must hold for all of these."""
     for name in "an error nested deep", "an error whose status is an object", "Retry-After of nan":
-        async with asyncio.timeout(60), RawServer(lambda _, name=name: [CORPUS[name]]) as server:
+        async with asyncio.timeout(200), RawServer(lambda _, name=name: [CORPUS[name]]) as server:
             backends = open_backend(kind, server.url), ScriptedBackend("Hello")
             async with Fallback(backends) as both:
                 assert (await both.complete(ASK)).content == "Hello"

@@ -146,7 +146,7 @@ async def test_a_planted_key_is_in_nothing_that_a_run_writes(
     key = drawn(random)
     tape = tmp_path / "tape.jsonl"
     written: list[str] = []
-    async with asyncio.timeout(60), RawServer(lambda got: [echo(got, random, key)]) as server:
+    async with asyncio.timeout(200), RawServer(lambda got: [echo(got, random, key)]) as server:
         for backend in _backends(server.url, key):
             recording = connect(f"cassette:{tape}", record=backend)
             for used in recording, Fallback([backend, backend]), recording, backend, backend:
