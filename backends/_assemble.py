@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
+from ..commander._errors import BackendError, BadResponse
 from ..dispatch import Delta, Message
 from ..dispatch._assembly import Assembly, Branches
 from ..dispatch._speech import Sink
 
 __all__ = ["assemble", "partial_message"]
+
+_M = TypeVar("_M")
 
 
 def _drop(_: object) -> None:
@@ -19,18 +23,42 @@ _NOBODY = Branches(Sink(_drop), Sink(_drop), Sink(_drop), Sink(_drop))
 
 
 def assemble(deltas: Iterable[Delta]) -> Message:
-    """Return the message that the endpoint would have given without streaming."""
-    assembly = _fed(deltas)
-    for call in assembly.end():
-        assembly.refuse(call)
-    return assembly.message()
+    """Return the message that the endpoint would have given without streaming.
+
+    Raises `BadResponse` for deltas that make none.
+    """
+
+    def whole() -> Message:
+        assembly = _fed(deltas)
+        for call in assembly.end():
+            assembly.refuse(call)
+        return assembly.message()
+
+    return _made(whole)
 
 
 def partial_message(deltas: Iterable[Delta]) -> Message | None:
-    """Return what the user was told before the reply broke off, None if that is nothing."""
-    assembly = _fed(deltas)
-    assembly.break_off()
-    return assembly.partial()
+    """Return what the user was told before the reply broke off, None if that is nothing.
+
+    Raises as `assemble` does.
+    """
+
+    def begun() -> Message | None:
+        assembly = _fed(deltas)
+        assembly.break_off()
+        return assembly.partial()
+
+    return _made(begun)
+
+
+def _made(make: Callable[[], _M]) -> _M:
+    try:
+        return make()
+    except BackendError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a server may say anything
+        kind = type(error).__name__
+    raise BadResponse(f"what came makes no message ({kind})")
 
 
 def _fed(deltas: Iterable[Delta]) -> Assembly:

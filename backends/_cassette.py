@@ -5,33 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from difflib import SequenceMatcher, unified_diff
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-from ..commander import _errors as errors
-from ..commander._errors import BackendError, ConfigurationError, RateLimited, StreamInterrupted
-from ..dispatch import Delta, Request, ToolCallDelta, Usage, request_body
-from ._assemble import partial_message
+from ..commander._errors import BackendError, ConfigurationError
+from ..dispatch import Delta, Request
 from ._backend import Backend
+from ._tape import Tape, Track, key_of, line_of
 
 __all__ = ["CassetteBackend"]
 
 _SHOWN = 40  # lines of a difference
-
-
-@dataclass(slots=True)
-class _Track:
-    """One recorded reply: each delta with its time after the request, in seconds."""
-
-    request: str
-    deltas: list[tuple[float, Delta]] = field(default_factory=list[tuple[float, Delta]])
-    failure: dict[str, Any] | None = None
-    left: bool = False  # the reader did not wait for the end
 
 
 class CassetteBackend(Backend):
@@ -39,24 +27,38 @@ class CassetteBackend(Backend):
 
     A line of the file is one reply. A request is found by its messages, tools and options; the
     recording backend's model and defaults do not matter. Requests that are alike get their replies
-    in the order of the recording, then the last one again. Played at once, or with
-    `realtime=True` at the recorded pace. A failure is played as the same error.
+    in the order in which they were asked, then the last one again. Played at once, or with
+    `realtime=True` at the recorded pace. A failure is played as the same error. A file that is
+    damaged, or no recording, is a `ConfigurationError` that names it and the line.
 
-    Recording starts the file anew with the first reply and writes each line when the reply has
-    ended. No key of the recording backend is written.
+    Recording starts the file anew with the first request and writes each line when the reply has
+    ended. No key of the recording backend is written, but for one that is a mere word or number.
     """
 
     provider = "cassette"
 
     def __init__(
-        self, file: str | Path, *, record: Backend | None = None, realtime: bool = False
+        self,
+        file: str | Path,
+        *,
+        record: Backend | None = None,
+        realtime: bool = False,
+        **unknown: Any,
     ) -> None:
+        if unknown:
+            raise ConfigurationError(
+                f"a cassette has no option {', '.join(sorted(unknown))}; it has record and"
+                " realtime; all others belong to the backend that is recorded"
+            )
+        if not (record is None or isinstance(record, Backend)):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
+            raise ConfigurationError(f"record={record!r}: it is a backend, as connect() makes it")
         super().__init__(record.model if record else Path(file).stem)
         self.file = Path(file)
         self.record = record
         self.realtime = realtime
         self._started = False  # the file has been begun anew
-        self._tracks: dict[str, list[_Track]] | None = None
+        self._numbers = count(1)
+        self._tape: Tape | None = None
         self._played: dict[str, int] = defaultdict(int)
 
     def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
@@ -71,7 +73,7 @@ class CassetteBackend(Backend):
 
     async def aclose(self) -> None:
         """Close the backend that is recorded; what was read of the file is forgotten."""
-        self._tracks = None
+        self._tape = None
         self._played.clear()
         if self.record is not None:
             await self.record.aclose()
@@ -83,7 +85,11 @@ class CassetteBackend(Backend):
     async def _recorded(self, source: Backend, request: Request) -> AsyncGenerator[Delta, None]:
         clock = asyncio.get_running_loop().time
         start = clock()
-        track = _Track(_key(request), left=True)
+        track = Track(key_of(request), next(self._numbers), left=True)
+        if not self._started:
+            self._write("")
+            self._started = True
+        unwritten: ConfigurationError | None = None
         try:
             async with aclosing(source.stream(request)) as deltas:
                 async for delta in deltas:
@@ -91,139 +97,48 @@ class CassetteBackend(Backend):
                     yield delta
             track.left = False
         except BackendError as error:
-            track.left, track.failure = False, _failure_to_json(error)
+            track.left = False
+            track.fail(error)
             raise
         finally:
-            self._write(track)
+            try:
+                self._write(line_of(track, self.model, self.redact))
+            except ConfigurationError as error:
+                unwritten = error  # raised below, unless the reply ended by something else
+        if unwritten is not None:
+            raise unwritten
 
-    def _write(self, track: _Track) -> None:
-        line = {"request": json.loads(track.request), "model": self.model}
-        line["deltas"] = [{"at": round(at, 4), **_delta_to_json(d)} for at, d in track.deltas]
-        self._clean(line["deltas"])
-        line |= {"failure": track.failure} if track.failure else {}
-        line |= {"left": True} if track.left else {}
-        with self.file.open("a" if self._started else "w", encoding="utf-8") as file:
-            file.write(self.redact(json.dumps(line)) + "\n")
-        self._started = True
-
-    def _clean(self, deltas: list[dict[str, Any]]) -> None:
-        """Take out keys that are cut into pieces: the text then stands where it began."""
-        pieces = [piece for delta in deltas for piece in delta.get("tool_calls", ())]
-        calls = [[p for p in pieces if p["index"] == i] for i in {p["index"] for p in pieces}]
-        fields = [(deltas, name) for name in ("text", "reasoning", "refusal")]
-        for parts, name in (*fields, *((call, "arguments") for call in calls)):
-            holders = [part for part in parts if name in part]
-            whole = "".join(part[name] for part in holders)
-            if (clean := self.redact(whole)) != whole:
-                for part in holders:
-                    del part[name]
-                holders[0][name] = clean
+    def _write(self, line: str) -> None:
+        try:
+            with self.file.open("a" if self._started else "w", encoding="utf-8") as file:
+                file.write(line)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"cannot record to {str(self.file)!r}: {error}") from None
 
     async def _play(self, request: Request) -> AsyncGenerator[Delta, None]:
-        track = self._find(_key(request))
+        track = self._find(key_of(request))
         clock = asyncio.get_running_loop().time
         start = clock()
         for at, delta in track.deltas:
             if self.realtime:
                 await asyncio.sleep(start + at - clock())
             yield delta
-        if track.left or track.failure:
-            raise _failure_from_json(track, self.file)
+        if (failure := track.ending(self.file)) is not None:
+            raise failure
 
-    def _find(self, key: str) -> _Track:
-        if self._tracks is None:
-            self._tracks = _load(self.file)
-        tracks = self._tracks.get(key)
+    def _find(self, key: str) -> Track:
+        if self._tape is None:
+            self._tape = Tape(self.file)
+        tracks = self._tape.find(key)
         if not tracks:
-            raise BackendError(_not_there(key, self._tracks, self.file))
+            raise BackendError(_not_there(key, self._tape.requests(), self.file))
         number = self._played[key]
         self._played[key] += 1
         return tracks[min(number, len(tracks) - 1)]
 
 
-def _key(request: Request) -> str:
-    body = request_body("", request, stream=False)
-    del body["model"]
-    return json.dumps(body, sort_keys=True)
-
-
-def _load(file: Path) -> dict[str, list[_Track]]:
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigurationError(f"no cassette {str(file)!r}: {error.strerror}") from None
-    tracks: dict[str, list[_Track]] = {}
-    for number, line in enumerate(lines, 1):
-        try:
-            track = _track_from_json(json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigurationError(f"{file}, line {number}: not a recording: {error}") from None
-        tracks.setdefault(track.request, []).append(track)
-    return tracks
-
-
-def _track_from_json(line: dict[str, Any]) -> _Track:
-    return _Track(
-        json.dumps(line["request"], sort_keys=True),
-        [(delta.pop("at"), _delta_from_json(delta)) for delta in line["deltas"]],
-        line.get("failure"),
-        line.get("left", False),
-    )
-
-
-def _delta_to_json(delta: Delta) -> dict[str, Any]:
-    fields = {
-        "text": delta.text,
-        "reasoning": delta.reasoning,
-        "refusal": delta.refusal,
-        "tool_calls": [_piece_to_json(piece) for piece in delta.tool_calls],
-        "usage": delta.usage and delta.usage.model_dump(exclude_defaults=True),
-        "finish_reason": delta.finish_reason,
-        "done": delta.done,
-    }
-    return {k: v for k, v in fields.items() if v or (k == "usage" and v is not None)}
-
-
-def _piece_to_json(piece: ToolCallDelta) -> dict[str, Any]:
-    fields = {"id": piece.id, "name": piece.name, "arguments": piece.arguments}
-    return {"index": piece.index} | {k: v for k, v in fields.items() if v}
-
-
-def _delta_from_json(fields: dict[str, Any]) -> Delta:
-    if "tool_calls" in fields:
-        fields["tool_calls"] = [ToolCallDelta(**piece) for piece in fields["tool_calls"]]
-    if "usage" in fields:
-        fields["usage"] = Usage(**fields["usage"])
-    return Delta(**fields)
-
-
-def _failure_to_json(error: BackendError) -> dict[str, Any]:
-    return {
-        "kind": type(error).__name__,
-        "message": str(error),
-        "status": error.status,
-        "retry_after": getattr(error, "retry_after", None),
-    }
-
-
-def _failure_from_json(track: _Track, file: Path) -> BackendError:
-    failure = track.failure or {
-        "kind": "StreamInterrupted",
-        "message": f"{file}: the recorded reader left here",
-    }
-    kind: Any = getattr(errors, failure["kind"], BackendError)
-    if kind is StreamInterrupted:
-        partial = partial_message(delta for _, delta in track.deltas)
-        return StreamInterrupted(failure["message"], partial=partial)
-    if kind is RateLimited:
-        return RateLimited(failure["message"], retry_after=failure.get("retry_after"))
-    return kind(failure["message"], status=failure.get("status"))
-
-
-def _not_there(key: str, known: Collection[str], file: Path) -> str:
+def _not_there(key: str, known: Sequence[str], file: Path) -> str:
     """Say that a request was not recorded, which one is nearest, and how they differ."""
-    if not known:
-        return f"{file} is empty"
     nearest = max(known, key=lambda other: _likeness(key, other))
     lines = unified_diff(_pretty(nearest), _pretty(key), "recorded", "asked", n=1, lineterm="")
     shown = list(islice(lines, _SHOWN + 1))

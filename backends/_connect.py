@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from ..commander._errors import ConfigurationError
+from ._address import is_address, shown
 from ._backend import Backend
 from ._recipe import Recipe
 
@@ -42,6 +43,9 @@ def connect(
 
     Raises `ConfigurationError`, which says what to do, and `MissingExtra`.
     """
+    for name, given in ("spec", spec), ("model", model), ("base_url", base_url):
+        if given is not None and not isinstance(given, str):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
+            raise ConfigurationError(f"{name} is text, not {type(given).__name__}")
     backend = _made(spec, model, base_url, api_key, settings)
     arguments = {"model": model, "base_url": base_url, **settings}
     backend._recipe = Recipe(spec, arguments, key_was_given=api_key is not None)
@@ -55,7 +59,7 @@ _Key = str | SecretStr | None
 def _made(
     spec: str, model: str | None, base_url: str | None, api_key: _Key, settings: _Settings
 ) -> Backend:
-    if spec.startswith(("http://", "https://")):
+    if is_address(spec):
         return _server(spec, model, base_url, api_key, settings)
     scheme, _, name = spec.partition(":")
     make = _SCHEMES.get(scheme)
@@ -72,7 +76,7 @@ def _server(
     if base_url is not None:
         raise ConfigurationError("give the server's address once: as the spec or as base_url")
     if not model:
-        raise ConfigurationError(f"which model? connect({spec!r}, model='...')")
+        raise ConfigurationError(f"which model? connect({shown(spec)!r}, model='...')")
     return HttpBackend(model, spec, api_key, **settings)
 
 
@@ -148,7 +152,8 @@ def _need_no_server(scheme: str, base_url: str | None, api_key: _Key) -> None:
 
 
 def _unknown(spec: str, scheme: str) -> str:
-    close = get_close_matches(scheme, _SCHEMES, n=1)
-    hint = f"; did you mean {spec.replace(scheme, close[0], 1)!r}?" if close else ""
+    told = shown(spec)
+    close = get_close_matches(scheme, (*_SCHEMES, "http", "https"), n=1)
+    hint = f"; did you mean {told.replace(scheme, close[0], 1)!r}?" if close else ""
     known = ", ".join(_SCHEMES)
-    return f"nothing is known as {spec!r}{hint} There are: {known}, and http(s) addresses"
+    return f"nothing is known as {told!r}{hint} There are: {known}, and http(s) addresses"

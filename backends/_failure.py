@@ -1,10 +1,12 @@
-"""What a server's refusal means: an HTTP response becomes one of the backend errors."""
+"""What went wrong on the wire: a refusal, or what a library says, becomes a backend error."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, cast
@@ -17,9 +19,13 @@ from ..commander._errors import (
     RateLimited,
 )
 from ..dispatch import error_from_wire
+from ._address import shown
 
-__all__ = ["failure_from_response", "not_events", "told"]
+__all__ = ["LONGEST", "failure_from_library", "failure_from_response", "told", "whole_reply"]
 
+LONGEST = 8 * 2**20  # bytes that a server may send without a delta, and of a reply in one piece
+_LONGEST_REFUSAL = 65_536  # bytes read of a body that refuses
+_REFUSAL = 5.0  # seconds that such a body may take: the status counts without it
 _TOO_LONG = re.compile(
     r"context[ _](length|size|window)|reduce the length|too (long|many tokens)|max_model_len"
     r"|maximum context",
@@ -27,15 +33,55 @@ _TOO_LONG = re.compile(
 )
 _TRY_AGAIN = frozenset({408, 409, 425})  # the request never ran, or ran into another
 _SHOWN = 300  # characters of a body that is no error object
+_TOLD = 2_000  # characters of what a server says in one
+
+
+async def whole_reply(
+    status: int, headers: Mapping[str, str], pieces: AsyncGenerator[bytes, None], where: str
+) -> bytes:
+    """Read a reply that is no stream of events, as the events it stands for; closes `pieces`.
+
+    Raises the error that a refusal stands for, and `BadResponse` for what is not the protocol.
+    """
+    async with aclosing(pieces):
+        if status != 200:
+            body = await _beginning(pieces)
+            raise failure_from_response(status, headers, body, where)
+        kind = headers.get("content-type", "")
+        if "json" not in kind.lower():
+            kind = _cut(kind, _SHOWN) or "nothing known"
+            raise BadResponse(f"{where} answered {kind}, not events")
+        body = bytearray()
+        async for piece in pieces:
+            body += piece
+            if len(body) > LONGEST:
+                raise BadResponse(f"{where} answered with more than {LONGEST} bytes in one piece")
+    return b"data: " + b" ".join(body.splitlines()) + b"\n\ndata: [DONE]\n\n"
+
+
+async def _beginning(pieces: AsyncGenerator[bytes, None]) -> bytes:
+    body = bytearray()
+    with suppress(Exception):  # it broke off, or takes too long
+        async with asyncio.timeout(_REFUSAL):
+            async for piece in pieces:
+                body += piece
+                if len(body) >= _LONGEST_REFUSAL:
+                    break
+    return bytes(body[:_LONGEST_REFUSAL])
 
 
 def failure_from_response(
     status: int, headers: Mapping[str, str], body: bytes, where: str
 ) -> BackendError:
     """Make the error that a response with this status stands for; `where` is the address asked."""
-    error = _error_object(body)
-    made = error_from_wire(error or _plain(status, headers, body, where), status)
-    text = f"{made.args[0]} ({status})"
+    plain = _plain(status, headers, body, where)
+    try:
+        made = error_from_wire(_error_object(body) or plain, status)
+    except Exception:  # noqa: BLE001 - an error object with anything in it: the status counts
+        made = error_from_wire(plain, status)
+    text = f"{_cut(str(made), _TOLD)} ({status})"
+    if status < 300:
+        return BadResponse(text, status=status)
     if status == 413 or (status in {400, 422} and _TOO_LONG.search(text)):
         return ContextTooLong(text, status=status)
     if status in _TRY_AGAIN:
@@ -46,20 +92,24 @@ def failure_from_response(
     return made
 
 
-def not_events(content_type: str, body: bytes, where: str) -> bytes:
-    """Turn the body of a reply that did not stream into the events it stands for.
+def failure_from_library(error: BaseException, where: str) -> BackendError:
+    """Make the error for what a library raised below a request: no connection, or no HTTP.
 
-    Raises `BadResponse` if it is not JSON either.
+    Libraries tell what happened less exactly than the first cause does.
     """
-    if "json" not in content_type:
-        raise BadResponse(f"{where} answered {content_type or 'nothing known'}, not events")
-    return b"data: " + b" ".join(body.splitlines()) + b"\n\ndata: [DONE]\n\n"
+    import aiohttp
+
+    while not isinstance(error, aiohttp.ClientResponseError):
+        if error.__cause__ is None:
+            return BackendUnavailable(f"{where}: {told(error)}")
+        error = error.__cause__
+    return BadResponse(f"{where}: {_cut(' '.join(error.message.split()), _SHOWN)}")
 
 
 def _error_object(body: bytes) -> object:
     try:
         value: Any = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if isinstance(value, list) and value:
         value = cast("list[Any]", value)[0]
@@ -71,44 +121,38 @@ def _error_object(body: bytes) -> object:
 
 def _plain(status: int, headers: Mapping[str, str], body: bytes, where: str) -> str:
     if 300 <= status < 400:
-        return f"{where} redirects to {headers.get('location')!r}: give that as base_url"
+        there = shown(headers.get("location", ""))
+        return f"{where} redirects to {there!r}: give that as base_url"
     text = " ".join(body.decode("utf-8", "replace").split())
     if not text or text.startswith("<"):
         return f"{where} answered with status {status}"
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    return _cut(text, _SHOWN)
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[:longest] + "..."
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
     """Read how long to wait, in seconds: a number, or a date; None if it is neither."""
-    if milliseconds := headers.get("retry-after-ms"):
-        return _number(milliseconds, 1000)
-    value = headers.get("retry-after")
-    if not value:
-        return None
-    seconds = _number(value, 1)
-    return _until(value) if seconds is None else seconds
-
-
-def _number(text: str, divisor: int) -> float | None:
+    for name, divisor in ("retry-after-ms", 1000), ("retry-after", 1):
+        try:
+            seconds = float(headers.get(name, "")) / divisor
+        except ValueError:
+            continue
+        if 0 <= seconds < float("inf"):
+            return seconds
     try:
-        seconds = float(text) / divisor
-    except ValueError:
+        moment = parsedate_to_datetime(headers.get("retry-after", ""))
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+    except Exception:  # noqa: BLE001 - what is no date fails in many ways
         return None
-    return seconds if 0 <= seconds < float("inf") else None
-
-
-def _until(date: str) -> float | None:
-    try:
-        moment = parsedate_to_datetime(date)
-    except ValueError:
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - datetime.now(UTC)).total_seconds())
 
 
 def told(error: BaseException) -> str:
     """Say what happened in words; the library's own are sometimes none."""
     if isinstance(error, TimeoutError):
         return "no connection in time"
-    return str(error) or type(error).__name__
+    return _cut(str(error), _SHOWN) or type(error).__name__

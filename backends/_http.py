@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
-from ..commander._errors import BackendUnavailable, MissingExtra
-from ._failure import failure_from_response, not_events, told
-from ._wire import Connections, WireBackend, endpoint, shown
+from ..commander._errors import BackendError, MissingExtra
+from ._address import endpoint, shown
+from ._failure import failure_from_library, whole_reply
+from ._wire import Connections, WireBackend
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
 
 __all__ = ["HttpBackend"]
-
-_LONGEST_REFUSAL = 65_536  # bytes read of a body that refuses
 
 
 class HttpBackend(WireBackend):
@@ -61,41 +59,37 @@ class HttpBackend(WireBackend):
                 total=None, sock_connect=self.timeouts.connect, ceil_threshold=60
             ),
             headers=headers,
+            cookie_jar=self._aiohttp.DummyCookieJar(),
         )
 
     async def _send(self, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
         response: ClientResponse | None = None
-        failure: str
+        failure: BackendError
         try:
             response = await self._post(body)
             if response.status != 200 or response.content_type != "text/event-stream":
-                yield await self._whole(response)
+                pieces, headers = _pieces(response), response.headers
+                yield await whole_reply(response.status, headers, pieces, self._where)
                 return
             content = response.content
             while piece := await content.readany():
                 yield piece
             return
-        except (self._aiohttp.ClientError, OSError) as error:
-            failure = f"{self._where}: {told(error)}"
+        except BackendError as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001 - whatever the library makes of what it gets
+            failure = failure_from_library(error, self._where)
         finally:
             # Closes the connection unless the reply was read to its end: then it is used again.
             if response is not None and not response.content.at_eof():
                 response.close()
-        raise BackendUnavailable(failure)
+        raise failure
 
     async def _post(self, body: dict[str, Any]) -> ClientResponse:
         session = await self._sessions.get()
         return await session.post(self._endpoint, json=body, allow_redirects=False)
 
-    async def _whole(self, response: ClientResponse) -> bytes:
-        if response.status != 200:
-            text = await _read_some(response)
-            raise failure_from_response(response.status, response.headers, text, self._where)
-        return not_events(response.content_type, await response.read(), self._where)
 
-
-async def _read_some(response: ClientResponse) -> bytes:
-    try:
-        return await response.content.readexactly(_LONGEST_REFUSAL)
-    except asyncio.IncompleteReadError as error:
-        return error.partial
+async def _pieces(response: ClientResponse) -> AsyncGenerator[bytes, None]:
+    while piece := await response.content.readany():
+        yield piece

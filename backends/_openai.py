@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -12,22 +13,18 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from pydantic import SecretStr
 
-from ..commander._errors import (
-    BackendError,
-    BackendUnavailable,
-    ConfigurationError,
-    MissingExtra,
-)
+from ..commander._errors import BackendError, ConfigurationError, MissingExtra
 from ..dispatch import Message, Request
-from ._failure import failure_from_response, not_events, told
-from ._secret import keep_from_log
-from ._wire import Connections, WireBackend, shown
+from ._address import shown
+from ._failure import failure_from_library, whole_reply
+from ._secret import as_secret
+from ._wire import Connections, WireBackend
 
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-    from openai import APIStatusError, AsyncOpenAI
-    from openai._response import AsyncResponseContextManager
+    from httpx2 import Response
+    from openai import AsyncOpenAI
 
 __all__ = ["HOSTS", "OpenAIBackend"]
 
@@ -67,7 +64,8 @@ class OpenAIBackend(WireBackend):
 
     The key comes from `api_key` or the provider's variable. The SDK does not try again by itself:
     `retries` does, as for every backend. Options are renamed where a provider's own address names
-    them otherwise; at another `base_url` they go as they are.
+    them otherwise; at another `base_url` they go as they are. Proxies named in the environment are
+    used to reach a provider's own address, and no other.
     """
 
     def __init__(
@@ -82,8 +80,8 @@ class OpenAIBackend(WireBackend):
         host = HOSTS[provider]
         variable = host.base_url_variable
         base_url = base_url or (variable and os.environ.get(variable)) or host.base_url
-        key = api_key or os.environ.get(host.key_variable)
-        if not key:
+        key = as_secret(api_key) or as_secret(os.environ.get(host.key_variable))
+        if key is None:
             raise ConfigurationError(
                 f"{provider}: no key: set {host.key_variable}, or pass api_key= "
                 "(any text for a server that needs none)"
@@ -93,7 +91,6 @@ class OpenAIBackend(WireBackend):
         self.provider = provider
         self._host = host if self.base_url == host.base_url else None
         self._where = shown(self.base_url)
-        keep_from_log(self._redactor, "httpx2")  # the SDK's transport, which logs whole addresses
         self._clients = Connections(self._open_client)
 
     async def aclose(self) -> None:
@@ -118,7 +115,9 @@ class OpenAIBackend(WireBackend):
             timeout=httpx2.Timeout(None, connect=self.timeouts.connect),
             http_client=DefaultAioHttpClient(
                 verify=_trust(),
+                trust_env=self._host is not None,
                 follow_redirects=False,
+                event_hooks={"response": [self._refuse]},
                 limits=httpx2.Limits(max_connections=0, max_keepalive_connections=None),
             ),
         )
@@ -140,32 +139,46 @@ class OpenAIBackend(WireBackend):
         return {renamed.get(key, key): v for key, v in body.items() if key not in left_out}
 
     async def _send(self, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
-        from openai import APIError, APIStatusError
-
+        failure: BackendError
         try:
             client = await self._clients.get()
-            async with _post(client, body) as response:
-                raw = response.http_response
-                kind = raw.headers.get("content-type", "")
-                if not kind.startswith("text/event-stream"):
-                    yield not_events(kind, await raw.aread(), self._where)
+            async with _posted(client, body) as response:
+                pieces = response.aiter_bytes()
+                kind = response.headers.get("content-type", "")
+                if not kind.lower().startswith("text/event-stream"):
+                    yield await whole_reply(200, response.headers, pieces, self._where)
                     return
-                async for piece in raw.aiter_bytes():
+                async for piece in pieces:
                     yield piece
-        except APIStatusError as error:
-            raise await _refusal(error, self._where) from None
-        except (APIError, *_transport_errors()) as error:
-            raise BackendUnavailable(f"{self._where}: {_first_cause(error)}") from None
+            return
+        except BackendError as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001 - whatever the libraries make of what they get
+            failure = failure_from_library(error, self._where)
+        raise failure
+
+    async def _refuse(self, response: Response) -> None:
+        """Raise for a refusal, before the SDK reads the whole of it."""
+        if response.status_code != 200:
+            pieces = response.aiter_bytes()
+            await whole_reply(response.status_code, response.headers, pieces, self._where)
 
 
-def _post(client: AsyncOpenAI, body: dict[str, Any]) -> AsyncResponseContextManager[Any]:
+@asynccontextmanager
+async def _posted(client: AsyncOpenAI, body: dict[str, Any]) -> AsyncGenerator[Response, None]:
     own = {"model", "messages", "stream"}
-    return client.chat.completions.with_streaming_response.create(
+    opening = client.chat.completions.with_streaming_response.create(
         model=body["model"],
         messages=body["messages"],
         stream=True,
         extra_body={key: value for key, value in body.items() if key not in own},
     )
+    response = (await opening.__aenter__()).http_response
+    try:
+        yield response
+    finally:
+        with suppress(Exception):  # a connection that broke may say so once more
+            await response.aclose()
 
 
 def _import_sdk() -> None:
@@ -184,23 +197,3 @@ def _trust() -> SSLContext:
     import httpx2
 
     return httpx2.create_ssl_context()
-
-
-async def _refusal(error: APIStatusError, where: str) -> BackendError:
-    body = await error.response.aread()
-    return failure_from_response(error.status_code, error.response.headers, body, where)
-
-
-def _transport_errors() -> tuple[type[Exception], ...]:
-    """Return what the SDK's transport raises while the reply comes; the SDK leaves it as it is."""
-    import aiohttp
-    import httpx2
-
-    return (httpx2.HTTPError, httpx2.StreamError, aiohttp.ClientError, OSError)
-
-
-def _first_cause(error: BaseException) -> str:
-    """Say what happened; the SDK and its transport tell it less exactly than their causes."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return told(error)

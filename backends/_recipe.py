@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..commander._errors import ConfigurationError
+from ._address import is_address, secrets_of
 from ._backend import Backend
 
 __all__ = ["Recipe"]
@@ -31,10 +32,8 @@ class Recipe:
         return _connected, (self.spec, self.arguments)
 
     def _address_is_secret(self) -> bool:
-        from ._wire import secrets_of
-
-        address = self.arguments.get("base_url") or self.spec
-        return "://" in address and bool(secrets_of(address))
+        address = self.arguments.get("base_url") or (self.spec if is_address(self.spec) else "")
+        return bool(secrets_of(address))
 
 
 def _connected(spec: str, arguments: Mapping[str, Any]) -> Backend:

@@ -1,110 +1,236 @@
-"""Keys that never show: not in a repr or a log, not in an error that echoes them."""
+"""Keys that never show: every form in which one may be written, and how it is cut out."""
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 import logging
 import re
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from html.entities import html5
+from typing import Any, TypeAlias, TypeVar, cast
 from urllib.parse import quote
 from weakref import WeakSet
 
 from pydantic import SecretStr
 
-from ..commander._errors import BackendError, ConfigurationError
+from ..commander._errors import AnabranchError, ConfigurationError
 
-__all__ = ["Redactor", "as_secret", "keep_from_log"]
+__all__ = ["Cut", "Redactor", "as_secret", "cleaned", "keep_from_logs"]
 
-_E = TypeVar("_E", bound=BackendError)
+_E = TypeVar("_E", bound=AnabranchError)
+Cut: TypeAlias = Callable[[str], str]
 
 _SHORTEST = 4  # a shorter "key" (a placeholder such as "x") would only spoil the text
-_BEGINNING = 8  # so many characters of a longer one are a part of it, if an error was cut short
+_PIECE = 8  # so many characters of a key in a row are a piece of it,
+_PIECE_OF_PROSE = 12  # in prose so many: many keys begin alike, and it may speak of that
+_WORD = re.compile(r"(?:(?:[A-Z]?[a-z]+|[A-Z]+)(?:[ _-](?!$)|$))+|[0-9]{1,7}")
+_SCHEME = re.compile(r"^(?:bearer|basic|token|key) +", re.IGNORECASE)  # some give it with the key
+_LONGEST_WORD = 15  # letters in longer ones are a key
 _STARS = "***"
 
 
 def as_secret(key: str | SecretStr | None) -> SecretStr | None:
     """Wrap a key, so that its repr and str are stars; blanks around it are dropped.
 
-    Raises `ConfigurationError` for what no header can hold.
+    A blank key is none. Raises `ConfigurationError` for what no header can hold.
     """
     if key is None:
         return None
-    text = (key.get_secret_value() if isinstance(key, SecretStr) else key).strip()
+    text = key.get_secret_value() if isinstance(key, SecretStr) else key
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
+        raise ConfigurationError(f"the key is text, not {type(text).__name__}")
+    text = text.strip()
     if not (text.isascii() and text.isprintable()):
         raise ConfigurationError("the key holds characters that no key has: was it pasted whole?")
-    return SecretStr(text)
+    return SecretStr(text) if text else None
 
 
 class Redactor:
-    """Takes keys out of text: as they are, and as JSON, a URL, HTML or Python would write them."""
+    """Takes keys out of text, whoever wrote it.
 
-    __slots__ = ("__weakref__", "_keys")
+    A key is found as it is; as JSON, a URL, HTML, Python, base64 or hexadecimal digits write it,
+    several times over too; and with blanks in its midst. So is each piece of eight characters.
+    Two kinds of keys are cut less, since they would cut what is none: a word (or a few, of less
+    than 16 letters together; or up to seven digits) has no pieces, and `prose` leaves it; what
+    has fewer than four characters is left everywhere.
+    """
+
+    __slots__ = ("__weakref__", "_all", "_no_words")
 
     def __init__(self, *keys: SecretStr | None) -> None:
-        known = {key.get_secret_value() for key in keys if key}
-        self._keys = [_units(key) for key in sorted(known, key=len, reverse=True)]
+        texts = {key.get_secret_value().strip() for key in keys if key}
+        texts |= {_SCHEME.sub("", text) for text in texts}
+        known = sorted(text for text in texts if len(text) >= _SHORTEST)
+        self._all = _Needles(known, _PIECE)
+        self._no_words = _Needles([k for k in known if not _is_word(k)], _PIECE_OF_PROSE)
 
     def __repr__(self) -> str:
         return "Redactor()"
 
     def text(self, text: str) -> str:
-        """Return `text` with `***` where a key stood."""
-        for units in self._keys:
-            text = re.sub("".join(units), _STARS, text)
-        return text
+        """Return what a server, a library or an error says, with `***` where a key stood."""
+        return self._all.cut_from(text)
+
+    def prose(self, text: str) -> str:
+        """Return what people and models say, with `***` for each key that is not a word."""
+        return self._no_words.cut_from(text)
 
     def error(self, error: _E) -> _E:
-        """Return `error` without keys in its text, and without what it was made from.
-
-        An error's text may have been cut short in the midst of a key: its beginning goes too.
-        """
-        error.args = tuple(self._cut(a) if isinstance(a, str) else a for a in error.args)
+        """Return `error` without keys in what it tells, and without what it was made from."""
+        error.args = cleaned(error.args, self.text)
+        for name, value in vars(error).items():
+            if isinstance(value, str | list | tuple | dict):
+                setattr(error, name, cleaned(value, self.text))
         error.__cause__ = error.__context__ = None
         return error.with_traceback(None)
 
-    def _cut(self, text: str) -> str:
-        for units in self._keys:
-            text = _without_beginnings(text, units)
-        return text
+
+def cleaned(value: Any, cut: Cut) -> Any:
+    """Return a value of JSON's kinds with `cut` done to all text in it."""
+    match value:
+        case str():
+            return cut(value)
+        case list() | tuple():
+            items = [cleaned(each, cut) for each in cast("Iterable[Any]", value)]
+            return items if isinstance(value, list) else tuple(items)
+        case dict():
+            fields = cast("Mapping[Any, Any]", value)
+            return {cleaned(name, cut): cleaned(each, cut) for name, each in fields.items()}
+        case _:
+            return value
 
 
-def _units(key: str) -> list[str]:
-    """Return a pattern for each character of `key`, none if it is too short to be one."""
-    return [_written(each) for each in re.findall(r"\\+|[^\\]", key)] if _is_long(key) else ["(?!)"]
+def _is_word(key: str) -> bool:
+    return len(key) <= _LONGEST_WORD and _WORD.fullmatch(key) is not None
 
 
-def _is_long(key: str) -> bool:
-    return len(key) >= _SHORTEST
+@dataclass(frozen=True, repr=False)
+class _Needles:
+    """What is looked for; made at the first search, which most programs never need."""
+
+    keys: Sequence[str]
+    piece: int
+
+    def cut_from(self, text: str) -> str:
+        if not self.keys:
+            return text
+        for form in self._literal:
+            text = text.replace(form, _STARS)
+        plain = _plain(text)
+        kept: list[str] = []
+        at = 0
+        for begin, end in self._found(plain.text):
+            start = max(at, plain.starts[begin])
+            kept += (text[at:start], _STARS)
+            at = plain.ends[end - 1]
+        return "".join((*kept, text[at:])) if kept else text
+
+    @cached_property
+    def _literal(self) -> list[str]:
+        """The keys as the usual writers write them, whatever stands beside them."""
+        return sorted({form for key in self.keys for form in _forms(key)}, key=len, reverse=True)
+
+    @cached_property
+    def _wholes(self) -> list[str]:
+        """What short keys and words become when all is undone that a writer does."""
+        encoded = {form for key in self.keys for form in _encoded(key) if len(form) >= _SHORTEST}
+        return [each for each in {_plain(key).text for key in self.keys} | encoded if each]
+
+    @cached_property
+    def _pieces(self) -> frozenset[str]:
+        forms = {f for k in self.keys for f in ((() if _is_word(k) else (k,)) + _encoded(k))}
+        plain, size = [_plain(form).text for form in forms], self.piece
+        return frozenset(text[i : i + size] for text in plain for i in range(len(text) - size + 1))
+
+    def _found(self, text: str) -> list[tuple[int, int]]:
+        """Return where keys and pieces of them stand, in order, none over another."""
+        spans = [m.span() for form in self._wholes for m in re.finditer(re.escape(form), text)]
+        pieces, size = self._pieces, self.piece
+        starts = range(len(text) - size + 1 if pieces else 0)
+        spans += [(at, at + size) for at in starts if text[at : at + size] in pieces]
+        joined: list[tuple[int, int]] = []
+        for begin, end in sorted(spans):
+            if joined and begin <= joined[-1][1]:
+                joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+            else:
+                joined.append((begin, end))
+        return joined
 
 
-def _written(char: str) -> str:
-    """Return a pattern of all ways to write a character (or backslashes, however many)."""
-    if char.isalnum() and char.isascii():
-        return char
-    one = char[0]
-    forms = {one, html.escape(one), f"&#{ord(one)};", f"&#x{ord(one):x};", quote(one, safe="")}
-    forms |= {json.dumps(one)[1:-1].lstrip("\\"), f"u{ord(one):04x}"} - {""}
-    forms.add("\\".join(f"x{byte:02x}" for byte in one.encode("utf-8", "surrogatepass")))
-    patterns = "|".join(rf"(?:{re.escape(form)})" for form in sorted(forms, key=len, reverse=True))
-    # JSON and Python put a backslash before some, and another before that if they write it again.
-    return rf"(?i:\\++|(?:{patterns})+)" if one == "\\" else rf"(?i:\\*+(?:{patterns}))"
+def _forms(key: str) -> set[str]:
+    written = json.dumps(key)[1:-1]
+    forms = {key, written, written.replace("/", "\\/"), html.escape(key)}
+    forms |= {quote(key, safe, errors="surrogatepass") for safe in ("", "/")}
+    return forms | {repr(form.encode("utf-8", "surrogatepass"))[2:-1] for form in (key, written)}
 
 
-def _without_beginnings(text: str, units: list[str]) -> str:
-    """Put stars for each place where a key begins, as far as it goes."""
-    rest = [re.compile(unit) for unit in units[_BEGINNING:]]
-    kept: list[str] = []
+def _encoded(key: str) -> tuple[str, ...]:
+    """Return the key in hexadecimal digits, and what of it is the same in any base64 around it."""
+    raw = key.encode("utf-8", "surrogatepass")
+    forms = {raw.hex(), raw.hex().upper()}
+    for before in range(3):
+        whole = base64.b64encode(bytes(before) + raw).decode().rstrip("=")
+        inner = whole[-(-before * 4 // 3) : (before + len(raw)) * 4 // 3]
+        forms |= {inner, inner.translate({43: "-", 47: "_"})}
+    return tuple(forms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """A text without escapes and blanks, and where in the written one each character stood."""
+
+    text: str
+    starts: list[int] | range
+    ends: list[int] | range
+
+
+# What a writer puts for a character, and what it puts beside it. One that is written twice over
+# is undone twice; `%25` and `&amp;` in front of an escape are a part of it at once.
+_ESCAPE = re.compile(
+    r"%(?:25)*(?P<percent>[0-9a-fA-F]{2})"
+    r"|\\+(?:u(?P<u>[0-9a-fA-F]{4})|x(?P<x>[0-9a-fA-F]{2}))?"
+    r"|&(?:amp;)*(?:\#(?P<decimal>[0-9]{1,7})|\#[xX](?P<hex>[0-9a-fA-F]{1,6})|(?P<name>\w{2,31}));"
+    "|[\\s\u00ad\u200b-\u200d\u2060\ufeff]+"
+)
+_TIMES = 3  # so many writers, one after the other
+
+
+def _plain(text: str) -> _Plain:
+    plain = _Plain(text, range(len(text)), range(1, len(text) + 1))
+    for _ in range(_TIMES):
+        if not _ESCAPE.search(plain.text):
+            break
+        plain = _undone(plain)
+    return plain
+
+
+def _undone(plain: _Plain) -> _Plain:
+    text, kept, starts, ends = plain.text, list[str](), list[int](), list[int]()
     at = 0
-    for found in re.finditer("".join(units[:_BEGINNING]), text):
-        end = found.end()
-        for unit in rest:
-            if (more := unit.match(text, end)) is None:
-                break
-            end = more.end()
-        kept += (text[at : found.start()], _STARS)
-        at = max(at, end)
-    return "".join((*kept, text[at:]))
+    for escape in _ESCAPE.finditer(text):
+        begin, end = escape.span()
+        meant = _meant(escape)
+        kept += (text[at:begin], meant)
+        starts += (*plain.starts[at:begin], *[plain.starts[begin]] * len(meant))
+        ends += (*plain.ends[at:begin], *[plain.ends[end - 1]] * len(meant))
+        at = end
+    kept.append(text[at:])
+    return _Plain("".join(kept), [*starts, *plain.starts[at:]], [*ends, *plain.ends[at:]])
+
+
+def _meant(escape: re.Match[str]) -> str:
+    """Return what an escape stands for: nothing for blanks, and for backslashes by themselves."""
+    percent, u, x, decimal, hexadecimal, name = escape.groups()
+    if name:
+        return html5.get(name + ";", escape[0])
+    if decimal:
+        return chr(min(int(decimal), 0x10FFFF))
+    digits = percent or u or x or hexadecimal
+    return chr(min(int(digits, 16), 0x10FFFF)) if digits else ""
 
 
 class _LogFilter(logging.Filter):
@@ -115,17 +241,32 @@ class _LogFilter(logging.Filter):
         self.redactors: WeakSet[Redactor] = WeakSet()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        text = record.getMessage()
+        try:
+            text = told = record.getMessage()
+        except Exception:  # noqa: BLE001 - a record that cannot be written: logging says so itself
+            return True
         for redactor in tuple(self.redactors):
             text = redactor.text(text)
-        record.msg, record.args = text, ()
+        if text != told:
+            record.msg, record.args = text, ()
         return True
 
 
 _log_filter = _LogFilter()
 
+# A filter holds for the records of its logger alone, not for those of the loggers below it.
+_LOGGERS = (
+    "httpx2",  # the SDK's transport, which logs whole addresses and what a server calls its status
+    "openai._base_client",
+    "openai._response",
+    "openai._legacy_response",
+    "aiohttp.client",
+    "aiohttp.internal",  # cookies that it cannot read
+)
 
-def keep_from_log(redactor: Redactor, library: str) -> None:
-    """Take the redactor's keys out of what the logger of `library` writes, while it lives."""
-    logging.getLogger(library).addFilter(_log_filter)
+
+def keep_from_logs(redactor: Redactor) -> None:
+    """Take the redactor's keys out of what the libraries of the wire log, while it lives."""
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(_log_filter)
     _log_filter.redactors.add(redactor)

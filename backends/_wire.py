@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, Generic, Protocol, TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 from pydantic import SecretStr
 from pydantic_core import from_json
 
-from ..commander._errors import BackendError, BadResponse, ConfigurationError
+from ..commander._errors import AnabranchError, BackendError, BadResponse, ConfigurationError
 from ..dispatch import Delta, Message, Request, delta_from_chunk, request_body
+from ._address import has_user, secrets_of, server_address, shown
+from ._failure import LONGEST, told
 from ._model import ModelBackend
-from ._secret import Redactor, as_secret
+from ._secret import Redactor, as_secret, keep_from_logs
 from ._sse import EventReader
 
-__all__ = [
-    "Connections",
-    "PerLoop",
-    "WireBackend",
-    "endpoint",
-    "secrets_of",
-    "server_address",
-    "shown",
-]
+__all__ = ["Connections", "PerLoop", "WireBackend"]
 
 _T = TypeVar("_T")
-_ENDPOINT = "/chat/completions"
+_LONGEST_REPLY = 32 * LONGEST  # bytes of one stream: a million tokens, with all that is around them
+_NO_FIELDS = frozenset(
+    {"default_headers", "default_query", "extra_body", "extra_headers", "extra_query", "headers"}
+)
+# In JSON: a backslash, a pair of surrogates, one by itself.
+_SURROGATE = re.compile(r"\\\\|\\ud[89ab]..\\ud[c-f]..|(\\ud[89a-f]..)")
 
 
 class WireBackend(ModelBackend):
@@ -44,11 +43,15 @@ class WireBackend(ModelBackend):
         self, model: str, base_url: str, api_key: str | SecretStr | None, **settings: Any
     ) -> None:
         super().__init__(model, **settings)
+        _check_options(self.default_options)
         self.base_url = server_address(base_url)
         self._api_key = as_secret(api_key)
-        if self._api_key is not None and urlsplit(self.base_url).password:
-            raise ConfigurationError("the address holds a password: give that or api_key, not both")
+        if self._api_key is not None and has_user(self.base_url):
+            raise ConfigurationError(
+                "the address holds a user or a password: give that or api_key, not both"
+            )
         self._redactor = Redactor(self._api_key, *secrets_of(self.base_url))
+        keep_from_logs(self._redactor)
 
     def __repr__(self) -> str:
         where = self._redactor.text(shown(self.base_url))
@@ -62,8 +65,8 @@ class WireBackend(ModelBackend):
         """
 
     def redact(self, text: str) -> str:
-        """Return `text` with stars where the key stood."""
-        return self._redactor.text(text)
+        """Return `text` with stars where the key stood, if that is more than a word."""
+        return self._redactor.prose(text)
 
     async def _leave_loop(self) -> None:
         await self.aclose()
@@ -84,22 +87,65 @@ class WireBackend(ModelBackend):
         return Request([*request.messages, said], request.tools, {**request.options, **go_on})
 
     async def _attempt(self, request: Request) -> AsyncGenerator[list[Delta], None]:
-        """What comes in one piece is passed on in one: a wait for each delta would cost more."""
+        """What comes in one piece is passed on in one: a wait for each delta would cost more.
+
+        Whatever goes wrong in reading a reply is a `BadResponse`: a server may say anything.
+        """
+        failure: AnabranchError
+        silent = whole = 0  # bytes since the last delta, and all of them
         try:
-            body = self._body(request) | self._extra(request)
+            _check_options(request.options)
+            body = _sendable(self._body(request) | self._extra(request))
             async with aclosing(self._send(body)) as pieces:
                 reader = EventReader()
                 async for piece in pieces:
-                    deltas, failure = _read(reader.feed(piece))
+                    deltas, failed = _read(reader.feed(piece))
+                    size = len(piece)
+                    whole += size
+                    silent = 0 if deltas else silent + size
                     if deltas:
                         yield deltas
-                    if failure is not None:
-                        raise failure
+                    if failed is not None:
+                        raise failed
+                    if silent > LONGEST or whole > _LONGEST_REPLY:
+                        raise BadResponse(_too_long(silent, whole))
             if (delta := _last_delta(reader.close())) is not None:
                 yield [delta]
-        except BackendError as error:
-            piece = b""  # some tracebacks show variables
-            raise self._redactor.error(error) from None
+            return
+        except AnabranchError as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001 - nothing else may leave a backend
+            failure = BadResponse(
+                f"the reply cannot be read: {type(error).__name__}: {told(error)}"
+            )
+        piece = b""  # some tracebacks show variables
+        raise self._redactor.error(failure)
+
+
+def _check_options(options: Iterable[str]) -> None:
+    """Refuse what the SDK takes beside a request: it would go into the body, keys included."""
+    if wrong := _NO_FIELDS.intersection(options):
+        raise ConfigurationError(
+            f"no option {', '.join(sorted(wrong))}: a key goes in api_key= or the address, and"
+            " fields of the body in extra="
+        )
+
+
+def _sendable(body: dict[str, Any]) -> dict[str, Any]:
+    """Return `body` without lone surrogates, which servers refuse and the SDK cannot write."""
+    try:
+        text = json.dumps(body, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"the request cannot be written as JSON: {error}") from None
+    if "\\ud" not in text:
+        return body
+    return json.loads(_SURROGATE.sub(lambda found: "\\ufffd" if found[1] else found[0], text))
+
+
+def _too_long(silent: int, whole: int) -> str:
+    if silent > LONGEST:
+        return f"more than {LONGEST} bytes came without a delta"
+    return f"the reply is longer than {_LONGEST_REPLY} bytes"
 
 
 def _read(events: list[bytes]) -> tuple[list[Delta], BackendError | None]:
@@ -127,7 +173,7 @@ def _chunk(event: bytes) -> dict[str, Any]:
     except ValueError:
         try:
             chunk = json.loads(event.decode("utf-8", "replace"))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise BadResponse(f"an event that is not JSON: {event[:200]!r}") from None
     if not isinstance(chunk, dict):
         raise BadResponse(f"an event that is not an object: {event[:200]!r}")
@@ -142,40 +188,6 @@ def _last_delta(event: bytes | None) -> Delta | None:
         return _delta(event.strip())
     except BadResponse:
         return None
-
-
-def server_address(base_url: str) -> str:
-    """Return `base_url` without a slash or `/chat/completions` at its end.
-
-    Raises `ConfigurationError` if it is not an http or https address.
-    """
-    url = urlsplit(base_url.strip())
-    if url.scheme not in {"http", "https"} or not url.netloc:
-        raise ConfigurationError(
-            f"{shown(base_url)!r} is not an address of a server: "
-            "it should look like 'http://localhost:8000/v1'"
-        )
-    path = url.path.rstrip("/").removesuffix(_ENDPOINT)
-    return urlunsplit((url.scheme, url.netloc, path, url.query, ""))
-
-
-def endpoint(base_url: str) -> str:
-    """Return the address that requests are posted to; a query in `base_url` is kept."""
-    url = urlsplit(base_url)
-    return urlunsplit((url.scheme, url.netloc, url.path + _ENDPOINT, url.query, ""))
-
-
-def shown(url: str) -> str:
-    """Return `url` without a password or a query: both may hold a key."""
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-
-
-def secrets_of(url: str) -> list[SecretStr]:
-    """Return what in an address is a secret: its password, and what its query holds."""
-    parts = urlsplit(url)
-    values = [value for name, value in parse_qsl(parts.query) if "version" not in name]
-    return [SecretStr(value) for value in (*values, unquote(parts.password or "")) if value]
 
 
 class Closable(Protocol):

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.backends import Backend, ModelBackend, connect
-from anabranch.backends._cassette import _delta_from_json, _delta_to_json
+from anabranch.backends._tape import _delta_from_json, _delta_to_json
 from anabranch.commander import BackendError, ConfigurationError, RateLimited, StreamInterrupted
 from anabranch.dispatch import Delta, Message, Request, ToolCallDelta, Usage
 from anabranch.testing import ScriptedBackend
@@ -138,20 +138,148 @@ async def test_a_key_that_comes_in_pieces_is_not_recorded(tmp_path: Path) -> Non
     assert not any(piece in file.read_text() for piece in (key[:6], key[6:9], key[9:]))
 
 
-@pytest.mark.parametrize(
-    ("written", "said"),
-    [(None, "no cassette"), ("{}", "line 1"), ('{"request": {}, "deltas": [3]}', "line 1")],
-)
-async def test_a_file_that_is_no_cassette_is_told(
-    tmp_path: Path, written: str | None, said: str
-) -> None:
-    """With the line that is wrong."""
-    file = tmp_path / "a.jsonl"
-    if written is not None:
-        file.write_text(written)
+_WORDS = ["a", "the", "user", "role", "content", "stop", "text", "EMPTY", "null", "1", "2024"]
 
-    with pytest.raises(ConfigurationError, match=said):
+
+@pytest.mark.parametrize("key", [*_WORDS, "tool_calls", "sk-0123456789abcdef", '{"role": 0}'])
+async def test_a_recording_is_played_whatever_the_key(key: str, tmp_path: Path) -> None:
+    """A word is no secret in what was said; with any other key in it a request is still found."""
+    file = tmp_path / "a.jsonl"
+    asked = _ask(f"the user said {key}: a null text in 2024", stop=[key])
+    async with ScriptedServer(text("the content", " of a role")) as server:
+        backend = connect(server.url, model="m", api_key=key)
+        async with connect(f"cassette:{file}", record=backend) as recording:
+            said = await recording.complete(asked)
+
+    assert await connect(f"cassette:{file}").complete(asked) == said
+    assert (key in file.read_text()) == (key in [*_WORDS, "tool_calls"])
+
+
+@jumping
+async def test_requests_that_are_alike_are_played_in_the_order_they_were_asked(
+    tmp_path: Path,
+) -> None:
+    """Though a later one may have ended first."""
+    file = tmp_path / "a.jsonl"
+
+    class Shrinking(Slow):
+        async def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
+            self.count += 1
+            yield Delta(f"{self.count}")
+            await virtual_seconds(10 - self.count)
+            yield Delta(finish_reason="stop")
+
+    recording, player = (
+        connect(f"cassette:{file}", record=Shrinking("m")),
+        connect(f"cassette:{file}"),
+    )
+    recorded = await asyncio.gather(*(recording.complete(_ask()) for _ in range(4)))
+    played = await asyncio.gather(*(player.complete(_ask()) for _ in range(4)))
+
+    assert [message.content for message in recorded] == ["1", "2", "3", "4"]
+    assert played == recorded
+
+
+_GOOD: dict[str, Any] = {
+    "request": {"messages": []},
+    "model": "m",
+    "number": 1,
+    "deltas": [
+        {"at": 0.5, "text": "a", "tool_calls": [{"index": 0, "id": "i", "name": "n"}]},
+        {"at": 1, "finish_reason": "stop", "usage": {"input_tokens": 1}},
+    ],
+    "failure": {"kind": "RateLimited", "message": "no", "status": 429, "retry_after": 1.5},
+}
+_NONE = {
+    "nothing": b"",
+    "blank lines": b"\n\n",
+    "binary": b"\x80\x00\xff" * 9,
+    "a list": b"[]",
+    "a number": b"7",
+    "an empty object": b"{}",
+    "nested deep": b"[" * 100_000,
+    "a kind that is no text": json.dumps(_GOOD | {"failure": {"kind": 7, "message": ""}}).encode(),
+    "a time that is none": json.dumps(_GOOD | {"deltas": [{"at": float("nan")}]}).encode(),
+    "another version": json.dumps(_GOOD | {"version": 2}).encode(),
+    "usage that is none": json.dumps(
+        _GOOD | {"deltas": [{"at": 0, "usage": {"input_tokens": "x"}}]}
+    ).encode(),
+}
+
+
+@pytest.mark.parametrize("name", [*_NONE, "no file", "a folder"])
+async def test_a_file_that_is_no_cassette_is_told(name: str, tmp_path: Path) -> None:
+    """With its name, and with the line where one is wrong."""
+    file = tmp_path / "a.jsonl"
+    if name == "a folder":
+        file.mkdir()
+    elif name != "no file":
+        file.write_bytes(
+            json.dumps(_GOOD).encode() + b"\n" + _NONE[name] if _NONE[name].strip() else b""
+        )
+
+    with pytest.raises(ConfigurationError) as caught:
         await _all(connect(f"cassette:{file}"), _ask())
+
+    assert str(file) in str(caught.value)
+    assert ("line 2" in str(caught.value)) == bool(_NONE.get(name, b"").strip())
+
+
+_JUNK = st.sampled_from([None, True, -1, 2.5, "x", [], {}, [[]], {"a": 1}])
+
+
+@given(data=st.data())
+async def test_a_damaged_cassette_is_refused_or_played(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Cut anywhere, or with anything in the place of anything: no other error."""
+    file = tmp_path_factory.mktemp("tape") / "a.jsonl"
+    line = json.loads(json.dumps(_GOOD))
+    holder: Any = line
+    while True:
+        place = data.draw(
+            st.sampled_from(list(holder) if isinstance(holder, dict) else list(range(len(holder))))
+        )
+        if not (
+            isinstance(holder[place], dict | list) and holder[place] and data.draw(st.booleans())
+        ):
+            break
+        holder = holder[place]
+    holder[place] = data.draw(_JUNK)
+    written = json.dumps(line).encode()
+    file.write_bytes(written[: data.draw(st.integers(len(written) // 2, 2 * len(written)))])
+    request = Request([])
+
+    told = str(file)
+    try:
+        await _all(connect(f"cassette:{file}"), request)
+    except ConfigurationError as error:
+        told = str(error)
+    except BackendError:
+        pass
+    assert str(file) in told
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0}, {"timeouts": None}, {"record": "openai:x"}]
+)
+def test_an_option_that_a_cassette_has_not_is_refused(options: dict[str, Any]) -> None:
+    """And named."""
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        connect("cassette:a.jsonl", **options)
+
+
+async def test_a_place_that_cannot_be_written_is_told_before_anything_is_asked(
+    tmp_path: Path,
+) -> None:
+    """A reply would be lost."""
+    asked = ScriptedBackend("Hello")
+
+    for file in tmp_path, tmp_path / "none" / "a.jsonl", f"{tmp_path}/a\0":
+        with pytest.raises(ConfigurationError, match="cannot record"):
+            await connect(f"cassette:{file}", record=asked).complete(_ask())
+
+    assert not asked.requests
 
 
 _TEXT = st.text(max_size=5)
@@ -171,12 +299,12 @@ _DELTAS = st.builds(
 @given(delta=_DELTAS)
 def test_a_delta_survives_the_file(delta: Delta) -> None:
     """Every field of it; an empty id, name or finish_reason is the same as none."""
-    again = _delta_from_json(json.loads(json.dumps(_delta_to_json(delta))))
+    at, again = _delta_from_json(json.loads(json.dumps({"at": 1.5, **_delta_to_json(delta)})))
 
     for piece in delta.tool_calls:
         piece.id, piece.name = piece.id or None, piece.name or None
     delta.finish_reason = delta.finish_reason or None
-    assert again == delta
+    assert (at, again) == (1.5, delta)
 
 
 def test_a_cassette_is_played_without_a_loop(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from anabranch.commander import BackendError, ConfigurationError
 from anabranch.dispatch import Message, Request
 
 _PRINTABLE = st.text(st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="*"))
+_KEYS = _PRINTABLE.map(lambda key: key.strip(" \\")).filter(lambda key: len(key) >= 4)
 _WRITERS = {
     "plain": str,
     "JSON": lambda text: json.dumps(text)[1:-1],
@@ -38,13 +39,13 @@ _WRITERS = {
 
 
 @pytest.mark.parametrize("way", _WRITERS)
-@given(key=_PRINTABLE.filter(lambda key: len(key) >= 4), around=st.text("abc \\\"'"))
+@given(key=_KEYS, around=st.text("abc \\\"'"))
 def test_a_key_is_found_however_it_is_written(way: str, key: str, around: str) -> None:
-    """And nothing else is taken."""
+    """And nothing else is taken, but perhaps backslashes."""
     redactor, write = Redactor(SecretStr(key)), _WRITERS[way]
 
     assert write(key) not in redactor.text(around + write(key) + around)
-    assert redactor.text(f"<{write(key)}>") == "<***>"
+    assert redactor.text(f"<{write(key)}>").replace("\\", "") == "<***>"
 
 
 @pytest.mark.parametrize("way", _WRITERS)
@@ -55,6 +56,18 @@ def test_a_key_that_an_error_cut_short_is_found(way: str, key: str, cut: int) ->
     error = Redactor(SecretStr(key)).error(BackendError(f"told: {begun}"))
 
     assert begun not in str(error)
+
+
+_PROSE = "The user said: none of the messages is empty; call get_weather and stop."
+
+
+@pytest.mark.parametrize("key", ["a", "the", "user", "none", "EMPTY", "get_weather", "2024"])
+def test_a_key_that_is_a_word_is_left_in_prose(key: str) -> None:
+    """A placeholder, as servers without keys get it; what a server says is cut all the same."""
+    redactor = Redactor(SecretStr(key))
+
+    assert redactor.prose(_PROSE) == _PROSE
+    assert redactor.text(f"wrong key: {key}") == f"wrong key: {'***' if len(key) > 3 else key}"
 
 
 def test_blanks_around_a_key_are_dropped_and_nothing_shows_it() -> None:

@@ -1,0 +1,96 @@
+"""Addresses of servers: which are none, what in them is a secret, and what of them may be shown."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import ip_address
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
+
+from pydantic import SecretStr
+
+from ..commander._errors import ConfigurationError
+
+__all__ = ["endpoint", "has_user", "is_address", "secrets_of", "server_address", "shown"]
+
+_ENDPOINT = "/chat/completions"
+_NETLOC = re.compile(r"(?:.*@)?(?:\[[^\[\]@]+\]|[^\[\]:@]+)(?::[0-9]*)?")
+_HOST = re.compile(r"[A-Za-z0-9_.-]+")
+_LONGEST = 200  # characters of one that are shown
+
+
+def is_address(spec: str) -> bool:
+    """Say whether `spec` is meant as the address of a server, well formed or not."""
+    return re.match(r"https?:/", spec.strip(), re.IGNORECASE) is not None
+
+
+def server_address(base_url: str) -> str:
+    """Return `base_url` without a slash or `/chat/completions` at its end.
+
+    Raises `ConfigurationError` if it is not an http or https address.
+    """
+    url = _parsed(base_url)
+    if url is None:
+        raise ConfigurationError(
+            f"{shown(base_url)!r} is not an address of a server: "
+            "it should look like 'http://localhost:8000/v1'"
+        )
+    path = url.path.rstrip("/").removesuffix(_ENDPOINT)
+    return urlunsplit((url.scheme, url.netloc, path, url.query, ""))
+
+
+def endpoint(base_url: str) -> str:
+    """Return the address that requests are posted to; a query in `base_url` is kept."""
+    url = urlsplit(base_url)
+    return urlunsplit((url.scheme, url.netloc, url.path + _ENDPOINT, url.query, ""))
+
+
+def shown(address: str) -> str:
+    """Return `address`, well formed or not, without what may be a key: user, password, query."""
+    url = _parsed(address)
+    if url is not None:
+        whole = urlunsplit((url.scheme, url.netloc.rpartition("@")[2], url.path, "", ""))
+    else:
+        scheme, colon, rest = str(address).strip().partition(":")
+        if "@" in scheme + rest:
+            whole = "***" if "@" in scheme else f"{scheme}:***"
+        else:
+            whole = re.split("[?#]", scheme + colon + rest, maxsplit=1)[0]
+    return whole if len(whole) <= _LONGEST else whole[:_LONGEST] + "..."
+
+
+def has_user(address: str) -> bool:
+    """Say whether a user or a password stands in an address: it is sent in the key's place."""
+    return "@" in urlsplit(address).netloc
+
+
+def secrets_of(address: str) -> list[SecretStr]:
+    """Return what in an address is a secret: user, password, and what its query holds."""
+    try:
+        url = urlsplit(address)
+    except ValueError:
+        return []
+    user = url.netloc.rpartition("@")[0]
+    values = {user, unquote(user), *map(unquote, user.split(":", 1))}
+    for field in url.query.split("&"):
+        name, equals, written = field.partition("=")
+        if "version" not in name:
+            values |= {written if equals else name, *(v for _, v in parse_qsl(field))}
+    return [SecretStr(value) for value in sorted(values) if value]
+
+
+def _parsed(address: str) -> SplitResult | None:
+    """Return the parts of a well-formed address; None for what some library would stumble over."""
+    text = str(address).strip()
+    if not text.isprintable() or " " in text:
+        return None
+    try:
+        url = urlsplit(text)
+        host = url.hostname or ""
+        if ":" in host:
+            ip_address(host)
+        elif not _HOST.fullmatch(host.encode("idna").decode()):
+            return None
+        named = url.scheme in {"http", "https"} and url.port != 0
+    except ValueError:  # brackets, a port, an address, a name in letters that no name can have
+        return None
+    return url if named and _NETLOC.fullmatch(url.netloc) else None

@@ -1,0 +1,226 @@
+"""The file of a cassette: a line of JSON for each recorded reply, and what is refused as none."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from reprlib import repr as short
+from types import NoneType
+from typing import Any, cast
+
+from ..commander import _errors as errors
+from ..commander._errors import BackendError, ConfigurationError, RateLimited, StreamInterrupted
+from ..dispatch import Delta, Request, ToolCallDelta, Usage, request_body
+from ._assemble import partial_message
+from ._secret import Cut, cleaned
+
+__all__ = ["Tape", "Track", "key_of", "line_of"]
+
+_NUMBER = (int, float)
+_LINE = {
+    "request": dict,
+    "sha256": str,
+    "model": str,
+    "number": int,
+    "deltas": list,
+    "failure": dict,
+    "left": bool,
+}
+_DELTA = {
+    "at": _NUMBER,
+    "text": str,
+    "reasoning": str,
+    "refusal": str,
+    "tool_calls": list,
+    "usage": dict,
+    "finish_reason": str,
+    "done": bool,
+}
+_PIECE = {"index": int, "id": str, "name": str, "arguments": str}
+_FAILURE = {
+    "kind": str,
+    "message": str,
+    "status": (int, NoneType),
+    "retry_after": (*_NUMBER, NoneType),
+}
+_Kinds = Mapping[str, type | tuple[type, ...]]
+
+
+@dataclass(slots=True)
+class Track:
+    """One recorded reply: each delta with its time after the request, in seconds."""
+
+    request: str  # as `key_of` writes it
+    number: int  # requests that are alike are answered in this order, that of their beginning
+    deltas: list[tuple[float, Delta]] = field(default_factory=list[tuple[float, Delta]])
+    failure: dict[str, Any] | None = None
+    left: bool = False  # the reader did not wait for the end
+
+    def fail(self, error: BackendError) -> None:
+        """End with this error."""
+        self.failure = {
+            "kind": type(error).__name__,
+            "message": str(error),
+            "status": error.status,
+            "retry_after": getattr(error, "retry_after", None),
+        }
+
+    def ending(self, file: Path) -> BackendError | None:
+        """Return the error that the reply ended with, None if it was whole."""
+        told = self.failure
+        if told is None and not self.left:
+            return None
+        message = told["message"] if told else f"{file}: the recorded reader left here"
+        kind: Any = getattr(errors, told["kind"], None) if told else StreamInterrupted
+        if not (isinstance(kind, type) and issubclass(kind, BackendError)):
+            kind = BackendError  # one of the recording program's own
+        if kind is StreamInterrupted:
+            return kind(message, partial=partial_message(delta for _, delta in self.deltas))
+        more: dict[str, Any] = {"status": told and told.get("status")}
+        if kind is RateLimited:
+            more["retry_after"] = told and told.get("retry_after")
+        return kind(message, **more)
+
+
+def key_of(request: Request) -> str:
+    """Write what a request is found by."""
+    body = request_body("", request, stream=False)
+    del body["model"]
+    try:
+        return json.dumps(body, sort_keys=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"the request cannot be recorded as JSON: {error}") from None
+
+
+class Tape:
+    """What a file holds, by request."""
+
+    def __init__(self, file: Path) -> None:
+        """Read the file. Raises `ConfigurationError` that names it, and the line that is wrong."""
+        try:
+            lines = file.read_bytes().split(b"\n")
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"no cassette {str(file)!r}: {_reason(error)}") from None
+        self._file = file
+        self._tracks: dict[str, list[Track]] = defaultdict(list)
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                try:
+                    key, track = _track_from_json(line, number)
+                except (ValueError, RecursionError) as error:
+                    why = f"{file}, line {number}: not a recording: {_reason(error)}"
+                    raise ConfigurationError(why) from None
+                self._tracks[key].append(track)
+        if not self._tracks:
+            raise ConfigurationError(f"the cassette {str(file)!r} is empty: nothing was recorded")
+        for tracks in self._tracks.values():
+            tracks.sort(key=lambda track: track.number)
+
+    def find(self, key: str) -> list[Track]:
+        """Return the replies to a request in the order of their beginning."""
+        return self._tracks.get(key) or self._tracks.get(_digest(key)) or []
+
+    def requests(self) -> list[str]:
+        """Return all requests that were recorded."""
+        return [tracks[0].request for tracks in self._tracks.values()]
+
+
+def line_of(track: Track, model: str, cut: Cut) -> str:
+    """Write a line of the file, with `cut` done to all text in it.
+
+    A request from which something was cut is found by a digest of what it was.
+    """
+    asked = json.loads(track.request)
+    request = cleaned(asked, cut)
+    found_by = {} if request == asked else {"sha256": _digest(track.request)}
+    deltas = [{"at": round(at, 4), **_delta_to_json(delta)} for at, delta in track.deltas]
+    _join_cut(deltas, cut)
+    line = {"request": request, **found_by, "model": model, "number": track.number}
+    line["deltas"] = [cleaned(delta, cut) for delta in deltas]
+    line |= {"failure": cleaned(track.failure, cut)} if track.failure else {}
+    line |= {"left": True} if track.left else {}
+    return json.dumps(line) + "\n"
+
+
+def _join_cut(deltas: list[dict[str, Any]], cut: Cut) -> None:
+    """Take out what is cut into pieces: the text then stands where it began."""
+    pieces = [piece for delta in deltas for piece in delta.get("tool_calls", ())]
+    calls = [[p for p in pieces if p["index"] == i] for i in {p["index"] for p in pieces}]
+    fields = [(deltas, name) for name in ("text", "reasoning", "refusal")]
+    for parts, name in (*fields, *((call, "arguments") for call in calls)):
+        holders = [part for part in parts if name in part]
+        whole = "".join(part[name] for part in holders)
+        if (clean := cut(whole)) != whole:
+            for part in holders:
+                del part[name]
+            holders[0][name] = clean
+
+
+def _digest(key: str) -> str:
+    return sha256(key.encode()).hexdigest()
+
+
+def _reason(error: Exception) -> str:
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(text.split())
+
+
+def _track_from_json(written: bytes, number: int) -> tuple[str, Track]:
+    line = _fields("the line", json.loads(written), _LINE, ("request", "deltas"))
+    request = json.dumps(line["request"], sort_keys=True)
+    failure = line.get("failure")
+    if failure is not None:
+        _fields("failure", failure, _FAILURE, ("kind", "message"))
+    deltas = [_delta_from_json(delta) for delta in line["deltas"]]
+    track = Track(request, line.get("number", number), deltas, failure, line.get("left", False))
+    return line.get("sha256", request), track
+
+
+def _fields(what: str, value: object, kinds: _Kinds, needed: Iterable[str]) -> dict[str, Any]:
+    """Return `value` if it is an object with fields of these kinds; raise `ValueError` if not."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is no object: {short(value)}")
+    fields = cast("dict[str, Any]", value)
+    if missing := [name for name in needed if name not in fields]:
+        raise ValueError(f"{what} has no {', '.join(missing)}")
+    for name, each in fields.items():
+        if name not in kinds:
+            raise ValueError(f"{what} has {name!r}, which this version does not know")
+        if not isinstance(each, kinds[name]) or isinstance(each, bool) != (kinds[name] is bool):
+            raise ValueError(f"{what} has a wrong {name}: {short(each)}")
+    return fields
+
+
+def _delta_to_json(delta: Delta) -> dict[str, Any]:
+    fields = {
+        "text": delta.text,
+        "reasoning": delta.reasoning,
+        "refusal": delta.refusal,
+        "tool_calls": [_piece_to_json(piece) for piece in delta.tool_calls],
+        "usage": delta.usage and delta.usage.model_dump(exclude_defaults=True),
+        "finish_reason": delta.finish_reason,
+        "done": delta.done,
+    }
+    return {k: v for k, v in fields.items() if v or (k == "usage" and v is not None)}
+
+
+def _piece_to_json(piece: ToolCallDelta) -> dict[str, Any]:
+    fields = {"id": piece.id, "name": piece.name, "arguments": piece.arguments}
+    return {"index": piece.index} | {k: v for k, v in fields.items() if v}
+
+
+def _delta_from_json(value: object) -> tuple[float, Delta]:
+    fields = dict(_fields("a delta", value, _DELTA, ("at",)))
+    at = fields.pop("at")
+    if not 0 <= at < float("inf"):
+        raise ValueError(f"a delta has a wrong at: {at!r}")
+    if "tool_calls" in fields:
+        pieces = [_fields("a call", p, _PIECE, ("index",)) for p in fields["tool_calls"]]
+        fields["tool_calls"] = [ToolCallDelta(**piece) for piece in pieces]
+    if "usage" in fields:
+        fields["usage"] = Usage(**fields["usage"])
+    return at, Delta(**fields)
