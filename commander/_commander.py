@@ -26,6 +26,7 @@ from ._queue import Queue
 from ._record import CURRENT, DONE, Callback
 from ._snapshot import TreeSnapshot, explain, snapshot
 from ._usage import spent
+from ._waits import note_outside_wait
 from ._watch import Watch
 
 __all__ = ["Commander"]
@@ -43,10 +44,12 @@ class Commander(Node[Any], internal=True):
     Leaving the block waits for all that was put. An exception that leaves the block, cancellation
     included, cancels everything, waits for it and goes on as it was.
 
-    `max_concurrency` limits how many jobs run at once (default: no limit). `policy` says what
-    becomes of failures among the top-level nodes that nobody awaits; `isolate`, the default, logs
-    them and goes on. A body that blocks the loop for longer than `slow_after` seconds is named in
-    a warning; `None` turns that off. A commander is used once.
+    `max_concurrency` limits how many jobs run their bodies at once (default: no limit). Handlers do
+    not count, nor does a job that waits for the tree, as for a handler that does its work: to limit
+    requests to models, use `Limits(concurrency=)`. `policy` says what becomes of failures among the
+    top-level nodes that nobody awaits; `isolate`, the default, logs them and goes on. A body that
+    blocks the loop for longer than `slow_after` seconds is named in a warning; `None` turns that
+    off. A commander is used once.
     """
 
     policy = "isolate"
@@ -396,6 +399,7 @@ def _start_for_future(
     loop = node.commander._n_loop
     waiter = add_waiter(node)
     waiter.add_done_callback(lambda _: _hand_over(node, waiter, result))
+    note_outside_wait(waiter)
 
     def cancelled_in_thread(future: concurrent.futures.Future[T]) -> None:
         if future.cancelled() and not loop.is_closed():

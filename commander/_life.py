@@ -75,8 +75,9 @@ async def _drive(node: Node[Any]) -> None:
             if node._n_commander._n_listeners:
                 publish(node, "started")
             if node._n_special:
-                await _begin_attempt(node)
-                result = await _body(node)
+                attempt = _attempt(node)
+                place = node._n_place
+                result = await (attempt if place is None else place.drive(attempt))
             else:
                 result = await node.task()
             node._n_result = await _adopt(node, result) if isinstance(result, Record) else result
@@ -98,8 +99,9 @@ async def _drive(node: Node[Any]) -> None:
     _body_ended(node)
 
 
-def _body(node: Node[Any]) -> Awaitable[Any]:
-    return node.task() if node._n_away is None else node._n_away.run(node)
+async def _attempt(node: Node[Any]) -> Any:
+    await _begin_attempt(node)
+    return await (node.task() if node._n_away is None else node._n_away.run(node))
 
 
 async def _begin_attempt(node: Node[Any]) -> None:
@@ -139,7 +141,7 @@ async def _run_starts(node: Node[Any], starts: list[Callback]) -> None:
 async def _adopt(node: Node[Any], returned: object) -> Any:
     """Wait for the node that a body has returned; it becomes a child unless it already runs."""
     if node._n_place is not None:
-        node._n_place.release(node)
+        node._n_place.release()
     _enter_joining(node)
     return await cast("Node[Any]", returned)
 
@@ -148,7 +150,7 @@ def _body_ended(node: Node[Any]) -> None:
     """Join: at once if no child is alive, else when the last one has ended."""
     node._n_task = None
     if node._n_place is not None:
-        node._n_place.release(node)
+        node._n_place.release()
     if node._n_children:
         node._n_context = copy_context()
         if node._n_state != "joining":

@@ -10,7 +10,6 @@ import asyncio
 import inspect
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Generator, Iterator
-from types import CodeType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from ._cancel import cancel_subtrees
@@ -20,8 +19,8 @@ from ._failure import child_failed, take_claimed
 from ._life import spawn
 from ._place import On, send
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
-from ._queue import Loan
 from ._record import CURRENT, DONE, Callback, Moment, NodeState, Record, share_layout
+from ._waits import begin_wait
 
 if TYPE_CHECKING:
     from ._commander import Commander
@@ -326,10 +325,16 @@ def _wait(node: Node[Any]) -> Generator[Any, None, None]:
         raise RuntimeError(f"{node!r} belongs to another loop: await it there")
     if waiter is not None:
         _refuse_circle(node, waiter)
-    if waiter is None or waiter._n_place is None:
-        yield from _rest(node, add_waiter(node))
-    else:
-        yield from _rest_without_place(node, waiter._n_place.lend(waiter))
+    wait = begin_wait(node)
+    _add_waiter(node, wait)
+    try:
+        yield from wait
+    except asyncio.CancelledError:
+        if wait.done() and not wait.cancelled():
+            lose_taker(node)  # the node ended in the very turn in which this wait was cancelled
+        raise
+    finally:
+        del wait.node  # the loop keeps the future until it has gone on to the next step
 
 
 def add_waiter(node: Node[Any]) -> asyncio.Future[None]:
@@ -344,28 +349,6 @@ def _add_waiter(node: Node[Any], future: asyncio.Future[None]) -> None:
         node._n_waiters = [future]
     else:
         node._n_waiters.append(future)
-
-
-def _rest(node: Node[Any], future: asyncio.Future[None]) -> Generator[Any, None, None]:
-    try:
-        yield from future
-    except asyncio.CancelledError:
-        if future.done() and not future.cancelled():
-            lose_taker(node)  # the node ended in the very turn in which this wait was cancelled
-        raise
-
-
-def _rest_without_place(node: Node[Any], loan: Loan) -> Generator[Any, None, None]:
-    _add_waiter(node, loan)
-    try:
-        yield from loan
-        if loan.place is not None:
-            yield from loan.place
-    except asyncio.CancelledError:
-        if loan.done() and not loan.cancelled():
-            lose_taker(node)
-        loan.take_back()
-        raise
 
 
 def lose_taker(node: Node[Any]) -> None:
@@ -424,9 +407,6 @@ def _add_callback(node: N, moment: Moment, callback: Callback) -> N:
         node._n_callbacks += (moment, callback)
     return node
 
-
-# By this code `explain` knows that a coroutine stands in an await of a node.
-AWAITING: CodeType = vars(Node)["__await__"].__code__
 
 # What a subclass may set, but not declare as a field.
 OVERRIDABLE = ("task", "policy", "on")

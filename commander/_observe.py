@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ._record import DONE
+from ._waits import begin_wait
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -16,7 +17,7 @@ __all__ = ["observe", "outlast"]
 
 def observe(node: Node[Any]) -> asyncio.Future[None]:
     """Return a future that is done when the node is; unlike awaiting, it takes no failure."""
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    future = begin_wait(node)
     if node._n_state in DONE:
         future.set_result(None)
         return future

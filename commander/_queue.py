@@ -15,31 +15,43 @@ from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
 
+from ._seat import Seat
+
 if TYPE_CHECKING:
     from ._node import Node
 
-__all__ = ["Loan", "Queue"]
+__all__ = ["Queue"]
 
 Entry: TypeAlias = "tuple[Node[Any], Context]"
+
+# How often, in seconds, a full queue looks whether a body waits for the tree by now.
+LOOK = 0.02
+# How long, in seconds, nothing at all must move before it lends a place that may be waited for.
+PATIENCE = 0.5
 
 
 class Queue:
     """Starts jobs in the order in which they were put, those of higher priority first.
 
-    With a `limit`, at most that many jobs hold a place. A job gives its place up while it waits
-    for a node, and takes one again, before any new start, when that wait is over.
+    With a `limit`, at most that many jobs hold a place. A job lends its place while its body waits
+    for the tree, and takes one again, before any new start, when that wait is over.
     """
 
     __slots__ = (
         "_filling",
         "_lanes",
         "_last",
-        "_loop",
+        "_limited",
         "_priorities",
-        "_resuming",
         "_root",
         "_spawn",
+        "_stirred",
+        "_stirred_at",
+        "_suspects",
+        "_timer",
         "free",
+        "loop",
+        "resuming",
     )
 
     def __init__(
@@ -50,25 +62,32 @@ class Queue:
         spawn: Callable[[Node[Any], Context], None],
     ) -> None:
         self._root = root
-        self._loop = loop
+        self.loop = loop
         self._spawn = spawn
         # The last job that started when it was put: if it has begun, so have those before it.
         self._last: ref[Node[Any]] | None = None
-        # How many more jobs may hold a place; below 0 for a moment after `take_now`.
-        self.free = limit
+        self._limited = limit is not None
+        # How many more jobs may hold a place; below 0 for a moment after `take`.
+        self.free = limit or 0
         # Waiting jobs by priority; no lane is empty, and `_priorities` holds their keys, sorted.
         self._lanes: dict[int, deque[Entry]] = {}
         self._priorities: list[int] = []
-        # Jobs whose wait is over, first come first served, with what each now waits for.
-        self._resuming: deque[tuple[asyncio.Future[None], Node[Any]]] = deque()
+        # Places that are lent and wanted again, first come first served; empty while one is free.
+        self.resuming: dict[Seat, None] = {}
         self._filling = False
+        # Places that are held by a suspended body that may wait for the tree, unseen.
+        self._suspects: dict[Seat, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        # Whether anything has moved since the last look, and when that was.
+        self._stirred = False
+        self._stirred_at = 0.0
 
     def put(self, job: Node[Any], priority: int) -> None:
         """Let `job` wait for its turn, in a copy of the current context."""
         job._n_context = context = copy_context()  # in which it also ends, if it is cancelled here
         if priority:
             job._n_priority = priority
-        if self.free is not None or self._lanes:
+        if self._limited or self._lanes:
             self._append(priority, (job, context))
         elif (last := self._unbegun()) is not None and last._n_priority < priority:
             self._append(priority, (job, context))
@@ -112,21 +131,23 @@ class Queue:
             insort(self._priorities, priority)
         lane.append(entry)
         self._fill_soon()
+        self._watch()
 
     def _fill_soon(self) -> None:
         if not self._filling:
             self._filling = True
-            self._loop.call_soon(self._fill)
+            self.loop.call_soon(self._fill)
 
     def _fill(self) -> None:
         self._filling = False
-        while self._lanes and (self.free is None or (self.free > 0 and not self._resuming)):
+        while self._lanes and (self.free > 0 or not self._limited):
             job, context = self._pop()
             if job._n_state != "pending" or job._n_task is not None:
                 continue  # cancelled while it waited: its end is under way
-            if self.free is not None:
+            if self._limited:
                 self.free -= 1
-                job._n_place = self
+                job._n_place = Seat(self, job)
+                job._n_special = True
             self._spawn(job, context)
 
     def _pop(self) -> Entry:
@@ -137,81 +158,80 @@ class Queue:
             del self._lanes[self._priorities.pop()]
         return entry
 
-    def release(self, job: Node[Any]) -> None:
-        """Take the place of a job whose body has ended."""
-        job._n_place = None
-        if not job._n_waits:
+    # --- places that are lent and taken again
+
+    def lend(self, seat: Seat) -> None:
+        """Give the place of `seat` to others, or stop asking for it."""
+        if seat.held:
+            seat.held = False
+            self.forget(seat)
             self._give()
+        else:
+            self.resuming.pop(seat, None)
+            seat.wake()
 
-    def lend(self, job: Node[Any]) -> Loan:
-        """Lend out the place of `job`, which begins to wait; return the future of that wait."""
-        job._n_waits += 1
-        if job._n_waits == 1:
+    def ask(self, seat: Seat) -> None:
+        """Let `seat` have a place again, as soon as one is free."""
+        if self.free > 0:
+            self.take(seat)
+        else:
+            self.resuming[seat] = None
+            self._watch()
+
+    def take(self, seat: Seat) -> None:
+        """Let `seat` have a place at once, above the limit if none is free."""
+        self.resuming.pop(seat, None)
+        seat.held = True
+        self.free -= 1
+        self._stirred = True
+        seat.wake()
+        seat.doubt()
+
+    def leave(self, seat: Seat) -> None:
+        """Take the place of `seat` for good."""
+        self.resuming.pop(seat, None)
+        if seat.held:
             self._give()
-        return Loan(self, job, self._loop)
-
-    def end_wait(self, job: Node[Any]) -> asyncio.Future[None] | None:
-        """Set a place aside for a job whose wait is over; return a future of it if none is free."""
-        assert self.free is not None
-        if job._n_waits > 1 or not self._lent_to(job) or (self.free > 0 and not self._resuming):
-            self._take(job)
-            return None
-        place: asyncio.Future[None] = self._loop.create_future()
-        self._resuming.append((place, job))
-        return place
-
-    def take_now(self, job: Node[Any], place: asyncio.Future[None] | None = None) -> None:
-        """Take a place at once, above the limit if need be, and wait for `place` no more."""
-        if place is not None and (place, job) in self._resuming:
-            self._resuming.remove((place, job))
-        self._take(job)
-
-    def _take(self, job: Node[Any]) -> None:
-        assert self.free is not None
-        job._n_waits -= 1
-        if not job._n_waits and self._lent_to(job):
-            self.free -= 1  # else it waits in another task too, or its body has ended
-
-    def _lent_to(self, job: Node[Any]) -> bool:
-        return job._n_place is self
+        seat.held = True  # so that nobody asks for it again
 
     def _give(self) -> None:
-        assert self.free is not None
         self.free += 1
-        while self._resuming and self.free > 0:
-            place, job = self._resuming.popleft()
-            if not place.cancelled():  # else the job is cancelled, and takes its place by itself
-                self._take(job)
-                place.set_result(None)
+        self._stirred = True
+        while self.resuming and self.free > 0:
+            self.take(next(iter(self.resuming)))
         if self._lanes:
             self._fill_soon()
 
+    # --- places that should be lent, though nothing says so
 
-class Loan(asyncio.Future[None]):
-    """A job's wait for a node, during which its place is lent out.
+    def suspect(self, seat: Seat) -> None:
+        """Look at `seat` now and then while others want a place, until it is forgotten."""
+        self._suspects[seat] = None
+        self._watch()
 
-    The place is asked for in the moment in which the wait ends and not when the job next runs: a
-    new start could come between the two.
-    """
+    def forget(self, seat: Seat) -> None:
+        """Look at `seat` no more."""
+        self._suspects.pop(seat, None)
 
-    def __init__(self, queue: Queue, job: Node[Any], loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop=loop)
-        self._queue = queue
-        self._job = job
-        # What is still to be waited for when the wait itself is over.
-        self.place: asyncio.Future[None] | None = None
+    def stir(self) -> None:
+        """Note that something has moved: a body that holds a place, or another wait has begun."""
+        self._stirred = True
+        if self._suspects:
+            self._watch()
 
-    def set_result(self, result: None) -> None:
-        """End the wait."""
-        self.place = self._queue.end_wait(self._job)
-        super().set_result(result)
+    def _watch(self) -> None:
+        full = self.free <= 0 and (self._lanes or self.resuming)
+        if full and self._suspects and self._timer is None:
+            # A large number of them is looked at less often, at a small part of the time.
+            self._timer = self.loop.call_later(LOOK + len(self._suspects) / 1000, self._look)
 
-    def take_back(self) -> None:
-        """Have the place again at once, for a job that is cancelled in this wait.
-
-        It may be above the limit: a clean-up must not wait for others.
-        """
-        if not self.done() or self.cancelled():
-            self._queue.take_now(self._job)
-        elif self.place is not None and (not self.place.done() or self.place.cancelled()):
-            self._queue.take_now(self._job, self.place)
+    def _look(self) -> None:
+        self._timer = None
+        now = self.loop.time()
+        if self._stirred:
+            self._stirred = False
+            self._stirred_at = now
+        for seat in tuple(self._suspects):
+            seat.look()
+        if now - self._stirred_at < PATIENCE or any(map(Seat.lend_unseen, tuple(self._suspects))):
+            self._watch()

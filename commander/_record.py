@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ._commander import Commander
     from ._node import Node
     from ._place import Away
-    from ._queue import Queue
+    from ._seat import Seat
 
 __all__ = [
     "CURRENT",
@@ -116,10 +116,8 @@ class Record:
     _n_spent: dict[str, Any] | None = None
     # A job's, which says who goes first.
     _n_priority: int = 0
-    # The queue that lent this job a place, from its start to the end of its body under a limit.
-    _n_place: Queue | None = None
-    # How many waits for nodes are under way in this job's body; its place is lent out meanwhile.
-    _n_waits: int = 0
+    # This job's place under a limit, from its start to the end of its body.
+    _n_place: Seat | None = None
 
 
 # The names of all that the engine keeps; the rest of a node's attributes are its inputs.

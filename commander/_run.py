@@ -32,6 +32,8 @@ def run(
 
     Returns the value of `commander.exit(value)` if that was called, else the job's result; raises
     the job's failure. With `auto_exit=False` it stays open for thread-safe puts until `exit`.
+    `max_concurrency` counts jobs whose bodies run, no handlers and no job that waits for the tree;
+    to limit requests to models, use `Limits(concurrency=)`.
 
     The first SIGINT cancels the tree and raises `KeyboardInterrupt` when it has ended; the second
     raises it at once. SIGTERM cancels the tree and exits with status 143, unless the program

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
 
 from ._library import is_library
-from ._node import AWAITING, Node
+from ._node import Node
 from ._record import DONE, NodeState
+from ._waits import awaited, frames, reach
 
 __all__ = ["NodeSnapshot", "TreeSnapshot", "draw", "explain", "snapshot"]
 
@@ -161,15 +160,22 @@ def _waits(node: Node[Any]) -> tuple[str, tuple[Node[Any], ...]]:
         return _waits_without_task(node)
     if node._n_away is not None and node.state == "running":
         return f"is running, {node._n_away.explain()}", node.children
-    stops = tuple(_stops(node._n_task))
-    awaited = tuple(stop for stop in stops if isinstance(stop, Node))
     doing = "runs a callback" if node._n_closing else f"is {node.state}"
-    line = _line(stops)
-    if awaited:
-        return f"{doing}, awaits {', '.join(map(_short, awaited))}{line}", awaited
+    if node._n_place is not None and node._n_place.wanted:
+        return f"{doing}, waits to have one of {_places(node)} again", ()
+    coroutine = node._n_task.get_coro()
+    tasks, waits = reach(coroutine, awaited(node._n_task))
+    line = _line(coroutine) or next(filter(None, (_line(each.get_coro()) for each in tasks)), "")
+    nodes = tuple(sorted({wait.node for wait in waits}, key=lambda node: node._n_id))
+    if nodes:
+        return f"{doing}, awaits {', '.join(map(_short, nodes[:LEAVES]))}{line}", nodes
     if line:
         return f"{doing}, stands{line}", ()
     return ("is about to start", ()) if node.state == "pending" else (doing, node.children)
+
+
+def _places(node: Node[Any]) -> str:
+    return f"{node.commander._n_limit} places"
 
 
 def _waits_without_task(node: Node[Any]) -> tuple[str, tuple[Node[Any], ...]]:
@@ -183,48 +189,13 @@ def _waits_without_task(node: Node[Any]) -> tuple[str, tuple[Node[Any], ...]]:
         return f"is pending: attempt {tries + 1} begins after a pause", ()
     if node.commander._n_limit is None:
         return "is pending: it starts on the next turn of the loop", ()
-    return f"is pending: it waits for one of {node.commander._n_limit} places", ()
+    return f"is pending: it waits for one of {_places(node)}", ()
 
 
-def _line(stops: tuple[Node[Any] | FrameType, ...]) -> str:
+def _line(coroutine: object) -> str:
     """Return where the user's own code stands: the innermost frame that no library owns."""
-    frames = [stop for stop in stops if not isinstance(stop, Node)]
-    own = [frame for frame in frames if not is_library(frame.f_code.co_filename)]
+    own = [each for each in frames(coroutine) if not is_library(each.f_code.co_filename)]
     if not own:
         return ""
     frame = own[-1]
     return f" at {Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
-
-
-def _stops(task: asyncio.Task[Any]) -> Iterator[Node[Any] | FrameType]:
-    """Walk from a task inwards along what each coroutine awaits: its frames, and awaited nodes."""
-    at: Any = task.get_coro()
-    while at is not None:
-        frame: FrameType | None = _first(at, "cr_frame", "gi_frame", "ag_frame")
-        if frame is not None:
-            code: CodeType = frame.f_code
-            if code is AWAITING:
-                yield frame.f_locals["self"]
-                return
-            yield frame
-        inner: Any = _first(at, "cr_await", "gi_yieldfrom", "ag_await")
-        if inner is None and frame is None:
-            # A future: a task has a coroutine of its own, `gather` has several tasks.
-            for other in _tasks_behind(at):
-                yield from _stops(other)
-            return
-        at = inner
-
-
-def _first(thing: object, *names: str) -> Any:
-    for name in names:
-        if hasattr(thing, name):
-            return getattr(thing, name)
-    return None
-
-
-def _tasks_behind(future: object) -> list[asyncio.Task[Any]]:
-    if isinstance(future, asyncio.Task):
-        return [future]
-    children: list[Any] = getattr(future, "_children", [])
-    return [child for child in children if isinstance(child, asyncio.Task) and not child.done()]

@@ -10,9 +10,10 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from ..commander import Node
+from ..commander._waits import Wait, begin_wait, sleeps, waits_for_tree
 from ._speech import Sink
 
 __all__ = ["Channel", "Gate", "Waiters"]
@@ -24,41 +25,36 @@ class _Here(threading.local):
     """What the branches of this thread's loop know of each other."""
 
     def __init__(self) -> None:
-        # Tasks that wait for a branch or a message: what they have read holds no source meanwhile.
-        self.waiting: set[asyncio.Task[Any]] = set()
-        # Gates that hold their source: they look again when one of these tasks begins to wait.
+        # Gates that hold their source: they look again when a task begins to wait for a branch.
         self.holding: set[Gate] = set()
 
 
 _here = _Here()
 
-# How often, in seconds, a gate that holds looks whether a reader has ended or waits for a node.
+# How often, in seconds, a gate that holds looks whether a reader has ended or waits for the tree.
 _LOOK_AGAIN = 0.02
-
-_NODE_WAIT = cast("Any", Node).__await__.__code__
+# How long, in seconds, it holds for a reader who takes nothing before it lets more in all the same:
+# he may wait for the source in a way that cannot be seen.
+_PATIENCE = 1.0
 
 
 class Waiters:
-    """Tasks that wait for one thing."""
+    """Tasks that wait for one thing that `pump` brings."""
 
-    __slots__ = ("futures",)
+    __slots__ = ("_pump", "futures")
 
-    def __init__(self) -> None:
-        self.futures: list[asyncio.Future[None]] = []
+    def __init__(self, pump: Node[Any]) -> None:
+        self._pump = pump
+        self.futures: list[Wait] = []
 
     async def wait(self) -> None:
         """Wait for the next `wake`."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future = begin_wait(self._pump)
         self.futures.append(future)
-        task = asyncio.current_task()
-        assert task is not None
-        _here.waiting.add(task)
-        for gate in tuple(_here.holding):
-            gate.look_again()
-        try:
-            await future
-        finally:
-            _here.waiting.discard(task)
+        loop = asyncio.get_running_loop()
+        for gate in _here.holding:
+            loop.call_soon(gate.look_again)  # once this task is suspended
+        await future
 
     def wake(self) -> None:
         """Wake all that wait."""
@@ -74,10 +70,11 @@ class Gate:
     `limit` is in characters, for each branch. `pressed` says that it is worth asking `wait`.
     """
 
-    __slots__ = ("_channels", "_held", "limit", "pressed")
+    __slots__ = ("_channels", "_held", "limit", "pressed", "pump")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, pump: Node[Any]) -> None:
         self.limit = limit
+        self.pump = pump
         self.pressed = False
         self._channels: list[Channel[Any]] = []
         self._held: asyncio.Future[None] | None = None
@@ -91,11 +88,13 @@ class Gate:
         if self._held is not None and not self._held.done():
             self._held.set_result(None)
 
-    async def wait(self) -> None:
-        """Wait until no channel holds the source back."""
-        self.pressed = False
-        while any(channel.holds for channel in self._channels):
+    async def wait(self) -> bool:
+        """Wait until no channel holds the source back; return whether any did."""
+        self.pressed = held = False
+        while any(channel.holds() for channel in self._channels):
+            held = True
             await self._next_look()
+        return held
 
     async def _next_look(self) -> None:
         loop = asyncio.get_running_loop()
@@ -119,8 +118,10 @@ class Channel(Sink[T], AsyncIterator[T]):
     """
 
     __slots__ = (
+        "_allowed",
         "_ended",
         "_gate",
+        "_held_since",
         "_items",
         "_measure",
         "_outcome",
@@ -144,7 +145,10 @@ class Channel(Sink[T], AsyncIterator[T]):
         self._size = 0  # of the items, in characters, once somebody reads
         self._ended = False
         self._reader: asyncio.Task[Any] | None = None  # the task that read it last
-        self._waiters = Waiters()
+        self._waiters = Waiters(gate.pump)
+        # How many characters may lie here, and since when more do and nobody has read.
+        self._allowed = gate.limit
+        self._held_since: float | None = None
         gate.add(self)
 
     def _begin_reading(self) -> None:
@@ -156,7 +160,7 @@ class Channel(Sink[T], AsyncIterator[T]):
         self._size = size = self._size + self._measure(item)
         if self._waiters.futures:
             self._waiters.wake()
-        elif size > self._gate.limit:
+        if size > self._gate.limit:
             self._gate.pressed = True
 
     def end(self) -> None:
@@ -164,21 +168,25 @@ class Channel(Sink[T], AsyncIterator[T]):
         self._ended = True
         self._waiters.wake()
 
-    @property
     def holds(self) -> bool:
-        """Whether the source has to wait for this branch (F5).
+        """Say whether the source has to wait for this branch (F5).
 
         It does not for one that nobody has read, nor for one whose last reader has ended or waits
-        for something that may need the source itself.
+        for something that may need the source itself. If a reader takes nothing for long, though
+        he does not merely sleep, twice as much is let in, and so on.
         """
         reader = self._reader
-        return (
-            self._size > self._gate.limit
-            and reader is not None
-            and not reader.done()
-            and reader not in _here.waiting
-            and not _waits_for_node(reader)
-        )
+        if self._size <= self._allowed or reader is None or reader.done() or waits_for_tree(reader):
+            self._held_since = None
+            return False
+        now = reader.get_loop().time()
+        if self._held_since is None or sleeps(reader.get_coro()):
+            self._held_since = now
+        elif now - self._held_since >= _PATIENCE:
+            self._allowed = 2 * self._size
+            self._held_since = None
+            return False
+        return True
 
     async def __anext__(self) -> T:
         if self._reader is None:
@@ -191,15 +199,8 @@ class Channel(Sink[T], AsyncIterator[T]):
             await self._waiters.wait()
         item = self._items.popleft()
         self._size -= self._measure(item)
-        if self._size <= self._gate.limit:
+        self._allowed = self._gate.limit
+        self._held_since = None
+        if self._size <= self._allowed:
             self._gate.look_again()
         return item
-
-
-def _waits_for_node(task: asyncio.Task[Any]) -> bool:
-    waiting: Any = task.get_coro()
-    while waiting is not None:
-        if getattr(waiting, "gi_code", None) is _NODE_WAIT:
-            return True
-        waiting = getattr(waiting, "cr_await", None) or getattr(waiting, "gi_yieldfrom", None)
-    return False

@@ -10,6 +10,7 @@ from types import coroutine
 from typing import Any, TypeAlias
 
 from ..commander import Node, NodeCancelled, StreamInterrupted
+from ..commander._waits import drives
 from ._assembly import Assembly, Branches
 from ._call import OpenCall, ToolCallError
 from ._channel import Channel, Gate, Waiters
@@ -25,7 +26,8 @@ Repair: TypeAlias = Callable[[ToolCallError], "Repaired | Awaitable[Repaired]"]
 """Sees a faulty call; gives arguments, as JSON text or an object, or None to let it be refused."""
 
 # A source that never waits gives way to the loop after this many deltas, or after fewer if the
-# limit is small, so that no branch is over it by much.
+# limit is small. At the beginning, and after a branch was too full, deltas are handed on in batches
+# that grow fourfold up to that: so a branch of deltas alike passes its limit four times at most.
 _TURN = 1024
 _DELTA = 64  # characters in a delta, for that
 
@@ -41,7 +43,7 @@ class Pump(Node[None], internal=True):
         repair: Repair | None,
         limit: int,
     ) -> None:
-        self._gate = Gate(limit)
+        self._gate = Gate(limit, self)
         # Annotated, not subscripted: that would take longer than making them.
         gate, check = self._gate, self.check
         self.text: Channel[str] = Channel(gate, len, check)
@@ -61,7 +63,7 @@ class Pump(Node[None], internal=True):
         self._failed = False  # its own outcome says with what
         self._over = False
         self._closed = False  # by `aclose`
-        self._listeners = Waiters()  # for the message
+        self._listeners = Waiters(self)  # for the message
         branches = Branches(self.text, self.reasoning, self.calls, self.pieces, self.others)
         self._assembly = Assembly(branches, to_user, formats)
         self.at_terminate(lambda _: self._cancelled())
@@ -104,24 +106,28 @@ class Pump(Node[None], internal=True):
             finally:
                 waiting.clear()
 
-        await calling_before_waits(self._gather(source, waiting), feed)
+        await calling_before_waits(self._gather(source, waiting, feed), feed)
 
-    async def _gather(self, source: Any, waiting: list[Delta]) -> None:
-        """Put what the source gives into `waiting`."""
+    async def _gather(self, source: Any, waiting: list[Delta], feed: Callable[[], None]) -> None:
+        """Put what the source gives into `waiting`, and feed it now and then."""
         gate, turn = self._gate, max(1, min(_TURN, self._gate.limit // _DELTA))
-        left, first = 0, True
+        left = batch = 0
         async for item in source:
             delta = item
             if type(item) is not Delta and (delta := to_delta(item)) is None:
                 continue
             if not left:
-                left = turn
-                await (_call_all(self.firsts) if first else asyncio.sleep(0))
-                first = False
+                if not batch:
+                    await _call_all(self.firsts)
+                elif 1 < batch < turn:
+                    feed()
+                else:
+                    await asyncio.sleep(0)
+                left = batch = min(4 * batch or 1, turn)
             left -= 1
             waiting.append(delta)
-            if gate.pressed:
-                await gate.wait()
+            if gate.pressed and await gate.wait():
+                left, batch = 0, 1
 
     async def _mend(self, call: OpenCall) -> None:
         arguments = None if self._repair is None else await _ask(self._repair, call.error())
@@ -181,6 +187,7 @@ class Pump(Node[None], internal=True):
             await self
 
 
+@drives
 @coroutine
 def calling_before_waits(
     body: Coroutine[Any, Any, None], callback: Callable[[], None]

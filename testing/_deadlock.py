@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Iterator
 from contextlib import suppress
-from types import FrameType
 from typing import Any
 
 from ..commander import AnabranchError, Commander, Node
+from ..commander._waits import frames
 
 __all__ = ["Deadlock", "describe"]
 
@@ -36,26 +35,17 @@ def describe(loop: asyncio.AbstractEventLoop) -> str:
 
 
 def _place(task: asyncio.Task[Any]) -> str:
-    frames = list(_frames(task))
-    if not frames:
+    stack = list(frames(task.get_coro()))
+    if not stack:
         return "an unknown place"
-    summary = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames[-1:])[0]
+    summary = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in stack[-1:])[0]
     return f"{summary.filename}:{summary.lineno} in {summary.name}"
-
-
-def _frames(task: asyncio.Task[Any]) -> Iterator[FrameType]:
-    at: Any = task.get_coro()
-    while at is not None:
-        frame = getattr(at, "cr_frame", None)
-        if frame is not None:
-            yield frame
-        at = getattr(at, "cr_await", None)
 
 
 def _commanders(tasks: list[asyncio.Task[Any]]) -> list[Commander]:
     found: dict[int, Commander] = {}
     for task in tasks:
-        for frame in _frames(task):
+        for frame in frames(task.get_coro()):
             for value in frame.f_locals.values():
                 if isinstance(value, Node):
                     with suppress(RuntimeError):  # it is in no tree

@@ -1,7 +1,9 @@
 """T9: the order in which jobs start, and their limit."""
 
 import asyncio
+from contextlib import suppress
 
+import anyio
 import pytest
 from _nodes import wait_for
 from _until import settled, turns
@@ -9,6 +11,7 @@ from _until import settled, turns
 from anabranch.commander import Commander, NodeCancelled, Retry
 from anabranch.handlers import handler
 from anabranch.jobs import Job
+from anabranch.testing import explore, pause
 
 
 class Note(Job[str]):
@@ -383,3 +386,53 @@ async def test_a_job_that_is_tried_again_needs_a_place_again():
         commander.put_job(Note("meanwhile", log))
         await flaky
     assert log == ["try", "meanwhile", "try"]
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_the_number_of_places_survives_whatever_ends_a_wait(limit):
+    """Timeouts, scopes, failures, attempts, cancels at any moment; then as many run as before."""
+
+    class Restless(Job[None]):
+        async def task(self):
+            chance = asyncio.get_running_loop().random
+            for _ in range(chance.randint(1, 3)):
+                child = self.put_job(Busy([0]), claim=True)
+                seconds = chance.random() / 100
+                with suppress(TimeoutError, NodeCancelled):
+                    match chance.randrange(4):
+                        case 0:
+                            with anyio.move_on_after(seconds):
+                                await asyncio.gather(child, child)
+                        case 1:
+                            async with asyncio.timeout(seconds):
+                                await child
+                        case 2:
+                            await asyncio.wait_for(child, seconds)
+                        case _:
+                            raise ValueError
+                await pause(2)
+
+    async def main():
+        chance = asyncio.get_running_loop().random
+        async with Commander(max_concurrency=limit, slow_after=None) as commander:
+            retry = Retry(attempts=2, backoff=0.01)
+            for _ in range(6):
+                commander.put_job(
+                    Restless(), retry=retry, timeout=chance.choice([None, 0.01]), claim=True
+                )
+            await pause(60)
+            for job in commander.children:
+                if chance.random() < 0.5:
+                    job.cancel()
+            await asyncio.wait([asyncio.ensure_future(drop(job)) for job in commander.children])
+            running = [0]
+            for _ in range(9):
+                commander.put_job(Busy(running))
+        assert max(running[1:]) == limit
+
+    explore(main, range(30), turns=50_000)
+
+
+async def drop(node):
+    with suppress(Exception):
+        await node

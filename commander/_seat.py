@@ -1,0 +1,217 @@
+"""A job's place under a limit: held while its body runs, lent while it waits for the tree (T9)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Generator
+from types import coroutine
+from typing import TYPE_CHECKING, Any
+
+from ._waits import Wait, drives, reach, sleeps
+
+if TYPE_CHECKING:
+    from ._node import Node
+    from ._queue import Queue
+
+__all__ = ["Loan", "Seat"]
+
+
+class Seat:
+    """A place under a limit, from the start of one attempt's body to its end.
+
+    Whenever the body is stepped it is held. It is lent while the body is suspended and what it
+    awaits leads, by itself or through other tasks, to a `Wait`; so what other tasks of the job do
+    while the body runs, or waits for something else, does not count.
+    """
+
+    __slots__ = ("_body", "_calls", "_job", "_on", "_reached", "_rests", "_side", "held", "queue")
+
+    def __init__(self, queue: Queue, job: Node[Any]) -> None:
+        self.queue = queue
+        self.held = True
+        self._job = job
+        # What the suspended body awaits; None while it runs, and before and after that.
+        self._on: asyncio.Future[Any] | None = None
+        self._body: Coroutine[Any, Any, Any] | None = None
+        # The tasks for which the suspended body waits, as far as they can be seen.
+        self._reached: dict[asyncio.Task[Any], None] = {}
+        # What it waits for in the tree; the place is lent while there is any of it.
+        self._rests: set[asyncio.Future[Any]] = set()
+        # The waits of the job's own tasks, whether the body waits for them or not.
+        self._side: set[asyncio.Future[Any]] = set()
+        # Woken when the place is held again.
+        self._calls: list[asyncio.Future[None]] = []
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop of its commander; a job's context may be carried to others."""
+        return self.queue.loop
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the body could go on, but for a place."""
+        return self in self.queue.resuming
+
+    @drives
+    @coroutine
+    def drive(self, body: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        """Run `body`, which is stepped only while the place is held.
+
+        A job that is being cancelled gets it at once, above the limit if need be: a clean-up must
+        not wait for others.
+        """
+        step: Any = body.send
+        argument: Any = None
+        try:
+            while True:
+                try:
+                    on = step(argument)
+                except StopIteration as end:
+                    return end.value
+                self._suspend(body, on)
+                try:
+                    yield on
+                    step, argument = body.send, None
+                except GeneratorExit:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - it is for the body
+                    step, argument = body.throw, error
+                self._wake()
+                while not self.held:
+                    if self._job._n_cancel is not None or self._job._n_abort is not None:
+                        self.queue.take(self)
+                        break
+                    try:
+                        yield from self._call()
+                    except asyncio.CancelledError as error:
+                        step, argument = body.throw, error
+        finally:
+            body.close()
+
+    def _suspend(self, body: Coroutine[Any, Any, Any], on: object) -> None:
+        if not isinstance(on, asyncio.Future):
+            return  # a bare yield: it goes on in the next turn
+        self._body, self._on = body, on
+        if isinstance(on, Wait):
+            self._rest_on(on)
+        else:
+            self.look()
+
+    def _wake(self) -> None:
+        self._on = None
+        self._reached = {}
+        self._rests.clear()
+        self.queue.stir()
+        self.queue.forget(self)
+        if not self.held:
+            self.queue.ask(self)
+
+    def look(self) -> None:
+        """Lend the place if what the suspended body awaits leads to the tree."""
+        if self._on is None:
+            return
+        self._reached, waits = reach(self._body, self._on)
+        for wait in waits:
+            self._rest_on(wait)
+        self.doubt()
+
+    def doubt(self) -> None:
+        """Have the place looked at again, if it is held and there is cause to."""
+        if self.held and self._on is not None and (self._reached or self._side):
+            self.queue.suspect(self)
+
+    def lend_unseen(self) -> bool:
+        """Lend the place if the body may wait for the tree in a way that cannot be seen."""
+        if self._on is None or not self.held or not self._side or sleeps(self._body):
+            return False
+        self._rest_on(self._on)
+        return True
+
+    def _rest_on(self, wait: asyncio.Future[Any]) -> None:
+        if not self._rests:
+            self.queue.lend(self)
+        self._rests.add(wait)
+        wait.add_done_callback(self.over)
+
+    def over(self, wait: asyncio.Future[Any]) -> None:
+        """Ask for the place again if `wait` was the last for which it was lent."""
+        self._side.discard(wait)
+        self._rests.discard(wait)
+        if not self._rests and not self.held:
+            self.look()
+            if not self._rests:
+                self.queue.ask(self)
+
+    def loan(self) -> Loan:
+        """Return a `Wait` for the current task, which belongs to this job."""
+        loan = Loan(self)
+        self.note(loan)
+        return loan
+
+    def note(self, wait: asyncio.Future[Any]) -> None:
+        """Note that a task or a thread of this job waits for the tree until `wait` is done."""
+        self._side.add(wait)
+        wait.add_done_callback(self.over)
+        if self._on is None:
+            return
+        if asyncio.current_task() in self._reached:
+            self._rest_on(wait)
+        elif self.held:
+            self.doubt()
+            self.queue.loop.call_soon(self.look)
+
+    def wake(self) -> None:
+        """Wake whoever waits for the place."""
+        calls, self._calls = self._calls, []
+        for call in calls:
+            if not call.done():
+                call.set_result(None)
+
+    def _call(self) -> Generator[Any, None, None]:
+        call: asyncio.Future[None] = self.queue.loop.create_future()
+        self._calls.append(call)
+        yield from call
+
+    def hold_back(self) -> Generator[Any, None, None]:
+        """Wait, in another task of the job than the body's, while the place is wanted again."""
+        while self.wanted:
+            yield from self._call()
+
+    def release(self) -> None:
+        """Give the place up: the body is over."""
+        self._job._n_place = None
+        self._body = self._on = None
+        self._rests.clear()
+        self.queue.forget(self)
+        self.queue.leave(self)
+        self.wake()
+
+
+class Loan(Wait):
+    """The wait of a task of a job that has a place.
+
+    The place is asked for in the moment in which the wait ends and not when the task next runs: a
+    new start could come between the two. The task goes on when the job has it.
+    """
+
+    __slots__ = ("_seat",)
+
+    def __init__(self, seat: Seat) -> None:
+        super().__init__(loop=seat.loop)
+        self._seat = seat
+
+    def set_result(self, result: None) -> None:
+        """End the wait."""
+        super().set_result(result)
+        self._seat.over(self)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """Wait, and say so."""
+        if not self.done():
+            try:
+                yield from super().__await__()
+            finally:
+                self._seat.over(self)
+            yield from self._seat.hold_back()
+
+    __iter__ = __await__

@@ -1,0 +1,221 @@
+"""What a task waits for: the tree, or other tasks that wait for it (contracts T9 and F5)."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from asyncio import get_running_loop
+from collections.abc import Callable, Iterator
+from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from ._record import CURRENT
+
+if TYPE_CHECKING:
+    from ._node import Node
+
+__all__ = [
+    "Wait",
+    "awaited",
+    "begin_wait",
+    "drives",
+    "frames",
+    "note_outside_wait",
+    "reach",
+    "sleeps",
+    "waits_for_tree",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Wait(asyncio.Future[None]):
+    """A wait for the tree: for `node`, or for what it brings. Whoever awaits one says so by that.
+
+    It is how limits and full branches know that a task could only go on if the tree does.
+    """
+
+    __slots__ = ("node",)
+
+    node: Node[Any]
+
+
+def begin_wait(node: Node[Any]) -> Wait:
+    """Return a `Wait` for `node`, for the current task to await; whoever ends it sets a result."""
+    loop = get_running_loop()
+    waiter = CURRENT.get(None)
+    place = None if waiter is None else waiter._n_place
+    if place is not None and place.loop is loop:
+        wait: Wait = place.loan()
+    else:
+        wait = Wait(loop=loop)
+        if node._n_commander._n_limit is not None:
+            node._n_commander._n_queue.stir()
+    wait.node = node
+    return wait
+
+
+def note_outside_wait(future: asyncio.Future[Any]) -> None:
+    """Note that a thread, which has the context of the current node, waits until `future` is done.
+
+    The body of that node may wait for the thread.
+    """
+    waiter = CURRENT.get(None)
+    place = None if waiter is None else waiter._n_place
+    if place is not None and place.loop is future.get_loop():
+        place.note(future)
+
+
+def waits_for_tree(task: asyncio.Task[Any]) -> bool:
+    """Say whether `task` waits for the tree, by itself or through other tasks."""
+    return bool(reach(task.get_coro(), awaited(task))[1])
+
+
+def reach(
+    coroutine: object, future: asyncio.Future[Any] | None
+) -> tuple[dict[asyncio.Task[Any], None], list[Wait]]:
+    """Return all tasks for which a coroutine waits that stands at `future`, and their `Wait`s.
+
+    It goes through tasks, `gather`, `wait`, `wait_for`, `shield`, `as_completed`, task groups of
+    asyncio and anyio and their handles; what is awaited by other means is not seen.
+    """
+    tasks: dict[asyncio.Task[Any], None] = {}
+    waits: list[Wait] = []
+    seen: set[asyncio.Future[Any]] = set()
+    stack = [(coroutine, future)]
+    while stack:
+        coroutine, future = stack.pop()
+        if future is None or future in seen or future.done():
+            continue
+        seen.add(future)
+        if isinstance(future, Wait):
+            waits.append(future)
+            continue
+        for other in _behind(coroutine, future):
+            if isinstance(other, asyncio.Task):
+                if other not in tasks and not other.done():
+                    tasks[other] = None
+                    stack.append((other.get_coro(), awaited(other)))
+            else:
+                stack.append((None, other))
+    return tasks, waits
+
+
+def awaited(task: asyncio.Task[Any]) -> asyncio.Future[Any] | None:
+    """Return the future at which `task` is suspended; None if it runs or is about to."""
+    return getattr(task, "_fut_waiter", None)
+
+
+def _behind(coroutine: object, future: asyncio.Future[Any]) -> list[asyncio.Future[Any]]:
+    """Return the futures that bring about `future`, at which `coroutine` stands if it is given."""
+    if isinstance(future, asyncio.Task):
+        return [future]
+    if isinstance(future, GATHERING):
+        return cast("Any", future)._children
+    for callback, _ in getattr(future, "_callbacks", None) or ():
+        if getattr(callback, "__code__", None) in SHIELDS:
+            return _futures(cell.cell_contents for cell in callback.__closure__)
+    return [] if coroutine is None else _futures(_held_by_library(coroutine))
+
+
+def _held_by_library(coroutine: object) -> Iterator[object]:
+    """Yield what the innermost frames hold, as far as they are asyncio's or anyio's.
+
+    A group, a set of tasks to wait for: for these they wait, and for nothing else.
+    """
+    chain = list(_chain(coroutine))
+    for at, thing in reversed(list(enumerate(chain))):
+        frame = _frame(thing)
+        if frame is None or frame.f_globals.get("__name__", "").split(".")[0] not in LIBRARIES:
+            return
+        values = frame.f_locals
+        if frame.f_code.co_qualname == "as_completed.<locals>._wait_for_one":
+            yield from _to_complete(chain[:at], values.get("done"))
+        yield from values.values()
+        if (owner := values.get("self")) is not None:
+            yield from getattr(owner, "__dict__", {}).values()
+            # An anyio handle of a task knows it by the scope in which it runs.
+            yield getattr(getattr(owner, "_cancel_scope", None), "_host_task", None)
+
+
+LIBRARIES = ("asyncio", "anyio")
+GATHERING: type[asyncio.Future[Any]] = cast("Any", asyncio.tasks)._GatheringFuture
+# The callback of `shield` that knows what is behind the future which it returns.
+SHIELDS = {
+    const
+    for const in asyncio.shield.__code__.co_consts
+    if isinstance(const, CodeType) and const.co_name == "_outer_done_callback"
+}
+
+
+def _to_complete(callers: list[object], done: object) -> Iterator[object]:
+    # Before Python 3.13 the set is known to a generator alone, which the caller's loop holds.
+    for caller in callers:
+        for thing in gc.get_referents(caller):
+            frame = getattr(thing, "gi_frame", None)
+            if frame is not None and frame.f_locals.get("done") is done:
+                yield frame.f_locals.get("todo")
+
+
+def _futures(values: Iterator[object]) -> list[asyncio.Future[Any]]:
+    found: list[asyncio.Future[Any]] = []
+    for value in values:
+        if isinstance(value, asyncio.Future):
+            found.append(cast("asyncio.Future[Any]", value))
+        elif isinstance(value, (set, frozenset, list, tuple, dict)):
+            many = cast("set[object]", value)
+            found += (each for each in many if isinstance(each, asyncio.Future))
+    return found
+
+
+# --- where a coroutine stands
+
+
+DRIVERS: set[CodeType] = set()
+
+
+def drives(function: F) -> F:
+    """Mark a generator-based coroutine that steps `body`, its argument, by itself."""
+    DRIVERS.add(function.__code__)  # type: ignore[attr-defined]
+    return function
+
+
+def frames(coroutine: object) -> Iterator[FrameType]:
+    """Yield the frames of a suspended coroutine and of what it awaits, down to the innermost."""
+    for thing in _chain(coroutine):
+        frame = _frame(thing)
+        if frame is not None:
+            yield frame
+
+
+def sleeps(coroutine: object) -> bool:
+    """Say whether a coroutine stands in `asyncio.sleep`, which ends by itself."""
+    innermost = list(frames(coroutine))[-1:]
+    return bool(innermost) and innermost[0].f_code is asyncio.sleep.__code__
+
+
+def _chain(thing: object) -> Iterator[object]:
+    """Yield a coroutine, what it awaits, what that awaits, as far as they have frames."""
+    while thing is not None:
+        names = NAMES.get(type(thing))
+        if names is None:
+            # A wrapper in C, as around a step of an async generator.
+            thing = next((each for each in gc.get_referents(thing) if type(each) in NAMES), None)
+            continue
+        yield thing
+        frame, inner = (getattr(thing, name) for name in names)
+        if inner is None and frame is not None and frame.f_code in DRIVERS:
+            inner = frame.f_locals["body"]
+        thing = inner
+
+
+def _frame(thing: object) -> FrameType | None:
+    return getattr(thing, NAMES[type(thing)][0])
+
+
+# What has a frame: the names under which it keeps that, and what it awaits.
+NAMES: dict[type, tuple[str, str]] = {
+    CoroutineType: ("cr_frame", "cr_await"),
+    GeneratorType: ("gi_frame", "gi_yieldfrom"),
+    AsyncGeneratorType: ("ag_frame", "ag_await"),
+}
