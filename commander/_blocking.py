@@ -18,12 +18,18 @@ from ._errors import WorkerLost
 from ._node import Node
 from ._observe import outlast
 
-__all__ = ["ProcessCall", "ThreadCall", "check_cancelled"]
+__all__ = ["ProcessCall", "ThreadCall", "TreeInMain", "check_cancelled", "ending"]
 
 T = TypeVar("T")
 
 # Set in a process that runs a `ProcessCall`: whether it has been told to stop.
 process_told: bool | None = None
+# Whether such a process is running the program's main file, to find what it defines.
+process_imports_main = False
+
+
+class TreeInMain(BaseException):
+    """The main file, run again in a process of `in_process`, has come to its own tree."""
 
 
 def check_cancelled() -> None:
@@ -149,14 +155,24 @@ class ProcessCall(_Call[T], internal=True):
         timer.cancel()
 
     def _n_answer(self, answer: bytes, status: int) -> T:
-        if not answer:
-            how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-            raise WorkerLost(self.path, f"its process ended by {how} without a result")
-        succeeded, value, trace = pickle.loads(answer)  # noqa: S301 - our own process wrote it
+        if len(answer) < 8 or len(answer) - 8 < int.from_bytes(answer[:8], "big"):
+            raise WorkerLost(self.path, f"its process ended by {ending(status)} without a result")
+        succeeded, value, trace = pickle.loads(answer[8:])  # noqa: S301 - our own process wrote it
         if succeeded:
             return value
-        value.add_note(trace)
+        with suppress(Exception):  # whatever a user's class makes of it
+            value.add_note(trace)
         raise value
+
+
+def ending(status: int) -> str:
+    """Say how a process ended that has this return code."""
+    if status >= 0:
+        return f"status {status}"
+    try:
+        return f"signal {signal.Signals(-status).name}"
+    except ValueError:  # the real-time ones have no names but for the first and the last
+        return f"signal {-status}"
 
 
 def _kill_group(process: asyncio.subprocess.Process) -> None:

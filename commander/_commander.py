@@ -13,20 +13,22 @@ from inspect import isawaitable
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
+from . import _blocking
 from ._cancel import cancel_subtrees
-from ._errors import NodeCancelled, NodeClosed
-from ._events import EventKind, Events, Origin
+from ._errors import NodeCancelled
+from ._events import EventKind, Events, Listener, Origin
 from ._failure import log_lost
 from ._life import finish, spawn
-from ._node import Node, add_waiter, lose_taker, outcome
+from ._loop import require_loop
+from ._node import Node, outcome
 from ._observe import observe, outlast
 from ._place import On
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
 from ._queue import Queue
 from ._record import CURRENT, DONE, Callback
 from ._snapshot import TreeSnapshot, explain, snapshot
+from ._threadsafe import Requests
 from ._usage import spent
-from ._waits import note_outside_wait
 from ._watch import Watch
 
 __all__ = ["Commander"]
@@ -73,7 +75,8 @@ class Commander(Node[Any], internal=True):
         self._n_slow_after = slow_after
         # How many nodes have entered; the last one's id.
         self._n_count = 0
-        self._n_listeners: list[Events] = []
+        self._n_listeners: list[Listener] = []
+        self._n_requests = Requests(self)
         # What runs at the commander's end: callback, node, and the node's context.
         self._n_kept: list[tuple[Callback, Node[Any], Context]] = []
         # Set by `exit`; a one-element tuple, since the result may be None.
@@ -87,6 +90,8 @@ class Commander(Node[Any], internal=True):
     async def __aenter__(self) -> Self:
         if self._n_state != "pending":
             raise RuntimeError("a commander is used once: make another")
+        if _blocking.process_imports_main:
+            raise _blocking.TreeInMain
         loop = self._n_loop = asyncio.get_running_loop()
         # Without a factory of the user's, the task class itself: half the cost of create_task.
         self._n_new_task: Callable[..., asyncio.Task[None]] = (
@@ -101,7 +106,7 @@ class Commander(Node[Any], internal=True):
         self._n_commander = self
         self._n_state = "running"
         self._n_open = True
-        self._n_task = asyncio.current_task()
+        self._n_task = cast("asyncio.Task[None]", _Host())
         if self._n_slow_after is not None:
             self._n_watch = Watch(self._n_slow_after)
         return self
@@ -113,8 +118,9 @@ class Commander(Node[Any], internal=True):
         traceback: TracebackType | None,
     ) -> None:
         if isinstance(error, GeneratorExit):
+            self._close_watches()
             return  # the loop was closed under the block: there is nowhere left to wait
-        host, self._n_task = cast("asyncio.Task[Any]", self._n_task), None
+        host, self._n_task = cast("_Host", self._n_task), None
         # A failure under `fail_fast`, or `cancel`, has cancelled the block as a node's body.
         ended_block = self._n_abort is not None or self._n_cancel is not None
         if error is not None:
@@ -126,7 +132,7 @@ class Commander(Node[Any], internal=True):
             self._log_failure_beside(error)
             return  # it goes on as it was
         cancelled = error or interrupted
-        if ended_block and await _take_back_cancel(host):
+        if ended_block and await host.take_back_cancels():
             cancelled = None
         if cancelled is not None:
             self._log_failure_beside(cancelled)
@@ -162,6 +168,7 @@ class Commander(Node[Any], internal=True):
             listener.close()
         if self._n_watch is not None:
             self._n_watch.close()
+        self._n_requests.close()
 
     def _n_keep(self, node: Node[Any], callback: Callback) -> None:
         self._n_kept.append((callback, node, node._n_context or copy_context()))
@@ -230,9 +237,11 @@ class Commander(Node[Any], internal=True):
     ) -> concurrent.futures.Future[T]:
         """Put `job` from any thread; return a future of its result.
 
-        The future counts as an awaiter. Cancelling it cancels the job. A refusal (`NodeClosed` and
-        the other errors of `put_job`) arrives as the future's exception; a cancelled job gives
-        `NodeCancelled`. Raises `NodeClosed` at once if the commander's loop is closed.
+        The future counts as an awaiter. It can be cancelled until the job is done, and that cancels
+        the job; it is never `running()`. A refusal (`NodeClosed` and the other errors of `put_job`)
+        arrives as the future's exception; a cancelled job gives `NodeCancelled`. Callbacks of the
+        future run in the loop's thread, or in the one that cancels it. What is unanswered at the
+        commander's end gets `NodeClosed`; after it, this raises `NodeClosed` at once.
         """
 
         def put() -> None:
@@ -247,7 +256,7 @@ class Commander(Node[Any], internal=True):
                 on=on,
             )
 
-        return self._start_threadsafe(job, put)
+        return self._n_requests.put(job, put)
 
     def call_handler_threadsafe(
         self,
@@ -265,29 +274,34 @@ class Commander(Node[Any], internal=True):
                 handler, parent=parent, timeout=timeout, retry=retry, policy=policy, claim=True
             )
 
-        return self._start_threadsafe(handler, call)
+        return self._n_requests.put(handler, call)
 
-    def _start_threadsafe(
-        self, node: Node[T], start: Callable[[], None]
-    ) -> concurrent.futures.Future[T]:
-        if self._n_state == "pending":
-            raise RuntimeError("the commander has not been entered yet: use async with")
-        result: concurrent.futures.Future[T] = concurrent.futures.Future()
-        try:
-            self._n_loop.call_soon_threadsafe(
-                _start_for_future, node, start, result, context=copy_context()
-            )
-        except RuntimeError:
-            raise NodeClosed(self.path, "belongs to a loop that is closed") from None
-        return result
+    def exit_threadsafe(self, result: Any = None) -> None:
+        """Call `exit` from any thread or signal handler; it takes effect a moment later."""
+        self._n_requests.call(self.exit, result)
+
+    def cancel_threadsafe(self, node: Node[Any] | None = None, *, reason: str = "") -> None:
+        """Cancel `node` (default: the whole tree) from any thread or signal handler, as `cancel`.
+
+        It takes effect a moment later. After the commander's end it does nothing, as `exit` does.
+        """
+        if node is None:
+            node = self
+        elif not isinstance(node, Node):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"{node!r} is no node to cancel; the reason goes as reason=")
+        elif node._n_commander not in (None, self):
+            raise RuntimeError(f"{node!r} is not in this commander's tree")
+        self._n_requests.call(node.cancel, reason)
 
     # --- leaving
 
     def exit(self, result: Any = None) -> None:
         """Take no new top-level nodes and cancel the rest, with reason "exit".
 
-        Pending `run`s return `result`. Only the first call counts.
+        Pending `run`s return `result`. Only the first call counts. From another thread or loop it
+        is a `RuntimeError`: there, `exit_threadsafe` is safe.
         """
+        require_loop(self, "commander.exit_threadsafe(result)")
         if self._n_exit is None and self._n_state not in DONE:
             self._n_exit = (result,)
             self._n_open = False
@@ -307,6 +321,7 @@ class Commander(Node[Any], internal=True):
         end. Returns whether everything ended by itself. Cancelling this call leaves the rest of
         the work running and the commander closed to new top-level nodes.
         """
+        require_loop(self, "asyncio.run_coroutine_threadsafe on its loop")
         self._n_open = False
         deadline = None if timeout is None else self._n_loop.time() + timeout
         try:
@@ -361,13 +376,28 @@ class Commander(Node[Any], internal=True):
         return Events(self, kinds, capacity)
 
 
-async def _take_back_cancel(host: asyncio.Task[Any]) -> bool:
-    """Undo the cancel by which the tree ended the block; False if another one came besides."""
-    if host.uncancel() > 0:
-        return False
-    with suppress(asyncio.CancelledError):
-        await asyncio.sleep(0)  # where it arrives if the block has awaited nothing since
-    return True
+class _Host:
+    """The task in whose block the commander is; the tree cancels it as it would a node's body."""
+
+    def __init__(self) -> None:
+        self._task = cast("asyncio.Task[Any]", asyncio.current_task())
+        # The block may stand in the clean-up of a task that has been cancelled.
+        self._cancels_before = self._task.cancelling()
+        self._cancels = 0
+
+    def cancel(self) -> None:
+        self._cancels += 1
+        self._task.cancel()
+
+    async def take_back_cancels(self) -> bool:
+        """Undo the cancels by which the tree ended the block; False if another one came besides."""
+        for _ in range(self._cancels):
+            self._task.uncancel()
+        if self._task.cancelling() > self._cancels_before:
+            return False
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)  # where it arrives if the block has awaited nothing since
+        return True
 
 
 async def _run_one(callback: Callback, node: Node[Any]) -> None:
@@ -384,43 +414,3 @@ def _create_task(
 ) -> asyncio.Task[None]:
     options.pop("loop")
     return loop.create_task(coroutine, **options)
-
-
-def _start_for_future(
-    node: Node[T], start: Callable[[], None], result: concurrent.futures.Future[T]
-) -> None:
-    if result.cancelled():
-        return
-    try:
-        start()
-    except Exception as error:  # noqa: BLE001 - it is raised in the thread that asked
-        result.set_exception(error)
-        return
-    loop = node.commander._n_loop
-    waiter = add_waiter(node)
-    waiter.add_done_callback(lambda _: _hand_over(node, waiter, result))
-    note_outside_wait(waiter)
-
-    def cancelled_in_thread(future: concurrent.futures.Future[T]) -> None:
-        if future.cancelled() and not loop.is_closed():
-            loop.call_soon_threadsafe(abandon)
-
-    def abandon() -> None:
-        waiter.cancel()
-        node.cancel("its future was cancelled")
-
-    result.add_done_callback(cancelled_in_thread)
-
-
-def _hand_over(
-    node: Node[T], waiter: asyncio.Future[None], result: concurrent.futures.Future[T]
-) -> None:
-    if waiter.cancelled():
-        return  # the future was cancelled before the node's end
-    if not result.set_running_or_notify_cancel():
-        lose_taker(node)  # cancelled since
-        return
-    if node._n_state == "completed":
-        result.set_result(cast("T", node._n_result))
-    else:
-        result.set_exception(node.error)

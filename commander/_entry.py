@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from asyncio import get_running_loop
+from asyncio import _get_running_loop
 from typing import TYPE_CHECKING, Any
 
 from ._errors import NodeClosed
 from ._events import publish
+from ._loop import elsewhere
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
 from ._record import DONE, Attempts
 
@@ -30,8 +31,9 @@ def enter(
     commander = parent._n_commander
     if node._n_parent is not None or not parent._n_open:
         _refuse(parent, node)
-    if get_running_loop() is not commander._n_loop:
-        raise RuntimeError(f"{parent!r} belongs to another loop: use put_job_threadsafe")
+    if _get_running_loop() is not commander._n_loop:  # None where none runs
+        call = "put_job" if node._n_queued else "call_handler"
+        raise elsewhere(parent, f"commander.{call}_threadsafe(...)")
     if policy is not None:
         node._n_policy = policy
     if claim:

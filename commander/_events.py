@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from itertools import repeat
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
+from ._loop import require_loop
 from ._record import DONE
 
 if TYPE_CHECKING:
     from ._commander import Commander
     from ._node import Node
 
-__all__ = ["Event", "EventKind", "Events", "Origin", "Tap", "emit", "publish", "relay"]
+__all__ = ["Event", "EventKind", "Events", "Listener", "Origin", "Tap", "emit", "publish", "relay"]
 
 EventKind: TypeAlias = Literal[
     "put",
@@ -87,32 +89,27 @@ BREATH = 0.001
 _new: Callable[[type[Event], tuple[Any, ...]], Event] = tuple.__new__  # pyright: ignore
 
 
-class Events:
-    """An async iterator over a commander's events, from its making to the commander's end.
-
-    `missed` counts the events that this listener was too slow for; each gap is also reported by an
-    event of kind `missed` in its place. A listener that waits learns of an event at once, and of
-    those in the next millisecond together at its end. Leaving the `async for` early is harmless;
-    `close` frees the buffer at once.
-    """
+class Listener:
+    """What a commander keeps of a listener: the newest events, until they are read."""
 
     def __init__(
         self, commander: Commander, kinds: Collection[EventKind] | None, capacity: int
     ) -> None:
         if capacity < 1:
             raise ValueError(f"a listener needs room for at least one event, not {capacity!r}")
-        self.missed = 0
         self._kinds = None if kinds is None else frozenset(kinds)
         self._commander = commander
-        # The fields of the newest events, behind those of events that have been read or dropped;
-        # at most `_room` of them are unread. `_gap` counts the events dropped before those.
+        # The fields of the newest events, behind those of events that have been read. At most
+        # `_room` of the unread are kept when they are looked at; in between there may be more.
         self._buffer: list[Any] = []
         self._room = capacity * WIDTH
-        self._gap = 0
         # As long as the buffer is not longer than this, a new event needs no attention: nobody
-        # sleeps and none has to be dropped.
-        self._quiet = self._room
+        # sleeps and not much is left over.
+        self._quiet = 2 * self._room
         self._begin()
+        # How many events were dropped before those in the buffer, and ever.
+        self._gap = 0
+        self._missed = 0
         self._waiter: asyncio.Future[None] | None = None
         # Whether the next event has to see to it that the waiter is woken.
         self._asleep = False
@@ -121,30 +118,47 @@ class Events:
         if not self._closed:
             commander._n_listeners.append(self)
 
-    def __aiter__(self) -> Self:
-        return self
-
     def _begin(self) -> None:
         # A list's iterator sees what is added later, until it has once come to the end.
         self._unread = iter(self._buffer)
         fields = zip(*[self._unread] * WIDTH, strict=True)
         self._events = map(_new, repeat(Event), fields)
 
-    async def __anext__(self) -> Event:
-        while True:
-            if self._gap:
-                return self._report_gap()
-            for event in self._events:
-                return event
-            if self._closed:
-                raise StopAsyncIteration
-            await self._news()
+    def _clear(self) -> None:
+        self._buffer.clear()
+        self._begin()
+
+    def _trim(self) -> None:
+        """Drop what was read, and the oldest of what is beyond the room."""
+        buffer, unread = self._buffer, length_hint(self._unread)
+        dropped = max(0, unread - self._room)
+        if dropped or len(buffer) > 2 * self._room:
+            del buffer[: len(buffer) - unread + dropped]
+            self._begin()
+        self._gap += dropped // WIDTH
+        self._missed += dropped // WIDTH
+        self._quiet = 2 * self._room
+
+    def _next(self) -> Event | None:
+        if len(self._buffer) > self._room:
+            self._trim()
+        if self._gap:
+            return self._report_gap()
+        for event in self._events:
+            return event
+        self._clear()
+        return None
+
+    def _report_gap(self) -> Event:
+        gap, self._gap = self._gap, 0
+        commander = self._commander
+        clock = commander._n_clock()
+        return Event("missed", commander._n_id, None, "events", clock, commander._n_origin, gap)
 
     async def _news(self) -> None:
         if self._waiter is not None:
             raise RuntimeError("another task waits for this listener's next event already")
-        self._buffer.clear()
-        self._begin()
+        require_loop(self._commander, "a listener on that loop")
         self._quiet = 0
         self._asleep = True
         self._waiter = asyncio.get_running_loop().create_future()
@@ -154,32 +168,10 @@ class Events:
             self._waiter = None
             self._asleep = False
 
-    def _report_gap(self) -> Event:
-        gap, self._gap = self._gap, 0
-        commander = self._commander
-        clock = commander._n_clock()
-        return Event("missed", commander._n_id, None, "events", clock, commander._n_origin, gap)
-
     def _attend(self, clock: float) -> None:
         if self._asleep:
             self._rouse(clock)
-        buffer, room, unread = self._buffer, self._room, length_hint(self._unread)
-        if unread > room:
-            next(self._events)
-            unread -= WIDTH
-            self._gap += 1
-            self.missed += 1
-        if len(buffer) > 2 * room:  # seldom, so that a reader who is away costs little
-            del buffer[: len(buffer) - unread]
-            self._begin()
-        self._quiet = len(buffer) + room - unread
-
-    def close(self) -> None:
-        """Take no more events; what is buffered can still be read. Closing twice is harmless."""
-        if not self._closed:
-            self._closed = True
-            self._commander._n_listeners.remove(self)
-            self._wake()
+        self._trim()
 
     def _rouse(self, clock: float) -> None:
         self._asleep = False
@@ -194,8 +186,68 @@ class Events:
             self._woken = self._commander._n_loop.time()
             waiter.set_result(None)
 
+    def close(self) -> None:
+        """Take no more events; what is buffered can still be read."""
+        if not self._closed:
+            self._closed = True
+            self._commander._n_listeners.remove(self)
+            self._wake()
 
-class Tap(Events):
+    def leave(self) -> None:
+        """Close, as nobody can read on: at any moment, and in any thread."""
+        if self._closed:
+            return
+        if not self._commander._n_commander:  # it has not begun
+            self.close()
+            return
+        with suppress(RuntimeError):  # the loop is closed
+            # Not at once: events may just be being told.
+            self._commander._n_loop.call_soon_threadsafe(self.close)
+
+
+class Events:
+    """An async iterator over a commander's events, from its making to the commander's end.
+
+    Each gap, of events that this listener was too slow for, is reported by an event of kind
+    `missed` in its place. A listener that waits learns of an event at once, and of those in the
+    next millisecond together at its end. It lives as long as somebody holds this iterator: one
+    that an `async for` was left early and nobody else holds costs nothing more; `close` ends it at
+    once.
+    """
+
+    def __init__(
+        self, commander: Commander, kinds: Collection[EventKind] | None, capacity: int
+    ) -> None:
+        # The commander holds this and not the iterator: so it is seen when that is dropped.
+        self._listener = Listener(commander, kinds, capacity)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_listener"):
+            self._listener.leave()
+
+    @property
+    def missed(self) -> int:
+        """How many events this listener was too slow for."""
+        self._listener._trim()
+        return self._listener._missed
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        listener = self._listener
+        while (event := listener._next()) is None:
+            if listener._closed:
+                raise StopAsyncIteration
+            await listener._news()
+        return event
+
+    def close(self) -> None:
+        """Take no more events; what is buffered can still be read. Closing twice is harmless."""
+        self._listener.close()
+
+
+class Tap(Listener):
     """A listener that does not wait: `told` is called with the first event after each `take`."""
 
     def __init__(self, commander: Commander, capacity: int, told: Callable[[], None]) -> None:
@@ -205,10 +257,10 @@ class Tap(Events):
 
     def take(self) -> list[Event]:
         """Return all that is unread."""
+        self._trim()
         events = [self._report_gap()] if self._gap else []
         events.extend(self._events)
-        self._buffer.clear()
-        self._begin()
+        self._clear()
         self._quiet = 0
         return events
 
@@ -248,7 +300,7 @@ def relay(commander: Commander, event: Event) -> None:
     missed = event.kind == "missed"
     for listener in commander._n_listeners:
         if missed:
-            listener.missed += event.data
+            listener._missed += event.data
         if missed or listener._kinds is None or event.kind in listener._kinds:
             listener._buffer += event
             if len(listener._buffer) > listener._quiet:

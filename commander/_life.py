@@ -9,10 +9,11 @@ constant per node.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextvars import Context, copy_context
 from functools import partial
 from inspect import isawaitable
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from ._cancel import abort
@@ -257,6 +258,8 @@ def _run_callbacks(node: Node[Any], at_home: bool) -> bool:
         callback = next(todo)
         if moment != due and moment != "done":
             continue
+        if node._n_special:
+            node._n_moment = moment
         try:
             value = callback(node) if at_home else _context(node, at_home).run(callback, node)
         except BaseException as error:  # noqa: BLE001 - the tree hands every failure on
@@ -305,7 +308,7 @@ async def _run_rest(
         try:
             if waiting is not None:
                 await waiting
-            callback = _next_due(due, todo)
+            callback = _next_due(node, due, todo)
             if callback is None:
                 break
             waiting = _waiting(callback(node))
@@ -322,10 +325,11 @@ async def _run_rest(
         finish(parent, at_home=False)
 
 
-def _next_due(due: Moment, todo: Todo) -> Callback | None:
+def _next_due(node: Node[Any], due: Moment, todo: Todo) -> Callback | None:
     for moment in todo:
         callback: Callback = next(todo)
         if moment in (due, "done"):
+            node._n_moment = moment
             return callback
     return None
 
@@ -355,9 +359,17 @@ def _reraise(error: BaseException) -> None:
     raise error  # out of a loop callback, so that it stops the loop once the node has ended
 
 
+# Whatever a user's class makes of the attribute.
+_traceback: Callable[[Any], TracebackType | None] = vars(BaseException)["__traceback__"].__get__
+
+
 def _close(node: Node[Any]) -> Node[Any] | None:
     """Take a node that is over out of the tree; return its parent if that can end now."""
-    state = _verdict(node) if node._n_special else "completed"
+    state: Verdict = "completed"
+    if node._n_special:
+        state = _verdict(node)
+        if state == "failed":
+            node._n_traceback = _traceback(node._n_error)
     node._n_state = state
     commander = node._n_commander
     if commander._n_listeners:

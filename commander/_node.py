@@ -17,6 +17,7 @@ from ._entry import enter
 from ._errors import NodeCancelled
 from ._failure import child_failed, take_claimed
 from ._life import spawn
+from ._loop import require_loop
 from ._place import On, send
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
 from ._record import CURRENT, DONE, Callback, Moment, NodeState, Record, share_layout
@@ -180,8 +181,11 @@ class Node(Record, Generic[T_co]):
 
     def recover(self, value: Any) -> None:
         """End this failed node as completed, with `value`. Only inside `at_exception`."""
-        if not self._n_closing or self._n_state != "joining" or self._n_error is None:
-            raise RuntimeError(f"recover() is for at_exception callbacks; {self!r} has not failed")
+        require_loop(self, "recover() in the at_exception callback itself")
+        if self._n_moment != "exception" or self._n_state != "joining":
+            raise RuntimeError(f"recover() is for at_exception callbacks; {self!r} runs none now")
+        if self._n_error is None:
+            raise RuntimeError(f"{self!r} has recovered already")
         self._n_error = None
         self._n_result = value
 
@@ -210,7 +214,8 @@ class Node(Record, Generic[T_co]):
         below it run there, and what it was made with is sent. Returns the job.
 
         Raises `NodeClosed` if the parent takes no more children, `RuntimeError` if the job was
-        started before or this is not the parent's loop, `TypeError` if it is no job.
+        started before or this is not the parent's loop (elsewhere, `commander.put_job_threadsafe`
+        is safe), `TypeError` if it is no job.
         """
         if not _is_node(job) or not job._n_queued:
             _refuse_kind(job, "a Job")
@@ -278,8 +283,10 @@ class Node(Record, Generic[T_co]):
         `asyncio.CancelledError`; children added from now on are cancelled before they run; each
         node ends `cancelled` whatever its body then does. A second call, or one on a node that is
         done, does nothing: clean-up is not disturbed. Whoever awaits the node gets
-        `NodeCancelled`.
+        `NodeCancelled`. From another thread or loop it is a `RuntimeError`: there,
+        `commander.cancel_threadsafe(node)` is safe.
         """
+        require_loop(self, "commander.cancel_threadsafe(node)")
         cancel_subtrees((self,), reason)
 
     # --- awaiting
@@ -306,7 +313,8 @@ def outcome(node: Node[T]) -> T:
         take_claimed(node)
     else:
         _prefer_own_cancellation()
-    raise error
+    # The class's own method: a user's exception may have another one.
+    raise BaseException.with_traceback(error, node._n_traceback)
 
 
 def _prefer_own_cancellation() -> None:

@@ -122,6 +122,7 @@ class Queue:
 
     def put_first(self, job: Node[Any], context: Context) -> None:
         """Let a job that is tried again wait ahead of all that have not started."""
+        job._n_context = context  # as in `put`; until now it was the last attempt's
         self._append(sys.maxsize, (job, context))
 
     def _append(self, priority: int, entry: Entry) -> None:

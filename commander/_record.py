@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextvars import Context, ContextVar, copy_context
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
 from ._policy import Policy, Restart, Retry
@@ -89,6 +90,9 @@ class Record:
     _n_context: Context | None = None
     _n_result: Any = None
     _n_error: BaseException | None = None
+    # The error's traceback at the node's end: each await raises the error with this one, which
+    # would else grow by every await.
+    _n_traceback: TracebackType | None = None
     # The reason, once the node is marked for cancellation; the mark stays.
     _n_cancel: str | None = None
     # The failure with which the node must end though its body has not: a child's, or a timeout.
@@ -99,6 +103,8 @@ class Record:
     _n_completed: int = 0
     # From the first final callback on.
     _n_closing: bool = False
+    # Of the final callback that runs, unless the node is plain.
+    _n_moment: Moment | None = None
     # Put with claim=True: the putter says that it will await the node.
     _n_claimed: bool = False
     # How many awaiters have had the failure; one that lost it to its own cancellation is taken off.
@@ -110,8 +116,8 @@ class Record:
     _n_callbacks: list[Any] | None = None
     # What is called once the node is done: when the commander ends, or at once.
     _n_after: list[tuple[After, Callback]] | None = None
-    # What the node was made with, kept for the copies that an edge makes of it.
-    _n_inputs: dict[str, Any] | None = None
+    # Of a node with edges: what the copies are made of.
+    _n_pattern: Any = None
     # What was charged at and below this node, by account.
     _n_spent: dict[str, Any] | None = None
     # A job's, which says who goes first.
@@ -120,8 +126,9 @@ class Record:
     _n_place: Seat | None = None
 
 
-# The names of all that the engine keeps; the rest of a node's attributes are its inputs.
-STATE = frozenset(Record.__annotations__)
+# The names of all that the engine keeps; the rest of a node's attributes are its inputs, and so is
+# the name that its maker gave it.
+STATE = frozenset(Record.__annotations__) - {"_n_name"}
 
 # What every node of a tree has of its own, by the time it ends.
 HOT = (

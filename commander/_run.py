@@ -48,6 +48,7 @@ def run(
         with _signals(loop, main) as received:
             return _run_until(loop, main, received)
     finally:
+        commander._n_requests.close()  # it may have been left before its end
         _close(loop, abandoned=not main.done())
 
 

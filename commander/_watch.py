@@ -13,18 +13,23 @@ import sys
 import threading
 import time
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import ref
 
+from . import _life
 from ._library import is_library, is_python
 from ._record import Record
+
+if TYPE_CHECKING:
+    from ._node import Node
 
 __all__ = ["Watch"]
 
 logger = logging.getLogger("anabranch")
 
-# The coroutines of `_life.py` under which a node's body and its async callbacks run.
-DRIVERS = ("_drive", "_run_rest")
+# Where bodies, callbacks and predicates are called. Each function there has a `node`, for which it
+# does so: it need not be the one whose task it is, as the last child to end also ends its parent.
+LIFE = _life.spawn.__code__.co_filename
 
 
 class Watch:
@@ -73,13 +78,10 @@ class Watch:
 
     def _report(self) -> None:
         frame = sys._current_frames().get(self._thread)
-        line = None if frame is None else _own_line(frame)
-        if line is not None and (found := _find_node(frame)) is not None:
+        if (found := _blocking(frame)) is not None:
+            node, line = found
             logger.warning(
-                "%s blocks the event loop for more than %g s at %s:%d",
-                found.path,
-                self.after,
-                *line,
+                "%s blocks the event loop for more than %g s at %s:%d", node.path, self.after, *line
             )
 
 
@@ -117,29 +119,25 @@ class _Watcher:
 _watcher = _Watcher()
 
 
-def _find_node(frame: FrameType | None) -> Any:
-    """Return the node whose driver is on this stack, None if the loop runs something else."""
-    while frame is not None:
-        if frame.f_code.co_name in DRIVERS and isinstance(frame.f_locals.get("node"), Record):
-            return frame.f_locals["node"]
-        frame = frame.f_back
-    return None
+def _blocking(frame: FrameType | None) -> tuple[Node[Any], tuple[str, int]] | None:
+    """Return the node whose code is on this stack, and where that stands: its innermost line.
 
-
-def _own_line(frame: FrameType) -> tuple[str, int] | None:
-    """Return the innermost line that is the user's own, else the innermost of a package.
-
-    None if the engine itself is at work: closing a chain of many thousands takes its time.
+    A line of the user's own, else one of a package. None if the loop runs something else, or the
+    engine itself is at work: closing a chain of many thousands takes its time.
     """
-    at: FrameType | None = frame
+    own: FrameType | None = None
     package: FrameType | None = None
-    while at is not None and at.f_code.co_name not in DRIVERS:
-        if not is_library(at.f_code.co_filename):
-            return _line(at)
-        if package is None and not is_python(at.f_code.co_filename):
-            package = at
-        at = at.f_back
-    return None if package is None else _line(package)
+    while frame is not None and frame.f_code.co_filename != LIFE:
+        if own is None and not is_library(frame.f_code.co_filename):
+            own = frame
+        if package is None and not is_python(frame.f_code.co_filename):
+            package = frame
+        frame = frame.f_back
+    at = own or package
+    if frame is None or at is None:
+        return None
+    node = frame.f_locals.get("node")
+    return (cast("Node[Any]", node), _line(at)) if isinstance(node, Record) else None
 
 
 def _line(frame: FrameType) -> tuple[str, int]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import pickle
 import signal
+import sys
 import threading
 import traceback
+from importlib.util import find_spec
 from multiprocessing.spawn import prepare
-from types import FrameType
+from pathlib import Path
+from types import FrameType, ModuleType
 from typing import Any
 
 from . import _blocking
@@ -19,17 +23,19 @@ def main() -> None:
     """Read the call from standard input, run it, write the pickled outcome to standard output.
 
     Terminated, it raises `CancelledError` where the function stands and lets `check_cancelled`
-    say so. When the parent goes away, so does it. What the function prints goes to standard error.
+    say so. When the parent goes away, so does it. What the function prints goes to standard error;
+    there is nothing for it to read.
     """
     signal.signal(signal.SIGTERM, _be_told)
     _blocking.process_told = False
-    channel = os.fdopen(os.dup(1), "wb")
+    parent, channel = os.dup(0), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    work = _read(int.from_bytes(_read(8), "big"))
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    work = _read(parent, int.from_bytes(_read(parent, 8), "big"))
+    threading.Thread(target=_leave_with_parent, args=(parent,), daemon=True).start()
     outcome = _run(work)
     with channel:
-        channel.write(outcome)
+        channel.write(len(outcome).to_bytes(8, "big") + outcome)
 
 
 def _be_told(number: int, frame: FrameType | None) -> None:
@@ -38,29 +44,102 @@ def _be_told(number: int, frame: FrameType | None) -> None:
         raise asyncio.CancelledError
 
 
-def _read(size: int) -> bytes:
+def _read(parent: int, size: int) -> bytes:
     # Without a buffer: its lock, held by the thread below, would be in the way of a clean end.
     parts: list[bytes] = []
-    while size and (part := os.read(0, min(size, 1 << 20))):
+    while size and (part := os.read(parent, min(size, 1 << 20))):
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
 
 
-def _leave_with_parent() -> None:
-    _read(1)
+def _leave_with_parent(parent: int) -> None:
+    _read(parent, 1)
     if not _blocking.process_told:
         os._exit(1)
 
 
 def _run(work: bytes) -> bytes:
+    main = None
     try:
         preparation, call = pickle.loads(work)  # noqa: S301 - the parent wrote it
+        main = _Main(preparation.pop(BY_NAME, None), preparation.pop(BY_PATH, None))
         prepare(preparation)
-        function, args, kwargs = pickle.loads(call)  # noqa: S301 - as above
+        function, args, kwargs = _Reader(call, main).load()
         return pickle.dumps((True, function(*args, **kwargs), ""))
+    except (SystemExit, KeyboardInterrupt):
+        raise  # the end of this process, and not of the parent
     except BaseException as error:  # noqa: BLE001 - it is raised again in the parent
-        return _pickle_error(error, f"in the process:\n{traceback.format_exc()}")
+        trace = f"in the process:\n{traceback.format_exc()}"
+        if main is not None and isinstance(error, (NameError, AttributeError)):
+            trace += main.stopped  # what is missing may stand below
+        return _pickle_error(error, trace)
+
+
+# Where multiprocessing says what the parent's main file is.
+BY_NAME, BY_PATH = "init_main_from_name", "init_main_from_path"
+
+
+class _Main:
+    """The parent's main file: run only if something is asked of it, and up to its own tree."""
+
+    def __init__(self, name: str | None, path: str | None) -> None:
+        self._name = name
+        self._path = path
+        self._loaded = False
+        # Why it was not run to its end, if so, for whoever misses something.
+        self.stopped = ""
+
+    def load(self) -> None:
+        if self._loaded:
+            return
+        self._loaded = True
+        module = ModuleType("__mp_main__")
+        sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+        code = self._code(module)
+        _blocking.process_imports_main = True
+        try:
+            exec(code, vars(module))  # noqa: S102 - the program itself
+        except BaseException as error:  # noqa: BLE001 - what was asked for may be there already
+            what = "it started a tree" if isinstance(error, _blocking.TreeInMain) else repr(error)
+            self.stopped = (
+                f"{module.__file__} was run here, for what it defines, only as far as {what}: put "
+                "what starts the program at its end, under `if __name__ == '__main__':`"
+            )
+        finally:
+            _blocking.process_imports_main = False
+
+    def _code(self, module: ModuleType) -> Any:
+        if self._name is not None:
+            spec: Any = find_spec(self._name)
+            module.__spec__, module.__package__ = spec, spec.parent
+            module.__file__ = spec.origin
+            return spec.loader.get_code(self._name)
+        if self._path is None or not Path(self._path).is_file():
+            raise RuntimeError(
+                "in_process cannot send what is defined in a program that is no file (python -c, a "
+                "notebook): put it into a module"
+            )
+        module.__file__ = self._path
+        return compile(Path(self._path).read_bytes(), self._path, "exec", dont_inherit=True)
+
+
+class _Reader(pickle.Unpickler):
+    def __init__(self, call: bytes, main: _Main) -> None:
+        super().__init__(io.BytesIO(call))
+        self._main = main
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        if module_name not in ("__main__", "__mp_main__"):
+            return super().find_class(module_name, global_name)
+        self._main.load()
+        try:
+            return super().find_class("__mp_main__", global_name)
+        except AttributeError:
+            raise RuntimeError(
+                f"in_process has not found {global_name!r} in the program's main file. "
+                + self._main.stopped
+            ) from None
 
 
 def _pickle_error(error: BaseException, trace: str) -> bytes:
@@ -68,6 +147,6 @@ def _pickle_error(error: BaseException, trace: str) -> bytes:
         pickled = pickle.dumps((False, error, trace))
         pickle.loads(pickled)  # noqa: S301 - some exceptions pickle and cannot be read again
     except Exception:  # noqa: BLE001 - whatever its own pickling raises
-        stand_in: Any = RuntimeError(f"{type(error).__name__}: {error}")
+        stand_in: Any = RuntimeError("".join(traceback.format_exception_only(error)).strip())
         return pickle.dumps((False, stand_in, trace))
     return pickled

@@ -5,36 +5,38 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from contextlib import suppress
 
 __all__ = ["read_line"]
 
 
 async def read_line() -> str | None:
-    """Return the next line without its end, None at the end of the input.
+    """Return the next line without its end, None at the end of the input or where there is none.
 
     Cancelled, it leaves a thread behind that waits for the next line and swallows it; that thread
     does not keep the program alive.
     """
     loop = asyncio.get_running_loop()
-    line: asyncio.Future[str] = loop.create_future()
+    ended: asyncio.Future[None] = loop.create_future()
+    text, failure = "", None
 
-    def settle(text: str | BaseException) -> None:
-        if line.done():
-            return
-        if isinstance(text, BaseException):
-            line.set_exception(text)
-        else:
-            line.set_result(text)
+    def end() -> None:
+        if not ended.done():
+            ended.set_result(None)
 
     def read() -> None:
+        nonlocal text, failure
         try:
-            text: str | BaseException = sys.stdin.readline()
-        except (OSError, ValueError) as error:  # closed, or not text
-            text = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, text)
+            if sys.stdin is not None and not getattr(sys.stdin, "closed", False):
+                text = sys.stdin.readline()
+        except BaseException as error:  # noqa: BLE001 - it is raised in the loop
+            failure = error
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(end)
 
     # A thread of our own: a pool's would be waited for at the program's end.
     threading.Thread(target=read, name="read_line", daemon=True).start()
-    text = await line
-    return text.rstrip("\n") if text else None
+    await ended
+    if failure is not None:
+        raise failure
+    return text.removesuffix("\n") if text else None

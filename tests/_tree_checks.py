@@ -315,7 +315,7 @@ def _check_futures(world: World) -> None:
 
 def _check_events(world: World) -> None:
     courses: dict[int, str] = {}
-    for kind, node_id, *_ in zip(*[iter(world.events._buffer)] * WIDTH, strict=True):
+    for kind, node_id, *_ in zip(*[iter(world.events._listener._buffer)] * WIDTH, strict=True):
         courses[node_id] = courses.get(node_id, "") + LETTERS[kind]
     for part in world.parts:
         course = courses[part.node.node_id]

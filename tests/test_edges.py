@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
 
-from anabranch.commander import Commander, Node, NodeCancelled
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabranch.commander import Commander, Node, NodeCancelled, Retry
 from anabranch.handlers import handler
 from anabranch.jobs import Job, add_conditional_edge, add_edge
 
@@ -153,3 +157,122 @@ async def test_an_unhashable_result_fails_the_node() -> None:
     async with Commander() as commander:
         with pytest.raises(TypeError, match="unhashable"):
             await commander.run(job)
+
+
+async def test_copies_have_the_callbacks_of_the_maker_and_not_those_of_a_run():
+    """What the body and the start callbacks of the first run add is that run's own."""
+    seen: list[str] = []
+    runs: list[int] = []
+
+    class Adds(Guess):
+        async def task(self) -> str:
+            self.at_end(lambda node: seen.append("body"))
+            self.at_start(lambda node: seen.append("never"))
+            self.at_commander_end(lambda node: seen.append("leaving"))
+            return await super().task()
+
+    job = Adds(runs)
+    job.at_start(lambda node: seen.append("start"))
+    job.at_start(lambda node: node.at_end(lambda node: seen.append("started")))
+    add_conditional_edge(job, {"again": job})
+    job.at_end(lambda node: seen.append("made"))
+    async with Commander() as commander:
+        commander.put_job(job).at_end(lambda node: seen.append("put"))
+    assert seen == ["start", "made", "put", "started", "body"] * 3 + ["leaving"] * 3
+
+
+async def test_a_copy_made_before_the_first_run_began_has_the_same_callbacks():
+    """Two edges lead to one node in one turn: the node itself and a copy of it."""
+    seen: list[str] = []
+    runs: list[int] = []
+
+    class Adds(Guess):
+        async def task(self) -> str:
+            self.at_end(lambda node: seen.append("body"))
+            return await super().task()
+
+    first, target = Step("a", []), Adds(runs)
+    target.at_end(lambda node: seen.append("made"))
+    add_edge(first, target)
+    add_edge(first, target)
+    async with Commander() as commander:
+        commander.put_job(first)
+    assert seen == ["made", "body"] * 2
+
+
+async def test_an_edges_function_may_return_its_own_node_round_after_round():
+    """A copy of a copy is what a copy of the first would be."""
+    seen: list[str] = []
+    runs: list[int] = []
+
+    class Adds(Guess):
+        async def task(self) -> str:
+            self.at_end(lambda node: seen.append("body"))
+            return await super().task()
+
+    job = Adds(runs)
+    add_conditional_edge(job, {"again": lambda node: node})
+    async with Commander() as commander:
+        commander.put_job(job)
+    assert seen == ["body"] * 3
+
+
+async def test_copies_go_by_the_name_of_the_first_and_in_its_place():
+    """Handlers keep their function's name; jobs their priority, timeout, retry and policy."""
+    paths: list[str] = []
+    options: list[object] = []
+    count = 0
+
+    @handler
+    async def note(node: Node[object]) -> bool:
+        nonlocal count
+        count += 1
+        paths.append(node.path)
+        return count < 3
+
+    class Named(Job[bool]):
+        async def task(self) -> bool:
+            attempts = self._n_attempts
+            assert attempts is not None
+            options.append((self._n_priority, attempts.timeout, attempts.retry, self._n_policy))
+            return len(options) < 3
+
+    handled, job, retry = note(), Named(), Retry(attempts=2)
+    add_conditional_edge(handled, {True: handled})
+    add_conditional_edge(job, {True: job})
+    async with Commander() as commander:
+        commander.call_handler(handled)
+        commander.put_job(job, priority=7, timeout=60, retry=retry, policy="collect")
+    assert [path.split("#")[0] for path in paths] == ["Commander/note"] * 3
+    assert options == [(7, 60, retry, "collect")] * 3
+
+
+@given(st.lists(st.sampled_from(["maker", "putter", "start", "body", "callback"]), max_size=6))
+def test_every_run_of_a_cycle_calls_the_same_callbacks(who: list[str]):
+    """Whoever adds them, and however many."""
+    seen: list[list[int]] = []
+
+    class Round(Job[bool]):
+        def add(self, whose: str) -> None:
+            for number, each in enumerate(who):
+                if each == whose:
+                    self.at_end(lambda node, number=number: seen[-1].append(number))
+
+        async def task(self) -> bool:
+            seen.append([])
+            self.add("body")
+            return len(seen) < 4
+
+    job = Round()
+    job.add("maker")
+    job.at_start(lambda node: node.add("start"))
+    job.at_end(lambda node: node.add("callback"))
+    add_conditional_edge(job, {True: job})
+
+    async def main() -> None:
+        async with Commander() as commander:
+            commander.put_job(job).add("putter")
+
+    asyncio.run(main())
+    assert seen == [seen[0]] * 4
+    assert sorted(seen[0]) == [*range(len(who))]

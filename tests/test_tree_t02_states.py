@@ -299,6 +299,52 @@ async def test_recover_is_refused_where_nothing_has_failed():
     assert refused == ["pending", "running", "joining", "completed", "joining"]
 
 
+@pytest.mark.parametrize("later", [False, True])
+async def test_recover_is_for_at_exception_alone(later):
+    """In at_done it is refused, plain or async, before and after; and so is a second time."""
+    said = []
+
+    def attempt(node):
+        try:
+            node.recover(len(said))
+        except RuntimeError as error:
+            said.append("twice" if "already" in str(error) else "refused")
+        else:
+            said.append("recovered")
+
+    async def attempt_later(node):
+        await asyncio.sleep(0)
+        attempt(node)
+
+    callback = attempt_later if later else attempt
+    async with asyncio.timeout(5), Commander() as commander:
+        lost = fail(ValueError()).at_done(callback)
+        with pytest.raises(ValueError):
+            await commander.run(lost)
+        saved = fail(ValueError()).at_done(callback).at_exception(callback)
+        saved.at_done(callback).at_exception(callback)
+        assert await commander.run(saved) == 2
+    assert said == ["refused", "refused", "recovered", "refused", "twice"]
+
+
+async def test_recover_is_refused_for_what_a_callback_of_the_end_has_raised():
+    """at_exception does not run for it, so nothing can recover from it."""
+    refused = []
+
+    def raises(node):
+        raise ValueError
+
+    def attempt(node):
+        with pytest.raises(RuntimeError, match="recover"):
+            node.recover(1)
+        refused.append(node.error)
+
+    async with asyncio.timeout(5), Commander() as commander:
+        with pytest.raises(ValueError):
+            await commander.run(give().at_end(raises).at_end(attempt).at_done(attempt))
+    assert len(refused) == 2
+
+
 async def test_a_callback_added_while_callbacks_run_still_runs():
     """It is appended to those that are due."""
     seen = []

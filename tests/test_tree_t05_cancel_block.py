@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from _nodes import Careful, hang
-from _until import settled
+from _nodes import Careful, fail, hang
+from _until import first_turn, settled
 
 from anabranch.commander import Commander, NodeCancelled
 from anabranch.handlers import handler
@@ -107,3 +107,74 @@ async def test_a_cancelled_commander_ends_its_block_with_node_cancelled(awaits):
                     await asyncio.Event().wait()
     assert (commander.state, node.state) == ("cancelled", "cancelled")
     assert asyncio.current_task().cancelling() == 0
+
+
+@pytest.mark.parametrize("ends", ["fail_fast", "cancel", "both"])
+@pytest.mark.parametrize("awaits", [True, False])
+async def test_a_block_in_a_cancelled_tasks_clean_up_ends_as_any_other(ends, awaits):
+    """Its own failure is raised, not the cancellation of its task, which goes on afterwards."""
+    caught = []
+
+    async def clean_up():
+        async with Commander(policy="fail_fast") as commander:
+            if ends != "cancel":
+                commander.call_handler(fail(ValueError("clean-up")))
+                await settled_or_cancelled()
+            if ends != "fail_fast":
+                commander.cancel("the whole of it")
+            if awaits:
+                await asyncio.Event().wait()
+
+    async def settled_or_cancelled():
+        try:
+            await settled()
+        except asyncio.CancelledError:
+            if ends == "fail_fast":
+                raise
+
+    async def block():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            before = asyncio.current_task().cancelling()
+            try:
+                await clean_up()
+            except BaseException as error:
+                caught.append(error)
+            assert asyncio.current_task().cancelling() == before == 1
+
+    async with asyncio.timeout(5):
+        task = asyncio.create_task(block())
+        await settled()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert [type(error) for error in caught] == [
+        NodeCancelled if ends == "cancel" else ValueError if ends == "fail_fast" else NodeCancelled
+    ]
+
+
+async def test_a_cancel_that_comes_besides_the_trees_own_is_not_lost():
+    """In a clean-up too: whoever cancels the task again is obeyed, when the tree has ended."""
+
+    async def block():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            async with Commander(policy="fail_fast") as commander:
+                node = commander.call_handler(fail(ValueError(), release))
+                commander.call_handler(hang())
+                nodes.append(node)
+                await asyncio.Event().wait()
+
+    release, nodes = asyncio.Event(), []
+    async with asyncio.timeout(5):
+        task = asyncio.create_task(block())
+        await settled()
+        task.cancel()
+        await settled()
+        release.set()
+        await first_turn(lambda: nodes[0].state == "failed")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task

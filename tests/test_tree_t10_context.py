@@ -5,9 +5,9 @@ import threading
 from contextvars import ContextVar
 
 import pytest
-from _until import settled
+from _until import first_turn, settled
 
-from anabranch.commander import Commander, current_node, run
+from anabranch.commander import Commander, NodeCancelled, Retry, current_node, run
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
@@ -166,3 +166,47 @@ def test_blocking_run_passes_the_callers_context_on():
         assert run(Read()) == "caller"
     finally:
         TRACE.reset(token)
+
+
+async def test_a_retried_job_that_is_called_back_begins_in_a_fresh_context():
+    """One of higher priority is put in the turn in which it starts again: it sees no old values."""
+    seen = []
+
+    class Tries(Job[None]):
+        async def task(self):
+            seen.append(TRACE.get())
+            TRACE.set("an earlier attempt")
+            if len(seen) == 1:
+                raise ValueError
+
+    async with asyncio.timeout(5), Commander() as commander:
+        TRACE.set("putter")
+        job = commander.put_job(Tries(), retry=Retry())
+        await first_turn(lambda: seen and job.state == "pending" and job._n_task is not None)
+        commander.put_job(Read())
+        commander.put_job(Read(), priority=1)
+        assert job._n_task is None  # called back
+        await job
+    assert seen == ["putter", "putter"]
+
+
+async def test_a_retried_job_that_is_cancelled_before_its_turn_ends_in_a_fresh_context():
+    """It waits for a place, after an attempt whose values are not its callbacks' affair."""
+    seen = []
+
+    class Fails(Job[None]):
+        async def task(self):
+            TRACE.set("an earlier attempt")
+            raise ValueError
+
+    async with asyncio.timeout(5), Commander(max_concurrency=1) as commander:
+        TRACE.set("putter")
+        job = commander.put_job(Fails().at_terminate(lambda _: seen.append(TRACE.get())),
+                                retry=Retry())  # fmt: skip
+        await first_turn(lambda: job._n_attempts.starts and job.state == "pending")
+        await first_turn(lambda: job._n_attempts.timer is None)
+        assert job._n_task is None  # it waits in the queue
+        job.cancel()
+        with pytest.raises(NodeCancelled):
+            await job
+    assert seen == ["putter"]

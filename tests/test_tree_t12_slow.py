@@ -9,7 +9,7 @@ import time
 import pytest
 from _until import settled
 
-from anabranch.commander import Commander
+from anabranch.commander import Commander, Retry
 from anabranch.commander._watch import Watch
 from anabranch.handlers import handler
 from anabranch.jobs import Job
@@ -179,3 +179,31 @@ async def test_one_daemon_thread_watches_for_the_whole_process():
     assert one == two
     assert len(one) == 1
     assert one[0].daemon
+
+
+async def test_a_callback_that_blocks_is_its_own_nodes(caplog):
+    """A child ends last, and its parent's callback runs in the child's task; so do predicates."""
+
+    @handler
+    async def parent(node, failing):
+        node.call_handler(leaf(failing))
+
+    @handler
+    async def leaf(node, failing):
+        await asyncio.sleep(0)
+        if failing:
+            raise ValueError
+
+    def blocks(*_):
+        block()
+
+    async with asyncio.timeout(5), Commander(slow_after=AFTER) as commander:
+        await commander.run(parent(False).at_end(blocks))
+        with pytest.raises(ValueError):
+            await commander.run(parent(True), retry=Retry(on=blocks))
+    messages = [record.getMessage() for record in caplog.records]
+    assert [message.split(" ")[0] for message in messages] == [
+        "Commander/parent#1",
+        "Commander/parent#3",
+    ]
+    assert all(f"{__file__}:{line_of(block, 'time.sleep')}" in each for each in messages)

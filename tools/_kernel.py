@@ -24,6 +24,7 @@ import zmq.asyncio
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.connect import write_connection_file
 
+from ..commander._blocking import ending
 from ..commander._errors import ToolError
 from ..commander._observe import outlast
 from ..dispatch import image_url
@@ -217,7 +218,7 @@ class Kernel:
         try:
             await asyncio.wait((working, dying), return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
-                raise KernelDied(f"the Python process ended ({_ending(dying.result())})")
+                raise KernelDied(f"the Python process ended ({ending(dying.result())})")
             await working
         finally:
             await _cancelled(working, dying)
@@ -267,10 +268,6 @@ async def _cancelled(*futures: asyncio.Future[Any]) -> None:
     for future in futures:
         future.cancel()
     await asyncio.gather(*futures, return_exceptions=True)
-
-
-def _ending(status: int) -> str:
-    return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
 
 
 def _sweep(pid: int, folder: str) -> None:

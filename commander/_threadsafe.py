@@ -1,0 +1,142 @@
+"""What other threads may ask of a commander, and the futures by which they are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from ._errors import NodeClosed
+from ._node import Node, add_waiter, lose_taker
+from ._record import DONE
+from ._waits import note_outside_wait
+
+if TYPE_CHECKING:
+    from ._commander import Commander
+
+__all__ = ["Requests"]
+
+T = TypeVar("T")
+
+
+class Requests:
+    """The thread-safe calls of one commander, and those of their futures that are still open.
+
+    None stays open for ever: what is left at the commander's end is answered there. There is no
+    lock, so that a signal handler may call at any moment.
+    """
+
+    def __init__(self, commander: Commander) -> None:
+        self._commander = commander
+        # A request enters before it looks at `_over`, and `close` sets that before it goes through
+        # them: so at least one of the two sees the other.
+        self._open: dict[concurrent.futures.Future[Any], _Request[Any]] = {}
+        self._over = False
+
+    def put(self, node: Node[T], start: Callable[[], None]) -> concurrent.futures.Future[T]:
+        """Let the loop call `start`, which puts `node`; return a future of the node's outcome."""
+        loop = self._loop()
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        request = self._open[future] = _Request(node, start, future, loop)
+        # Before any callback of the caller's, which might raise.
+        future.add_done_callback(lambda future: self._open.pop(future, None))
+        future.add_done_callback(request.withdraw)
+        try:
+            loop.call_soon_threadsafe(request.begin, context=copy_context())
+        except RuntimeError:
+            self._over = True
+        if self._over:
+            self._open.pop(future, None)
+            raise NodeClosed(self._commander.path, "belongs to a loop that is closed")
+        return future
+
+    def call(self, function: Callable[..., None], *args: Any) -> None:
+        """Let the loop call `function`; after its end there is nothing left to call it for."""
+        loop = self._loop()
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(function, *args)
+
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        if self._commander._n_state == "pending":
+            raise RuntimeError("the commander has not been entered yet: use async with")
+        return self._commander._n_loop
+
+    def close(self) -> None:
+        """Answer what is left, and take no more."""
+        self._over = True
+        with suppress(KeyError):  # it is empty
+            while True:
+                _, request = self._open.popitem()
+                request.end(NodeClosed(self._commander.path))
+
+
+class _Request(Generic[T]):
+    """One node that a thread has asked for."""
+
+    def __init__(
+        self,
+        node: Node[T],
+        start: Callable[[], None],
+        future: concurrent.futures.Future[T],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._node = node
+        self._start = start
+        self._future = future
+        self._loop = loop
+        # By this the node knows that it is awaited, from its start on.
+        self._waiter: asyncio.Future[None] | None = None
+
+    def begin(self) -> None:
+        if self._future.done():
+            return  # cancelled, or too late
+        try:
+            self._start()
+        except BaseException as error:
+            self.end(error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            self._waiter = add_waiter(self._node)
+            self._waiter.add_done_callback(self._node_ended)
+            note_outside_wait(self._waiter)
+
+    def _node_ended(self, waiter: asyncio.Future[None]) -> None:
+        if not waiter.cancelled():  # else the future was cancelled before the node's end
+            self._hand_over()
+
+    def end(self, failure: BaseException) -> None:
+        """Answer with the outcome of the node if it has one, else with `failure`."""
+        if self._waiter is not None and self._node._n_state in DONE:
+            self._hand_over()
+        else:
+            # It may just have been cancelled.
+            with suppress(concurrent.futures.InvalidStateError):
+                self._future.set_exception(failure)
+
+    def _hand_over(self) -> None:
+        node = self._node
+        try:
+            if node._n_state == "completed":
+                self._future.set_result(cast("T", node._n_result))
+            else:
+                self._future.set_exception(node.error)
+        except concurrent.futures.InvalidStateError:
+            if self._future.cancelled():
+                lose_taker(node)  # in the moment of the node's end
+
+    def withdraw(self, future: concurrent.futures.Future[T]) -> None:
+        """See to a future that was cancelled, in the thread that did so."""
+        if future.cancelled():
+            # Nobody else may say this, and only once: `wait` and `as_completed` wait for it.
+            future.set_running_or_notify_cancel()
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._abandon)
+
+    def _abandon(self) -> None:
+        if self._waiter is not None:
+            self._waiter.cancel()
+            self._node.cancel("its future was cancelled")
