@@ -23,10 +23,11 @@ def usage_of(request: Request, deltas: Sequence[Delta]) -> Usage:
     """Return what the reply of which `deltas` came has taken.
 
     That is the usage it told last. What came after that is estimated; if it told none, all is.
+    A usage of nothing tells nothing.
     """
     characters = 0
     for delta in reversed(deltas):
-        if delta.usage is not None:
+        if delta.usage is not None and delta.usage.total_tokens > 0:
             return _more(delta.usage, characters)
         characters += _said(delta)
     return _more(Usage(input_tokens=_prompt(request)), characters)

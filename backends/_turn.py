@@ -104,10 +104,11 @@ class Turn:
         self._begun = self._state == "running"
 
     def start_granted(self) -> bool:
-        """Start it if it still may, now that it was given a turn elsewhere; else it waits on."""
+        """Start it if it still may, now that it was given a turn elsewhere; else `ready` tells."""
         with _lock:
-            self._state = "granted" if self._limits else "running"
-            _settle(self._limits)
+            if self._state == "asking":  # it was not refused meanwhile
+                self._state = "granted" if self._limits else "running"
+                _settle(self._limits)
             self._begun = self._state == "running"
             return self._begun
 
@@ -173,8 +174,8 @@ class Turn:
     def _try_to_start(self, closed: set[Limits], waiting: dict[Limits, list[Turn]]) -> bool:
         """Start it or refuse it; return whether it has left its line.
 
-        Those that came earlier let nobody pass in the limits that are `closed`, and are passed in
-        those in which they are `waiting`.
+        Those that came earlier let nobody pass in the limits that are `closed`; they are `waiting`
+        for theirs.
         """
         refusals = (limits._refusal(self.model) for limits in self._limits)
         self._refusal = next(filter(None, refusals), None)
@@ -209,8 +210,7 @@ class Turn:
             if not any(limits._held(now) for limits in self._hindered):
                 closed |= self._owed
         for limits in self._limits:
-            if limits not in closed:
-                waiting[limits].append(self)
+            waiting[limits].append(self)
         return False
 
     def _wait_for(self, opens: Iterable[float | None]) -> None:
