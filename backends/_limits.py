@@ -186,12 +186,10 @@ class Limits:
                 self._recent.remove(start)
         self.spent += max(0.0, self._cost(turn.model, turn.took))
 
-    def _forget_lost(self) -> bool:
-        """End those whose event loop was closed while they ran; return whether there were any."""
-        lost = [turn for turn in self._running if turn._lost]
-        for turn in lost:
+    def _forget_lost(self) -> None:
+        """End those whose event loop was closed while they ran."""
+        for turn in [turn for turn in self._running if turn._lost]:
             turn.leave()
-        return bool(lost)
 
     def _rates_allow(self, tokens: int) -> float:
         """Return when the rates let so much start, 0 for now."""
@@ -235,13 +233,16 @@ async def turn_in(
     try:
         while True:
             await turn.ready()
+            if not elsewhere:
+                yield turn
+                return
             async with AsyncExitStack() as stack:
                 given = [
                     await stack.enter_async_context(each.request(model, tokens))
                     for each in elsewhere
                 ]
                 try:
-                    if not elsewhere or turn.start_granted():
+                    if turn.start_granted():
                         yield turn
                         return
                 finally:

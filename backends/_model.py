@@ -31,9 +31,10 @@ __all__ = ["ModelBackend"]
 class _Reply:
     """What has come of a reply so far, over all attempts."""
 
-    __slots__ = ("deltas", "whole")
+    __slots__ = ("attempt", "deltas", "whole")
 
     def __init__(self) -> None:
+        self.attempt = 1
         self.deltas: list[Delta] = []
         self.whole = False
 
@@ -101,7 +102,7 @@ class ModelBackend(Backend):
     async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         """Answer `request`, delta by delta."""
         reply = _Reply()
-        asked, attempt = request, 1
+        asked = request
         while True:
             before = len(reply.deltas)
             try:
@@ -115,8 +116,8 @@ class ModelBackend(Backend):
                 return
             if len(reply.deltas) > before:
                 asked = self._resumed(request, reply, failure)
-            await self._pause(attempt, failure, reply)
-            attempt += 1
+            await self._pause(failure, reply)
+            reply.attempt += 1
 
     async def _once(self, request: Request, reply: _Reply) -> AsyncGenerator[Delta, None]:
         """Make one attempt: wait for a turn, pass the deltas on, see that the reply is whole."""
@@ -131,6 +132,12 @@ class ModelBackend(Backend):
                                 yield delta
                     if not reply.whole:
                         raise BackendUnavailable("the connection ended before the reply did")
+            except RateLimited as error:
+                # While the turn is still held: the next in line must not run into the same 429.
+                hold = self.retries.pause(reply.attempt, error) or error.retry_after or 0.0
+                if hold <= self.retries.patience:  # else the others are not made to wait either
+                    self.limits.slow_down(hold)
+                raise
             finally:
                 turn.usage = self._charge(request, reply.deltas[before:])
 
@@ -164,15 +171,11 @@ class ModelBackend(Backend):
                 return asked
         raise interrupted from failure
 
-    async def _pause(self, attempt: int, failure: BackendError, reply: _Reply) -> None:
+    async def _pause(self, failure: BackendError, reply: _Reply) -> None:
         """Wait until the next attempt, or raise that there is none."""
-        seconds = self.retries.pause(attempt, failure)
+        seconds = self.retries.pause(reply.attempt, failure)
         if self.breaker is not None and self.breaker.state == "open":
             seconds = None
-        if isinstance(failure, RateLimited):
-            hold = seconds or failure.retry_after or 0.0
-            if hold <= self.retries.patience:  # else the others are not made to wait either
-                self.limits.slow_down(hold)
         if seconds is not None:
             await asyncio.sleep(seconds)
         elif reply.deltas:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, defaultdict
 from collections.abc import Hashable, Iterable
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -28,6 +29,7 @@ __all__ = ["Line", "Turn"]
 # threads may share them.
 _lock = RLock()
 _numbers = count()
+_NONE: frozenset[Limits] = frozenset()
 
 
 class Turn:
@@ -60,11 +62,11 @@ class Turn:
         self._refusal: BudgetExceeded | None = None
         self._starts: list[Start | None] = []  # one for each of `limits`, while it runs
         # Of the head of a line: which limits hold it back, and until when if time alone does.
-        self._hindered: set[Limits] = set()
+        self._hindered: AbstractSet[Limits] = _NONE
         self._until: float | None = None
         # The limits in which it was passed, and those in which nobody may pass it again.
-        self._passed: set[Limits] = set()
-        self._owed: set[Limits] = set()
+        self._passed: AbstractSet[Limits] = _NONE
+        self._owed: AbstractSet[Limits] = _NONE
         self._loop = asyncio.get_running_loop()
         self._moved: asyncio.Future[None] | None = None
 
@@ -126,22 +128,39 @@ class Turn:
             _settle(self._limits)
 
     def _enter(self) -> None:
-        refusals = (limits._refusal(self.model) for limits in self._limits)
-        if (refusal := self._refusal or next(filter(None, refusals), None)) is not None:
+        if (refusal := self._refusal or self._refused()) is not None:
             raise refusal
         if not self._limits:
             self._state = "asking" if self._asks else "running"
             return
         if self._state == "new":
+            if not self._asks and not any(limits._lines for limits in self._limits):
+                now = self._loop.time()
+                if all(limits._opens(self.tokens, now) == 0 for limits in self._limits):
+                    self._start(now)
+                    return
             line: Line = self._limits[0]._lines.get(self._line) or OrderedDict()
             line[self] = None
             for limits in self._limits:
                 limits._lines[self._line] = line
         self._state = "waiting"
-        full = [limits for limits in self._limits if limits._full]
-        found_room = [limits._forget_lost() for limits in full]
-        if any(found_room) or (not full and _head(self._limits[0]._lines[self._line]) is self):
-            _settle(self._limits)
+        if any(limits._full for limits in self._limits):
+            for limits in self._limits:
+                limits._forget_lost()
+        else:
+            head = _head(self._limits[0]._lines[self._line])
+            if head is self or head._lost:
+                _settle(self._limits)
+
+    def _refused(self) -> BudgetExceeded | None:
+        for limits in self._limits:
+            if (refusal := limits._refusal(self.model)) is not None:
+                return refusal
+        return None
+
+    def _start(self, now: float) -> None:
+        self._state = "running"
+        self._starts = [limits._start(self, now) for limits in self._limits]
 
     def _step_out(self) -> bool:
         """Leave the line; return whether it was its head."""
@@ -177,8 +196,7 @@ class Turn:
         Those that came earlier let nobody pass in the limits that are `closed`; they are `waiting`
         for theirs.
         """
-        refusals = (limits._refusal(self.model) for limits in self._limits)
-        self._refusal = next(filter(None, refusals), None)
+        self._refusal = self._refused()
         if self._refusal is not None or self._lost:
             self._step_out()
             self._state = "over"
@@ -192,8 +210,7 @@ class Turn:
         self._hindered = {limits for limits, when in opens.items() if when != 0}
         if not self._hindered and (not self._asks or self._state == "granted"):
             self._step_out()
-            self._state = "running"
-            self._starts = [limits._start(self, now) for limits in self._limits]
+            self._start(now)
             self._wake()
             for limits in self._limits:
                 for turn in waiting[limits]:
@@ -228,7 +245,7 @@ class Turn:
         them free at once where both are always in demand. So it is not passed there again.
         """
         self._owed |= self._passed & self._hindered
-        self._passed.add(limits)
+        self._passed |= {limits}
 
 
 Line: TypeAlias = "OrderedDict[Turn, None]"
@@ -237,14 +254,36 @@ Line: TypeAlias = "OrderedDict[Turn, None]"
 
 def _settle(changed: Iterable[Limits]) -> None:
     """Start all who may start, the longest waiting first, now that these limits have changed."""
+    changed = {*changed}
+    if not _anyone_may_move(changed):
+        return
     heads = [(_head(line)._number, line) for line in _lines_near(changed)]
     heapify(heads)
     closed: set[Limits] = set()
     waiting: dict[Limits, list[Turn]] = defaultdict(list)
     while heads:
         _, line = heappop(heads)
-        if _head(line)._try_to_start(closed, waiting) and line:
-            heappush(heads, (_head(line)._number, line))
+        turn = _head(line)
+        if turn._try_to_start(closed, waiting):
+            if line:
+                heappush(heads, (_head(line)._number, line))
+            changed.update(turn._limits)
+            if not _anyone_may_move(changed):
+                return
+
+
+def _anyone_may_move(changed: Iterable[Limits]) -> bool:
+    """Return whether a change of these limits may matter to anybody: not where others are full."""
+    for limits in changed:
+        for line in limits._lines.values():
+            head = _head(line)
+            if limits._refusal(head.model) is not None:
+                return True
+            if limits._full:
+                break
+            if not any(each._full for each in head._limits):
+                return True
+    return False
 
 
 def _lines_near(changed: Iterable[Limits]) -> Iterable[Line]:

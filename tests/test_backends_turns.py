@@ -367,12 +367,19 @@ def test_a_second_loop_finds_no_trace_of_the_first() -> None:
     asyncio.run(one())
 
     torn = asyncio.new_event_loop()
-    entered = [torn.run_until_complete(_started(limits, torn)) for _ in range(2)]
+    left = [torn.run_until_complete(_started(limits, torn)) for _ in range(2)]
     torn.close()
     asyncio.run(one())
-    for task in entered:
-        task._log_destroy_pending = False  # type: ignore[attr-defined]
     assert limits._lines == {}
+
+    torn = asyncio.new_event_loop()
+    torn.call_soon(limits.slow_down, 0.01)
+    left += [torn.run_until_complete(_started(limits, torn)) for _ in range(2)]
+    torn.close()
+    asyncio.run(one())
+    assert (limits._active, limits._lines) == (0, {})
+    for task in left:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
 async def _started(limits: Limits, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
