@@ -155,14 +155,14 @@ class Limits:
         unit = "tokens" if self.prices is None else "of the prices' money"
         return BudgetExceeded(f"{self.spent:g} of {self.budget:g} {unit} are spent")
 
-    def _opens(self, tokens: int, now: float) -> float | None:
-        """Return when so much may start: 0 is now, None is not before something ends."""
+    def _opens(self, turn: Turn, now: float) -> float | None:
+        """Return when `turn` may start: 0 is now, None is not before something ends."""
         if self._full:
             return None
         while self._recent and self._recent[0].at + _MINUTE <= now:
             self._recent[0].old = True
             self._recent_tokens -= self._recent.popleft().tokens
-        until = max(self._held_until, self._rates_allow(tokens))
+        until = max(self._held_until, self._rates_allow(turn.tokens))
         return until if until > now else 0.0
 
     def _start(self, turn: Turn, now: float) -> Start | None:

@@ -136,7 +136,7 @@ class Turn:
         if self._state == "new":
             if not self._asks and not any(limits._lines for limits in self._limits):
                 now = self._loop.time()
-                if all(limits._opens(self.tokens, now) == 0 for limits in self._limits):
+                if all(limits._opens(self, now) == 0 for limits in self._limits):
                     self._start(now)
                     return
             line: Line = self._limits[0]._lines.get(self._line) or OrderedDict()
@@ -204,7 +204,7 @@ class Turn:
             return True
         now = self._loop.time()
         opens = {
-            limits: None if limits in closed else limits._opens(self.tokens, now)
+            limits: None if limits in closed else limits._opens(self, now)
             for limits in self._limits
         }
         self._hindered = {limits for limits, when in opens.items() if when != 0}
