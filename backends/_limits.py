@@ -248,6 +248,8 @@ async def turn_in(
                 finally:
                     for each in given:
                         each.usage = turn.took
+                        if not turn._begun:
+                            each.unsend()
     finally:
         turn.leave()
 

@@ -82,6 +82,11 @@ class Turn:
         """Whether its loop was closed under it, so that it will neither go on nor leave."""
         return self._loop.is_closed()
 
+    def unsend(self) -> None:
+        """Say that nothing was sent after all: it costs nothing, nor does it count for a rate."""
+        self._begun = False
+        self.usage = None
+
     async def ready(self) -> None:
         """Wait until it has started or, if it asks elsewhere, until it may. Call `leave` later.
 

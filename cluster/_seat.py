@@ -165,8 +165,7 @@ class Call:
         """End a turn, or the wait for it."""
         given = self._given.get(returned.number)
         if given is not None and not given.done():
-            # It has not come to know that it had a turn, or it would have told its usage.
-            given.set_result(returned.usage or Usage())
+            given.set_result(returned.usage)
         elif (turn := self._turns.get(returned.number)) is not None:
             turn.cancel()
 
@@ -184,6 +183,9 @@ class Call:
                     turn.usage = Usage()
                     await pull.answer(ask.number, None, None)
                     turn.usage = None  # if it is lost from here on, its estimate counts
-                    turn.usage = await given
+                    if (usage := await given) is None:
+                        turn.unsend()
+                    else:
+                        turn.usage = usage
             except BudgetExceeded as error:
                 await pull.answer(ask.number, None, error)

@@ -225,7 +225,7 @@ def test_limits_and_tree_are_charged_alike(
         assert (tree._active, own._active, tree._lines, own._lines) == (0, 0, {}, {})
         assert [timer for timer in loop._scheduled if not timer.cancelled()] == []
 
-    with asyncio.Runner(loop_factory=lambda: SeededLoop(seed)) as runner:
+    with asyncio.Runner(loop_factory=lambda: SeededLoop(seed, turns=20_000)) as runner:
         runner.run(run())
 
 
