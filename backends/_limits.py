@@ -246,6 +246,8 @@ async def turn_in(
                         yield turn
                         return
                 finally:
+                    if turn._begun:
+                        turn.leave()  # before anybody elsewhere starts instead: it is paid for
                     for each in given:
                         each.usage = turn.took
                         if not turn._begun:
