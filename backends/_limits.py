@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, Hashable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from ..commander import current_node
+from ..commander import Node, current_node
 from ..commander._errors import BudgetExceeded, ConfigurationError
-from ..dispatch import Request, Usage
+from ..dispatch import Usage
+from ._turn import Line, Turn
 
-__all__ = ["Limits", "Price", "Turn", "Turns", "estimate_tokens", "tree_limits"]
+__all__ = ["Limits", "Price", "Turn", "Turns", "limits_of", "tree_limits", "turn_in"]
 
 _MINUTE = 60.0
-_CHARACTERS_PER_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +30,19 @@ class Price:
 
     def of(self, usage: Usage) -> float:
         """Return what `usage` costs."""
-        cached = self.input if self.cached_input is None else self.cached_input
-        fresh = usage.input_tokens - usage.cached_input_tokens
-        total = fresh * self.input + usage.cached_input_tokens * cached
+        price = self.input if self.cached_input is None else self.cached_input
+        cached = min(usage.cached_input_tokens, usage.input_tokens)
+        total = (usage.input_tokens - cached) * self.input + cached * price
         return (total + usage.output_tokens * self.output) / 1e6
 
 
 @dataclass(eq=False, slots=True)
-class Turn:
-    """One request's place in the limits: what it is thought to take, then what it took."""
+class Start:
+    """A start within the last minute, with the estimate of its tokens until they are known."""
 
-    model: str
-    tokens: int  # the estimate, until the usage is known
-    started: float = 0.0
-    waiter: asyncio.Future[None] | None = None  # None if it never had to wait
-    usage: Usage | None = None
+    at: float
+    tokens: int
+    old: bool = False  # it is more than a minute ago
 
 
 class Turns(Protocol):
@@ -64,16 +62,21 @@ class Limits:
     """Holds requests back until they may start; give one object to all that should share it.
 
     It goes to a backend, `connect(..., limits=Limits(...))`, or to a whole tree, whichever backends
-    it uses: `commander.limits = Limits(...)`. A request has to pass both.
+    it uses: `commander.limits = Limits(...)`. A request starts once all limits that hold for it
+    let it, and takes its turn in all of them in that moment; while it waits it has none of them.
 
-    First come, first served: a request that must wait makes those behind it wait too. In no 60
-    seconds do more than `requests_per_minute` start, nor more than `tokens_per_minute` tokens
-    (estimated at the start, corrected by the usage; a request above the limit by itself goes
-    alone). `concurrency` counts replies that are still coming.
+    First come, first served: a request that must wait makes those behind it wait too, but for
+    those that it could not start before anyway, since another limit holds it back that is not
+    theirs. In no 60 seconds do more than `requests_per_minute` start, nor more than
+    `tokens_per_minute` tokens (estimated at the start, corrected at the end; a request above the
+    limit by itself goes alone). `concurrency` counts replies that are still coming.
 
-    `budget` is in tokens or, with `prices` (by model name), in their money. Once that much is
-    spent every request is refused with `BudgetExceeded`, the waiting ones too; replies that are
-    under way then go over it by what they take. One event loop at a time.
+    `budget` is in tokens or, with `prices` (by model name), in their money; `spent` is what has
+    been used of it, and is counted without a budget too. Once it is spent every request is refused
+    with `BudgetExceeded`, the waiting ones too; replies that are under way then go over it by what
+    they take. What never ran costs nothing.
+
+    Event loops in several threads may use one object at once.
 
     A copy in another process, such as that of a backend which was sent there, begins anew, with
     what is left of the budget.
@@ -94,12 +97,12 @@ class Limits:
         self.budget = budget
         self.prices = prices
         self.spent = 0.0
-        self._queue: deque[Turn] = deque()
-        self._recent: deque[Turn] = deque()  # started within the last minute, oldest first
+        # Those that wait for a turn in these limits, in their lines; see `Turn`.
+        self._lines: dict[Hashable, Line] = {}
+        self._running: set[Turn] = set()
+        self._recent: deque[Start] = deque()  # oldest first
         self._recent_tokens = 0
-        self._active = 0
         self._held_until = 0.0  # a 429 said to wait until then
-        self._timer: asyncio.TimerHandle | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         made = partial(
@@ -117,113 +120,85 @@ class Limits:
         """Whether an estimate of a request's tokens is of any use."""
         return self.tokens_per_minute is not None or self.budget is not None
 
-    @asynccontextmanager
-    async def request(self, model: str, tokens: int = 0) -> AsyncGenerator[Turn, None]:
-        """Wait for a turn, and give it back at the end of the block.
-
-        `tokens` is an estimate; set `turn.usage` when it is known. Cancelling the wait leaves the
-        queue as if the request had never been there. Raises `BudgetExceeded`, also for a model
-        without a price where there are prices.
-        """
-        turn = Turn(model, tokens)
-        if not self.start_nowait(turn):
-            await self._wait(turn)
-        try:
-            yield turn
-        finally:
-            self._end(turn)
-
-    def start_nowait(self, turn: Turn) -> bool:
-        """Start `turn` if it may start now. Raises as `request` does."""
-        self._check_budget(turn.model)
-        if self._queue or self._delay(turn) != 0:
-            return False
-        self._start(turn)
-        return True
+    def request(self, model: str, tokens: int = 0) -> AbstractAsyncContextManager[Turn]:
+        """Wait for a turn, and give it back at the end of the block; see `turn_in`."""
+        return turn_in((self,), model, tokens)
 
     def slow_down(self, seconds: float) -> None:
         """Start nothing for so long: a server said that there were too many."""
-        self._held_until = max(self._held_until, _now() + seconds)
+        now = asyncio.get_running_loop().time()
+        self._held_until = max(self._held_until, now + seconds)
 
-    async def _wait(self, turn: Turn) -> None:
-        turn.waiter = asyncio.get_running_loop().create_future()
-        self._queue.append(turn)
-        self._start_waiting()
-        try:
-            await turn.waiter
-        except asyncio.CancelledError:
-            if turn.waiter.cancelled():
-                self._start_waiting()
-            else:
-                self._end(turn)
-            raise
+    # --- what a `Turn` asks and says, all of its limits in one moment
 
-    def _start(self, turn: Turn) -> None:
-        turn.started = _now()
-        self._active += 1
-        if self.requests_per_minute is not None or self.tokens_per_minute is not None:
-            self._recent.append(turn)
-            self._recent_tokens += turn.tokens
+    @property
+    def _active(self) -> int:
+        return len(self._running)
 
-    def _end(self, turn: Turn) -> None:
-        self._active -= 1
-        estimated = turn.tokens
-        if turn.usage is not None:
-            turn.tokens = turn.usage.total_tokens
-        if self._recent and turn.started >= self._recent[0].started:
-            self._recent_tokens += turn.tokens - estimated
-        if self.budget is not None:
-            self.spent += self._cost(turn)
-        self._start_waiting()
+    @property
+    def _full(self) -> bool:
+        """Whether nothing can start before something ends."""
+        return self.concurrency is not None and self._active >= self.concurrency
 
-    def _start_waiting(self) -> None:
-        """Start those who wait, from the first, until one must wait on."""
-        while self._queue:
-            turn = self._queue[0]
-            assert turn.waiter is not None
-            if turn.waiter.done():  # cancelled
-                self._queue.popleft()
-                continue
-            if not self._may_go_on(turn, turn.waiter):
-                return
-            self._queue.popleft()
+    def _held(self, now: float) -> bool:
+        """Whether a 429 keeps everything from starting."""
+        return self._held_until > now
 
-    def _may_go_on(self, turn: Turn, waiter: asyncio.Future[None]) -> bool:
-        try:
-            self._check_budget(turn.model)
-        except BudgetExceeded as error:
-            waiter.set_exception(error)
-            return True
-        delay = self._delay(turn)
-        if delay == 0:
-            self._start(turn)
-            waiter.set_result(None)
-        elif delay is not None:
-            self._look_again(delay)
-        return delay == 0
-
-    def _look_again(self, delay: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(delay, self._start_waiting)
-
-    def _delay(self, turn: Turn) -> float | None:
-        """Return the seconds until `turn` may start; None: not before another ends."""
-        if self.concurrency is not None and self._active >= self.concurrency:
+    def _refusal(self, model: str) -> BudgetExceeded | None:
+        """Return why a request to `model` is refused, None if it is not."""
+        if self.budget is None:
             return None
-        now = _now()
-        self._forget_old(now)
-        until = max(self._held_until, self._rates_allow(turn))
-        return max(0.0, until - now)
+        if self.prices is not None and model not in self.prices:
+            return BudgetExceeded(f"{model!r} has no price, so the budget cannot be kept")
+        if self.spent < self.budget:
+            return None
+        unit = "tokens" if self.prices is None else "of the prices' money"
+        return BudgetExceeded(f"{self.spent:g} of {self.budget:g} {unit} are spent")
 
-    def _rates_allow(self, turn: Turn) -> float:
-        """Return when the rates let `turn` start, 0 for now."""
-        when, requests, tokens = 0.0, len(self._recent), self._recent_tokens
-        for old in self._recent:
-            if not self._too_many(requests + 1, tokens + turn.tokens):
+    def _opens(self, turn: Turn, now: float) -> float | None:
+        """Return when `turn` may start: 0 is now, None is not before something ends."""
+        if self._full:
+            return None
+        while self._recent and self._recent[0].at + _MINUTE <= now:
+            self._recent[0].old = True
+            self._recent_tokens -= self._recent.popleft().tokens
+        until = max(self._held_until, self._rates_allow(turn.tokens))
+        return until if until > now else 0.0
+
+    def _start(self, turn: Turn, now: float) -> Start | None:
+        """Take note that `turn` has started."""
+        self._running.add(turn)
+        if self.requests_per_minute is None and self.tokens_per_minute is None:
+            return None
+        start = Start(now, turn.tokens)
+        self._recent.append(start)
+        self._recent_tokens += turn.tokens
+        return start
+
+    def _end(self, turn: Turn, start: Start | None) -> None:
+        """Take note that `turn` has ended, and of what it took."""
+        self._running.discard(turn)
+        if start is not None and not start.old:
+            tokens = max(0, turn.took.total_tokens)
+            self._recent_tokens += tokens - start.tokens
+            start.tokens = tokens
+            if not turn._begun:
+                self._recent.remove(start)
+        self.spent += max(0.0, self._cost(turn.model, turn.took))
+
+    def _forget_lost(self) -> None:
+        """End those whose event loop was closed while they ran."""
+        for turn in [turn for turn in self._running if turn._lost]:
+            turn.leave()
+
+    def _rates_allow(self, tokens: int) -> float:
+        """Return when the rates let so much start, 0 for now."""
+        when, requests, tokens = 0.0, len(self._recent) + 1, self._recent_tokens + tokens
+        for start in self._recent:
+            if not self._too_many(requests, tokens):
                 break
-            when = old.started + _MINUTE
-            requests, tokens = requests - 1, tokens - old.tokens
+            when = start.at + _MINUTE
+            requests, tokens = requests - 1, tokens - start.tokens
         return when
 
     def _too_many(self, requests: int, tokens: int) -> bool:
@@ -231,34 +206,54 @@ class Limits:
             self.tokens_per_minute is not None and tokens > self.tokens_per_minute
         )
 
-    def _forget_old(self, now: float) -> None:
-        while self._recent and self._recent[0].started + _MINUTE <= now:
-            self._recent_tokens -= self._recent.popleft().tokens
-
-    def _check_budget(self, model: str) -> None:
-        if self.budget is None:
-            return
-        if self.prices is not None and model not in self.prices:
-            raise BudgetExceeded(f"{model!r} has no price, so the budget cannot be kept")
-        if self.spent >= self.budget:
-            unit = "tokens" if self.prices is None else "of the prices' money"
-            raise BudgetExceeded(f"{self.spent:g} of {self.budget:g} {unit} are spent")
-
-    def _cost(self, turn: Turn) -> float:
+    def _cost(self, model: str, usage: Usage) -> float:
         if self.prices is None:
-            return turn.tokens
-        return self._price(turn.model, turn.usage or Usage(input_tokens=turn.tokens))
-
-    def _price(self, model: str, usage: Usage) -> float:
-        price = (self.prices or {}).get(model)
+            return usage.total_tokens
+        price = self.prices.get(model)
         return 0.0 if price is None else price.of(usage)
 
 
-def estimate_tokens(request: Request, options: Mapping[str, object]) -> int:
-    """Guess what `request` will take: a token per four characters, and `max_tokens` if set."""
-    characters = sum(len(m.content or "") for m in request.messages)
-    most = request.options.get("max_tokens", options.get("max_tokens")) or 0
-    return characters // _CHARACTERS_PER_TOKEN + (most if isinstance(most, int) else 0) + 1
+@asynccontextmanager
+async def turn_in(
+    limits: Iterable[Turns], model: str, tokens: int = 0
+) -> AsyncGenerator[Turn, None]:
+    """Wait for a turn in all of `limits`, and give it back at the end of the block.
+
+    `tokens` is an estimate; set `turn.usage` when it is known. Cancelling the wait leaves all as
+    if the request had never been there. Raises `BudgetExceeded`, also for a model without a price
+    where there are prices.
+
+    Where some of the limits are kept elsewhere, a turn there is asked for once those that are kept
+    here would let the request start. If they no longer do when it comes, it is given back.
+    """
+    every = {id(each): each for each in limits}
+    here = tuple(each for each in every.values() if isinstance(each, Limits))
+    elsewhere = [each for each in every.values() if not isinstance(each, Limits)]
+    turn = Turn(model, tokens, here, line=tuple(every), asks=bool(elsewhere))
+    try:
+        while True:
+            await turn.ready()
+            if not elsewhere:
+                yield turn
+                return
+            async with AsyncExitStack() as stack:
+                given = [
+                    await stack.enter_async_context(each.request(model, tokens))
+                    for each in elsewhere
+                ]
+                try:
+                    if turn.start_granted():
+                        yield turn
+                        return
+                finally:
+                    if turn._begun:
+                        turn.leave()  # before anybody elsewhere starts instead: it is paid for
+                    for each in given:
+                        each.usage = turn.took
+                        if not turn._begun:
+                            each.unsend()
+    finally:
+        turn.leave()
 
 
 def _positive(name: str, value: int | None) -> int | None:
@@ -267,14 +262,15 @@ def _positive(name: str, value: int | None) -> int | None:
     return value
 
 
-def _now() -> float:
-    return asyncio.get_running_loop().time()
+def limits_of(node: Node[Any]) -> list[Turns]:
+    """Return all limits that hold for what `node` asks."""
+    limits: Turns | None = node.commander.limits
+    return [] if limits is None else [limits]
 
 
-def tree_limits() -> Turns | None:
-    """Return the `limits` of the commander under which this runs, None if it has none."""
+def tree_limits() -> list[Turns]:
+    """Return the limits of the tree in which this runs; outside of one there are none."""
     try:
-        commander = current_node().commander
+        return limits_of(current_node())
     except LookupError:
-        return None
-    return getattr(commander, "limits", None)
+        return []

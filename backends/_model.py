@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import Any, Literal
 
 from ..commander import charge
@@ -17,10 +17,11 @@ from ..commander._errors import (
     RateLimited,
     StreamInterrupted,
 )
-from ..dispatch import Delta, Message, Request
+from ..dispatch import Delta, Message, Request, Usage
 from ._assemble import partial_message
 from ._backend import Backend
-from ._limits import Limits, Turn, Turns, estimate_tokens, tree_limits
+from ._estimate import estimate_tokens, usage_of
+from ._limits import Limits, Turn, tree_limits, turn_in
 from ._retry import Breaker, Retries
 from ._timeout import Arrived, Timeouts, timed
 
@@ -30,9 +31,10 @@ __all__ = ["ModelBackend"]
 class _Reply:
     """What has come of a reply so far, over all attempts."""
 
-    __slots__ = ("deltas", "whole")
+    __slots__ = ("attempt", "deltas", "whole")
 
     def __init__(self) -> None:
+        self.attempt = 1
         self.deltas: list[Delta] = []
         self.whole = False
 
@@ -54,8 +56,10 @@ class ModelBackend(Backend):
     as no delta has come. A reply that breaks off later is `StreamInterrupted`; with
     `resume="continue"` the model is then asked to go on after the text that came, as one more of
     the attempts, where the server can (`_continued`). Without `limits` it has some of its own that
-    limit nothing, so that one 429 holds back all of its requests. The usage that an attempt told
-    is charged to the current node under the model's name, also if the reply then breaks off.
+    limit nothing, so that one 429 holds back all of its requests. What an attempt took is charged
+    to its limits and, under the model's name, to the current node, also if the reply breaks off or
+    is cancelled: the usage that it told, and an estimate of what came after that. Before the first
+    delta that is nothing.
     """
 
     def __init__(
@@ -98,7 +102,7 @@ class ModelBackend(Backend):
     async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         """Answer `request`, delta by delta."""
         reply = _Reply()
-        asked, attempt = request, 1
+        asked = request
         while True:
             before = len(reply.deltas)
             try:
@@ -112,41 +116,48 @@ class ModelBackend(Backend):
                 return
             if len(reply.deltas) > before:
                 asked = self._resumed(request, reply, failure)
-            await self._pause(attempt, failure, reply)
-            attempt += 1
+            await self._pause(failure, reply)
+            reply.attempt += 1
 
     async def _once(self, request: Request, reply: _Reply) -> AsyncGenerator[Delta, None]:
         """Make one attempt: wait for a turn, pass the deltas on, see that the reply is whole."""
+        before = len(reply.deltas)
         async with self._turn(request) as turn:
-            with self.breaker.attempt() if self.breaker else nullcontext():
-                async with aclosing(timed(self._attempt(request), self.timeouts)) as arriving:
-                    async for arrived in arriving:
-                        for delta in arrived if isinstance(arrived, list) else (arrived,):
-                            reply.add(delta)
-                            if delta.usage is not None:
-                                turn.usage = delta.usage
-                            yield delta
-                if not reply.whole:
-                    raise BackendUnavailable("the connection ended before the reply did")
-
-    @asynccontextmanager
-    async def _turn(self, request: Request) -> AsyncGenerator[Turn, None]:
-        """Hold a turn in the tree's limits and in the backend's own; charge what it used."""
-        own, shared = self.limits, tree_limits()
-        both: list[Turns] = [own] if shared is None or shared is own else [shared, own]
-        counted = any(limits.counts_tokens for limits in both)
-        tokens = estimate_tokens(request, self.default_options) if counted else 0
-        async with AsyncExitStack() as stack:
-            turns = [
-                await stack.enter_async_context(limits.request(self.model, tokens))
-                for limits in both
-            ]
             try:
-                yield turns[-1]
+                with self.breaker.attempt() if self.breaker else nullcontext():
+                    async with aclosing(timed(self._attempt(request), self.timeouts)) as arriving:
+                        async for arrived in arriving:
+                            for delta in arrived if isinstance(arrived, list) else (arrived,):
+                                reply.add(delta)
+                                yield delta
+                    if not reply.whole:
+                        raise BackendUnavailable("the connection ended before the reply did")
+            except RateLimited as error:
+                # While the turn is still held: the next in line must not run into the same 429.
+                hold = self.retries.pause(reply.attempt, error) or error.retry_after or 0.0
+                if hold <= self.retries.patience:  # else the others are not made to wait either
+                    self.limits.slow_down(hold)
+                raise
             finally:
-                if (usage := turns[-1].usage) is not None:
-                    turns[0].usage = usage
-                    charge(self.model, usage)
+                turn.usage = self._charge(request, reply.deltas[before:])
+
+    def _turn(self, request: Request) -> AbstractAsyncContextManager[Turn]:
+        """Hold a turn in the tree's limits and in the backend's own."""
+        limits = [*tree_limits(), self.limits]
+        counted = any(each.counts_tokens for each in limits)
+        tokens = estimate_tokens(request, self.default_options) if counted else 0
+        return turn_in(limits, self.model, tokens)
+
+    def _charge(self, request: Request, deltas: Sequence[Delta]) -> Usage:
+        """Charge the current node with what an attempt took; return that.
+
+        Before its first delta nobody knows whether a model ran: then it took nothing.
+        """
+        if not deltas:
+            return Usage()
+        usage = usage_of(request, deltas)
+        charge(self.model, usage)
+        return usage
 
     def _resumed(self, request: Request, reply: _Reply, failure: BackendError) -> Request:
         """Return the request that goes on after what came, or raise that it broke off."""
@@ -160,15 +171,11 @@ class ModelBackend(Backend):
                 return asked
         raise interrupted from failure
 
-    async def _pause(self, attempt: int, failure: BackendError, reply: _Reply) -> None:
+    async def _pause(self, failure: BackendError, reply: _Reply) -> None:
         """Wait until the next attempt, or raise that there is none."""
-        seconds = self.retries.pause(attempt, failure)
+        seconds = self.retries.pause(reply.attempt, failure)
         if self.breaker is not None and self.breaker.state == "open":
             seconds = None
-        if isinstance(failure, RateLimited):
-            hold = seconds or failure.retry_after or 0.0
-            if hold <= self.retries.patience:  # else the others are not made to wait either
-                self.limits.slow_down(hold)
         if seconds is not None:
             await asyncio.sleep(seconds)
         elif reply.deltas:

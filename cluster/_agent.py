@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 from ..agents import Answer, Directory, Participant, current_scope
 from ..agents._chat import in_tree
 from ..agents._scope import listened_to
+from ..backends._limits import limits_of
 from ..commander import Node, WorkerLost
 from ..dispatch import AgentMessage
 from ..handlers import handler
@@ -141,7 +142,7 @@ class Called(Elsewhere):
         return ended(node, end)
 
     async def _read(self, node: Node[Any], cluster: Cluster) -> End:
-        if node.commander.limits is None:
+        if not limits_of(node):
             return await self._hear(node, Stand.of(node, None))
         async with Call(node, await seat_of(node.commander, cluster), _unheard) as call:
             return await self._hear(node, Stand.of(node, call))

@@ -109,7 +109,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """What home is told when a turn is over, with what was used if that is known."""
+    """What home is told when a turn is over: what was used, None if nothing was sent."""
 
     call: str
     number: str

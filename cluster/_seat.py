@@ -11,7 +11,7 @@ from typing import Any, Self
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
-from ..backends._limits import Turns
+from ..backends._limits import Turns, limits_of, turn_in
 from ..commander import Commander, Node
 from ..commander._errors import BudgetExceeded, WorkerLost
 from ..dispatch import Usage
@@ -97,7 +97,7 @@ class Call:
     def __init__(self, node: Node[Any], seat: Seat, take: Callable[[bytes], object]) -> None:
         self.address = Address(seat.desk, seat.name, uuid4().hex)
         self.moved = asyncio.Event()
-        self._limits: Turns | None = node.commander.limits
+        self._limits: list[Turns] = limits_of(node)
         self._seat = seat
         self._take = take
         self._context = copy_context()
@@ -110,9 +110,13 @@ class Call:
     @property
     def limits(self) -> DistantLimits | None:
         """The limits of the tree, to be sent with it."""
-        if self._limits is None or isinstance(self._limits, DistantLimits):
-            return self._limits
-        return DistantLimits(self.address, self._limits.counts_tokens)
+        match self._limits:
+            case []:
+                return None
+            case [DistantLimits() as elsewhere]:
+                return elsewhere
+            case several:
+                return DistantLimits(self.address, any(each.counts_tokens for each in several))
 
     async def __aenter__(self) -> Self:
         self._seat.calls[self.address.call] = self
@@ -172,13 +176,16 @@ class Call:
 
     async def _turn(self, pull: Pull, ask: Ask) -> None:
         wanted: Wanted = ask.question
-        limits = self._limits
-        assert limits is not None
         with suppress(WorkerLost):  # who wanted it is told as well
             try:
-                async with limits.request(wanted.model, wanted.tokens) as turn:
+                async with turn_in(self._limits, wanted.model, wanted.tokens) as turn:
                     given = self._given[wanted.number] = asyncio.Future()
+                    turn.usage = Usage()
                     await pull.answer(ask.number, None, None)
-                    turn.usage = await given
+                    turn.usage = None  # if it is lost from here on, its estimate counts
+                    if (usage := await given) is None:
+                        turn.unsend()
+                    else:
+                        turn.usage = usage
             except BudgetExceeded as error:
                 await pull.answer(ask.number, None, error)

@@ -75,6 +75,17 @@ async def test_a_429_slows_all_who_share_the_backend() -> None:
     assert all(20 <= when <= 22 for when in backend.times[1:])
 
 
+@jumping
+async def test_a_429_is_not_run_into_by_the_next_in_line() -> None:
+    """The place of the one that was refused is not given on before all are told to wait."""
+    backend = Scripted([RateLimited("slowly", retry_after=20)], [END], limits=Limits(concurrency=1))
+
+    await asyncio.gather(*(backend.complete(ASK) for _ in range(5)))
+
+    assert backend.times[0] == 0
+    assert all(20 <= when <= 22 for when in backend.times[1:])
+
+
 async def _later(seconds: float, backend: Scripted) -> Message:
     await virtual_seconds(seconds)
     return await backend.complete(ASK)
