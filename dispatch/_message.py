@@ -228,7 +228,7 @@ def _deeper_than(limit: int, value: Any) -> bool:
         level = [
             inner
             for each in level
-            for inner in (each.values() if type(each) is dict else each)
+            for inner in cast("list[Any]", each.values() if type(each) is dict else each)
             if type(inner) is dict or type(inner) is list
         ]
         if not level:

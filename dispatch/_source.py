@@ -10,7 +10,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterable, M
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from inspect import isawaitable, isgenerator
+from inspect import isawaitable, iscoroutine, isgenerator
 from typing import Any, NoReturn, TypeAlias, cast
 
 from ..commander import BadResponse
@@ -76,16 +76,18 @@ async def close_source(source: Any) -> None:
 def discard_source(source: Any) -> None:
     """Close a source that nobody will read: at once, or in a task if its close has to wait."""
     closing = _begin_close(source)
-    if closing is not None:
-        finish = _finish_close(source, closing)
-        try:
-            task = asyncio.get_running_loop().create_task(finish)
-        except RuntimeError as error:  # no loop to wait in
-            finish.close()
-            _warn(source, error)
-        else:
-            _discarding.add(task)
-            task.add_done_callback(_discarding.discard)
+    if closing is None:
+        return
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError as error:  # another thread: there is nothing here to wait in
+        if iscoroutine(closing):
+            closing.close()
+        _warn(source, error)
+        return
+    task = loop.create_task(_finish_close(source, closing))
+    _discarding.add(task)
+    task.add_done_callback(_discarding.discard)
 
 
 _discarding: set[asyncio.Task[None]] = set()  # a loop alone would not keep its tasks

@@ -84,10 +84,10 @@ def _the_choice(choices: Sequence[Any]) -> Mapping[str, Any]:
 
 def _error(told: Mapping[str, Any]) -> object:
     """Return the error object that a server sent, or nothing; one that is empty is none."""
-    error: Any = told.get("error")
+    error: object = told.get("error")
     if isinstance(error, Mapping) and not any(cast("Mapping[str, Any]", error).values()):
         return None
-    return error or (told if told.get("object") == "error" else None)
+    return cast("object", error) or (told if told.get("object") == "error" else None)
 
 
 def _usage(chunk: Mapping[str, Any]) -> Usage | None:

@@ -116,8 +116,9 @@ def test_however_a_call_is_damaged_text_and_calls_after_it_survive(
 ) -> None:
     """F1: the cut makes no difference, no markup is shown, and each broken call is an error."""
     written = WAYS[way]
-    text, shown, sound, broken = chance.choice(TEXTS), "", [], 0
-    shown += text
+    text = shown = chance.choice(TEXTS)
+    sound: list[tuple[str, Any]] = []
+    broken = 0
     for index in range(chance.randint(1, 4)):
         value = chance.choice(["v", "a b", "{", "é😀", written.format.open.strip(), "</x>"])
         damage = chance.choice(SOUND + BROKEN)

@@ -179,6 +179,20 @@ async def test_a_fork_that_is_refused_closes_its_source(closes: str) -> None:
         await until(lambda: closed == [closes] * 2)
 
 
+async def test_a_fork_from_another_thread_is_refused_and_its_source_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """F6: nothing there can wait for an async close; a plain one is called."""
+
+    async def body(node: Node[Any]) -> None:
+        for source in (Source(), BadlyClosedAtOnce(close=FAILURES[0])):
+            with pytest.raises(RuntimeError):
+                await asyncio.to_thread(fork, node, source)
+
+    await run(body)
+    assert len(warnings(caplog)) == 2
+
+
 async def test_a_task_that_would_have_given_the_source_is_cancelled_with_the_fork() -> None:
     """F6: it may be waiting for a connection."""
     task = asyncio.create_task(asyncio.sleep(PATIENCE))

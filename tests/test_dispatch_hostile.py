@@ -8,9 +8,10 @@ import copy
 import json
 import time
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -36,9 +37,7 @@ from anabranch.dispatch._speech import Sink
 CORPUS: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent / "data/hostile_chunks.json").read_text()
 )
-DEEP: Any = []
-for _ in range(100_000):
-    DEEP = [DEEP]
+DEEP: Any = reduce(lambda inner, _: [inner], range(100_000), cast("Any", []))
 
 
 def outcome(chunk: Any) -> Delta | BackendError | None:
@@ -114,12 +113,12 @@ VALUES: list[Any] = [
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    items = value.items() if isinstance(value, dict) else enumerate(value)
+    keys = cast("list[Any]", [*value] if isinstance(value, dict) else [*range(len(value))])
     found: list[tuple[Any, ...]] = []
-    for key, each in items:
+    for key in keys:
         found.append((*path, key))
-        if isinstance(each, (dict, list)):
-            found += places(each, (*path, key))
+        if isinstance(value[key], (dict, list)):
+            found += places(value[key], (*path, key))
     return found
 
 
@@ -155,9 +154,10 @@ def test_any_payload_gives_a_delta_or_an_error_of_the_family(chance: Random) -> 
         str(each).encode()
     for chunk in chunks:
         response = {**chunk, "choices": chunk["choices"]}
-        choices = response["choices"]
+        choices: Any = response["choices"]
         if isinstance(choices, list) and choices and isinstance(choices[0], dict):
-            choices[0]["message"] = choices[0].pop("delta", None)
+            choice = cast("dict[str, Any]", choices[0])
+            choice["message"] = choice.pop("delta", None)
         try:
             message_from_response(response).model_dump_json()
         except BackendError as error:
