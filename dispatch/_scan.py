@@ -35,7 +35,7 @@ _NEXT_SIGN = re.compile(
 _DEEPER = {"{": 1, "[": 1, "}": -1, "]": -1}
 _SCALAR = re.compile(r"[-+.\w\s]*+")
 SPACE = re.compile(r"\s*+")
-_WHOLE_ESCAPES = re.compile(r"(?:[^\\]++|\\[^u]|\\u[0-9a-fA-F]{4})*", re.DOTALL)
+_WHOLE_ESCAPES = re.compile(r'(?:[^\\]++|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*')
 _LENIENT = json.JSONDecoder(strict=False)
 _LONGEST_ESCAPE = len(r"\u0000")
 
@@ -343,25 +343,19 @@ class StringDecoder:
 
     def feed(self, raw: str) -> str:
         """Return the text that `raw` completes."""
+        if self._broken:
+            return ""
         if not self._held and not self._halves.half and raw.isascii() and "\\" not in raw:
-            return "" if self._broken else raw
+            return raw
         raw = self._held + raw
         end = end_of(_WHOLE_ESCAPES, raw, 0)
         self._held = raw[end:]
-        self._broken = self._broken or len(self._held) >= _LONGEST_ESCAPE
-        if self._broken:
-            self._held = ""
-            return ""
-        return self._halves.feed(self._unescape(raw[:end]))
+        self._broken = len(self._held) >= _LONGEST_ESCAPE
+        return self._halves.feed(unescape(raw[:end]) or "")
 
     def end(self) -> str:
         """Return what was held back: half a pair that stayed alone."""
         return self._halves.end()
-
-    def _unescape(self, raw: str) -> str:
-        text = unescape(raw)
-        self._broken = text is None
-        return text or ""
 
 
 def unescape(raw: str) -> str | None:
