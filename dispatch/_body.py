@@ -80,7 +80,7 @@ class NamedBody(Stepwise):
 
     def _take(self, text: str) -> None:
         after = len(self._scanner.raw) - self._scanner.end if self._scanner.feed(text) else 0
-        self._output.write(self._index, text[: len(text) - after])
+        self._output.write(self._index, text[: max(0, len(text) - after)])
 
     def _in_object(self, text: str) -> str:
         assert self._object is not None
