@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from ._call import OpenCall, ToolCallError
 from ._delta import Delta, ToolCallDelta
 from ._format import Format
 from ._message import Message, ToolCall, Usage
-from ._scan import HalfKeeper, join_surrogates
+from ._scan import HalfKeeper, encodable
 from ._speech import Sink, Speech
 from ._splitter import TextSplitter
 
 __all__ = ["Assembly", "Branches"]
+
+_LONGEST_NAME = 1024  # of a tool; more of it is dropped, or each piece would copy all that came
 
 # With these the model was stopped, it did not stop: empty arguments are then missing ones.
 _STOPPED = ("length", "content_filter")
@@ -38,22 +40,34 @@ class Assembly:
     """
 
     def __init__(
-        self, branches: Branches, to_user: str | None = None, formats: Sequence[Format] = ()
+        self,
+        branches: Branches,
+        to_user: str | None = None,
+        formats: Sequence[Format] = (),
+        keepers: Container[str] = (),
     ) -> None:
         self._branches = branches
         self._pieces = branches.pieces
         self._to_user = to_user
+        self._keepers = keepers  # the tools for which `to_user` is an argument like others
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._refusal: list[str] = []
-        self._calls: dict[int, OpenCall] = {}  # by the wire's index: the last one there
         self._order: list[OpenCall] = []
-        # The call that the last piece belonged to, and its wire index.
+        # Calls of the wire: by its index (the last one there), by its id (the first), the last.
+        self._calls: dict[int, OpenCall] = {}
+        self._by_id: dict[str, OpenCall] = {}
+        self._latest: OpenCall | None = None
+        # The call that the last piece belonged to; its wire index, if the next piece there can
+        # belong to no other.
         self._call: OpenCall
         self._at: int | None = None
+        self._written: dict[int, OpenCall] = {}  # calls in the text, by their own index
+        self._writing: OpenCall | None = None  # the last of these, if no text has come after it
         self._places: set[int] = set()  # the indices given to calls, and the next free one
         self._next_place = 0
         self._ids: set[str] = set()  # of the calls that were handed on or found faulty
+        self._tried: dict[str, int] = {}  # numbers behind an id that are taken, up to here
         self._usage: Usage | None = None
         self._finish_reason: str | None = None
         self._speech = Speech(branches.text)
@@ -61,6 +75,8 @@ class Assembly:
         self._refusal_voice = self._speech.standing()
         self._content_halves = HalfKeeper()
         self._reasoning_halves = HalfKeeper()
+        self._refusal_halves = HalfKeeper()
+        self._joining = False  # a piece of arguments had half a surrogate pair
         self._splitter = TextSplitter(formats, self) if formats else None
         self._take_content = self.show if self._splitter is None else self._splitter.feed
         self.whole = False  # a finish_reason or the end mark has come
@@ -80,8 +96,11 @@ class Assembly:
                     self._scan(run)
                     if half := self._content_halves.end():
                         self._take_content(half)  # or it would come after what the call says
+                    piece = _with_clean_head(piece)
                     self._turn_to(piece)
                     at = self._at
+                if self._joining or not (piece.arguments.isascii() or _is_whole(piece.arguments)):
+                    piece = self._joined(piece)
                 keep(piece)
                 run.append(piece.arguments)
             if delta.reasoning or delta.finish_reason or delta.done or delta.refusal or delta.usage:
@@ -93,19 +112,24 @@ class Assembly:
         if run:
             arguments = "".join(run)
             run.clear()
-            if arguments and self._call.scanner.feed(arguments):
+            if arguments and self._call.feed(arguments):
                 self._try_hand_on()
 
+    def _joined(self, piece: ToolCallDelta) -> ToolCallDelta:
+        """Return a piece whose arguments are encodable, for the call that it belongs to."""
+        self._joining = True
+        halves = self._call.halves = self._call.halves or HalfKeeper()
+        return replace(piece, arguments=halves.feed(piece.arguments))
+
     def _take_rest(self, delta: Delta) -> None:
-        if delta.reasoning:
-            self._take_reasoning(delta.reasoning)
-        if delta.refusal:
-            self._refusal.append(delta.refusal)
-            self._refusal_voice.say(delta.refusal)
+        if delta.reasoning and (text := self._reasoning_halves.feed(delta.reasoning)):
+            self.put("reasoning", text)
+        if delta.refusal and (text := self._refusal_halves.feed(delta.refusal)):
+            self._refuse(text)
         if delta.usage is not None:
             self._usage = delta.usage
         if delta.finish_reason is not None:
-            self._finish_reason = delta.finish_reason
+            self._finish_reason = encodable(delta.finish_reason)
         self.whole = self.whole or delta.done or delta.finish_reason is not None
 
     def _take_text(self, text: str) -> None:
@@ -114,8 +138,14 @@ class Assembly:
         if text:
             self._take_content(text)
 
+    def _refuse(self, text: str) -> None:
+        self._refusal.append(text)
+        self._refusal_voice.say(text)
+
     def show(self, text: str) -> None:
         """Take text of the content that is for the user."""
+        if self._writing is not None:
+            self._end_written()
         self._content.append(text)
         self._speech.say(self._content_voice, text)
 
@@ -129,73 +159,69 @@ class Assembly:
 
     def new_call(self) -> int:
         """Begin a call that is written in the content; return its index."""
-        return self._begin(-1).index
+        self._end_written()
+        call = self._writing = self._begin(self._next_place)
+        self._written[call.index] = call
+        return call.index
+
+    def _end_written(self) -> None:
+        """Let the last call in the content say no more: what follows it has come."""
+        call, self._writing = self._writing, None
+        if call is not None:
+            call.hush()
 
     def write(self, index: int, arguments: str = "", name: str | None = None) -> None:
         """Take more of a call that is written in the content."""
-        piece = ToolCallDelta(index, None, name, arguments)
-        self._turn_to(piece)
+        piece = ToolCallDelta(index, None, name and encodable(name), encodable(arguments))
+        call = self._call = self._written[index]
+        self._at = None
+        _name(call, piece)
         self._pieces.put(piece)
-        self._scan([arguments])
-        if name and self._call.scanner.done:
+        self._scan([piece.arguments])
+        if name and call.scanner.done:
             self._try_hand_on()
-
-    def _take_reasoning(self, text: str) -> None:
-        if self._reasoning_halves.half or not text.isascii():
-            text = self._reasoning_halves.feed(text)
-        if text:
-            self.put("reasoning", text)
 
     def _turn_to(self, piece: ToolCallDelta) -> None:
         """Make the call that `piece` belongs to the one whose pieces are taken."""
-        if piece.id is None and piece.name is None and piece.index in self._calls:
-            call = self._calls[piece.index]
-        else:
-            call = self._call_of(piece)
-        self._at = piece.index
-        self._call = call
-
-    def _call_of(self, piece: ToolCallDelta) -> OpenCall:
         call = self._find(piece)
+        if call is not None and _begins_another(call, piece):
+            head = call.again or piece
+            piece = replace(piece, id=piece.id or head.id, name=piece.name or head.name)
+            call = None
         if call is None:
-            call = self._begin(piece.index)
+            call = self._latest = self._begin(piece.index)
+            self._calls[piece.index if piece.index >= 0 else call.index] = call
         if piece.id and not call.id:
             call.id = piece.id
-        if piece.name and call.name != piece.name and not (call.name and call.scanner.parts):
-            call.name += piece.name  # it may be cut in two; one that is repeated adds nothing
-        return call
+            self._by_id.setdefault(piece.id, call)
+        _name(call, piece)
+        self._at = None if call.again else piece.index
+        self._call = call
+        if piece.name and call.scanner.done:
+            self._try_hand_on()
 
     def _find(self, piece: ToolCallDelta) -> OpenCall | None:
-        """Return the call that a piece belongs to, None if it begins a new one.
+        """Return the call that a piece belongs to, or seems to; None if it begins a new one.
 
-        Servers repeat names, leave out ids or indices, use one index for all calls, or make up a
-        new id for every piece; only a piece with a name begins a call after the first.
+        Servers repeat names, leave out ids or indices, use one index or one id for all calls, or
+        make up a new id for every piece; only a piece with a name begins a call after the first.
         """
-        call = self._calls.get(piece.index) if piece.index >= 0 else self._unnumbered(piece)
-        if call is None or not piece.name or not call.name:
-            return call
-        if piece.id and call.id and piece.id != call.id:
+        if piece.index >= 0:
+            call = self._calls.get(piece.index)
+        elif (call := self._by_id.get(piece.id or "")) is None:
+            call = self._latest
+            if call is not None and piece.name and call.name not in ("", piece.name):
+                return None
+        if call is not None and piece.name and call.name and _differ(call.id, piece.id):
             return None
-        if piece.id == call.id and piece.id is not None:
-            return call
-        return None if call.scanner.done and piece.arguments else call
-
-    def _unnumbered(self, piece: ToolCallDelta) -> OpenCall | None:
-        for call in self._order:
-            if piece.id and call.id == piece.id:
-                return call
-        last = self._order[-1] if self._order else None
-        if last is not None and piece.name and (last.name != piece.name or last.scanner.done):
-            return None
-        return last
+        return call
 
     def _begin(self, index: int) -> OpenCall:
         place = index if index >= 0 and index not in self._places else self._next_place
-        call = OpenCall(place, self._to_user, self._speech)
+        call = OpenCall(place, self._to_user, self._speech, self._keepers)
         self._places.add(place)
         self._next_place = max(self._next_place, place + 1)
         self._order.append(call)
-        self._calls[index if index >= 0 else place] = call
         return call
 
     def _try_hand_on(self) -> None:
@@ -214,9 +240,10 @@ class Assembly:
     def _own_id(self, call: OpenCall) -> str:
         """Return the id it has, or one made for it, unique in the reply."""
         own = base = call.id or f"call_{call.index}"
-        number = call.index
+        number = max(call.index, self._tried.get(base, 0))
         while own in self._ids:
             own, number = f"{base}_{number}", number + 1
+            self._tried[base] = number
         self._ids.add(own)
         return own
 
@@ -241,8 +268,16 @@ class Assembly:
             self._take_content(half)
         if half := self._reasoning_halves.end():
             self.put("reasoning", half)
+        if half := self._refusal_halves.end():
+            self._refuse(half)
+        for call in self._order if self._joining else ():
+            if call.halves and (half := call.halves.end()):
+                self._pieces.put(ToolCallDelta(call.index, arguments=half))
+                call.feed(half)
         if self._splitter is not None:
             self._splitter.end(stopped=stopped)
+        for call in self._order if self._keepers else ():
+            call.tell()  # its name has not come, and will not
         self._speech.end()
 
     def refuse(self, call: OpenCall) -> None:
@@ -256,7 +291,7 @@ class Assembly:
     def message(self) -> Message:
         """Return the assembled message of a whole reply."""
         refusal = "".join(self._refusal) or None
-        content = join_surrogates("".join(self._content))
+        content = "".join(self._content)
         return Message(
             role="assistant",
             content=content or (None if refusal or self._order else ""),
@@ -277,6 +312,56 @@ class Assembly:
             return None
         reasoning = "".join(self._reasoning) or None
         return Message(role="assistant", content=content, reasoning=reasoning, usage=self._usage)
+
+
+def _differ(one: str | None, other: str | None) -> bool:
+    return bool(one and other and one != other)
+
+
+def _begins_another(call: OpenCall, piece: ToolCallDelta) -> bool:
+    """Whether a piece for a call whose arguments are whole begins another with its id and index.
+
+    A head that is merely repeated, with or without white space for arguments, does not; then the
+    arguments that follow it decide. What is no object is text after the call's own, and dropped.
+    """
+    if not (call.scanner.done and call.name):
+        return False
+    begins = piece.arguments.lstrip().startswith("{")
+    if piece.name and (piece.name != call.name or begins):
+        return True
+    if piece.name:
+        call.again = piece
+        return False
+    return begins and call.again is not None
+
+
+def _name(call: OpenCall, piece: ToolCallDelta) -> None:
+    """Take the name, which may be cut into pieces, all before the arguments.
+
+    One that is repeated adds nothing.
+    """
+    name = piece.name
+    if name and call.name != name and not (call.name and call.scanner.parts):
+        call.name = (call.name + name)[:_LONGEST_NAME]
+        if call.scanner.parts:
+            call.tell()
+
+
+def _is_whole(text: str) -> bool:
+    """Whether there is no half of a surrogate pair in a text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _with_clean_head(piece: ToolCallDelta) -> ToolCallDelta:
+    if (piece.id or "").isascii() and (piece.name or "").isascii():
+        return piece
+    return replace(
+        piece, id=piece.id and encodable(piece.id), name=piece.name and encodable(piece.name)
+    )
 
 
 def _index(call: OpenCall) -> int:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from ._format import Body, Output, Stepwise, Until, write_whole
 from ._json_body import JsonBody
-from ._scan import ObjectScanner
+from ._marked import MarkedObject
+from ._scan import SPACE, ObjectScanner, end_of
 
 __all__ = ["ChoiceBody", "CodeBody", "NamedBody"]
 
@@ -16,12 +17,15 @@ __all__ = ["ChoiceBody", "CodeBody", "NamedBody"]
 # each piece, and what merely looks like one is not held back for long.
 _LONGEST_HEAD = 256
 
+_STRAY = "}],;"  # after an object: one sign too many
+
 
 class NamedBody(Stepwise):
     """A call as a head with its name, then a JSON object; then `close`, if it follows.
 
     `head` matches the head, its first group the name; `no_head` what can no longer become one:
-    that is text. What is no object is taken up to `close`, as arguments that are not valid.
+    that is text. What is no object is taken up to `close` or `start`, the mark of the next call,
+    as arguments that are not valid; an object that breaks off ends there too (see `MarkedObject`).
     """
 
     def __init__(
@@ -30,22 +34,27 @@ class NamedBody(Stepwise):
         head: re.Pattern[str],
         no_head: re.Pattern[str],
         close: str | None = None,
+        start: str | None = None,
     ) -> None:
         super().__init__(self._in_head)
         self._output = output
         self._head = head
         self._no_head = no_head
         self._close = close
-        self._until = Until(close)
+        self._until = Until(close, start)
         self._came = ""  # while the head is not whole
         self._index = -1
-        self._object = ObjectScanner()
+        self._scanner = ObjectScanner()
+        self._object: MarkedObject | None = MarkedObject(self._scanner, self._take, close, start)
         self._gap: list[str] = []  # white space after the object
         self._held = ""  # it may begin the close
 
     def end(self, *, stopped: bool) -> str:
         if self._index >= 0:
-            self._output.write(self._index, self._until.held)
+            if self._object is not None and (rest := self._object.end()):
+                self._state = self._in_text
+                return self.feed(rest) or ""
+            self._output.write(self._index, self._until.release())
         elif self._came.strip():
             write_whole(self._output, None, self._came)
         else:
@@ -69,25 +78,36 @@ class NamedBody(Stepwise):
             self._state = self._in_object if text[0] == "{" else self._in_text
         return text
 
+    def _take(self, text: str) -> None:
+        after = len(self._scanner.raw) - self._scanner.end if self._scanner.feed(text) else 0
+        self._output.write(self._index, text[: max(0, len(text) - after)])
+
     def _in_object(self, text: str) -> str:
-        rest = ""
-        if self._object.feed(text):
-            rest = self._object.raw[self._object.end :]
-            self._state = self._in_gap
-        self._output.write(self._index, text[: len(text) - len(rest)])
+        assert self._object is not None
+        rest = self._object.feed(text)
+        if rest is None:
+            return ""
+        self._state = self._in_text if self._object.broken else self._in_gap
+        self._object = None
         return rest
 
     def _in_text(self, text: str) -> str:
-        before, after = self._until.feed(text)
+        before, mark, after = self._until.feed(text)
         self._output.write(self._index, before)
-        return "" if after is None else self._leave(after)
+        if not mark:
+            return ""
+        return self._leave(after if mark == self._close else mark + after)
 
     def _in_gap(self, text: str) -> str:
         text, self._held = self._held + text, ""
-        rest = text.lstrip()
-        self._gap.append(text[: len(text) - len(rest)])
+        space = end_of(SPACE, text, 0)
+        self._gap.append(text[:space])
+        rest = text[space:]
         if not rest:
             return ""
+        if rest[0] in _STRAY:
+            self._gap.clear()
+            return rest[1:]
         if self._close is not None and rest.startswith(self._close):
             return self._leave(rest[len(self._close) :])
         if self._close is not None and self._close.startswith(rest):
@@ -111,14 +131,15 @@ class CodeBody(Body):
         output.write(self._index, f'{{{json.dumps(argument)}: "', name)
 
     def feed(self, text: str) -> str | None:
-        before, after = self._until.feed(text)
+        before, mark, after = self._until.feed(text)
         self._write(before)
-        if after is not None:
-            self._output.write(self._index, '"}')
+        if not mark:
+            return None
+        self._output.write(self._index, '"}')
         return after
 
     def end(self, *, stopped: bool) -> str:
-        self._write(self._until.held)
+        self._write(self._until.release())
         if not stopped:
             self._output.write(self._index, '"}')
         return ""

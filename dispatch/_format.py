@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -42,7 +43,7 @@ class Body(ABC):
 
     @abstractmethod
     def end(self, *, stopped: bool) -> str:
-        """Take the end of the reply; return what came if the body is `void`, else nothing.
+        """Take the end of the reply; return what is not of the body: all that came if it is `void`.
 
         `stopped` says that the model did not end the reply itself: what is not closed broke off.
         """
@@ -93,23 +94,31 @@ class Format:
 
 
 class Until:
-    """Passes text on up to a marker that may be cut anywhere; with None, all of it."""
+    """Passes text on up to the first of some marks, which may be cut anywhere; else all of it."""
 
-    def __init__(self, marker: str | None) -> None:
-        self._marker = marker
-        self.held = ""  # a beginning of the marker, perhaps
+    def __init__(self, *marks: str | None) -> None:
+        self._marks = [mark for mark in marks if mark]
+        self._pattern = re.compile("|".join(map(re.escape, self._marks)) or "(?!)")
+        self._held = ""  # a beginning of a mark, perhaps
 
-    def feed(self, text: str) -> tuple[str, str | None]:
-        """Return the text before the marker, and what comes after it or None."""
-        if self._marker is None:
-            return text, None
-        before, marker, after = (self.held + text).partition(self._marker)
-        if marker:
-            self.held = ""
-            return before, after
-        kept = _overlap(before, self._marker)
-        self.held = before[len(before) - kept :]
-        return before[: len(before) - kept], None
+    def feed(self, text: str) -> tuple[str, str, str]:
+        """Return the text before a mark, the mark, and what comes after it, or empty strings."""
+        text = self._held + text
+        if found := self._pattern.search(text):
+            self._held = ""
+            return text[: found.start()], found[0], text[found.end() :]
+        end = len(text) - max((_overlap(text, mark) for mark in self._marks), default=0)
+        self._held = text[end:]
+        return text[:end], "", ""
+
+    def push_back(self, text: str) -> None:
+        """Take back the end of the text before what is held."""
+        self._held = text + self._held
+
+    def release(self) -> str:
+        """Return what was held back because it might have begun a mark."""
+        held, self._held = self._held, ""
+        return held
 
 
 def _overlap(text: str, marker: str) -> int:
@@ -128,23 +137,28 @@ def write_whole(output: Output, name: str | None, arguments: str | dict[str, Any
 
 
 class CollectedBody(Body):
-    """Waits for the whole body, and lets the format read it."""
+    """Waits for the whole body, and lets the format read it.
 
-    def __init__(self, output: Output, format: Format) -> None:  # noqa: A002 - what it is
+    One that is not closed ends where the next begins, if `start` is given: the mark of that.
+    """
+
+    def __init__(self, output: Output, format: Format, start: str | None = None) -> None:  # noqa: A002 - what it is
         self._output = output
         self._format = format
-        self._until = Until(format.close)
+        self._start = start
+        self._until = Until(format.close, start)
         self._parts: list[str] = []
 
     def feed(self, text: str) -> str | None:
-        before, after = self._until.feed(text)
+        before, mark, after = self._until.feed(text)
         self._parts.append(before)
-        if after is not None:
-            self._read("".join(self._parts))
-        return after
+        if not mark:
+            return None
+        self._read("".join(self._parts))
+        return mark + after if mark == self._start else after
 
     def end(self, *, stopped: bool) -> str:
-        body = "".join(self._parts) + self._until.held
+        body = "".join(self._parts) + self._until.release()
         if stopped:
             write_whole(self._output, None, body)
         else:
@@ -170,12 +184,14 @@ class _Passed(Body):
         self._until = Until(format.close)
 
     def feed(self, text: str) -> str | None:
-        before, after = self._until.feed(text)
-        if before:
-            self._output.put(self._branch, before)
-        return after
+        before, mark, after = self._until.feed(text)
+        self._put(before)
+        return after if mark else None
 
     def end(self, *, stopped: bool) -> str:
-        if self._until.held:
-            self._output.put(self._branch, self._until.held)
+        self._put(self._until.release())
         return ""
+
+    def _put(self, text: str) -> None:
+        if text:
+            self._output.put(self._branch, text)

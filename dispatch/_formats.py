@@ -28,6 +28,7 @@ _NOT_MISTRAL = re.compile(r"\s*+(?:[\[{]|[^\s\[{]++\s++[^\s{])")
 _REACT = re.compile(r"[ \t]*+([^\s\[{]++)\s*+Action Input:")
 _NOT_REACT = re.compile(r"[ \t]*+(?:[\n\[{]|[^\s\[{]++(?:[\[{]|\s++[^\sA]))")
 
+_ACTION = "<|action_start|>"
 _FENCE = re.compile(r"\s*```\w*\n(.*?)\n?```\s*", re.DOTALL)
 
 
@@ -38,7 +39,7 @@ class Hermes(Format):
 
     def body(self, output: Output) -> Body:
         """Read the object as it arrives."""
-        return JsonBody(output, self.close)
+        return JsonBody(output, self.close, self.open)
 
 
 class Mistral(Format):
@@ -51,7 +52,11 @@ class Mistral(Format):
 
     def body(self, output: Output) -> Body:
         """Read a list of objects, or a name and an object, as they arrive."""
-        return ChoiceBody("[{", JsonBody(output), lambda: NamedBody(output, _MISTRAL, _NOT_MISTRAL))
+        return ChoiceBody(
+            "[{",
+            JsonBody(output, start=self.open),
+            lambda: NamedBody(output, _MISTRAL, _NOT_MISTRAL, start=self.open),
+        )
 
 
 class Llama(Format):
@@ -69,7 +74,9 @@ class Llama(Format):
 
     def body(self, output: Output) -> Body:
         """Read objects as they arrive, code when it is whole."""
-        return ChoiceBody("{", JsonBody(output), lambda: CollectedBody(output, self))
+        return ChoiceBody(
+            "{", JsonBody(output, start=self.open), lambda: CollectedBody(output, self, self.open)
+        )
 
 
 class InternLMPlugin(Format):
@@ -79,7 +86,7 @@ class InternLMPlugin(Format):
 
     def body(self, output: Output) -> Body:
         """Read the object as it arrives."""
-        return JsonBody(output, self.close)
+        return JsonBody(output, self.close, _ACTION)
 
 
 class InternLMInterpreter(Format):
@@ -95,6 +102,10 @@ class InternLMInterpreter(Format):
         """Take the code out of its fence, if it has one."""
         fenced = _FENCE.fullmatch(body)
         yield self._tool, {self._argument: fenced[1] if fenced else body.strip()}
+
+    def body(self, output: Output) -> Body:
+        """Read the code when it is whole."""
+        return CollectedBody(output, self, _ACTION)
 
 
 class FencedCode(Format):
@@ -122,7 +133,7 @@ class ReAct(Format):
 
     def body(self, output: Output) -> Body:
         """Read the name, then the object as it arrives."""
-        return NamedBody(output, _REACT, _NOT_REACT, "Observation:")
+        return NamedBody(output, _REACT, _NOT_REACT, "Observation:", "\nAction:")
 
 
 class BareJSON(Format):

@@ -2,44 +2,53 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from ._format import Output, Stepwise, Until, write_whole
-from ._scan import ObjectScanner, StringDecoder, unescape
+from ._marked import MarkedObject
+from ._scan import SPACE, ObjectScanner, StringDecoder, end_of, unescape
 
 __all__ = ["JsonBody"]
 
 _ARGUMENTS = ("arguments", "parameters")
-_SPACE = re.compile(r"\s*+")
-
-# What may come first, and what after a sign between the objects.
-_FIRST = "[{"
-_AFTER = {"[": "{", ",": "{]", "]": "", ";": "{;"}
+# The signs that may come next: at first, in a list, after an object, after a list. One too many,
+# and one that separates nothing, is dropped: it is no text.
+_FIRST, _IN_LIST, _AFTER_OBJECT, _AFTER_LIST = "[{", "{", "{,;]}", ",;]}"
 
 
 class JsonBody(Stepwise):
     """Calls as JSON objects with `name` and `arguments` (or `parameters`).
 
-    One object; several, with white space or `;` between; or a list of them; then `close`, if there
-    is one: it counts only outside of the JSON, so a string may hold it. What is no such object is
-    a call that cannot be run; but if it neither began as an object nor was ever closed, it is
-    text. With `bare` it is text, too, unless the first object was begun as a call.
+    One object; several, with white space or signs between; or a list of them; then `close`, if
+    there is one. A call that breaks off ends at `close` or at `start`, the mark of the next (see
+    `MarkedObject`). What is no such object is a call that cannot be run; but if it neither began
+    as an object nor was closed, it is text. What stands between the objects and `close` is
+    dropped; if `start` or the end of the reply comes first, it is text. With `bare` all of it is
+    text, unless the first object was begun as a call.
     """
 
-    def __init__(self, output: Output, close: str | None = None, *, bare: bool = False) -> None:
+    def __init__(
+        self,
+        output: Output,
+        close: str | None = None,
+        start: str | None = None,
+        *,
+        bare: bool = False,
+    ) -> None:
         super().__init__(self._in_gap)
         self._output = output
         self._close = close
+        self._start = start
         self._undecided: list[str] | None = [] if bare else None  # all that came, as long as it is
         self._call: _JsonCall | None = None
-        self._calls = 0
-        self._signs = _FIRST  # those that may come next
-        self._in_list = False
-        self._gap: list[str] = []  # white space and signs since the last object
+        self._object: MarkedObject | None = None  # of that call, until it is over
+        self._calls = 0  # that are whole
+        self._last: tuple[_JsonCall, str] | None = None  # of these: it may have no arguments
+        self._signs = _FIRST
+        self._gap: list[str] = []  # white space since the last sign or object; signs before any
         self._held = ""  # it may begin the close
-        self._broken: list[str] = []  # what cannot be read, up to the close
-        self._until = Until(close)
+        self._loose: list[str] = []  # what cannot be read, up to a mark
+        self._until = Until(close, start)
 
     def feed(self, text: str) -> str | None:
         if self._undecided is not None:
@@ -49,93 +58,130 @@ class JsonBody(Stepwise):
     def end(self, *, stopped: bool) -> str:
         if self._undecided is not None:
             return self._be_text(self._undecided)
-        began = self._call is not None or self._calls > 0
-        left = self._broken or [*self._gap, self._held]
-        if not (began or stopped or self._close is None):
-            return self._be_text([*left, self._until.held])
-        if self._broken:
-            self._fail("".join(left) + self._until.held)
-        elif self._call is not None:
-            self._fail(self._call.scanner.raw)
-        elif not self._calls:
-            self._fail("".join(left))
+        if self._object is not None and (rest := self._object.end()):
+            return self.feed(self._break_off(rest)) or ""
+        loose = "".join(self._loose or [*self._gap, self._held]) + self._until.release()
+        if self._call is not None:
+            self._call.fail(loose if self._object is None else self._object.raw)
+        elif self._calls:
+            self._settle()
+            return loose if self._loose else ""
+        elif stopped or self._close is None:
+            write_whole(self._output, None, loose)
+        else:
+            return self._be_text([loose])
         return ""
 
     def _in_gap(self, text: str) -> str:
         text, self._held = self._held + text, ""
-        space = _SPACE.match(text)
-        rest = text[space.end() :] if space else text
-        self._gap.append(text[: len(text) - len(rest)])
+        space = end_of(SPACE, text, 0)
+        self._gap.append(text[:space])
+        rest = text[space:]
         if not rest:
             return ""
         if rest[0] in self._signs:
             return self._begin_object(rest) if rest[0] == "{" else self._take_sign(rest)
         if self._close is not None and rest.startswith(self._close):
+            self._settle()
             return self._leave(rest[len(self._close) :])
         if self._close is not None and self._close.startswith(rest):
             self._held = rest
             return ""
         rest = "".join(self._gap) + rest
-        return self._leave(rest) if self._calls else self._give_up("", rest)
+        if self._calls and self._close is None:
+            return self._leave(rest)
+        if self._undecided is not None:
+            return self._leave(self._be_text(self._undecided))
+        self._state = self._after_calls if self._calls else self._in_broken
+        return rest
 
     def _begin_object(self, text: str) -> str:
+        self._settle()
         self._gap.clear()
-        self._call = _JsonCall(self._output, hold=self._undecided is not None)
+        call = self._call = _JsonCall(self._output, hold=self._undecided is not None)
+        scanner = call.scanner
+        self._object = MarkedObject(scanner, scanner.feed, self._close, self._start)
         self._state = self._in_object
         return text
 
     def _take_sign(self, text: str) -> str:
-        sign = text[0]
-        self._gap.append(sign)
-        self._in_list = self._in_list or sign == "["
-        self._signs = _AFTER[sign]
+        if self._calls:
+            self._gap.clear()
+            self._signs = _AFTER_LIST if text[0] == "]" else self._signs
+        else:
+            self._gap.append(text[0])
+            self._signs = _IN_LIST
         return text[1:]
 
     def _in_object(self, text: str) -> str:
-        call = self._call
+        call, written = self._call, self._object
         assert call is not None
-        over = call.scanner.feed(text)
+        assert written is not None
+        rest = written.feed(text)
         if call.begun:
             self._undecided = None
-        if call.scanner.broken:
-            return self._give_up(*call.split())
-        if not over:
+        if rest is None:
             return ""
-        raw, rest = call.split()
-        if self._undecided is not None:
-            return self._give_up(raw, rest)
-        call.finish(raw)
-        self._call = None
+        if written.broken or self._undecided is not None:
+            return self._break_off(rest)
+        self._last = call, written.raw
+        self._call = self._object = None
         self._calls += 1
-        self._signs = "{,]" if self._in_list else "{;"
+        if self._close is None:
+            self._settle()
+        self._signs = _AFTER_OBJECT
         self._state = self._in_gap
         return rest
 
-    def _in_broken(self, text: str) -> str:
-        before, after = self._until.feed(text)
-        self._broken.append(before)
-        if after is None:
-            return ""
-        self._fail("".join(self._broken))
-        return self._leave(after)
-
-    def _give_up(self, raw: str, rest: str) -> str:
+    def _break_off(self, rest: str) -> str:
+        """Leave an object that is none; `rest` is what comes after what could be read of it."""
         if self._undecided is not None:
             return self._leave(self._be_text(self._undecided))
-        self._broken = [raw]
+        assert self._object is not None
+        self._loose.append(self._object.raw)
+        self._object = None
         self._state = self._in_broken
         return rest
+
+    def _in_broken(self, text: str) -> str:
+        before, mark, after = self._until.feed(text)
+        self._loose.append(before)
+        if not mark:
+            return ""
+        if self._call is not None:
+            self._call.fail("".join(self._loose))
+        elif mark == self._close:
+            write_whole(self._output, None, "".join(self._loose))
+        else:
+            return self._leave(self._be_text([*self._loose, mark, after]))
+        return self._leave(after if mark == self._close else mark + after)
+
+    def _after_calls(self, text: str) -> str:
+        before, mark, after = self._until.feed(text)
+        self._loose.append(before)
+        if not mark:
+            return ""
+        loose = "".join(self._loose)
+        if mark == self._close:
+            self._settle(followed_by=loose)
+            return self._leave(after)
+        self._settle()
+        return self._leave(loose + mark + after)
+
+    def _settle(self, followed_by: str = "") -> None:
+        """Let the last call be whole, or, with something behind it that is no text, broken."""
+        if self._last is not None:
+            call, raw = self._last
+            self._last = None
+            if followed_by:
+                call.fail(followed_by)
+            else:
+                call.finish(raw)
 
     def _be_text(self, came: list[str]) -> str:
         self.void = True
         self._undecided = None
         return "".join(came)
-
-    def _fail(self, raw: str) -> None:
-        if self._call is None:
-            write_whole(self._output, None, raw)
-        else:
-            self._call.fail(raw)
 
 
 class _JsonCall:
@@ -159,11 +205,6 @@ class _JsonCall:
     def begun(self) -> bool:
         """Whether something of it was written."""
         return self._index is not None
-
-    def split(self) -> tuple[str, str]:
-        """Return the object, or as much as could be read of it, and what came after it."""
-        raw = self.scanner.raw
-        return raw[: self.scanner.end], raw[self.scanner.end :]
 
     def start(self, key: str, kind: str) -> None:
         """See a value begin."""

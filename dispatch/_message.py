@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from ._scan import encodable
 
 __all__ = ["Message", "Role", "ToolCall", "Usage", "image_url"]
 
@@ -43,14 +46,12 @@ class Usage(BaseModel):
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Usage:
-        """Read the wire's `usage` object; counts that are missing or null are 0."""
-        prompt: dict[str, Any] = wire.get("prompt_tokens_details") or {}
-        completion: dict[str, Any] = wire.get("completion_tokens_details") or {}
+        """Read the wire's `usage` object; a count that is missing or cannot be one is 0."""
         return cls(
-            input_tokens=wire.get("prompt_tokens") or 0,
-            output_tokens=wire.get("completion_tokens") or 0,
-            cached_input_tokens=prompt.get("cached_tokens") or 0,
-            reasoning_tokens=completion.get("reasoning_tokens") or 0,
+            input_tokens=_count(wire, "prompt_tokens"),
+            output_tokens=_count(wire, "completion_tokens"),
+            cached_input_tokens=_count(wire.get("prompt_tokens_details"), "cached_tokens"),
+            reasoning_tokens=_count(wire.get("completion_tokens_details"), "reasoning_tokens"),
         )
 
     def to_wire(self) -> dict[str, Any]:
@@ -62,6 +63,15 @@ class Usage(BaseModel):
             "prompt_tokens_details": {"cached_tokens": self.cached_input_tokens},
             "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
         }
+
+
+def _count(counts: object, key: str) -> int:
+    """Return a count of tokens, rounded; servers send fractions, nulls and worse."""
+    found: object = cast("Any", counts).get(key) if isinstance(counts, Mapping) else None
+    return round(found) if isinstance(found, (int, float)) and 0 <= found <= _MOST_TOKENS else 0
+
+
+_MOST_TOKENS = 2**53  # beyond, a count is none, and no float holds it
 
 
 class ToolCall(BaseModel):
@@ -98,13 +108,16 @@ class ToolCall(BaseModel):
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any], index: int = 0) -> ToolCall:
-        """Read a call; without an id it is given `call_INDEX`, broken arguments set `error`."""
+        """Read a call; without an id it is given `call_INDEX`, broken arguments set `error`.
+
+        Raises as `Message.from_wire` does.
+        """
         function: dict[str, Any] = wire["function"]
         sent = function.get("arguments")
-        raw = sent if isinstance(sent, str) else json.dumps(sent or {}, ensure_ascii=False)
+        raw = arguments_text(sent if isinstance(sent, str) else sent or {})
         arguments, error = read_arguments(raw)
-        name = function.get("name") or ""
-        call_id = wire.get("id") or f"call_{index}"
+        name = _text(function.get("name")) or ""
+        call_id = _text(wire.get("id")) or f"call_{index}"
         return cls(id=call_id, name=name, arguments=arguments, index=index, raw=raw, error=error)
 
 
@@ -170,29 +183,70 @@ class Message(BaseModel):
             content=content_text(wire.get("content")),
             images=content_images(wire.get("content")),
             tool_calls=_calls_from_wire(wire),
-            tool_call_id=wire.get("tool_call_id"),
-            name=wire.get("name"),
-            reasoning=wire.get("reasoning_content") or wire.get("reasoning"),
-            refusal=wire.get("refusal"),
+            tool_call_id=_text(wire.get("tool_call_id")),
+            name=_text(wire.get("name")),
+            reasoning=_text(wire.get("reasoning_content") or wire.get("reasoning")),
+            refusal=_text(wire.get("refusal")),
             usage=usage and Usage.from_wire(usage),
-            finish_reason=wire.get("finish_reason"),
+            finish_reason=_text(wire.get("finish_reason")),
         )
+
+
+def _text(value: Any) -> Any:
+    return encodable(value) if isinstance(value, str) else value  # which pydantic refuses
 
 
 def read_arguments(raw: str) -> tuple[dict[str, Any], str | None]:
     """Parse the arguments of a call that is whole: the object and None, or empty and the fault.
 
-    Empty text is an empty object; NaN and infinities, which are not JSON, are faults.
+    Empty text is an empty object. NaN and infinities, which are not JSON, are faults, and so is
+    what is nested deeper than any tool could take. Half a surrogate pair becomes U+FFFD.
     """
     if not raw.strip():
         return {}, None
     try:
-        value: object = _JSON.decode(raw)
+        value: object = _JSON.decode(encodable(raw))
     except (ValueError, RecursionError) as error:
         return {}, f"not valid JSON: {error}"
     if not isinstance(value, dict):
         return {}, f"a JSON object was expected, not {raw[:40]!r}"
+    if raw.count("{") + raw.count("[") > _DEEPEST and _deeper_than(_DEEPEST, value):
+        return {}, f"nested deeper than {_DEEPEST} levels"
+    if "\\u" in raw and _HALF_ESCAPED.search(raw):
+        value = json.loads(encodable(json.dumps(value, ensure_ascii=False)))
     return cast("dict[str, Any]", value), None
+
+
+# Far below the recursion limit: whatever walks through arguments can do so from any place.
+_DEEPEST = 100
+_HALF_ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")  # or half of a pair: that is looked at then
+
+
+def _deeper_than(limit: int, value: Any) -> bool:
+    level: list[Any] = [value]
+    for _ in range(limit):
+        level = [
+            inner
+            for each in level
+            for inner in cast("list[Any]", each.values() if type(each) is dict else each)
+            if type(inner) is dict or type(inner) is list
+        ]
+        if not level:
+            return False
+    return True
+
+
+def arguments_text(arguments: object) -> str:
+    """Return the arguments of a call as text; servers also send the object itself, or none.
+
+    Raises `ValueError` for what has no JSON.
+    """
+    if isinstance(arguments, str):
+        return encodable(arguments)
+    try:
+        return encodable(json.dumps(arguments, ensure_ascii=False)) if arguments else ""
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"arguments that cannot be written as JSON: {error}") from None
 
 
 def _refuse_constant(name: str) -> object:
@@ -205,10 +259,12 @@ _JSON = json.JSONDecoder(parse_constant=_refuse_constant)
 
 def content_text(content: object) -> str | None:
     """Return the text of a `content` that is a string, null, or a list of parts."""
-    if content is None or isinstance(content, str):
-        return content
+    if content is None:
+        return None
+    if isinstance(content, str):
+        return encodable(content)
     parts = cast("list[dict[str, Any]]", content)
-    return "".join(part["text"] for part in parts if part.get("type") == "text")
+    return "".join(encodable(part["text"]) for part in parts if part.get("type") == "text")
 
 
 def content_images(content: object) -> list[str]:

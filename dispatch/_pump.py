@@ -42,6 +42,7 @@ class Pump(Node[None], internal=True):
         formats: Sequence[Format],
         repair: Repair | None,
         limit: int,
+        keepers: frozenset[str] = frozenset(),
     ) -> None:
         self._gate = Gate(limit, self)
         # Annotated, not subscripted: that would take longer than making them.
@@ -59,13 +60,14 @@ class Pump(Node[None], internal=True):
         self.lasts: list[Callable[[], object]] = []
         self._source = source
         self._opened: Any = source  # what has to be closed
+        self._iterator: Any = None  # of it, perhaps another thing to be closed
         self._repair = repair
         self._failed = False  # its own outcome says with what
         self._over = False
         self._closed = False  # by `aclose`
         self._listeners = Waiters(self)  # for the message
         branches = Branches(self.text, self.reasoning, self.calls, self.pieces, self.others)
-        self._assembly = Assembly(branches, to_user, formats)
+        self._assembly = Assembly(branches, to_user, formats, keepers)
         self.at_terminate(lambda _: self._cancelled())
 
     @property
@@ -89,7 +91,8 @@ class Pump(Node[None], internal=True):
 
     async def _run(self) -> None:
         self._opened = await open_source(self._source)
-        await self._read(self._opened)
+        self._iterator = aiter(self._opened)
+        await self._read(self._iterator)
         if not self._assembly.whole:
             raise StreamInterrupted("the stream ended without a finish reason or an end mark")
         for call in self._assembly.end():
@@ -154,6 +157,8 @@ class Pump(Node[None], internal=True):
 
     async def _close_source(self) -> None:
         source, self._opened = self._opened, None
+        if self._iterator is not source:
+            await close_source(self._iterator)
         await close_source(source)
 
     async def _cancelled(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Sequence
 from typing import Any, Self, TypeAlias
 
 from ..commander import Node
@@ -11,7 +11,8 @@ from ._delta import ToolCallDelta
 from ._format import Format
 from ._message import Message, ToolCall
 from ._pump import Pump, Repair
-from ._source import Source, check_source
+from ._request import ToolSchema, has_parameter
+from ._source import Source, check_source, discard_source
 
 __all__ = ["Reply", "fork"]
 
@@ -23,6 +24,7 @@ def fork(
     source: Source,
     *,
     to_user: str | None = None,
+    tools: Iterable[ToolSchema] = (),
     formats: Sequence[Format] = (),
     repair: Repair | None = None,
     limit: int = 65_536,
@@ -34,17 +36,25 @@ def fork(
     on, so branches and callbacks can be set up first, and is closed in any case.
 
     `to_user` names a top-level argument of tool calls: its text goes to the user as it arrives and
-    the tool does not get it. `formats` are the ways in which the model may write calls, or text
-    for other branches, into its text. `repair` sees each call that cannot be run, once the reply
-    is whole, and may give it arguments. `limit` is how many characters a branch that is being read
-    may be behind before the source has to wait.
+    the tool does not get it. Of the `tools` on offer, those that have a parameter of that name of
+    their own keep it: its value is an argument like others, and is not shown. `formats` are the
+    ways in which the model may write calls, or text for other branches, into its text. `repair`
+    sees each call that cannot be run, once the reply is whole, and may give it arguments. `limit`
+    is how many characters a branch that is being read may be behind before the source has to wait.
 
     The source's failure is raised from every branch and from `reply.message`, after what came
     before it; if nobody takes it, `node` fails with it. Cancelling `node` closes the source.
-    Raises `TypeError` if `source` is nothing that can be read, `NodeClosed` as `call_handler`.
+    Raises `TypeError` if `source` is nothing that can be read, `NodeClosed` as `call_handler`;
+    then, too, the source is closed.
     """
-    check_source(source)
-    return Reply(node.call_handler(Pump(source, to_user, formats, repair, limit), claim=True))
+    try:
+        check_source(source)
+        keepers = frozenset(each.name for each in tools if to_user and has_parameter(each, to_user))
+        pump = Pump(source, to_user, formats, repair, limit, keepers)
+        return Reply(node.call_handler(pump, claim=True))
+    except BaseException:
+        discard_source(source)
+        raise
 
 
 class Reply:

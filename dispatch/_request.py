@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ._message import Message
 
-__all__ = ["Request", "ToolSchema"]
+__all__ = ["Request", "ToolSchema", "has_parameter"]
 
 
 class ToolSchema(Protocol):
@@ -28,6 +28,16 @@ class ToolSchema(Protocol):
     def parameters(self) -> Mapping[str, Any]:
         """The JSON schema of its arguments, an object."""
         ...
+
+
+def has_parameter(tool: ToolSchema, name: str) -> bool:
+    """Whether a tool has a parameter of this name itself; one that `narrated` adds is not its own.
+
+    A schema comes from anywhere and may be anything.
+    """
+    properties: object = tool.parameters.get("properties")
+    own = isinstance(properties, Mapping) and name in properties
+    return own and getattr(tool, "narration", None) != name
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,26 +13,29 @@ from enum import Enum, auto
 from typing import Protocol
 
 __all__ = [
+    "SPACE",
+    "STRING_REST",
     "HalfKeeper",
     "ObjectScanner",
     "StringDecoder",
     "Watcher",
-    "join_surrogates",
+    "encodable",
+    "end_of",
     "unescape",
 ]
 
 # Linear: the runs of characters are possessive, and what follows the groups, if anything, cannot
 # fail and make them try again. Possessive groups would do the same, but `re` goes too far in those
 # before 3.11.5.
-_STRING_REST = re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*', re.DOTALL)
+STRING_REST = re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*', re.DOTALL)
 # Up to the next bracket outside of strings, the next string that does not end here, or the end.
 _NEXT_SIGN = re.compile(
     r'[^"{}\[\]]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*"[^"{}\[\]]*+)*([{}\[\]"]?)', re.DOTALL
 )
 _DEEPER = {"{": 1, "[": 1, "}": -1, "]": -1}
 _SCALAR = re.compile(r"[-+.\w\s]*+")
-_SPACE = re.compile(r"\s*+")
-_WHOLE_ESCAPES = re.compile(r"(?:[^\\]++|\\[^u]|\\u[0-9a-fA-F]{4})*", re.DOTALL)
+SPACE = re.compile(r"\s*+")
+_WHOLE_ESCAPES = re.compile(r'(?:[^\\]++|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*')
 _LENIENT = json.JSONDecoder(strict=False)
 _LONGEST_ESCAPE = len(r"\u0000")
 
@@ -107,10 +110,13 @@ class ObjectScanner:
     @property
     def raw(self) -> str:
         """All that came."""
-        if len(self.parts) > 1:
-            self.parts[:] = ["".join(self.parts)]
-            self._scanned = min(self._scanned, 1)
-        return self.parts[0] if self.parts else ""
+        if len(self.parts) < 2:
+            return self.parts[0] if self.parts else ""
+        text = "".join(self.parts)
+        if self._awaited is _Await.NOTHING or self._scanned == len(self.parts):
+            self.parts[:] = [text]
+            self._scanned = 1
+        return text
 
     def feed(self, piece: str) -> bool:
         """Take the next piece of text; return whether the object is closed."""
@@ -118,6 +124,15 @@ class ObjectScanner:
         if self._wakes(piece):
             self._scan()
         return self.done
+
+    def string_depth(self) -> int:
+        """Return how many objects and lists are open if what came ends in a string, else 0."""
+        if self._awaited is _Await.NOTHING:
+            return 0
+        self._scan()
+        if self._step is ObjectScanner._nested_string:
+            return self._depth + (self._watcher is not None)
+        return int(self._step in (ObjectScanner._in_key, ObjectScanner._value_string))
 
     def _wakes(self, piece: str) -> bool:
         """Whether what is awaited has come, so that the text has to be scanned."""
@@ -161,7 +176,7 @@ class ObjectScanner:
         self._awaited = _Await.NOTHING
 
     def _open(self, text: str, position: int) -> int:
-        position = _end(_SPACE, text, position)
+        position = end_of(SPACE, text, position)
         if position == len(text):
             return position
         if text[position] != "{":
@@ -175,7 +190,7 @@ class ObjectScanner:
         return position + 1
 
     def _top(self, text: str, position: int) -> int:
-        position = _end(_SPACE, text, position)
+        position = end_of(SPACE, text, position)
         sign = text[position : position + 1]
         if sign == '"':
             self._key.clear()
@@ -188,7 +203,7 @@ class ObjectScanner:
         return position + len(sign)
 
     def _in_key(self, text: str, position: int) -> int:
-        end = _end(_STRING_REST, text, position)
+        end = end_of(STRING_REST, text, position)
         self._key.append(text[position:end])
         if text[end : end + 1] != '"':
             return end
@@ -196,7 +211,7 @@ class ObjectScanner:
         return end + 1
 
     def _colon(self, text: str, position: int) -> int:
-        position = _end(_SPACE, text, position)
+        position = end_of(SPACE, text, position)
         sign = text[position : position + 1]
         if sign == ":":
             self._enter(ObjectScanner._value)
@@ -206,7 +221,7 @@ class ObjectScanner:
         return position + len(sign)
 
     def _value(self, text: str, position: int) -> int:
-        position = _end(_SPACE, text, position)
+        position = end_of(SPACE, text, position)
         if position == len(text):
             return position
         kind = text[position]
@@ -226,7 +241,7 @@ class ObjectScanner:
         return position
 
     def _value_string(self, text: str, position: int) -> int:
-        end = _end(_STRING_REST, text, position)
+        end = end_of(STRING_REST, text, position)
         self._pass_on(text[position:end])
         if text[end : end + 1] != '"':
             self._enter(ObjectScanner._value_string, _Await.QUOTE)
@@ -235,7 +250,7 @@ class ObjectScanner:
         return end + 1
 
     def _scalar(self, text: str, position: int) -> int:
-        end = _end(_SCALAR, text, position)
+        end = end_of(_SCALAR, text, position)
         self._pass_on(text[position:end])
         if end < len(text):
             if text[end] in ",}":
@@ -266,7 +281,7 @@ class ObjectScanner:
         return position
 
     def _nested_string(self, text: str, position: int) -> int:
-        end = _end(_STRING_REST, text, position)
+        end = end_of(STRING_REST, text, position)
         closed = text[end : end + 1] == '"'
         self._pass_on(text[position : end + closed])
         if closed:
@@ -293,7 +308,7 @@ class ObjectScanner:
 
 
 class HalfKeeper:
-    """Joins surrogate pairs that were cut between two pieces: keeps a first half for the next."""
+    """Makes text that comes in pieces encodable: keeps the first half of a pair for the next."""
 
     __slots__ = ("half",)
 
@@ -301,15 +316,15 @@ class HalfKeeper:
         self.half = ""
 
     def feed(self, text: str) -> str:
-        """Return `text` with pairs joined, less a half at its end."""
-        text = join_surrogates(self.half + text)
+        """Return `text` with pairs joined, less a half at its end that the next may complete."""
+        text = self.half + text
         self.half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
-        return text[: len(text) - len(self.half)]
+        return encodable(text[: len(text) - len(self.half)])
 
     def end(self) -> str:
-        """Return the half that stayed alone, if any."""
+        """Return what stands for a half that stayed alone, if there is one."""
         half, self.half = self.half, ""
-        return half
+        return encodable(half)
 
 
 class StringDecoder:
@@ -328,25 +343,19 @@ class StringDecoder:
 
     def feed(self, raw: str) -> str:
         """Return the text that `raw` completes."""
-        if not self._held and not self._halves.half and raw.isascii() and "\\" not in raw:
-            return "" if self._broken else raw
-        raw = self._held + raw
-        end = _end(_WHOLE_ESCAPES, raw, 0)
-        self._held = raw[end:]
-        self._broken = self._broken or len(self._held) >= _LONGEST_ESCAPE
         if self._broken:
-            self._held = ""
             return ""
-        return self._halves.feed(self._unescape(raw[:end]))
+        if not self._held and not self._halves.half and raw.isascii() and "\\" not in raw:
+            return raw
+        raw = self._held + raw
+        end = end_of(_WHOLE_ESCAPES, raw, 0)
+        self._held = raw[end:]
+        self._broken = len(self._held) >= _LONGEST_ESCAPE
+        return self._halves.feed(unescape(raw[:end]) or "")
 
     def end(self) -> str:
         """Return what was held back: half a pair that stayed alone."""
         return self._halves.end()
-
-    def _unescape(self, raw: str) -> str:
-        text = unescape(raw)
-        self._broken = text is None
-        return text or ""
 
 
 def unescape(raw: str) -> str | None:
@@ -359,16 +368,21 @@ def unescape(raw: str) -> str | None:
         return None
 
 
-def join_surrogates(text: str) -> str:
-    """Make one character of each surrogate pair; a half that is alone stays."""
+def encodable(text: str) -> str:
+    """Make one character of each surrogate pair, and U+FFFD of a half that is alone.
+
+    A half has no UTF-8: text with one could not be shown, saved or sent. So whatever comes from a
+    model or a server passes through here, or through a `HalfKeeper`, before anybody gets it.
+    """
     try:
         text.encode()  # far cheaper than what follows, and nearly always enough
     except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
 
 
-def _end(pattern: re.Pattern[str], text: str, position: int) -> int:
+def end_of(pattern: re.Pattern[str], text: str, position: int) -> int:
+    """Return where the match at `position` ends; `pattern` matches nothing at least."""
     match = pattern.match(text, position)
-    assert match is not None, "each of these patterns matches nothing at least"
+    assert match is not None
     return match.end()

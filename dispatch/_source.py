@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterable, Mapping
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from inspect import isawaitable, isgenerator
+from inspect import isawaitable, iscoroutine, isgenerator
 from typing import Any, NoReturn, TypeAlias, cast
 
 from ..commander import BadResponse
 from ._delta import Delta
-from ._wire import delta_from_chunk
+from ._wire import delta_from_chunk, quote
 
-__all__ = ["Source", "check_source", "close_source", "open_source", "to_delta"]
+__all__ = [
+    "Source",
+    "check_source",
+    "close_source",
+    "discard_source",
+    "open_source",
+    "to_delta",
+]
+
+logger = logging.getLogger("anabranch")
 
 Source: TypeAlias = (
     AsyncIterable[Any] | Iterable[Any] | Awaitable[AsyncIterable[Any]] | Awaitable[Iterable[Any]]
@@ -35,9 +45,10 @@ def to_delta(item: object) -> Delta | None:
     if isinstance(item, Mapping):
         return delta_from_chunk(cast("Mapping[str, Any]", item))
     dump = getattr(item, "model_dump", None)
-    if dump is None:
-        raise BadResponse(f"a source gives deltas or chat-completions chunks, not {item!r:.80}")
-    return delta_from_chunk(dump())
+    chunk = dump() if callable(dump) else None
+    if not isinstance(chunk, Mapping):
+        raise BadResponse(f"a source gives deltas or chat-completions chunks, not {quote(item)}")
+    return delta_from_chunk(cast("Mapping[str, Any]", chunk))
 
 
 def check_source(source: object) -> None:
@@ -55,10 +66,61 @@ async def open_source(source: Any) -> AsyncIterable[Any]:
 
 
 async def close_source(source: Any) -> None:
-    """Close a source, whether it was read or not; what cannot be closed is left alone."""
-    close = getattr(source, "aclose", None) or getattr(source, "close", None)
-    if close is not None and isawaitable(closing := close()):
-        await closing
+    """Close a source, whether it was read or not; what cannot be closed is left alone.
+
+    One that fails at that is named in a warning and nothing else: what was read of it stands.
+    """
+    await _finish_close(source, _begin_close(source))
+
+
+def discard_source(source: Any) -> None:
+    """Close a source that nobody will read: at once, or in a task if its close has to wait."""
+    closing = _begin_close(source)
+    if closing is None:
+        return
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError as error:  # another thread: there is nothing here to wait in
+        if iscoroutine(closing):
+            closing.close()
+        _warn(source, error)
+        return
+    task = loop.create_task(_finish_close(source, closing))
+    _discarding.add(task)
+    task.add_done_callback(_discarding.discard)
+
+
+_discarding: set[asyncio.Task[None]] = set()  # a loop alone would not keep its tasks
+
+
+def _begin_close(source: Any) -> Awaitable[Any] | None:
+    """Call what closes a source; return what is to be awaited, if anything."""
+    try:
+        close = getattr(source, "aclose", None) or getattr(source, "close", None)
+        if close is None and isinstance(source, asyncio.Future):
+            close = source.cancel
+        closing = None if close is None else close()
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever it may raise
+        _warn(source, error)
+        return None
+    return closing if isawaitable(closing) else None
+
+
+async def _finish_close(source: Any, closing: Awaitable[Any] | None) -> None:
+    try:
+        if closing is not None:
+            await closing
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise  # nothing that the close has raised by itself
+        _warn(source, error)
+    except Exception as error:  # noqa: BLE001 - whatever a source may raise
+        _warn(source, error)
+
+
+def _warn(source: Any, error: BaseException) -> None:
+    logger.warning("a reply's source, a %s, did not close", type(source).__name__, exc_info=error)
 
 
 class _BlockingSource(AsyncIterator[Any]):

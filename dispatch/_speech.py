@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -53,7 +54,7 @@ class Speech:
         self._sink = sink
         self._last: Voice | None = None
         self._floor: Voice | None = None
-        self._waiting: dict[Voice, list[str]] = {}
+        self._waiting: OrderedDict[Voice, list[str]] = OrderedDict()
 
     def standing(self) -> Voice:
         """Make a voice that never holds the floor: whatever it has said stands by itself."""
@@ -96,8 +97,7 @@ class Speech:
 
     def _let_speak(self) -> None:
         while self._waiting and self._floor is None:
-            voice = next(iter(self._waiting))
-            kept = self._waiting.pop(voice)
+            voice, kept = self._waiting.popitem(last=False)
             if not voice.closed:
                 self._floor = voice
             for text in kept:

@@ -35,29 +35,30 @@ class TextSplitter:
 
     def feed(self, text: str) -> None:
         """Take the next piece of text."""
-        for start in range(0, len(text), _LONGEST_PIECE):
-            self._feed(text[start : start + _LONGEST_PIECE])
+        waiting = _pieces(text)  # the next one last
+        while waiting:
+            rest = self._step(waiting.pop())
+            if rest:
+                waiting += _pieces(rest)
 
-    def _feed(self, text: str) -> None:
-        rest: str | None = text
-        while rest:
-            if self._bare is not None:
-                rest = self._begin(rest, self._bare)
-            elif self._body is None:
-                rest = self._find(self._held + rest)
-            else:
-                rest = self._body.feed(rest)
-                if rest is not None:
-                    self._leave(self._body)
+    def _step(self, text: str) -> str | None:
+        """Take some text; return what is left of it."""
+        if self._bare is not None:
+            return self._begin(text, self._bare)
+        if self._body is None:
+            return self._find(self._held + text)
+        rest = self._body.feed(text)
+        if rest is not None:
+            self._leave(self._body)
+        return rest
 
     def end(self, *, stopped: bool) -> None:
         """The reply has ended; what was held back is text, or the end of a body."""
         while self._body is not None:
-            body, bare = self._body, not self._opened
+            body = self._body
             left = body.end(stopped=stopped)
             self._leave(body)
-            # Once at most, or many markers that open nothing would cost their square.
-            (self.feed if bare else self._show)(left)
+            self.feed(left)
         self._show(self._held)
         self._held = ""
 
@@ -108,6 +109,12 @@ class TextSplitter:
             self._space.clear()
             self._beside_call = False
         self._output.show(text)
+
+
+def _pieces(text: str) -> list[str]:
+    """Cut a text into pieces, the first one last."""
+    starts = range(0, len(text), _LONGEST_PIECE)
+    return [text[start : start + _LONGEST_PIECE] for start in reversed(starts)]
 
 
 def _marker_pattern(formats: Sequence[Format]) -> re.Pattern[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, cast
@@ -17,48 +17,39 @@ from ..commander._errors import (
     RateLimited,
 )
 from ._delta import Delta, ToolCallDelta
-from ._message import Message, Usage, content_parts, content_text
+from ._message import Message, Usage, arguments_text, content_parts, content_text
 from ._request import Request
+from ._scan import encodable
 
-__all__ = ["delta_from_chunk", "error_from_wire", "message_from_response", "request_body"]
-
-_NOT_THE_PROTOCOL = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+__all__ = ["delta_from_chunk", "error_from_wire", "message_from_response", "quote", "request_body"]
 
 
 def delta_from_chunk(chunk: Mapping[str, Any]) -> Delta | None:
     """Turn one chunk of a streamed reply into a delta, or None if it says nothing.
 
     Raises `BadResponse` for what is not the protocol, several choices included, and what
-    `error_from_wire` makes of an error object inside the stream.
+    `error_from_wire` makes of an error object, also of one beside a choice.
     """
-    try:
-        choices = chunk.get("choices")
-        if not choices:
-            return _delta_without_choice(chunk)
-        choice = choices[0]
-        if len(choices) > 1 or choice.get("index"):
-            raise BadResponse("the reply has several choices; ask for one (n=1)")
-        return _delta_from_choice(chunk, choice)
-    except _NOT_THE_PROTOCOL as error:
-        raise BadResponse(f"not a chat-completions chunk: {_excerpt(chunk)}") from error
-
-
-def _delta_from_choice(chunk: Mapping[str, Any], choice: Mapping[str, Any]) -> Delta | None:
-    piece: Mapping[str, Any] = choice.get("delta") or choice.get("message") or {}
-    finish_reason = choice.get("finish_reason") or None
+    if error := _error(chunk):
+        raise error_from_wire(error)
+    choices = _list(chunk, "choices")
+    if not choices:
+        usage = _usage(chunk)
+        return None if usage is None else Delta(usage=usage)
+    choice = _the_choice(choices)
+    piece = _object(choice, "delta") or _object(choice, "message")
+    finish_reason = choice.get("finish_reason")
     usage = chunk.get("usage")
-    text = piece.get("content") or ""
+    text = piece.get("content")
     if text and len(piece) == 1 and not finish_reason and not usage and type(text) is str:
         return Delta(text)  # by far the most frequent chunk
-    if finish_reason == "error":
-        raise error_from_wire(_error(chunk) or "the server ended the reply by an unnamed error")
     delta = Delta(
-        text if type(text) is str else content_text(text) or "",
-        piece.get("reasoning_content") or piece.get("reasoning") or "",
-        piece.get("refusal") or "",
+        _content(text),
+        _text(piece, "reasoning_content") or _text(piece, "reasoning"),
+        _text(piece, "refusal"),
         _calls(piece),
         _usage(chunk) if usage or finish_reason else None,
-        finish_reason,
+        _text(choice, "finish_reason") or None,
     )
     return delta if _says_something(delta) else None
 
@@ -74,61 +65,125 @@ def _says_something(delta: Delta) -> bool:
     )
 
 
-def _delta_without_choice(chunk: Mapping[str, Any]) -> Delta | None:
-    if error := _error(chunk):
+def _the_choice(choices: Sequence[Any]) -> Mapping[str, Any]:
+    choice = choices[0]
+    if not isinstance(choice, Mapping):
+        raise _unexpected("a choice", "an object", choice)
+    fields = cast("Mapping[str, Any]", choice)
+    index = fields.get("index") or 0
+    if type(index) is not int:
+        raise _unexpected("a choice's index", "a number", index)
+    if index or len(choices) > 1:
+        raise BadResponse("the reply has several choices; ask for one (n=1)")
+    if error := _error(fields):
         raise error_from_wire(error)
-    usage = _usage(chunk)
-    return None if usage is None else Delta(usage=usage)
+    if fields.get("finish_reason") == "error":
+        raise error_from_wire("the server ended the reply by an unnamed error")
+    return fields
 
 
 def _error(told: Mapping[str, Any]) -> object:
-    """Return the error object that a server sent in the place of a reply, or nothing."""
-    return told.get("error") or (told if told.get("object") == "error" else None)
+    """Return the error object that a server sent, or nothing; one that is empty is none."""
+    error: object = told.get("error")
+    if isinstance(error, Mapping) and not any(cast("Mapping[str, Any]", error).values()):
+        return None
+    return cast("object", error) or (told if told.get("object") == "error" else None)
 
 
 def _usage(chunk: Mapping[str, Any]) -> Usage | None:
-    extension: Mapping[str, Any] = chunk.get("x_groq") or {}
-    usage = chunk.get("usage") or extension.get("usage")
-    return Usage.from_wire(usage) if usage else None
+    """Return what can be read of a usage: a reply is not refused for its bill."""
+    usage = chunk.get("usage")
+    if not usage and isinstance(extension := chunk.get("x_groq"), Mapping):
+        usage = cast("Mapping[str, Any]", extension).get("usage")
+    if not usage or not isinstance(usage, Mapping):
+        return None
+    return Usage.from_wire(cast("Mapping[str, Any]", usage))
+
+
+def _content(content: object) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    try:
+        return content_text(content) or ""
+    except (AttributeError, KeyError, TypeError):
+        raise _unexpected("content", "a text or a list of parts", content) from None
 
 
 def _calls(piece: Mapping[str, Any]) -> Sequence[ToolCallDelta]:
-    if calls := piece.get("tool_calls"):
+    if calls := _list(piece, "tool_calls"):
         return [_call(call) for call in calls]
-    if legacy := piece.get("function_call"):
-        name = legacy.get("name") or None
-        arguments = _arguments(legacy.get("arguments"))
-        return (ToolCallDelta(0, "call_0" if name else None, name, arguments),)
+    if legacy := _object(piece, "function_call"):
+        name = _text(legacy, "name") or None
+        return (ToolCallDelta(0, "call_0" if name else None, name, _arguments(legacy)),)
     return ()
 
 
-def _call(call: Mapping[str, Any]) -> ToolCallDelta:
-    function: Mapping[str, Any] = call.get("function") or {}
-    index = call.get("index")
+def _call(call: object) -> ToolCallDelta:
+    if not isinstance(call, Mapping):
+        raise _unexpected("a tool call", "an object", call)
+    fields = cast("Mapping[str, Any]", call)
+    function = _object(fields, "function")
+    index = fields.get("index")
+    if index is not None and type(index) is not int:
+        raise _unexpected("a tool call's index", "a number", index)
     return ToolCallDelta(
         -1 if index is None else index,
-        call.get("id") or None,
-        function.get("name") or None,
-        _arguments(function.get("arguments")),
+        _text(fields, "id") or None,
+        _text(function, "name") or None,
+        _arguments(function),
     )
 
 
-def _arguments(arguments: object) -> str:
+def _arguments(function: Mapping[str, Any]) -> str:
+    arguments = function.get("arguments")
     if type(arguments) is str:
         return arguments
-    return "" if arguments is None else json.dumps(arguments, ensure_ascii=False)
+    try:
+        return arguments_text(arguments)
+    except ValueError:
+        raise _unexpected("arguments", "a text or an object", arguments) from None
+
+
+def _text(fields: Mapping[str, Any], key: str) -> str:
+    value = fields.get(key)
+    if value is None or isinstance(value, str):
+        return value or ""
+    raise _unexpected(key, "a text", value)
+
+
+def _object(fields: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = fields.get(key)
+    if value is None or isinstance(value, Mapping):
+        return cast("Mapping[str, Any]", value or {})
+    raise _unexpected(key, "an object", value)
+
+
+def _list(fields: Mapping[str, Any], key: str) -> Sequence[Any]:
+    value = fields.get(key)
+    if value is None or isinstance(value, (list, tuple)):
+        return cast("Sequence[Any]", value or ())
+    raise _unexpected(key, "a list", value)
+
+
+def _unexpected(what: str, expected: str, value: object) -> BadResponse:
+    return BadResponse(
+        f"not the chat-completions wire: {what} should be {expected}: {quote(value)}"
+    )
 
 
 def error_from_wire(error: object, status: int | None = None) -> BackendError:
     """Make the error that an `error` object stands for; `status` is the HTTP status, if any.
 
     The object's own `code` or `status` counts where there is no HTTP status, as inside a stream.
+    Whatever the object is, the answer is an error of the family.
     """
     fields = cast("Mapping[str, Any]", error if isinstance(error, Mapping) else {"message": error})
-    message = str(fields.get("message") or fields)
-    code = fields.get("code") or fields.get("type") or ""
-    if status is None and str(code or fields.get("status")).isdigit():
-        status = int(code or fields["status"])
+    told: Any = fields.get("message") or fields
+    message = encodable(told) if isinstance(told, str) else quote(told)
+    known = (each for each in (fields.get("code"), fields.get("type")) if each)
+    code = next((each for each in known if isinstance(each, (int, str))), "")
+    if status is None:
+        status = _status(code) or _status(fields.get("status"))
     if code == "context_length_exceeded" or "maximum context length" in message:
         return ContextTooLong(message, status=status)
     if status == 429 or code in {"rate_limit_exceeded", "insufficient_quota"}:
@@ -142,6 +197,12 @@ def error_from_wire(error: object, status: int | None = None) -> BackendError:
     return BackendUnavailable(message, status=status)
 
 
+def _status(code: object) -> int | None:
+    """Return the HTTP status that a code is, if it is one, as a number or in digits."""
+    text = str(code) if isinstance(code, str) or type(code) is int else ""
+    return int(text) if len(text) == 3 and text.isascii() and text.isdigit() else None
+
+
 def message_from_response(response: Mapping[str, Any]) -> Message:
     """Turn the whole response of a request that did not stream into its message.
 
@@ -149,13 +210,17 @@ def message_from_response(response: Mapping[str, Any]) -> Message:
     """
     if error := _error(response):
         raise error_from_wire(error)
+    choices = _list(response, "choices")
+    choice: Mapping[str, Any] = _the_choice(choices) if choices else {}
+    said = _object(choice, "message")
+    if not said:
+        raise _unexpected("a response", "an object with one choice and its message", response)
     try:
-        (choice,) = response["choices"]
-        message = Message.from_wire({"role": "assistant"} | choice["message"])
-        message.finish_reason = choice.get("finish_reason")
-        message.usage = _usage(response)
-    except _NOT_THE_PROTOCOL as fault:
-        raise BadResponse(f"not a response with one choice: {_excerpt(response)}") from fault
+        message = Message.from_wire({"role": "assistant", **said})
+    except (AttributeError, KeyError, TypeError, ValueError) as fault:
+        raise _unexpected("message", "a message", said) from fault
+    message.finish_reason = encodable(_text(choice, "finish_reason")) or None
+    message.usage = _usage(response)
     return message
 
 
@@ -205,6 +270,17 @@ def _tool_to_wire(tool: Any) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _excerpt(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else text[:200] + "..."
+class _Quote(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = self.maxdict = self.maxlist = self.maxtuple = 4
+        self.maxstring = self.maxother = 100
+
+
+def quote(value: object) -> str:
+    """Write whatever somebody sent for an error message: never long, however long or deep it is."""
+    try:
+        text = _Quote().repr(value)
+    except Exception:  # noqa: BLE001 - whatever a repr may raise
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 300 else f"{text[:300]}..."

@@ -72,7 +72,8 @@ async def answer(
     shown while it is still writing the rest of the call.
     """
     offered = tools if backend.provider == "local" else narrated(tools)
-    reply = fork(node, backend.stream(conversation.request(tools=offered)), to_user="to_user")
+    stream = backend.stream(conversation.request(tools=offered))
+    reply = fork(node, stream, to_user="to_user", tools=tools)
     node.call_handler(show(reply.text))  # for the user, as it arrives
     results = node.call_handler(call_tools(reply.tool_calls, tools))  # as soon as each is whole
     conversation.add(await reply.message)

@@ -34,9 +34,10 @@ async def respond(
     """Let the model answer the conversation, as often as it calls tools; return its last message.
 
     Text goes to `view` as it arrives. With `narrate` the model may also speak to the user inside a
-    call (the argument `to_user`). `options` have the wire's names. After `rounds` replies with
-    tool calls, or more than `repairs` with a call that was wrong, the model has to answer without
-    tools; if it calls one all the same, that is a `BadResponse`.
+    call (the argument `to_user`, which a tool that has one of its own keeps). `options` have the
+    wire's names. After `rounds` replies with tool calls, or more than `repairs` with a call that
+    was wrong, the model has to answer without tools; if it calls one all the same, that is a
+    `BadResponse`.
 
     Each reply enters the conversation together with the results of its calls, whole. If the reply
     fails or is cancelled, what it told the user by then enters as a message without calls; if its
@@ -51,7 +52,7 @@ async def respond(
     request = conversation.request(
         tools=offered, **options, **({"tool_choice": "none"} if last else {})
     )
-    reply = fork(node, backend.stream(request), to_user="to_user")
+    reply = fork(node, backend.stream(request), to_user="to_user", tools=tools)
     node.call_handler(show(reply.text, view.write).at_done(lambda _: view.ended()))
     results = node.call_handler(call_tools(reply.tool_calls, tools, view))
     message: Message | None = None

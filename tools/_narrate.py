@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..dispatch import ToolSchema
+from ..dispatch._request import has_parameter
 
 __all__ = ["narrated"]
 
@@ -18,22 +19,22 @@ class _Narrated:
     name: str
     description: str
     parameters: Mapping[str, Any]
+    narration: str  # the parameter that is not the tool's own
 
 
 def narrated(tools: Sequence[ToolSchema], key: str = "to_user") -> list[ToolSchema]:
     """Return the tools' schemas with one more argument, `key`: words for the user.
 
     `fork(..., to_user=key)` shows them as they arrive and takes them out of the arguments. A tool
-    that has an argument of that name already stays as it is.
+    that has an argument of that name of its own stays as it is, and `fork(..., tools=tools)` then
+    leaves it alone.
     """
-    return [tool if key in _properties(tool) else _with(tool, key) for tool in tools]
-
-
-def _properties(tool: ToolSchema) -> Mapping[str, Any]:
-    return tool.parameters.get("properties", {})
+    return [tool if has_parameter(tool, key) else _with(tool, key) for tool in tools]
 
 
 def _with(tool: ToolSchema, key: str) -> _Narrated:
     # First, so that the user reads it before the other arguments have come.
-    parameters = {**tool.parameters, "properties": {key: TO_USER, **_properties(tool)}}
-    return _Narrated(tool.name, tool.description, parameters)
+    own: Mapping[str, Any] = tool.parameters.get("properties") or {}
+    properties: dict[str, Any] = {key: TO_USER, **own}
+    parameters = {**tool.parameters, "properties": properties}
+    return _Narrated(tool.name, tool.description, parameters, key)
