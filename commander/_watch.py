@@ -18,10 +18,9 @@ from weakref import ref
 
 from ._library import is_library, is_python
 from ._record import Record
+from ._report import log
 
 __all__ = ["Watch"]
-
-logger = logging.getLogger("anabranch")
 
 # The coroutines of `_life.py` under which a node's body and its async callbacks run.
 DRIVERS = ("_drive", "_run_rest")
@@ -75,7 +74,8 @@ class Watch:
         frame = sys._current_frames().get(self._thread)
         line = None if frame is None else _own_line(frame)
         if line is not None and (found := _find_node(frame)) is not None:
-            logger.warning(
+            log(
+                logging.WARNING,
                 "%s blocks the event loop for more than %g s at %s:%d",
                 found.path,
                 self.after,
