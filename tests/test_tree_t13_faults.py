@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from anabranch.commander import Commander, Node, NodeCancelled, NodeClosed, Retry, quorum
 from anabranch.commander._report import describe, group, note, notes_of
+from anabranch.dispatch import fork
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 from anabranch.testing import pause, run_seeded
@@ -347,6 +348,25 @@ def test_rounds_that_put_the_next_one_end_with_what_they_are_put_below(kind: str
         except NodeCancelled:
             assert kind == "commander"
     assert len(states) < 1000
+
+
+@pytest.mark.parametrize("name", ALL_ERRORS)
+async def test_who_reads_a_reply_is_told_of_an_odd_failure_of_its_source(name: str) -> None:
+    """The branch ends with it, and so does the node that forked."""
+    error = make_error(name)
+
+    async def source() -> Any:
+        yield {"choices": [{"delta": {"content": "text"}}]}
+        raise error
+
+    @handler
+    async def reads(node: Node[Any]) -> None:
+        async for _ in fork(node, source()).text:
+            pass
+
+    async with asyncio.timeout(5), Commander(slow_after=None) as commander:
+        node = commander.call_handler(reads(), claim=True)
+        assert await taken(node) is error
 
 
 # --- the cost of failing
