@@ -17,6 +17,7 @@ from anyio import CancelScope, from_thread, to_thread
 from ._errors import WorkerLost
 from ._node import Node
 from ._observe import outlast
+from ._report import note
 
 __all__ = ["ProcessCall", "ThreadCall", "TreeInMain", "check_cancelled", "ending"]
 
@@ -160,8 +161,7 @@ class ProcessCall(_Call[T], internal=True):
         succeeded, value, trace = pickle.loads(answer[8:])  # noqa: S301 - our own process wrote it
         if succeeded:
             return value
-        with suppress(Exception):  # whatever a user's class makes of it
-            value.add_note(trace)
+        note(value, trace)
         raise value
 
 

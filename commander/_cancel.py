@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ._record import DONE
+from ._report import describe, log, raise_soon
 
 if TYPE_CHECKING:
+    import asyncio
+
     from ._node import Node
 
 __all__ = ["abort", "cancel_subtrees"]
@@ -41,7 +45,7 @@ def _mark(stack: list[Node[Any]], reason: str) -> list[Node[Any]]:
 
 def _deliver(node: Node[Any]) -> None:
     if node._n_task is not None:
-        node._n_task.cancel()
+        _cancel_task(node, node._n_task)
     elif node._n_state == "pending" and node._n_commander:
         # It waits in the queue or between two attempts: it is started to end without its body.
         context = node._n_context
@@ -49,6 +53,14 @@ def _deliver(node: Node[Any]) -> None:
             node._n_attempts.timer.cancel()
             context = node._n_attempts.context.copy()
         node._n_commander._n_spawn(node, context)
+
+
+def _cancel_task(node: Node[Any], task: asyncio.Task[None]) -> None:
+    try:
+        task.cancel()
+    except BaseException as error:  # noqa: BLE001 - a user's future, which the body awaits
+        log(logging.ERROR, "what %s waits for refused to be cancelled", node.path, error=error)
+        raise_soon(error)
 
 
 def abort(node: Node[Any], error: BaseException) -> bool:
@@ -65,7 +77,7 @@ def abort(node: Node[Any], error: BaseException) -> bool:
     if node._n_state == "pending" and node._n_attempts is not None:
         # A child of a node that has not begun has failed: that is an attempt, though a short one.
         node._n_attempts.starts.append(node._n_commander._n_loop.time())
-    cancel_subtrees(node.children, f"failure: {error!r}")
+    cancel_subtrees(node.children, f"failure: {describe(error)}")
     if node._n_task is not None:
-        node._n_task.cancel()
+        _cancel_task(node, node._n_task)
     return True

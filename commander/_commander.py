@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from contextvars import Context, copy_context
-from functools import partial
 from inspect import isawaitable
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -26,6 +25,7 @@ from ._place import On
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
 from ._queue import Queue
 from ._record import CURRENT, DONE, Callback
+from ._report import is_a, raise_soon, type_name
 from ._snapshot import TreeSnapshot, explain, snapshot
 from ._threadsafe import Requests
 from ._usage import spent
@@ -44,7 +44,9 @@ class Commander(Node[Any], internal=True):
             answer = await commander.run(Ask("..."))
 
     Leaving the block waits for all that was put. An exception that leaves the block, cancellation
-    included, cancels everything, waits for it and goes on as it was.
+    and the closing of an async generator included, cancels everything, waits for it and goes on as
+    it was; nothing that is put meanwhile runs. The tasks of the nodes are made by the task factory
+    that the loop has when the commander is entered.
 
     `max_concurrency` limits how many jobs run their bodies at once (default: no limit). Handlers do
     not count, nor does a job that waits for the tree, as for a handler that does its work: to limit
@@ -55,6 +57,10 @@ class Commander(Node[Any], internal=True):
     """
 
     policy = "isolate"
+    # Why no more top-level nodes run; nodes that other nodes still put are cancelled with it.
+    _n_ending = ""
+    # Of the last long path that was asked for: a node's id, its depth, the uppermost segments.
+    _n_landmark: tuple[int, int, str] = (-1, 0, "")
     limits: Any = None
     """Limits shared by all of the tree's requests to models: a `Limits` of `anabranch.backends`."""
 
@@ -77,6 +83,8 @@ class Commander(Node[Any], internal=True):
         self._n_count = 0
         self._n_listeners: list[Listener] = []
         self._n_requests = Requests(self)
+        # The interrupts that nodes have raised: each stops the loop once.
+        self._n_interrupts: list[BaseException] = []
         # What runs at the commander's end: callback, node, and the node's context.
         self._n_kept: list[tuple[Callback, Node[Any], Context]] = []
         # Set by `exit`; a one-element tuple, since the result may be None.
@@ -93,10 +101,8 @@ class Commander(Node[Any], internal=True):
         if _blocking.process_imports_main:
             raise _blocking.TreeInMain
         loop = self._n_loop = asyncio.get_running_loop()
-        # Without a factory of the user's, the task class itself: half the cost of create_task.
-        self._n_new_task: Callable[..., asyncio.Task[None]] = (
-            asyncio.Task if loop.get_task_factory() is None else partial(_create_task, loop)
-        )
+        # Whether the loop's task factory makes the nodes' tasks.
+        self._n_factory = loop.get_task_factory() is not None
         # What asyncio's own loops call; others may keep another time.
         own = type(loop).time is asyncio.BaseEventLoop.time
         self._n_clock: Callable[[], float] = time.monotonic if own else loop.time
@@ -117,21 +123,21 @@ class Commander(Node[Any], internal=True):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if isinstance(error, GeneratorExit):
+        if error is not None and is_a(error, GeneratorExit) and not self._may_wait():
             self._close_watches()
             return  # the loop was closed under the block: there is nowhere left to wait
         host, self._n_task = cast("_Host", self._n_task), None
         # A failure under `fail_fast`, or `cancel`, has cancelled the block as a node's body.
         ended_block = self._n_abort is not None or self._n_cancel is not None
         if error is not None:
-            cancel_subtrees(self.children, f"{type(error).__name__} left the commander's block")
+            self._end_all(f"{type_name(error)} left the commander's block")
         interrupted = await self._join()
         interrupted = await self._run_kept() or interrupted
         self._close_watches()
-        if error is not None and not isinstance(error, asyncio.CancelledError):
+        if error is not None and not is_a(error, asyncio.CancelledError):
             self._log_failure_beside(error)
             return  # it goes on as it was
-        cancelled = error or interrupted
+        cancelled = interrupted if error is None else error
         if ended_block and await host.take_back_cancels():
             cancelled = None
         if cancelled is not None:
@@ -139,6 +145,23 @@ class Commander(Node[Any], internal=True):
             raise cancelled
         if self._n_state != "completed":
             outcome(self)
+
+    def _may_wait(self) -> bool:
+        """Say whether a block that is closed, as an async generator's is, may still wait."""
+        try:
+            return asyncio.current_task() is not None and self._n_loop.is_running()
+        except RuntimeError:
+            return False
+
+    def _end_all(self, reason: str) -> None:
+        """Take no new top-level nodes, and cancel those that there are."""
+        self._n_close_top(reason)
+        cancel_subtrees(self.children, reason)
+
+    def _n_close_top(self, reason: str) -> None:
+        self._n_open = False
+        self._n_special = True
+        self._n_ending = self._n_ending or reason
 
     def _log_failure_beside(self, error: BaseException) -> None:
         if self._n_error is not None and self._n_error is not error:
@@ -151,15 +174,14 @@ class Commander(Node[Any], internal=True):
         ended = observe(self)
         if not self._n_children:
             finish(self, at_home=True)
-        return await outlast(
-            ended, lambda: cancel_subtrees(self.children, "the commander's block was cancelled")
-        )
+        return await outlast(ended, lambda: self._end_all("the commander's block was cancelled"))
 
     async def _run_kept(self) -> asyncio.CancelledError | None:
         interrupted = None
         while self._n_kept:
             callback, node, context = self._n_kept.pop(0)
-            task = self._n_loop.create_task(_run_one(callback, node), context=context)
+            # No task factory of a user's comes between: none of these callbacks may be left out.
+            task = asyncio.Task(_run_one(callback, node), loop=self._n_loop, context=context)
             interrupted = await outlast(task, task.cancel) or interrupted
         return interrupted
 
@@ -298,14 +320,14 @@ class Commander(Node[Any], internal=True):
     def exit(self, result: Any = None) -> None:
         """Take no new top-level nodes and cancel the rest, with reason "exit".
 
-        Pending `run`s return `result`. Only the first call counts. From another thread or loop it
-        is a `RuntimeError`: there, `exit_threadsafe` is safe.
+        Pending `run`s return `result`. Only the first call counts. A top-level node that another
+        node still puts, as a next round, is cancelled before it runs. From another thread or loop
+        it is a `RuntimeError`: there, `exit_threadsafe` is safe.
         """
         require_loop(self, "commander.exit_threadsafe(result)")
         if self._n_exit is None and self._n_state not in DONE:
             self._n_exit = (result,)
-            self._n_open = False
-            cancel_subtrees(self.children, "exit")
+            self._end_all("exit")
             if self._n_exited is not None and not self._n_exited.done():
                 self._n_exited.set_result(None)
 
@@ -317,12 +339,14 @@ class Commander(Node[Any], internal=True):
     async def drain(self, timeout: float | None = None) -> bool:
         """Take no new top-level nodes, let what runs finish, then cancel what is left.
 
-        What runs may still put children of its own. `timeout` is in seconds, None waits without
-        end. Returns whether everything ended by itself. Cancelling this call leaves the rest of
-        the work running and the commander closed to new top-level nodes.
+        What runs may still put children of its own. A top-level node that it puts, as the next
+        round or along an edge, is cancelled before it runs, with reason "drain": whoever puts it
+        does not fail. From elsewhere that is `NodeClosed`. `timeout` is in seconds, None waits
+        without end. Returns whether everything ended by itself. Cancelling this call leaves the
+        rest of the work running and the commander closed to new top-level nodes.
         """
         require_loop(self, "asyncio.run_coroutine_threadsafe on its loop")
-        self._n_open = False
+        self._n_close_top("drain")
         deadline = None if timeout is None else self._n_loop.time() + timeout
         try:
             async with asyncio.timeout_at(deadline):
@@ -336,7 +360,8 @@ class Commander(Node[Any], internal=True):
     async def _emptied(self) -> None:
         current = CURRENT.get(None)
         own = () if current is None else (current, *current.ancestors)
-        while others := [child for child in self.children if child not in own]:
+        own = {each._n_id for each in own if each._n_commander is self}
+        while others := [child for child in self.children if child._n_id not in own]:
             for child in others:
                 await observe(child)
 
@@ -405,12 +430,11 @@ async def _run_one(callback: Callback, node: Node[Any]) -> None:
         value = callback(node)
         if isawaitable(value):
             await value
-    except Exception as error:  # noqa: BLE001 - there is no node left that it could fail
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        if is_a(error, GeneratorExit) and not node._n_commander._may_wait():
+            raise
+        # There is no node left that it could fail.
         log_lost(node, error, "a callback at the commander's end, added to %s, raised")
-
-
-def _create_task(
-    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None], **options: Any
-) -> asyncio.Task[None]:
-    options.pop("loop")
-    return loop.create_task(coroutine, **options)
+        raise_soon(error)

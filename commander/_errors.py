@@ -27,6 +27,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ._report import group
+
 __all__ = [
     "AnabranchError",
     "AuthenticationError",
@@ -101,7 +103,7 @@ class QuorumNotMet(AnabranchError):
         self.completed = completed
         self.failures = tuple(failures)
         if failures:
-            self.__cause__ = BaseExceptionGroup("children that failed", failures)
+            self.__cause__ = group("children that failed", failures)
 
 
 class WorkerLost(AnabranchError):

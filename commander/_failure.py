@@ -9,6 +9,7 @@ from ._cancel import abort, cancel_subtrees
 from ._errors import NodeCancelled, QuorumNotMet
 from ._policy import Quorum
 from ._record import DONE
+from ._report import describe, group, is_a, log, note, notes_of
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -23,33 +24,31 @@ __all__ = [
     "weigh",
 ]
 
-logger = logging.getLogger("anabranch")
-
 NOTE = "anabranch: failed in "
 
 
 def blame(node: Node[Any], error: BaseException) -> None:
     """Note the path of the node that failed first on the exception; later nodes add nothing."""
-    if not any(note.startswith(NOTE) for note in getattr(error, "__notes__", ())):
-        error.add_note(NOTE + node.path)
+    if not any(each.startswith(NOTE) for each in notes_of(error)):
+        note(error, NOTE + node.path)
 
 
 def log_lost(node: Node[Any], error: BaseException, what: str) -> None:
     """Log a failure that reaches nobody, with its path and traceback."""
-    logger.error(what, node.path, exc_info=error)
+    log(logging.ERROR, what, node.path, error=error)
 
 
 def body_failed(node: Node[Any], error: BaseException) -> None:
     """Take the exception that left a node's body."""
     blame(node, error)
     if node._n_cancel is not None or node._n_abort is not None:
-        if error is not node._n_abort and not isinstance(error, NodeCancelled):
+        if error is not node._n_abort and not is_a(error, NodeCancelled):
             log_lost(node, error, "%s raised while it was being cancelled")
         return
     node._n_error = error
     node._n_special = True
     if node._n_policy == "fail_fast" or isinstance(node._n_policy, Quorum):
-        cancel_subtrees(node.children, f"failure: {error!r}")
+        cancel_subtrees(node.children, f"failure: {describe(error)}")
 
 
 def child_failed(parent: Node[Any], child: Node[Any]) -> None:
@@ -104,7 +103,7 @@ def weigh(node: Node[Any]) -> None:
     elif left:
         own = [] if node._n_error is None else [node._n_error]
         errors = own + [error for _, error in left]
-        node._n_error = BaseExceptionGroup(f"{len(left)} children failed", errors)
+        node._n_error = group(f"{len(left)} children failed", errors)
         blame(node, node._n_error)
 
 
@@ -124,6 +123,5 @@ def _weigh_quorum(
         blame(node, node._n_error)
         return
     for child, error in left:
-        logger.warning(
-            "%s failed; the quorum of %s was met without it", child.path, node.path, exc_info=error
-        )
+        what = "%s failed; the quorum of %s was met without it"
+        log(logging.WARNING, what, child.path, node.path, error=error)

@@ -9,6 +9,8 @@ constant per node.
 from __future__ import annotations
 
 import asyncio
+import logging
+from asyncio import Task
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import Context, copy_context
 from functools import partial
@@ -17,11 +19,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from ._cancel import abort
-from ._errors import NodeCancelled
+from ._errors import NodeCancelled, NodeClosed
 from ._events import publish
 from ._failure import blame, body_failed, child_completed, child_failed, log_lost, weigh
-from ._policy import Quorum
+from ._policy import Quorum, Restart, Retry
 from ._record import CURRENT, After, Attempts, Callback, Moment, Record
+from ._report import is_a, log, raise_soon
+from ._task import TASK_NAME, start_task
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -38,8 +42,6 @@ class _Turn:
 # Awaiting it suspends a coroutine once, until it is next stepped.
 TURN = cast("Awaitable[None]", _Turn())
 
-TASK_NAME = "anabranch"
-
 # Moments and callbacks in turn.
 Todo: TypeAlias = "Iterator[Any]"
 Verdict: TypeAlias = Literal["completed", "failed", "cancelled"]
@@ -51,15 +53,17 @@ def spawn(node: Node[Any], context: Context | None = None) -> None:
     The coroutine is stepped into its `try` at once: so a cancel that arrives before the first
     turn is met there, and every node that entered the tree reaches its end.
     """
+    commander = node._n_commander
+    if commander._n_factory:
+        start_task(node, partial(_drive, node), context)
+        return
+    # The task class itself: half the cost of the loop's `create_task`.
     coroutine = _drive(node)
     coroutine.send(None)
-    commander = node._n_commander
     if context is None:
-        node._n_task = commander._n_new_task(coroutine, loop=commander._n_loop, name=TASK_NAME)
+        node._n_task = Task(coroutine, loop=commander._n_loop, name=TASK_NAME)
     else:
-        node._n_task = commander._n_new_task(
-            coroutine, loop=commander._n_loop, name=TASK_NAME, context=context
-        )
+        node._n_task = Task(coroutine, loop=commander._n_loop, name=TASK_NAME, context=context)
 
 
 # --- the body
@@ -69,7 +73,7 @@ async def _drive(node: Node[Any]) -> None:
     try:
         await TURN
         if node._n_special and node._n_task is not asyncio.current_task():
-            return  # the queue has called the job back: another task will run it
+            return  # it has another task, or will have: the queue has called the job back
         CURRENT.set(node)
         if not node._n_special or (node._n_cancel is None and node._n_abort is None):
             node._n_state = "running"
@@ -91,13 +95,27 @@ async def _drive(node: Node[Any]) -> None:
             node._n_task = None
             node._n_state = "joining"  # a pending node would be started in order to end
             node.cancel("its body raised CancelledError")
-    except GeneratorExit:
-        raise  # the loop was closed under the node: there is nowhere left to end it
-    except BaseException as error:  # noqa: BLE001 - the tree hands every failure on
+    except BaseException as error:
+        if is_a(error, GeneratorExit) and not _is_driven(node):
+            raise  # the loop was closed under the node: there is nowhere left to end it
         body_failed(node, error)
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            _stop_loop(node, error)
+        _interrupt(node, error)
     _body_ended(node)
+
+
+def _is_driven(node: Node[Any]) -> bool:
+    """Say whether this runs in the node's own task, and is not its coroutine being thrown away."""
+    try:
+        return node._n_task is asyncio.current_task()
+    except RuntimeError:
+        return False
+
+
+def _interrupt(node: Node[Any], error: BaseException) -> None:
+    """Let an interrupt that a user's code has raised in `node` stop the loop, as in any task."""
+    if is_a(error, KeyboardInterrupt, SystemExit):
+        node._n_commander._n_interrupts.append(error)
+        raise_soon(error)
 
 
 async def _attempt(node: Node[Any]) -> Any:
@@ -201,7 +219,7 @@ def _decide(node: Node[Any]) -> bool:
 
 def _forget_outcome(node: Node[Any]) -> None:
     error = node._n_error
-    if error is not None and not isinstance(error, NodeCancelled):
+    if error is not None and not is_a(error, NodeCancelled):
         log_lost(node, error, "%s had failed when it was cancelled")
     node._n_result = node._n_error = None
 
@@ -219,7 +237,7 @@ def _try_again(node: Node[Any], attempts: Attempts) -> bool:
     if attempts.retry is None or node._n_cancel is not None:
         return False
     loop = node._n_commander._n_loop
-    delay = attempts.retry.next_delay(node._n_error, attempts.starts, loop.time())
+    delay = _next_delay(node, attempts.retry, attempts.starts, loop.time())
     if delay is None:
         return False
     node._n_state = "pending"
@@ -230,6 +248,19 @@ def _try_again(node: Node[Any], attempts: Attempts) -> bool:
     node._n_open = True
     attempts.timer = loop.call_later(delay, _start_again, node, attempts)
     return True
+
+
+def _next_delay(
+    node: Node[Any], retry: Retry | Restart, starts: list[float], now: float
+) -> float | None:
+    try:
+        delay = retry.next_delay(node._n_error, starts, now)
+        return None if delay is None else max(0.0, float(delay))
+    except BaseException as error:  # noqa: BLE001 - its predicate is a user's
+        what = "whether %s is tried again could not be decided: it is not"
+        log(logging.ERROR, what, node.path, error=error)
+        _interrupt(node, error)
+        return None
 
 
 def _start_again(node: Node[Any], attempts: Attempts) -> None:
@@ -262,24 +293,16 @@ def _run_callbacks(node: Node[Any], at_home: bool) -> bool:
             node._n_moment = moment
         try:
             value = callback(node) if at_home else _context(node, at_home).run(callback, node)
+            if value is not None:
+                value = _waiting(value)
         except BaseException as error:  # noqa: BLE001 - the tree hands every failure on
             _callback_failed(node, error)
             continue
-        if value is not None and (waiting := _waiting(value)) is not None:
-            _run_rest_in_task(node, waiting, due, todo, _context(node, at_home))
+        if value is not None:
+            rest = partial(_run_rest, node, value, due, todo)
+            start_task(node, rest, _context(node, at_home))
             return False
     return True
-
-
-def _run_rest_in_task(
-    node: Node[Any], waiting: Awaitable[object], due: Moment, todo: Todo, context: Context
-) -> None:
-    coroutine = _run_rest(node, waiting, due, todo)
-    coroutine.send(None)
-    commander = node._n_commander
-    node._n_task = commander._n_new_task(
-        coroutine, loop=commander._n_loop, name=TASK_NAME, context=context
-    )
 
 
 def _context(node: Node[Any], at_home: bool) -> Context:
@@ -312,9 +335,9 @@ async def _run_rest(
             if callback is None:
                 break
             waiting = _waiting(callback(node))
-        except GeneratorExit:
-            raise  # the loop was closed under the node
-        except BaseException as error:  # noqa: BLE001 - the tree hands every failure on
+        except BaseException as error:
+            if is_a(error, GeneratorExit) and not _is_driven(node):
+                raise  # the loop was closed under the node
             waiting = None
             _callback_failed(node, error)
     node._n_task = None
@@ -335,7 +358,9 @@ def _next_due(node: Node[Any], due: Moment, todo: Todo) -> Callback | None:
 
 
 def _callback_failed(node: Node[Any], error: BaseException) -> None:
-    if isinstance(error, asyncio.CancelledError):
+    if node._n_doomed and is_a(error, NodeClosed):
+        return  # it never ran, and now could put no successor: that is no failure of it
+    if is_a(error, asyncio.CancelledError):
         node._n_special = True
         node._n_cancel = node._n_cancel or "a callback was cancelled"
         _forget_outcome(node)
@@ -347,16 +372,7 @@ def _callback_failed(node: Node[Any], error: BaseException) -> None:
         node._n_result = None
     else:
         log_lost(node, error, "a callback of %s raised")
-    if isinstance(error, (KeyboardInterrupt, SystemExit)):
-        _stop_loop(node, error)
-
-
-def _stop_loop(node: Node[Any], error: BaseException) -> None:
-    node._n_commander._n_loop.call_soon(_reraise, error)
-
-
-def _reraise(error: BaseException) -> None:
-    raise error  # out of a loop callback, so that it stops the loop once the node has ended
+    _interrupt(node, error)
 
 
 # Whatever a user's class makes of the attribute.

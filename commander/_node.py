@@ -10,6 +10,7 @@ import asyncio
 import inspect
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Generator, Iterator
+from operator import index
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from ._cancel import cancel_subtrees
@@ -18,6 +19,7 @@ from ._errors import NodeCancelled
 from ._failure import child_failed, take_claimed
 from ._life import spawn
 from ._loop import require_loop
+from ._path import node_path
 from ._place import On, send
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
 from ._record import CURRENT, DONE, Callback, Moment, NodeState, Record, share_layout
@@ -219,6 +221,8 @@ class Node(Record, Generic[T_co]):
         """
         if not _is_node(job) or not job._n_queued:
             _refuse_kind(job, "a Job")
+        if type(priority) is not int:
+            priority = index(priority)
         if on is not None or job._n_special:
             send(job, on)
         enter(self if parent is None else parent, job, timeout, retry, policy, claim)
@@ -287,7 +291,7 @@ class Node(Record, Generic[T_co]):
         `commander.cancel_threadsafe(node)` is safe.
         """
         require_loop(self, "commander.cancel_threadsafe(node)")
-        cancel_subtrees((self,), reason)
+        cancel_subtrees((self,), reason if type(reason) is str else _as_text(reason))
 
     # --- awaiting
 
@@ -300,6 +304,11 @@ class Node(Record, Generic[T_co]):
         if self._n_state not in DONE:
             yield from _wait(self)
         return outcome(self)
+
+
+def _as_text(reason: object) -> str:
+    # None would mean that the node is not cancelled.
+    return "" if reason is None else str(reason)
 
 
 def outcome(node: Node[T]) -> T:
@@ -430,26 +439,3 @@ def _refuse_hidden_names(cls: type[Node[Any]]) -> None:
         reserved = name in PUBLIC_NAMES or name.startswith("_n_")
         if reserved or (name in fields and name in OVERRIDABLE):
             raise TypeError(f"{cls.__name__}.{name} would hide the node's own {name!r}: rename it")
-
-
-SEGMENTS = 32
-
-
-def node_path(node: Node[Any]) -> str:
-    """Return the path from the root, its middle left out beyond `SEGMENTS` segments."""
-    nodes = [node, *node.ancestors]
-    if len(nodes) > SEGMENTS:
-        half = SEGMENTS // 2
-        below, above = nodes[:half], nodes[-half:]
-        parts = [
-            *map(_segment, below),
-            f"...{len(nodes) - SEGMENTS} more...",
-            *map(_segment, above),
-        ]
-    else:
-        parts = [_segment(each) for each in nodes]
-    return "/".join(reversed(parts))
-
-
-def _segment(node: Node[Any]) -> str:
-    return f"{node._n_name}#{node._n_id}" if node._n_id else node._n_name

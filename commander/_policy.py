@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 from typing import Literal, TypeAlias
 
 __all__ = ["Policy", "Quorum", "Restart", "Retry", "quorum"]
@@ -52,7 +53,8 @@ class Retry:
     seconds, at most `max_backoff`, with "full jitter" (a uniform draw between 0 and that, as in
     Amazon's "Exponential Backoff and Jitter") scaled by `jitter`: 0 is no draw, 1 is all of it.
     `within` is a limit in seconds from the start of the first attempt: an attempt that could only
-    begin later is not made. A cancelled node is never tried again.
+    begin later is not made. A cancelled node is never tried again, nor one for which the predicate
+    itself raises: what it raised is logged.
     """
 
     attempts: int = 3
@@ -72,6 +74,8 @@ class Retry:
             )
         if not 0 <= self.jitter <= 1:
             raise ValueError(f"jitter is a share between 0 and 1, not {self.jitter!r}")
+        if iscoroutinefunction(self.on):
+            raise TypeError(f"on= must be a plain function: nobody awaits {self.on!r}")
 
     def next_delay(
         self, error: BaseException | None, starts: list[float], now: float
@@ -83,11 +87,19 @@ class Retry:
         """
         if error is None or len(starts) >= self.attempts or not _matches(self.on, error):
             return None
-        ceiling = min(self.backoff * self.factor ** (len(starts) - 1), self.max_backoff)
+        ceiling = self._ceiling(len(starts) - 1)
         delay = ceiling * (1 - self.jitter * random.random())  # noqa: S311 - not for secrets
         if self.within is not None and now + delay > starts[0] + self.within:
             return None
         return delay
+
+    def _ceiling(self, waits: int) -> float:
+        if not self.backoff:
+            return 0.0
+        try:
+            return min(self.backoff * float(self.factor) ** waits, self.max_backoff)
+        except OverflowError:
+            return self.max_backoff
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,4 +136,4 @@ def _matches(
 ) -> bool:
     if isinstance(on, (type, tuple)):
         return isinstance(error, on)
-    return on(error)
+    return bool(on(error))

@@ -95,6 +95,8 @@ class Record:
     _n_traceback: TracebackType | None = None
     # The reason, once the node is marked for cancellation; the mark stays.
     _n_cancel: str | None = None
+    # It entered below an ending node: it never runs, and puts nothing below one.
+    _n_doomed: bool = False
     # The failure with which the node must end though its body has not: a child's, or a timeout.
     _n_abort: BaseException | None = None
     # Children's failures by id that wait for the join: collected, or claimed and not yet taken.

@@ -11,8 +11,10 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from ._commander import Commander
+from ._failure import log_lost
 from ._node import Node, add_waiter, outcome
 from ._policy import Policy
+from ._report import is_a
 
 __all__ = ["run"]
 
@@ -31,36 +33,53 @@ def run(
     """Make a loop and a commander, run `job`, and return when the commander is empty.
 
     Returns the value of `commander.exit(value)` if that was called, else the job's result; raises
-    the job's failure. With `auto_exit=False` it stays open for thread-safe puts until `exit`.
+    the job's failure. With `auto_exit=False` it stays open for thread-safe puts until `exit`. A
+    failure of the job that is not raised, because `exit` or an interrupt came after it, is logged.
     `max_concurrency` counts jobs whose bodies run, no handlers and no job that waits for the tree;
     to limit requests to models, use `Limits(concurrency=)`.
 
     The first SIGINT cancels the tree and raises `KeyboardInterrupt` when it has ended; the second
     raises it at once. SIGTERM cancels the tree and exits with status 143, unless the program
-    handles it already. Both only in the main thread. Inside a running loop, a `RuntimeError`.
+    handles it already. Both only in the main thread. `sys.exit()`, or a `KeyboardInterrupt`, that a
+    body or a callback raises cancels the tree too and goes on when it has ended. Futures of other
+    threads are answered in each case. Inside a running loop, a `RuntimeError`.
     """
     if in_running_loop():
         raise RuntimeError("a loop is running here: use 'async with Commander() as commander'")
     loop = (loop_factory or asyncio.new_event_loop)()
     commander = Commander(max_concurrency=max_concurrency, policy=policy, slow_after=slow_after)
-    main = loop.create_task(_main(commander, job, auto_exit))
+    main = asyncio.Task(_main(commander, job, auto_exit), loop=loop)
     try:
         with _signals(loop, main) as received:
-            return _run_until(loop, main, received)
+            return _run_until(loop, commander, main, received)
     finally:
-        commander._n_requests.close()  # it may have been left before its end
-        _close(loop, abandoned=not main.done())
+        try:
+            _close(loop, commander, abandoned=not main.done())
+        finally:
+            commander._n_requests.close()  # it may have been left before its end
 
 
 async def _main(commander: Commander, job: Node[T], auto_exit: bool) -> T:
-    async with commander:
-        commander._n_put(job)
-        add_waiter(job)  # the outcome is taken below
-        if not auto_exit:
-            await commander._n_until_exit()
+    try:
+        async with commander:
+            commander._n_put(job)
+            add_waiter(job)  # the outcome is taken below
+            if not auto_exit:
+                await commander._n_until_exit()
+    except BaseException as error:
+        _log_failure(job, error)
+        raise
     if commander._n_exit is not None:
+        _log_failure(job)
         return commander._n_exit[0]
     return outcome(job)
+
+
+def _log_failure(job: Node[Any], instead: BaseException | None = None) -> None:
+    error = job._n_error
+    if error is None or error is instead or is_a(error, KeyboardInterrupt, SystemExit):
+        return  # it has not failed, or its failure leaves `run`
+    log_lost(job, error, "%s failed, but something else ended the run")
 
 
 def in_running_loop() -> bool:
@@ -79,15 +98,53 @@ class _Received:
     terminated = False
 
 
-def _run_until(loop: asyncio.AbstractEventLoop, main: asyncio.Task[T], received: _Received) -> T:
+def _run_until(
+    loop: asyncio.AbstractEventLoop,
+    commander: Commander,
+    main: asyncio.Task[T],
+    received: _Received,
+) -> T:
+    stopped: BaseException | None = None
+    while not main.done():
+        try:
+            loop.run_until_complete(main)
+        except BaseException as error:
+            if main.done():
+                break  # it is its own outcome, which is looked at below
+            stops = isinstance(error, (KeyboardInterrupt, SystemExit))
+            if not stops or _is_immediate(error, commander, stopped, received):
+                raise
+            # It has left the loop, and the tree as it was: that is told to end, and let end.
+            stopped = error if stopped is None else stopped
+            main.cancel()
+    if stopped is not None:
+        if not main.cancelled():
+            main.exception()  # or asyncio would say that nobody has looked
+        raise stopped
     try:
-        return loop.run_until_complete(main)
+        return main.result()
     except asyncio.CancelledError:
         if received.interrupts:
             raise KeyboardInterrupt from None
         if received.terminated:
             raise SystemExit(128 + signal.SIGTERM) from None
         raise
+
+
+def _is_immediate(
+    error: BaseException,
+    commander: Commander,
+    stopped: BaseException | None,
+    received: _Received,
+) -> bool:
+    """Say whether an interrupt is the user's second one, for whom the tree takes too long to end.
+
+    Those that nodes raise, as by `sys.exit()`, may be any number: the tree ends all the same.
+    """
+    if received.interrupts > 1:
+        return True
+    own = any(error is each for each in commander._n_interrupts)
+    return stopped is not None and not own and isinstance(error, KeyboardInterrupt)
 
 
 @contextmanager
@@ -121,8 +178,9 @@ def _signals(loop: asyncio.AbstractEventLoop, main: asyncio.Task[Any]) -> Genera
             signal.signal(number, before)
 
 
-def _close(loop: asyncio.AbstractEventLoop, *, abandoned: bool) -> None:
+def _close(loop: asyncio.AbstractEventLoop, commander: Commander, *, abandoned: bool) -> None:
     try:
+        loop.set_task_factory(None)  # a user's may fail, and what is left to do is asyncio's own
         tasks = asyncio.all_tasks(loop)
         if abandoned:
             for task in tasks:  # left as they are, without a warning for each
@@ -133,6 +191,7 @@ def _close(loop: asyncio.AbstractEventLoop, *, abandoned: bool) -> None:
         if tasks:
             loop.run_until_complete(asyncio.wait(tasks))
         loop.run_until_complete(loop.shutdown_asyncgens())
+        commander._n_requests.close()  # or the pool's threads, waited for now, might wait for it
         loop.run_until_complete(loop.shutdown_default_executor())
     finally:
         asyncio.set_event_loop(None)

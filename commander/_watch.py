@@ -19,13 +19,12 @@ from weakref import ref
 from . import _life
 from ._library import is_library, is_python
 from ._record import Record
+from ._report import log
 
 if TYPE_CHECKING:
     from ._node import Node
 
 __all__ = ["Watch"]
-
-logger = logging.getLogger("anabranch")
 
 # Where bodies, callbacks and predicates are called. Each function there has a `node`, for which it
 # does so: it need not be the one whose task it is, as the last child to end also ends its parent.
@@ -80,8 +79,12 @@ class Watch:
         frame = sys._current_frames().get(self._thread)
         if (found := _blocking(frame)) is not None:
             node, line = found
-            logger.warning(
-                "%s blocks the event loop for more than %g s at %s:%d", node.path, self.after, *line
+            log(
+                logging.WARNING,
+                "%s blocks the event loop for more than %g s at %s:%d",
+                node.path,
+                self.after,
+                *line,
             )
 
 

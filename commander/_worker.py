@@ -17,6 +17,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from . import _blocking
+from ._report import describe
 
 
 def main() -> None:
@@ -147,6 +148,6 @@ def _pickle_error(error: BaseException, trace: str) -> bytes:
         pickled = pickle.dumps((False, error, trace))
         pickle.loads(pickled)  # noqa: S301 - some exceptions pickle and cannot be read again
     except Exception:  # noqa: BLE001 - whatever its own pickling raises
-        stand_in: Any = RuntimeError("".join(traceback.format_exception_only(error)).strip())
+        stand_in: Any = RuntimeError(describe(error))
         return pickle.dumps((False, stand_in, trace))
     return pickled

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
 from inspect import isawaitable
 from types import coroutine
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from ..commander import Node, NodeCancelled, StreamInterrupted
 from ..commander._waits import drives
@@ -81,7 +81,7 @@ class Pump(Node[None], internal=True):
             await self._run()
         except BaseException as error:
             self._break_off(error)
-            if isinstance(error, Exception):
+            if issubclass(type(error), Exception):
                 await _call_all(self.lasts)
             raise
         else:
@@ -144,8 +144,10 @@ class Pump(Node[None], internal=True):
         if self._over:
             return
         self._assembly.break_off()
-        if isinstance(error, StreamInterrupted) and error.partial is None:
-            error.partial = self.partial
+        if issubclass(type(error), StreamInterrupted):  # by its type: its `__class__` may raise
+            interrupted = cast("StreamInterrupted", error)
+            if interrupted.partial is None:
+                interrupted.partial = self.partial
         self._failed = True
         self._end()
 

@@ -30,6 +30,9 @@ LETTERS = {
 COURSE = re.compile(r"p(s?j?r)*s?j?[CFX]")
 
 
+LINKS = ("__context__", "__cause__")
+
+
 # --- after each turn
 
 
@@ -43,7 +46,8 @@ def check_turn(world: World) -> None:
             _check_marks(part)
             _check_timeout(world, part)
     _check_places(world)
-    _check_order_of_starts(world)
+    if not world.faults:  # an odd factory may take its time
+        _check_order_of_starts(world)
 
 
 def _check_state(part: Part) -> None:
@@ -173,8 +177,9 @@ def _check_attempts(part: Part) -> None:
     allowed = 1 if part.retry is None else part.retry.attempts
     assert part.attempts <= allowed, f"{part} was tried {part.attempts} times"
     first = part.final_error
-    by_body = part.outcome == ("raised", first)
-    if part.node.state == "failed" and by_body and isinstance(first, Exception):
+    how, what = part.outcome
+    by_body = how == "raised" and what is first and issubclass(type(first), Exception)
+    if part.node.state == "failed" and by_body and not part.undecided:
         assert part.attempts == allowed, f"{part} was tried {part.attempts} times of {allowed}"
 
 
@@ -222,10 +227,10 @@ def _inside(error: BaseException | None, seen: int = 0) -> Iterator[BaseExceptio
     if error is None or seen > 50:
         return
     yield error
-    if isinstance(error, BaseExceptionGroup):
+    if issubclass(type(error), BaseExceptionGroup):
         for inner in error.exceptions:
             yield from _inside(inner, seen + 1)
-    if isinstance(error, QuorumNotMet):
+    if issubclass(type(error), QuorumNotMet):
         for inner in error.failures:
             yield from _inside(inner, seen + 1)
 
@@ -276,7 +281,7 @@ def _handed_up(world: World, part: Part, parent: Part, error: BaseException) -> 
         return True  # it was tried again after this
     if parent.retry is not None and "terminate" in parent.ran[0]:
         return True  # cancelled before it could be tried again
-    if isinstance(error, NodeCancelled) and parent.node.state == "cancelled":
+    if issubclass(type(error), NodeCancelled) and parent.node.state == "cancelled":
         return True  # no news beside the parent's own cancellation
     earlier = [*parent.recovered_from, parent.final_error]
     return any(_is_in(error, each) for each in earlier)
@@ -294,7 +299,9 @@ def _check_error_is_somewhere(world: World, error: BaseException, part: Part, at
 
 
 def _context_of(error: BaseException, end: BaseException | None) -> bool:
-    return end is not None and error in (end.__context__, end.__cause__)
+    # An odd one has put code of its own in the place of these.
+    links = () if end is None else (vars(BaseException)[name] for name in LINKS)
+    return any(link.__get__(end) is error for link in links)
 
 
 def _check_futures(world: World) -> None:

@@ -10,15 +10,22 @@ import asyncio
 import concurrent.futures
 import logging
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from _clock import virtual_seconds
-from _tree_puppet import DONE, FAILURES, MOMENTS, Operation, Part, Told
+from _odd import FACTORIES, broken_log, plain
+from _tree_puppet import DONE, FAILURES, MOMENTS, ODD_KINDS, Operation, Part, Told
 from _until import settled, turns
 
-from anabranch.commander import Commander, Node, NodeCancelled, NodeClosed
+from anabranch.commander import Commander, Node, NodeCancelled, NodeClosed, current_node
+from anabranch.commander._report import describe
 from anabranch.testing import SeededLoop
+
+# Those that fail for good, and with that the factory, come less often.
+ODD_FACTORIES = [*FACTORIES.values()] + 5 * [
+    FACTORIES[name] for name in ("plain", "old", "pure", "wrapping", "eager", "inner", "deaf")
+]
 
 
 class CheckedLoop(SeededLoop):
@@ -43,6 +50,7 @@ class World:
         policy: Any = None,
         ending: int = 0,
         listen: bool = False,
+        faults: bool = False,
     ) -> None:
         self.program = program
         self.loop = CheckedLoop(seed, turns=20_000)
@@ -50,6 +58,8 @@ class World:
         self.policy = policy or "isolate"
         self.ending = ending
         self.listen = listen
+        # Exceptions, predicates, log handlers and task factories are odd ones, drawn at each step.
+        self.faults = faults
         self.commander: Commander = None  # type: ignore[assignment]
         self.parts: list[Part] = []
         self.errors: list[tuple[Told, Part, int]] = []
@@ -71,7 +81,8 @@ class World:
             self.violations.append(message)
 
     def error(self, part: Part, callbacks: list[BaseException] | None = None) -> Told:
-        error = Told(len(self.errors))
+        kind = self.loop.random.choice(ODD_KINDS) if self.faults else Told
+        error = kind(len(self.errors))
         self.errors.append((error, part, part.attempts))
         if callbacks is not None:
             callbacks.append(error)
@@ -130,9 +141,12 @@ class World:
             put = by or owner
             (put.put_job if part.is_job else put.call_handler)(part.node, **options)
         except NodeClosed:
-            self.expect(closed, f"{parent} refused a child")
+            self.expect(closed or _puts_nothing(), f"{parent} refused a child")
             self.forget(part)
             return None
+        if closed and parent is None:
+            part.doomed = True  # the next round of a tree that is left: it is cancelled at once
+            closed = not part.node._n_doomed
         self.expect(not closed, f"{parent} is done and took {part}")
         return part
 
@@ -179,7 +193,7 @@ class World:
         except BaseException as error:
             self.expect(
                 other.node.state == "failed" and error is other.node.error,
-                f"{other}, awaited, gave {error!r} and not {other.node.error!r}",
+                f"{other}, awaited, gave {describe(error)} and not its own failure",
             )
             other.takers += alive or other.claim
             other.receivers += 1
@@ -206,11 +220,19 @@ class World:
         logger = logging.getLogger("anabranch")
         logger.addHandler(handler)
         propagate, logger.propagate = logger.propagate, False
+        if self.faults:
+            self.loop.set_task_factory(self._make_task)
         try:
-            self.loop.run_until_complete(self._main())
+            with broken_log() if self.faults else nullcontext():
+                self.loop.run_until_complete(self._main())
         finally:
             logger.removeHandler(handler)
             logger.propagate = propagate
+
+    def _make_task(self, loop: Any, body: Any, **options: Any) -> Any:
+        driver = body.__name__ in ("_drive", "_run_rest")  # the rest are tasks of this world
+        factory = self.loop.random.choice(ODD_FACTORIES) if driver else plain
+        return factory(loop, body, **options)
 
     def close(self) -> None:
         """Give the loop back, also after a failure."""
@@ -347,6 +369,13 @@ class World:
         )
         future = put(part.node, timeout=part.timeout, retry=part.retry, policy=part.policy)
         self.futures.append((part, future))
+
+
+def _puts_nothing() -> bool:
+    try:
+        return current_node()._n_doomed
+    except LookupError:
+        return False
 
 
 class _Recorder(logging.Handler):

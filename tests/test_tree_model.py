@@ -73,6 +73,19 @@ def test_every_invariant_holds_in_random_programs(part: int) -> None:
             raise
 
 
+@pytest.mark.parametrize("part", range(4))
+def test_every_invariant_holds_where_the_world_misbehaves(part: int) -> None:
+    """The same programs, with odd exceptions, predicates, log handlers and task factories."""
+    first = int(os.environ.get("ANABRANCH_MODEL_FIRST", "0"))
+    for seed in range(first + part, first + PROGRAMS // 6, 4):
+        program, setting = draw(seed)
+        try:
+            play(seed, program, setting | {"faults": True})
+        except Exception as error:
+            error.add_note(f"play({seed}, {program}, {setting | {'faults': True}})")
+            raise
+
+
 @settings(
     max_examples=many(300, 3_000),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.differing_executors],
