@@ -82,8 +82,10 @@ class World:
     def __init__(self, limits: list[Limits]) -> None:
         self.limits = limits
         self.running: Counter[Limits] = Counter()
-        # When each began, and its tokens as far as they are known.
-        self.starts: dict[Limits, list[tuple[float, list[float]]]] = {each: [] for each in limits}
+        # When each began, and what was known of its tokens since when.
+        self.starts: dict[Limits, list[tuple[float, list[tuple[float, int]]]]] = {
+            each: [] for each in limits
+        }
         self.spent: Counter[Limits] = Counter()
         # How many others ran when the budget was reached, and have not ended yet.
         self.over: dict[Limits, int] = {}
@@ -115,7 +117,7 @@ class World:
                     if ask.end == "failed":
                         raise OSError
                 finally:
-                    known[0] = used
+                    known.append((asyncio.get_running_loop().time(), used))
                     for each in mine:
                         self.end(each, used)
         except (BudgetExceeded, OSError):
@@ -123,16 +125,21 @@ class World:
         finally:
             self.check()
 
-    def start(self, mine: list[Limits], ask: Ask) -> list[float]:
+    def start(self, mine: list[Limits], ask: Ask) -> list[tuple[float, int]]:
         now = asyncio.get_running_loop().time()
-        used = [float(ask.estimate)]
+        used = [(now, ask.estimate)]
         for each in mine:
             self.running[each] += 1
             if ask.distant and each is mine[0]:
                 self.starts[each].append((now - 1, used))  # it hears of it a second later
                 continue
             self.starts[each].append((now, used))
-            minute = [tokens[0] for at, tokens in self.starts[each] if at > now - 60]
+            # What was told in this very moment may have been told after the turn was given.
+            minute = [
+                min(count for _, count in known) if known[-1][0] == now else known[-1][1]
+                for at, known in self.starts[each]
+                if at > now - 60
+            ]
             assert len(minute) <= (each.requests_per_minute or len(minute))
             assert len(minute) == 1 or sum(minute) <= (each.tokens_per_minute or sum(minute))
         self.check()
