@@ -83,8 +83,7 @@ class Assembly:
 
     def feed(self, deltas: Iterable[Delta]) -> None:
         """Take the next deltas; of several, the pieces of one call are read together."""
-        keep = self._pieces.put
-        run: list[str] = []  # of the arguments of the call at `at`
+        run: list[ToolCallDelta] = []  # pieces of the call at `at`
         at = self._at
         for delta in deltas:
             if delta.text:
@@ -99,18 +98,19 @@ class Assembly:
                     piece = _with_clean_head(piece)
                     self._turn_to(piece)
                     at = self._at
-                if self._joining or not (piece.arguments.isascii() or _is_whole(piece.arguments)):
-                    piece = self._joined(piece)
-                keep(piece)
-                run.append(piece.arguments)
+                run.append(piece)
             if delta.reasoning or delta.finish_reason or delta.done or delta.refusal or delta.usage:
                 self._scan(run)
                 self._take_rest(delta)
         self._scan(run)
 
-    def _scan(self, run: list[str]) -> None:
+    def _scan(self, run: list[ToolCallDelta]) -> None:
         if run:
-            arguments = "".join(run)
+            arguments = "".join([piece.arguments for piece in run])
+            if self._joining or not (arguments.isascii() or _is_whole(arguments)):
+                run[:] = map(self._joined, run)
+                arguments = "".join([piece.arguments for piece in run])
+            self._pieces.put_all(run)
             run.clear()
             if arguments and self._call.feed(arguments):
                 self._try_hand_on()
@@ -176,8 +176,7 @@ class Assembly:
         call = self._call = self._written[index]
         self._at = None
         _name(call, piece)
-        self._pieces.put(piece)
-        self._scan([piece.arguments])
+        self._scan([piece])
         if name and call.scanner.done:
             self._try_hand_on()
 

@@ -116,7 +116,7 @@ class OpenCall:
         sent = self.scanner.raw
         whole = sent[: self.scanner.end] if self.scanner.done else sent
         self.raw = whole
-        self.arguments, self.fault = read_arguments(whole)
+        self.arguments, self.fault = read_arguments(whole, self.scanner.deepest)
         if self.fault is not None:
             self.raw = sent
         if truncated and not sent.strip():

@@ -141,7 +141,7 @@ class Channel(Sink[T], AsyncIterator[T]):
         self._outcome = outcome
         self._items: deque[T] = deque()
         # While nobody reads there is nobody to wake and nothing to measure.
-        super().__init__(self._items.append)
+        super().__init__(self._items.append, self._items.extend)
         self._size = 0  # of the items, in characters, once somebody reads
         self._ended = False
         self._reader: asyncio.Task[Any] | None = None  # the task that read it last
@@ -153,7 +153,7 @@ class Channel(Sink[T], AsyncIterator[T]):
 
     def _begin_reading(self) -> None:
         self._size = sum(map(self._measure, self._items))
-        self.put = self._put
+        self.put, self.put_all = self._put, self._put_each
 
     def _put(self, item: T) -> None:
         self._items.append(item)

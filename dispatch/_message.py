@@ -196,11 +196,12 @@ def _text(value: Any) -> Any:
     return encodable(value) if isinstance(value, str) else value  # which pydantic refuses
 
 
-def read_arguments(raw: str) -> tuple[dict[str, Any], str | None]:
+def read_arguments(raw: str, deepest: int | None = None) -> tuple[dict[str, Any], str | None]:
     """Parse the arguments of a call that is whole: the object and None, or empty and the fault.
 
     Empty text is an empty object. NaN and infinities, which are not JSON, are faults, and so is
-    what is nested deeper than any tool could take. Half a surrogate pair becomes U+FFFD.
+    what is nested deeper than any tool could take; `deepest` says how deep it is, if that is known.
+    Half a surrogate pair becomes U+FFFD.
     """
     if not raw.strip():
         return {}, None
@@ -210,7 +211,7 @@ def read_arguments(raw: str) -> tuple[dict[str, Any], str | None]:
         return {}, f"not valid JSON: {error}"
     if not isinstance(value, dict):
         return {}, f"a JSON object was expected, not {raw[:40]!r}"
-    if raw.count("{") + raw.count("[") > _DEEPEST and _deeper_than(_DEEPEST, value):
+    if _deeper_than(_DEEPEST, value) if deepest is None else deepest > _DEEPEST:
         return {}, f"nested deeper than {_DEEPEST} levels"
     if "\\u" in raw and _HALF_ESCAPED.search(raw):
         value = json.loads(encodable(json.dumps(value, ensure_ascii=False)))

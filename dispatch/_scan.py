@@ -76,6 +76,7 @@ class ObjectScanner:
 
     __slots__ = (
         "_awaited",
+        "_deepest",
         "_depth",
         "_key",
         "_missing",
@@ -101,11 +102,16 @@ class ObjectScanner:
         self._watching = False
         self._scanned = 0  # parts before this one have been looked at
         self._tail = ""  # looked at, but not to be judged without what follows
-        self._depth = 0
+        self._depth = self._deepest = 0
         self._key: list[str] = []
         self._awaited = _Await.ANYTHING
         self._missing = 0  # of the brackets that are awaited
         self._step: Callable[[ObjectScanner, str, int], int] = ObjectScanner._open
+
+    @property
+    def deepest(self) -> int:
+        """How many objects and lists have been open at once, at most."""
+        return self._deepest + (self._watcher is not None)
 
     @property
     def raw(self) -> str:
@@ -260,17 +266,19 @@ class ObjectScanner:
         return end
 
     def _nested(self, text: str, position: int) -> int:
-        match, depth = None, self._depth
+        match, depth, deepest = None, self._depth, self._deepest
         for match in _NEXT_SIGN.finditer(text, position):
             deeper = _DEEPER.get(match[1])
             if deeper is None:
                 break
             depth += deeper
-            if not depth:
+            if depth > deepest:
+                deepest = depth
+            elif not depth:
                 break
         assert match is not None, "the end of the text is a match at least"
         start, position = position, match.end()
-        self._depth = depth
+        self._depth, self._deepest = depth, deepest
         self._pass_on(text[start:position])
         if not depth:
             self._end_nested()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 __all__ = ["Sink", "Speech", "Voice"]
@@ -12,15 +12,22 @@ T = TypeVar("T")
 
 
 class Sink(Generic[T]):
-    """A branch, seen from the side of the source: `put` adds an item.
+    """A branch, seen from the side of the source: `put` adds an item, `put_all` several.
 
-    It may be another function once the branch is being read, so it is looked up each time.
+    They may be other functions once the branch is being read, so they are looked up each time.
     """
 
-    __slots__ = ("put",)
+    __slots__ = ("put", "put_all")
 
-    def __init__(self, put: Callable[[T], None]) -> None:
+    def __init__(
+        self, put: Callable[[T], None], put_all: Callable[[Iterable[T]], None] | None = None
+    ) -> None:
         self.put = put
+        self.put_all = put_all or self._put_each
+
+    def _put_each(self, items: Iterable[T]) -> None:
+        for item in items:
+            self.put(item)
 
 
 class Voice:

@@ -9,15 +9,9 @@ import pytest
 
 from anabranch.dispatch import Delta, Message, ToolCall, ToolCallDelta, ToolCallError
 from anabranch.dispatch._assembly import Assembly, Branches
+from anabranch.dispatch._speech import Sink
 
 SIZES = (1, 2, 3, 4, 5, 7, 11, 1000)
-
-
-class Into:
-    """Puts what comes into a list."""
-
-    def __init__(self, items: list[Any]) -> None:
-        self.put = items.append
 
 
 @dataclass
@@ -31,7 +25,12 @@ class Seen:
     message: Message | None = None
 
     def branches(self) -> Branches:
-        return Branches(Into(self.texts), Into(self.thoughts), Into(self.calls), Into(self.pieces))
+        return Branches(
+            Sink(self.texts.append),
+            Sink(self.thoughts.append),
+            Sink(self.calls.append),
+            Sink(self.pieces.append),
+        )
 
     @property
     def text(self) -> str:
