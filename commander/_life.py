@@ -219,7 +219,8 @@ def _decide(node: Node[Any]) -> bool:
 
 def _forget_outcome(node: Node[Any]) -> None:
     error = node._n_error
-    if error is not None and not is_a(error, NodeCancelled):
+    # An interrupt is not lost: it leaves the loop.
+    if error is not None and not is_a(error, NodeCancelled, KeyboardInterrupt, SystemExit):
         log_lost(node, error, "%s had failed when it was cancelled")
     node._n_result = node._n_error = None
 

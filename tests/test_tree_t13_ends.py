@@ -236,9 +236,9 @@ def exit_3() -> None:
 @pytest.mark.parametrize("leave", [interrupt, exit_3])
 @pytest.mark.parametrize("where", ["body", "callback", "late callback"])
 def test_an_interrupt_raised_in_a_node_leaves_run_after_every_clean_up(
-    where: str, leave: Callable[[], Any]
+    where: str, leave: Callable[[], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With its status; threads that wait for a future are answered."""
+    """With its status, and nothing in the log; threads that wait for a future are answered."""
     futures: list[Future[Any]] = []
 
     def puts(node: Node[Any]) -> None:
@@ -256,6 +256,7 @@ def test_an_interrupt_raised_in_a_node_leaves_run_after_every_clean_up(
     assert sorted(cleaned) == ["level 0", "level 1"]
     with pytest.raises((NodeCancelled, NodeClosed)):
         futures[0].result(5)
+    assert caplog.records == []
 
 
 def test_interrupts_that_clean_ups_raise_too_abandon_nothing() -> None:
