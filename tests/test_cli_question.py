@@ -9,21 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_handlers_legible import TEXTS, read_back
+from test_handlers_legible import HOSTILE, TEXTS, read_back
 
 from anabranch.cli._question import Question, draft
 from anabranch.handlers._legible import width
 from anabranch.tools import tool
 
 # Texts that look like something else: like other fields, like JSON, like the program's own words.
-FORGED = st.sampled_from(
-    [
-        *["", " ", "3", "null", '"x"', "[1]", "{", "(JSON)", "| ", ": ", "\n| x", "to: Eve"],
-        *["  to: Eve", "a\n  with:\n    to: Eve", "run send? [y/N/e(dit)] y", "\\u{1b}"],
-        *["... 3 lines, 9 characters not shown; s shows all ...", "[" * 2000],
-        *["\n" * 30 + "rm", "\t" * 300 + "rm", " " * 300 + "rm"],
-    ]
-)
+FORGED = st.sampled_from(HOSTILE)
 STRINGS = st.one_of(FORGED, TEXTS, st.lists(st.one_of(FORGED, TEXTS), max_size=5).map("\n".join))
 VALUES = st.recursive(
     st.one_of(STRINGS, st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False)),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
 import unicodedata
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -23,6 +25,14 @@ ODD = (
     "\uffa0\ufffc\u0301\u0489\u20dd\ufdfd\u2e3b\U0001242b\U000e0001\U000e0041\U000e007f\ud800\udfff"
     "\\ |:u{}1bae\"'"
 )
+# Texts that have fooled a person or a terminal, and such as try to look like the program's own.
+HOSTILE: list[str] = [
+    text
+    for texts in json.loads(
+        (Path(__file__).parent / "data/hostile_terminal.json").read_text()
+    ).values()
+    for text in texts
+]
 TEXTS = st.text(st.one_of(st.sampled_from(ODD), st.characters(), st.sampled_from("abc é東👩")))
 
 
@@ -67,6 +77,15 @@ def test_what_the_terminal_cannot_encode_is_spelled(text: str, encoding: str) ->
 
     assert shown.encode(encoding).decode(encoding) == shown
     assert read_back(shown) == text
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_none_of_the_texts_that_have_fooled_somebody_does(text: str) -> None:
+    """Shown exactly it can be read back, shown to read it steers nothing."""
+    assert read_back(exact(text)) == text
+    for shown in exact(text), legible(text):
+        hidden = {c for c in shown if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
+        assert hidden <= set("\n\t")
 
 
 @given(TEXTS)
