@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from _raw import CORPUS, RawServer, hostile, response
+from _scale import many, seeds
 from _server import Reply, ScriptedServer, Step
 
 from anabranch.backends import Backend, Fallback, Retries, _failure, connect
@@ -63,7 +64,7 @@ async def test_a_hostile_reply_is_a_backend_error_or_a_reply(kind: str, name: st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(many(8, 80)))
 async def test_any_reply_is_a_backend_error_or_a_reply(kind: str, seed: int) -> None:
     """Drawn from status, headers and body; sent in pieces."""
     random = Random(seed)

@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote
 
 import pytest
 from _raw import RawServer, response
+from _scale import many, seeds
 
 from anabranch import Commander, Node, handler
 from anabranch.backends import Backend, Fallback, Retries, connect
@@ -135,7 +136,7 @@ def _backends(url: str, key: str) -> list[Backend]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(many(6, 60)))
 async def test_a_planted_key_is_in_nothing_that_a_run_writes(
     seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

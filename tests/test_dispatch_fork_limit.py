@@ -11,6 +11,7 @@ import anyio
 import pytest
 from _clock import jumping
 from _fork import Body, run
+from _scale import many, seeds
 from _until import turns
 
 from anabranch.commander import Commander, Node
@@ -144,7 +145,7 @@ async def test_a_reader_that_sleeps_holds_the_source_back_for_as_long() -> None:
     await run_for_long(body)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(many(8, 80)))
 async def test_a_source_that_never_waits_passes_the_limit_by_a_bounded_amount(seed: int) -> None:
     """Whatever the size of its deltas, in text or in calls, and however slow the reader is."""
     chance = random.Random(seed)

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import pytest
 from _nodes import Idle, fail, give, hang
+from _scale import many, seeds
 from _until import settled, until
 
 from anabranch.commander import Commander, NodeCancelled, NodeClosed, current_node, run
@@ -68,7 +69,7 @@ async def test_a_callback_that_raises_disturbs_neither_the_others_nor_the_node(c
     assert caplog.text.count("ValueError: a callback") == 4
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(many(8, 40)))
 async def test_futures_are_as_documented_however_threads_use_them(seed, caplog):
     """Four threads ask, wait, cancel and add callbacks as they come; some of these raise."""
     make = random.Random(seed)
