@@ -145,8 +145,8 @@ async def test_only_harmless_variables_reach_the_server(monkeypatch: pytest.Monk
         ("/nowhere/server", "No such file"),
         ("/bin/false", "Connection closed"),
         ([sys.executable, "-c", "import sys; sys.exit('no such option')"], "no such option"),
-        ("sleep 1000", "did not answer within 1 s"),
-        ([sys.executable, "-c", "while True: print('garbage')"], "did not answer within 1 s"),
+        ("sleep 1000", "did not answer within 0.2 s"),
+        ([sys.executable, "-c", "while True: print('garbage')"], "did not answer within 0.2 s"),
         ("http://127.0.0.1:9/mcp", "ConnectError"),
         ("", "this one is empty"),
         ("'unclosed", "No closing quotation"),
@@ -156,7 +156,7 @@ async def test_only_harmless_variables_reach_the_server(monkeypatch: pytest.Monk
 async def test_what_is_no_server_is_a_clear_error(command: Any, said: str):
     """And leaves nothing behind."""
     before = processes()
-    timeout = 1 if "within 1 s" in said else 20
+    timeout = 0.2 if "within 0.2 s" in said else 20
     with pytest.raises(ConfigurationError, match=r".") as raised:
         async with asyncio.timeout(30), McpServer(command, connect_timeout=timeout):
             pass
