@@ -142,7 +142,7 @@ async def test_a_planted_key_is_in_nothing_that_a_run_writes(
 ) -> None:
     """Logs of all libraries, errors with their chains, reprs, events, cassettes, pickles."""
     caplog.set_level(logging.DEBUG)
-    logging.getLogger("asyncio").setLevel(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "asyncio")
     random = Random(seed)
     key = drawn(random)
     tape = tmp_path / "tape.jsonl"
