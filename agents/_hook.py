@@ -107,7 +107,7 @@ class _Hooked(Tool[..., Any]):
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return self.inner.check(arguments)
 
-    async def run(self, arguments: Mapping[str, Any]) -> str:
+    async def _prepared(self, arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], AnyTool]:
         call = ToolCall(id="", name=self.name, arguments=dict(arguments))
         sent = AgentMessage(
             content=call.text, formatted=call, sender=self.agent.name, receiver=self.name
@@ -115,7 +115,13 @@ class _Hooked(Tool[..., Any]):
         sent = await self.before.run(self.agent, sent)
         if not isinstance(sent.formatted, ToolCall):
             raise InvalidArguments(f"a hook made no tool call of this: {sent.formatted!r:.200}")
-        given = await self.inner.run(sent.formatted.arguments)
+        return sent.formatted.arguments, _wrapped(self.agent, self.inner, Hooks(), self.after)
+
+    async def run(self, arguments: Mapping[str, Any]) -> str:
+        if self.before._hooks:
+            arguments, tool = await self._prepared(arguments)
+            return await tool.run(arguments)
+        given = await self.inner.run(arguments)
         answer = AgentMessage(
             content=given, sender=self.name, receiver=self.agent.name, type="tool_result"
         )

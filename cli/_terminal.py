@@ -185,7 +185,8 @@ class Terminal(View):
         while True:
             question = Question(tool, arguments, self._encoding)
             columns, lines = _size()
-            rows = question.rows(columns, None if whole else lines)
+            # In a thread: a megabyte of some scripts takes a second.
+            rows = await asyncio.to_thread(question.rows, columns, None if whole else lines)
             self._note("\n".join(rows), "cyan")
             if await drop_typeahead():
                 self._note("(what was typed before this question is dropped)")
@@ -199,12 +200,13 @@ class Terminal(View):
             elif letter in ("e", "edit"):
                 arguments, whole = await self._edit(arguments, tool), False
             else:
-                edited = None if draft(arguments) == draft(call.arguments) else arguments
-                return Decision(letter in ("y", "yes"), edited)
+                # As text, since 1 == True; and `dumps` alone is fast, for it leaves no character.
+                same = json.dumps(arguments) == json.dumps(call.arguments)
+                return Decision(letter in ("y", "yes"), None if same else arguments)
 
     async def _edit(self, arguments: dict[str, Any], tool: AnyTool) -> dict[str, Any]:
         """Let the person write other arguments, until `tool` takes them or they give up."""
-        text: str | None = draft(arguments, self._encoding)
+        text: str | None = await asyncio.to_thread(draft, arguments, self._encoding)
         self._note("the arguments, as JSON; an empty line gives up")
         self._note("Ctrl-X Ctrl-E opens $EDITOR" if self._editor.edits else text)
         while text := await self._editor.answer("arguments: ", text):

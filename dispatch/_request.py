@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ..commander._errors import ConfigurationError
 from ._message import Message
 
 __all__ = ["Request", "ToolSchema", "has_parameter"]
@@ -45,9 +46,16 @@ class Request:
     """One question to a model.
 
     `options` have the wire's names (`temperature`, `top_p`, `stop`, `max_tokens`, `seed`,
-    `tool_choice`, ...) and win over the backend's defaults.
+    `tool_choice`, ...) and win over the backend's defaults. Two tools of one name are a
+    `ConfigurationError`: a call says which it means by its name alone.
     """
 
     messages: Sequence[Message]
     tools: Sequence[ToolSchema] = ()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        names = [tool.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ConfigurationError(f"there are two tools called {twice!r}: rename one")

@@ -58,8 +58,10 @@ class View:
         return await self.approve(call)
 
 
-def _print(text: str, stream: TextIO) -> None:
+def _print(text: str, stream: TextIO | None) -> None:
     """Write at once; what the stream cannot encode becomes a question mark and stops nothing."""
+    if stream is None:  # a program without a console has none
+        return
     encoding = getattr(stream, "encoding", None) or "utf-8"  # a stream of the user's may have none
     stream.write(text.encode(encoding, "replace").decode(encoding))
     stream.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from test_handlers_legible import TEXTS
 
 from anabranch.cli import _terminal
+from anabranch.cli._question import Question
 from anabranch.cli._terminal import LegibleLog, Terminal, complain, show_traceback
 from anabranch.dispatch import ToolCall
 from anabranch.tools import Decision, ToolResult, tool
@@ -109,6 +111,25 @@ async def test_nothing_is_shown_while_a_question_stands_there(
     after = capsys.readouterr()
     assert after.out == "run send? \n"
     assert after.err == "  to: Eve\n   ->  done\n"
+
+
+async def test_a_long_argument_is_laid_out_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A megabyte takes a second, in which other nodes go on."""
+    rows, at = Question.rows, list[threading.Thread]()
+
+    def laid_out(*given: Any) -> list[str]:
+        at.append(threading.current_thread())
+        return rows(*given)
+
+    monkeypatch.setattr(Question, "rows", laid_out)
+    terminal = at_terminal(monkeypatch, lambda prompt: "y")
+    call = ToolCall(id="", name="send", arguments={"to": "\u00e9" * 2000})
+
+    assert await terminal.ask(call, send) == Decision(True)
+    assert at
+    assert threading.current_thread() not in at
 
 
 @pytest.mark.parametrize("answer", [None, "", "n", "yy", "ye", "ok", "y\ny", "\uff59", "1", "yes!"])

@@ -123,6 +123,16 @@ def test_a_plain_view_shows_whatever_a_model_says(
     assert err.getvalue().endswith(b"\n")
 
 
+def test_a_program_without_a_console_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no standard output, a reply goes on all the same."""
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    view = View()
+    view.write("a")
+    view.ended()
+    view.failed(ValueError("b"))
+
+
 def test_a_transcript_shows_no_control_characters() -> None:
     """Neither in what agents say nor in their names."""
     file = io.StringIO()

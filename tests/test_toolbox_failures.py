@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from anabranch.agents import Agent
 from anabranch.commander import Commander
 from anabranch.dispatch import AgentMessage, Conversation, Message, ToolCall
 from anabranch.handlers import View, respond
@@ -19,10 +21,27 @@ class Mute(Exception):
     def __str__(self) -> str:
         raise ValueError("it says nothing")
 
+    __repr__ = __str__
+
 
 class Leaving(Exception):
     def __str__(self) -> str:
         raise SystemExit(3)
+
+
+class Fleeing(BaseException):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+class Unnamed(type):
+    @property
+    def __name__(cls) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        raise ValueError("it has no name")
+
+
+class Nameless(Exception, metaclass=Unnamed):
+    pass
 
 
 class Opaque:
@@ -39,6 +58,7 @@ def circular() -> list[Any]:
 RAISED = [
     *(SystemExit(3), GeneratorExit(), BaseException("odd"), StopIteration(1), StopAsyncIteration()),
     *(asyncio.CancelledError(), TimeoutError(), RecursionError(), MemoryError(), Mute(), Leaving()),
+    Fleeing(),
     *(ValueError("\ud800"), ExceptionGroup("two", [ValueError("one")])),
     *(BaseExceptionGroup("two", [SystemExit(1), ValueError("one")]), KeyError(Opaque())),
 ]
@@ -114,6 +134,26 @@ async def test_a_tool_that_would_end_the_program_is_a_failed_call(error: BaseExc
         assert type(error).__name__ in answer.content
 
 
+@pytest.mark.parametrize("error", [Mute(), Leaving(), Nameless()])
+async def test_what_fails_without_words_is_a_failure(error: Exception) -> None:
+    """A tool, and a hook of an executor's before the call and after it."""
+    for function in raising(error):
+        executor = ToolExecutor([tool(name="odd")(function)])
+        answer = await executor(AgentMessage(content={"name": "odd", "parameters": {}}))
+        assert answer.extra == {"status": "failed"}
+        assert "hook" not in answer.content
+
+    def hook(executor: Any, message: AgentMessage) -> None:
+        raise error
+
+    executor = ToolExecutor([tool(name="odd")(lambda: "fine")])
+    for add in (executor.after_action, executor.before_action):
+        add(hook)
+        answer = await executor(AgentMessage(content={"name": "odd", "parameters": {}}))
+        assert answer.extra == {"status": "failed"}
+        assert "a hook raised" in answer.content
+
+
 @pytest.mark.parametrize("kind", ["ask", "message"])
 async def test_what_was_asked_about_is_what_runs(kind: str) -> None:
     """Whoever changes the call meanwhile, in the question or in the message, changes nothing."""
@@ -136,3 +176,49 @@ async def test_what_was_asked_about_is_what_runs(kind: str) -> None:
 
     assert ran == [["Ann"]]
     assert Decision.of(True).applied_to(call) is call
+
+
+@pytest.mark.parametrize("kind", ["another", "in place", "later", "not", "exit"])
+@pytest.mark.parametrize("edit", [None, {"to": ["Bob"]}])
+async def test_an_agents_hooks_come_before_the_question(kind: str, edit: Any) -> None:
+    """So no hook changes what a person has allowed; what one raises is told, as of any call."""
+    ran: list[Any] = []
+    asked: list[Any] = []
+    seen: list[ToolCall] = []
+
+    @tool(approve=True)
+    async def send(to: list[str]) -> str:
+        ran.append(to)
+        return "sent"
+
+    def hook(agent: Any, message: AgentMessage) -> AgentMessage | None:
+        call: ToolCall = message.formatted
+        seen.append(call)
+        if kind == "exit":
+            raise SystemExit(3)
+        if kind == "in place":
+            call.arguments["to"] = ["Eve"]
+        if kind in ("another", "not"):
+            made = call.model_copy(update={"arguments": {"to": ["Eve"]}})
+            return message.model_copy(update={"formatted": made if kind == "another" else None})
+        return None
+
+    class Person(View):
+        def write(self, text: str) -> None: ...
+
+        async def approve(self, call: ToolCall) -> Decision:
+            asked.append(json.loads(call.text)["to"])
+            seen[0].arguments["to"] = ["Mallory"]
+            return Decision(True, edit)
+
+    call = ToolCall(id="a", name="send", arguments={"to": ["Ann"]}, raw='{"to": ["Ann"]}')
+    backend = ScriptedBackend(Message(role="assistant", tool_calls=[call]), "I see.")
+    agent = Agent(backend, tools=[send], view=Person())
+    agent.before_action(hook)
+    async with asyncio.timeout(20):
+        assert (await agent("Send.")).content == "I see."
+
+    wanted = {"another": [["Eve"]], "in place": [["Eve"]], "later": [["Ann"]]}.get(kind, [])
+    assert asked == wanted
+    assert ran == (wanted if edit is None else [["Bob"]] * len(wanted))
+    assert len(seen) == 1

@@ -95,6 +95,12 @@ async def test_the_model_is_not_asked_with_two_tools_of_one_name() -> None:
     assert backend.requests == []
 
 
+def test_no_request_is_made_with_two_tools_of_one_name() -> None:
+    """By whatever way it comes to a backend."""
+    with pytest.raises(ConfigurationError, match="two tools called 'delete'"):
+        Conversation().request(tools=[careful, careless])
+
+
 def test_a_toolkit_with_two_tools_of_one_name_has_none() -> None:
     """Whoever reads its tools is told."""
     with pytest.raises(ConfigurationError, match=r"Twins\.one and from .*Twins\.two"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from ..commander import Node
@@ -45,13 +46,9 @@ class CallTool(Node[ToolResult], internal=True):
         self._tool = tool
 
     async def task(self) -> ToolResult:
-        """Run it; what would end the program, but for the user's own Ctrl-C, ends this call."""
-        try:
+        """Run it."""
+        with _confined():
             return result(self._call, await self._tool.run(self._call.arguments))
-        except (Exception, asyncio.CancelledError, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            raise stopped(error) from error
 
 
 class AskFirst(Node[ToolResult], internal=True):
@@ -67,19 +64,34 @@ class AskFirst(Node[ToolResult], internal=True):
     async def task(self) -> ToolResult:
         """Ask, then run what was allowed; arguments that are wrong are not asked about.
 
-        What was asked about is what runs: nobody else has hold of it, whoever has the message.
+        What was asked about is what runs: an agent's hooks have seen it before, and nobody else
+        has hold of it, whoever has the message.
         """
-        self._tool.check(self._call.arguments)
-        call = self._call.model_copy(deep=True)
-        decision = Decision.of(await self._ask(call.model_copy(deep=True), self._tool))
+        with _confined():
+            arguments, tool = await self._tool._prepared(self._call.arguments)
+            tool.check(arguments)
+        call = self._call
+        if arguments is not call.arguments:
+            call = call.model_copy(update={"arguments": arguments, "raw": None})
+        call = call.model_copy(deep=True)
+        decision = Decision.of(await self._ask(call.model_copy(deep=True), tool))
         if not decision.approved:
             why = f": {decision.reason}" if decision.reason else ""
             return result(self._call, f"Error: the user did not allow this call{why}", "failed")
         call = decision.applied_to(call)
-        answer = await self.call_handler(
-            CallTool(call, self._tool), timeout=self._tool.timeout, claim=True
-        )
+        answer = await self.call_handler(CallTool(call, tool), timeout=tool.timeout, claim=True)
         if decision.arguments is not None:
             # Or the model would take the result for that of the call it made.
             answer.content = f"(The user changed the arguments to {call.text})\n{answer.content}"
         return answer
+
+
+@contextmanager
+def _confined() -> Generator[None]:
+    """Let what would end the program, but for the user's own Ctrl-C, end this call alone."""
+    try:
+        yield
+    except (Exception, asyncio.CancelledError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise stopped(error) from error

@@ -12,7 +12,7 @@ from ..dispatch import AgentMessage, Message, ToolCall
 from ._approval import Approvals, Decision
 from ._call import call_result, start_call
 from ._hooks import Hook, HookHandle, Hooks
-from ._result import ToolResult, fault_result, result, unknown_tool
+from ._result import ToolResult, described, fault_result, result, unknown_tool
 from ._schema import InvalidArguments
 from ._tool import AnyTool
 from ._toolkit import Toolkit, by_name
@@ -160,7 +160,7 @@ def _answer(
 
 def _hook_failed(executor: ToolExecutor, message: AgentMessage, error: Exception) -> AgentMessage:
     logger.info("a hook of %s raised", executor.name, exc_info=error)
-    fault = ToolResult(content=f"Error: a hook raised {error!r}", status="failed")
+    fault = ToolResult(content=f"Error: a hook raised {described(error)}", status="failed")
     return _answer(executor, message, [fault])
 
 

@@ -10,7 +10,15 @@ from ..commander._errors import NodeCancelled, ToolError
 from ..dispatch import Message, Role, ToolCall, ToolCallError
 from ._schema import InvalidArguments
 
-__all__ = ["Illustrated", "ToolResult", "fault_result", "result", "shortened", "unknown_tool"]
+__all__ = [
+    "Illustrated",
+    "ToolResult",
+    "described",
+    "fault_result",
+    "result",
+    "shortened",
+    "unknown_tool",
+]
 
 logger = logging.getLogger("anabranch.tools")
 
@@ -81,12 +89,17 @@ def fault_result(
             said = f"{call.name} did not finish within {timeout:g} seconds"
         case _:
             logger.info("tool %s raised", call.name, exc_info=error)
-            said = f"{type(error).__name__}: {_text(error)}"
+            said = described(error)
     return result(call, f"Error: {said}", "failed")
 
 
+def described(error: BaseException | None) -> str:
+    """Return the kind of an exception and what it says, whatever its methods do."""
+    # The class's own attribute: that of a metaclass may be anything.
+    return f"{type.__dict__['__name__'].__get__(type(error))}: {_text(error)}"
+
+
 def _text(error: BaseException | None) -> str:
-    """Return what an exception says; one that cannot say it is a result all the same."""
     try:
         return str(error)
     except KeyboardInterrupt:

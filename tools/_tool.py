@@ -13,6 +13,7 @@ from pydantic_core import to_json
 
 from ..commander import ToolError, current_node
 from ._docstring import parse_docstring
+from ._result import described
 from ._schema import Arguments
 
 __all__ = ["AnyTool", "Tool", "result_text", "stopped", "tool"]
@@ -76,6 +77,10 @@ class Tool(Generic[P, R]):
             return result_text(await cast("Any", call()))
         return result_text(await _in_thread(call))
 
+    async def _prepared(self, arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], AnyTool]:
+        """Return what a call becomes before a person is asked about it: its arguments, its tool."""
+        return arguments, self
+
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments as the function takes them; raise `InvalidArguments`."""
         return self._arguments.check(arguments)
@@ -131,7 +136,7 @@ def result_text(value: object) -> str:
 
 def stopped(error: BaseException) -> ToolError:
     """Return the failure of a call that tried to end more than itself: the loop, or the program."""
-    return ToolError(f"the tool tried to end the program ({type(error).__name__}: {error})")
+    return ToolError(f"the tool tried to end the program ({described(error)})")
 
 
 async def _in_thread(function: Callable[[], Any]) -> Any:
