@@ -137,6 +137,10 @@ async def test_what_is_packed_is_bounded_too(kind: str) -> None:
         ("Retry-After with a zone beyond all", RateLimited),
         ("a redirect to nowhere", BackendError),
         ("204", BadResponse),
+        ("JSON of nothing", BadResponse),
+        ("JSON without a choice", BadResponse),
+        ("JSON whose choices are null", BadResponse),
+        ("JSON that only details", BadResponse),
     ],
 )
 async def test_a_hostile_reply_is_the_error_that_it_stands_for(
