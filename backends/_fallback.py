@@ -29,6 +29,8 @@ class Fallback(Backend):
     ) -> None:
         if not backends:
             raise ConfigurationError("Fallback needs at least one backend")
+        if not all(isinstance(each, Backend) for each in backends):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
+            raise ConfigurationError("Fallback takes backends, as connect() makes them")
         super().__init__(backends[0].model)
         self.backends = tuple(backends)
         self._breakers = [Breaker(failures, reset_after) for _ in backends]
