@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from ..commander._errors import BackendError, BackendUnavailable, ConfigurationError, RateLimited
 from ..dispatch import Delta, Request
@@ -58,7 +58,8 @@ class Fallback(Backend):
 
     def _all_failed(self, failures: Sequence[BackendError]) -> BackendError:
         for backend, failure in zip(self.backends, failures, strict=True):
-            failures[-1].add_note(f"{backend!r}: {failure}")
+            with suppress(Exception):  # a user's own backend or error, whose text raises
+                failures[-1].add_note(f"{backend!r}: {failure}")
         return failures[-1]
 
     def redact(self, text: str) -> str:
