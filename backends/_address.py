@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from ipaddress import ip_address
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, unquote, unquote_plus, urlsplit, urlunsplit
 
 from pydantic import SecretStr
 
@@ -64,17 +64,21 @@ def has_user(address: str) -> bool:
 
 
 def secrets_of(address: str) -> list[SecretStr]:
-    """Return what in an address is a secret: user, password, and what its query holds."""
+    """Return what in an address is a secret: user, password, and what its query holds.
+
+    Each as it is written and as it is meant; what follows a `#`, which nobody is sent, too.
+    """
     try:
         url = urlsplit(address)
     except ValueError:
         return []
     user = url.netloc.rpartition("@")[0]
-    values = {user, unquote(user), *map(unquote, user.split(":", 1))}
+    values = {user, unquote(user), *map(unquote, user.split(":", 1)), url.fragment}
     for field in url.query.split("&"):
         name, equals, written = field.partition("=")
         if "version" not in name:
-            values |= {written if equals else name, *(v for _, v in parse_qsl(field))}
+            value = written if equals else name
+            values |= {value, unquote(value), unquote_plus(value)}
     return [SecretStr(value) for value in sorted(values) if value]
 
 

@@ -43,8 +43,8 @@ def connect(
 
     Raises `ConfigurationError`, which says what to do, and `MissingExtra`.
     """
-    for name, given in ("spec", spec), ("model", model), ("base_url", base_url):
-        if given is not None and not isinstance(given, str):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
+    for name, given in ("spec", spec), ("model", model or ""), ("base_url", base_url or ""):
+        if not isinstance(given, str):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
             raise ConfigurationError(f"{name} is text, not {type(given).__name__}")
     backend = _made(spec, model, base_url, api_key, settings)
     arguments = {"model": model, "base_url": base_url, **settings}
@@ -144,6 +144,10 @@ _SCHEMES: dict[str, Callable[[str, str, str | None, _Key, _Settings], Backend]] 
 def _need_name(scheme: str, name: str) -> None:
     if not name:
         raise ConfigurationError(f"which model? '{scheme}:MODEL'")
+    if is_address(name):
+        raise ConfigurationError(
+            f"{shown(name)!r} is an address, not a model: give it as base_url=, or as the spec"
+        )
 
 
 def _need_no_server(scheme: str, base_url: str | None, api_key: _Key) -> None:

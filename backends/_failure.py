@@ -56,7 +56,22 @@ async def whole_reply(
             body += piece
             if len(body) > LONGEST:
                 raise BadResponse(f"{where} answered with more than {LONGEST} bytes in one piece")
+    if _says_nothing(body):
+        text = _cut(" ".join(body.decode("utf-8", "replace").split()), _SHOWN) or "nothing"
+        raise BadResponse(f"{where} answered {text}, not a reply")
     return b"data: " + b" ".join(body.splitlines()) + b"\n\ndata: [DONE]\n\n"
+
+
+def _says_nothing(body: bytes | bytearray) -> bool:
+    """Say whether a body in one piece is JSON, or blank, without a choice or an error in it."""
+    try:
+        value: Any = json.loads(body) if body.strip() else {}
+    except (ValueError, RecursionError):
+        return False  # whoever reads it says what it is
+    if not isinstance(value, dict):
+        return False
+    fields = cast("dict[str, Any]", value)
+    return not (fields.get("choices") or fields.get("error") or fields.get("object") == "error")
 
 
 async def _beginning(pieces: AsyncGenerator[bytes, None]) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from ..commander._errors import BackendError, BackendUnavailable, ConfigurationError, RateLimited
 from ..dispatch import Delta, Request
@@ -29,6 +29,8 @@ class Fallback(Backend):
     ) -> None:
         if not backends:
             raise ConfigurationError("Fallback needs at least one backend")
+        if not all(isinstance(each, Backend) for each in backends):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
+            raise ConfigurationError("Fallback takes backends, as connect() makes them")
         super().__init__(backends[0].model)
         self.backends = tuple(backends)
         self._breakers = [Breaker(failures, reset_after) for _ in backends]
@@ -56,7 +58,8 @@ class Fallback(Backend):
 
     def _all_failed(self, failures: Sequence[BackendError]) -> BackendError:
         for backend, failure in zip(self.backends, failures, strict=True):
-            failures[-1].add_note(f"{backend!r}: {failure}")
+            with suppress(Exception):  # a user's own backend or error, whose text raises
+                failures[-1].add_note(f"{backend!r}: {failure}")
         return failures[-1]
 
     def redact(self, text: str) -> str:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import Future
 
-from ..commander._errors import BackendError
+from ..commander._errors import AnabranchError, BackendError
 from ..dispatch import Delta
 from ._local_model import Model, Source
 from ._weights import Progress
@@ -164,8 +164,11 @@ class Engine:
             _carry_out(ticket, model)
         except _Abandoned:
             error = BackendError("the local model was closed while it answered")
-        except BaseException as raised:  # noqa: BLE001 - whatever it is, the waiter gets it
+        except AnabranchError as raised:
             error = raised
+        except BaseException as raised:  # noqa: BLE001 - whatever it is, the waiter is told
+            error = BackendError(f"the local model failed: {type(raised).__name__}: {raised}")
+            error.__cause__ = raised
         ticket.end(error)
         return model
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..commander._errors import ConfigurationError
+from ..dispatch._wire import quote
 from ._local_model import Sampling
 
 __all__ = ["Options", "read_options"]
@@ -37,9 +38,18 @@ def read_options(options: Mapping[str, Any]) -> Options:
         )
     choice = _tool_choice(given.pop("tool_choice", "auto"))
     schema = _schema(given.pop("response_format", {"type": "text"}))
-    stop = given.pop("stop", ())
-    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    stop = _stop(given.pop("stop", ()))
     return Options(Sampling(stop=stop, schema=schema, **given), choice)
+
+
+def _stop(given: Any) -> tuple[str, ...]:
+    match given:
+        case str():
+            return (given,)
+        case [*texts] if all(isinstance(text, str) for text in texts):
+            return tuple(texts)
+        case _:
+            raise ConfigurationError(f"stop {quote(given)}: expected a text or a list of texts")
 
 
 def _tool_choice(given: Any) -> str | Mapping[str, Any]:
@@ -48,7 +58,7 @@ def _tool_choice(given: Any) -> str | Mapping[str, Any]:
             return given
         case _:
             raise ConfigurationError(
-                f"tool_choice {given!r}: expected 'auto', 'none', 'required' or"
+                f"tool_choice {quote(given)}: expected 'auto', 'none', 'required' or"
                 " {'type': 'function', 'function': {'name': ...}}"
             )
 
@@ -60,9 +70,14 @@ def _schema(response_format: Any) -> str | None:
         case {"type": "json_object"}:
             return json.dumps({"type": "object"})
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
-            return json.dumps(schema)
+            try:
+                return json.dumps(schema, allow_nan=False)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise ConfigurationError(
+                    f"response_format: its schema is no JSON: {error}"
+                ) from None
         case _:
             raise ConfigurationError(
-                f"response_format {response_format!r}: expected the type text, json_object or"
+                f"response_format {quote(response_format)}: expected the type text, json_object or"
                 " json_schema with its schema"
             )

@@ -198,19 +198,26 @@ def _outline(parameters: Mapping[str, Any]) -> str:
     return "{" + ", ".join(f'"{name}": {_kind(of)}' for name, of in properties.items()) + "}"
 
 
-def _kind(of: Mapping[str, Any]) -> str:
+def _kind(of: Mapping[str, Any] | bool) -> str:
+    if isinstance(of, bool):  # a schema too: true takes anything
+        return "any"
     if "enum" in of:
         return " or ".join(json.dumps(value) for value in of["enum"])
     return str(of.get("type", "any"))
 
 
 def _bounded(parameters: Mapping[str, Any], longest: int | None) -> dict[str, Any]:
-    properties: Mapping[str, Mapping[str, Any]] = parameters.get("properties", {})
+    properties: Mapping[str, Mapping[str, Any] | bool] = parameters.get("properties", {})
     limited = {name: _limited(of, longest) for name, of in properties.items()}
     return {**parameters, "properties": limited, "x-guidance": _SPACES}
 
 
-def _limited(of: Mapping[str, Any], longest: int | None) -> Mapping[str, Any]:
-    if longest is None or of.get("type") != "string" or of.keys() & {"enum", "pattern", "format"}:
+def _limited(of: Mapping[str, Any] | bool, longest: int | None) -> Mapping[str, Any] | bool:
+    if (
+        longest is None
+        or isinstance(of, bool)
+        or of.get("type") != "string"
+        or of.keys() & {"enum", "pattern", "format"}
+    ):
         return of
     return {"maxLength": longest, **of}

@@ -18,6 +18,7 @@ from ..commander._errors import (
     StreamInterrupted,
 )
 from ..dispatch import Delta, Message, Request, Usage
+from ..dispatch._wire import quote
 from ._assemble import partial_message
 from ._backend import Backend
 from ._estimate import estimate_tokens, usage_of
@@ -74,13 +75,17 @@ class ModelBackend(Backend):
         **default_options: Any,
     ) -> None:
         super().__init__(model, **default_options)
+        _check("timeouts", timeouts, Timeouts)
+        _check("retries", retries, Retries)
+        _check("limits", limits, Limits)
+        _check("breaker", breaker, Breaker)
+        if resume not in (None, "continue"):
+            raise ConfigurationError(f"resume={quote(resume)}: it is 'continue' or None")
         self.timeouts = timeouts or Timeouts()
         self.retries = retries or Retries()
         self.limits = limits or Limits()
         self.breaker = breaker
         self.resume = resume
-        if resume not in {None, "continue"}:
-            raise ConfigurationError(f"resume={resume!r}: it is 'continue' or None")
 
     def __getstate__(self) -> object:
         raise ConfigurationError(
@@ -182,3 +187,8 @@ class ModelBackend(Backend):
             raise reply.interrupted(failure) from failure
         else:
             raise failure
+
+
+def _check(name: str, given: object, kind: type) -> None:
+    if not isinstance(given, kind | None):
+        raise ConfigurationError(f"{name}={quote(given)}: it is {kind.__name__}(...) or None")

@@ -23,6 +23,8 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 from ..commander._errors import (
+    AnabranchError,
+    BackendError,
     BackendUnavailable,
     ConfigurationError,
     ModelNotFound,
@@ -262,11 +264,15 @@ class Engine:
             return  # the reader's loop is closed: nobody can be waiting
 
     def _failure(self, error: Exception) -> Exception:
-        if not isinstance(error, vllm_module("vllm.v1.engine.exceptions").EngineDeadError):
+        failure: BackendError
+        if isinstance(error, AnabranchError):
             return error
-        self.dead = True
-        self._retire()
-        failure = BackendUnavailable("the vLLM engine died; the next request starts a new one")
+        if isinstance(error, vllm_module("vllm.v1.engine.exceptions").EngineDeadError):
+            self.dead = True
+            self._retire()
+            failure = BackendUnavailable("the vLLM engine died; the next request starts a new one")
+        else:  # a chat template, a schema: these may raise anything
+            failure = BackendError(f"vLLM failed: {type(error).__name__}: {error}")
         failure.__cause__ = error
         return failure
 

@@ -80,6 +80,14 @@ class WireBackend(ModelBackend):
         default, own = self.default_options.get("extra"), request.options.get("extra")
         return {**(default or {}), **(own or {})}
 
+    def _written(self, request: Request) -> dict[str, Any]:
+        """Return the body; raises `ConfigurationError` for what is no request, or has no JSON."""
+        _check_options(request.options)
+        try:
+            return _sendable(self._body(request) | self._extra(request))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ConfigurationError(f"the request cannot be written: {told(error)}") from None
+
     def _continued(self, request: Request, partial: Message) -> Request | None:
         """Ask as vLLM and SGLang want it; llama.cpp and Ollama go on anyway."""
         go_on = {"continue_final_message": True, "add_generation_prompt": False}
@@ -94,8 +102,7 @@ class WireBackend(ModelBackend):
         failure: AnabranchError
         silent = whole = 0  # bytes since the last delta, and all of them
         try:
-            _check_options(request.options)
-            body = _sendable(self._body(request) | self._extra(request))
+            body = self._written(request)
             async with aclosing(self._send(body)) as pieces:
                 reader = EventReader()
                 async for piece in pieces:

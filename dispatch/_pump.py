@@ -159,8 +159,9 @@ class Pump(Node[None], internal=True):
 
     async def _close_source(self) -> None:
         source, self._opened = self._opened, None
-        if self._iterator is not source:
-            await close_source(self._iterator)
+        iterator, self._iterator = self._iterator, None
+        if iterator is not source:
+            await close_source(iterator)
         await close_source(source)
 
     async def _cancelled(self) -> None:

@@ -83,8 +83,13 @@ def _the_choice(choices: Sequence[Any]) -> Mapping[str, Any]:
 
 
 def _error(told: Mapping[str, Any]) -> object:
-    """Return the error object that a server sent, or nothing; one that is empty is none."""
+    """Return the error that a server sent, or nothing; one that is empty is none.
+
+    Groq tells beside the choices, in a field of its own, why it stopped a reply early.
+    """
     error: object = told.get("error")
+    if not error and isinstance(extension := told.get("x_groq"), Mapping):
+        error = cast("Mapping[str, Any]", extension).get("error")
     if isinstance(error, Mapping) and not any(cast("Mapping[str, Any]", error).values()):
         return None
     return cast("object", error) or (told if told.get("object") == "error" else None)
@@ -241,15 +246,16 @@ def request_body(
     messages = [message.to_wire() for message in request.messages]
     if options.pop("tool_images", False):
         messages = list(_with_tool_images(request.messages))
-    body: dict[str, Any] = {"model": model, "messages": messages}
+    needed = {"model": model, "messages": messages}
+    body: dict[str, Any] = {}
     if stream:
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        body = {"stream": True, "stream_options": {"include_usage": True}}
     body |= options
     if request.tools:
         body["tools"] = [_tool_to_wire(tool) for tool in request.tools]
     else:
         body |= {"tool_choice": None, "parallel_tool_calls": None}
-    return {key: value for key, value in body.items() if value is not None}
+    return needed | {key: value for key, value in body.items() if value is not None}
 
 
 def _with_tool_images(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:

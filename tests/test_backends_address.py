@@ -84,14 +84,15 @@ def test_an_address_may_hold_what_addresses_hold() -> None:
 def test_the_secrets_of_an_address_are_all_that_names_no_place() -> None:
     """The user too, which may be a key; decoded and as it was written."""
     found = {
-        s.get_secret_value() for s in secrets_of("https://k%2F1:p@h/v1?key=a%2Bb&api-version=3&x")
+        s.get_secret_value()
+        for s in secrets_of("https://k%2F1:p@h/v1?key=a%2Bb&api-version=3&x%3D#y")
     }
 
-    assert found == {"k%2F1:p", "k/1:p", "k/1", "p", "a%2Bb", "a+b", "x"}
+    assert found == {"k%2F1:p", "k/1:p", "k/1", "p", "a%2Bb", "a+b", "x%3D", "x=", "y"}
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"spec": 7}, {"model": 7}, {"base_url": b"http://h"}, {"api_key": 7}]
+    "wrong", [{"spec": 7}, {"spec": None}, {"model": 7}, {"base_url": b"http://h"}, {"api_key": 7}]
 )
 def test_what_is_no_text_is_refused(wrong: dict[str, Any]) -> None:
     """And named."""
@@ -152,9 +153,12 @@ async def test_what_cannot_be_written_as_json_is_refused_before_it_is_sent(kind:
     async with asyncio.timeout(200), ScriptedServer(text("Hi")) as server:
         spec, more = (server.url, {}) if kind == "http" else ("openai", {"base_url": server.url})
         async with connect(spec, model="m", api_key="sk-0123456789", **more) as backend:
-            for wrong in {"stop": object()}, {"temperature": float("nan")}:
-                with pytest.raises(ConfigurationError, match="JSON"):
+            wrongs: list[dict[str, Any]] = [{"stop": object()}, {"temperature": float("nan")}]
+            for wrong in *wrongs, {"extra": 7}, {"extra": {"x": b""}}:
+                with pytest.raises(ConfigurationError, match="request cannot be written"):
                     await backend.complete(type(ASK)(ASK.messages, options=wrong))
+            with pytest.raises(ConfigurationError, match="request cannot be written"):
+                await backend.complete(type(ASK)(("Hello?",)))  # type: ignore[arg-type]
             odd = [
                 message.model_copy(update={"content": "a\ud800\\ud800\U0001f600"})
                 for message in ASK.messages

@@ -316,3 +316,13 @@ def test_a_cassette_is_played_without_a_loop(tmp_path: Path) -> None:
 
     assert list(connect(f"cassette:{file}").stream_sync(_ask())) == recorded
     assert "".join(delta.text for delta in recorded) == "Hello there"
+
+
+async def test_a_request_without_a_value_for_what_it_needs_is_played(tmp_path: Path) -> None:
+    """An option that is None is left out, also one that goes by the name of a needed field."""
+    file = tmp_path / "tape.jsonl"
+    asked = _ask(model=None, messages=None, seed=None)
+    await connect(f"cassette:{file}", record=ScriptedBackend("Hi")).complete(asked)
+
+    for same in asked, _ask():
+        assert (await connect(f"cassette:{file}").complete(same)).content == "Hi"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from anabranch.backends import connect
+from anabranch.backends import Fallback, connect
 from anabranch.backends._http import HttpBackend
 from anabranch.backends._openai import OpenAIBackend
 from anabranch.commander import ConfigurationError, MissingExtra
@@ -29,6 +31,8 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         ("groq:llama", "GROQ_API_KEY"),
         ("http://localhost:8000/v1", "model="),
         ("https://", "model="),
+        ("openai:https://u:p@h/v1?key=k", "'https://h/v1' is an address, not a model"),
+        ("vllm:http://h/v1", "is an address, not a model"),
     ],
 )
 def test_what_cannot_be_connected_says_what_to_do(spec: str, said: str) -> None:
@@ -157,3 +161,38 @@ def test_options_have_the_providers_names_at_its_own_address(
         named,
         {"max_tokens": 9, "seed": 3},
     ]
+
+
+@pytest.mark.parametrize("name", ["timeouts", "retries", "limits", "breaker", "resume"])
+@pytest.mark.parametrize("wrong", [7, "x", [3], {"attempts": 3}, 10**5000], ids=type)
+def test_a_setting_of_the_wrong_kind_is_refused_at_once(name: str, wrong: Any) -> None:
+    """Not by the first request, and by an error that names it."""
+    with pytest.raises(ConfigurationError, match=f"^{name}="):
+        connect("http://h/v1", model="m", **{name: wrong})
+
+
+def test_a_fallback_takes_backends_alone() -> None:
+    """An address is none yet; it is not shown, since it may hold a key."""
+    for wrong in ["http://u:password@h/v1"], "http://u:password@h/v1", [None]:
+        with pytest.raises(ConfigurationError, match="connect") as caught:
+            Fallback(wrong)  # type: ignore[arg-type]
+        assert "password" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("stop", 3),
+        ("stop", ["a", None]),
+        ("tool_choice", 10**5000),
+        ("response_format", 10**5000),
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": object()}}),
+    ],
+    ids=[*"abcde"],
+)
+def test_an_option_that_the_local_model_cannot_read_is_refused_by_name(
+    name: str, wrong: Any
+) -> None:
+    """Whatever its value is."""
+    with pytest.raises(ConfigurationError, match=name):
+        connect("local", **{name: wrong})

@@ -138,6 +138,10 @@ async def test_what_is_packed_is_bounded_too(kind: str) -> None:
         ("Retry-After with a zone beyond all", RateLimited),
         ("a redirect to nowhere", BackendError),
         ("204", BadResponse),
+        ("JSON of nothing", BadResponse),
+        ("JSON without a choice", BadResponse),
+        ("JSON whose choices are null", BadResponse),
+        ("JSON that only details", BadResponse),
     ],
 )
 async def test_a_hostile_reply_is_the_error_that_it_stands_for(
@@ -170,3 +174,18 @@ async def test_the_next_backend_answers_where_a_hostile_one_limits_or_fails(kind
             backends = open_backend(kind, server.url), ScriptedBackend("Hello")
             async with Fallback(backends) as both:
                 assert (await both.complete(ASK)).content == "Hello"
+
+
+async def test_the_failure_of_all_is_raised_though_a_backend_cannot_be_shown() -> None:
+    """A note for each of the others still stands."""
+
+    class Mute(ScriptedBackend):
+        def __repr__(self) -> str:
+            raise LookupError
+
+    failure = BackendUnavailable("down")
+    backends = Mute(failure), ScriptedBackend(failure)
+    with pytest.raises(BackendUnavailable) as caught:
+        await Fallback(backends).complete(ASK)
+
+    assert caught.value.__notes__ == [f"{backends[1]!r}: down"]

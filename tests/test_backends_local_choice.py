@@ -14,6 +14,7 @@ from _local import Tool, ask
 
 from anabranch.backends._local import LocalBackend
 from anabranch.backends._local_choice import _headings
+from anabranch.backends._local_tools import _bounded, _fill_in
 
 QUESTIONS = json.loads((Path(__file__).parent / "data" / "tool_choice.json").read_text("utf-8"))
 # Another processor adds up in another order: a question or two may fall on the other side.
@@ -58,3 +59,14 @@ async def test_the_figure_that_users_are_shown_is_reached() -> None:
 def test_every_tool_gets_a_heading_of_its_own(names: list[str], headings: list[str]) -> None:
     """The last word that no other has; numbers if there is none."""
     assert _headings(names) == headings
+
+
+def test_a_parameter_that_takes_anything_is_offered_so() -> None:
+    """`true` is a schema, as servers of tools write it."""
+    tool = Tool("f", "", {"type": "object", "properties": {"x": True, "y": {"type": "string"}}})
+
+    assert '{"x": any, "y": string}' in _fill_in(tool, "?")[-1]["content"]
+    assert _bounded(tool.parameters, 9)["properties"] == {
+        "x": True,
+        "y": {"maxLength": 9, "type": "string"},
+    }

@@ -136,7 +136,8 @@ def _backends(url: str, key: str) -> list[Backend]:
     ]
 
 
-@pytest.mark.parametrize("seed", seeds(many(6, 60)))
+# The last two have found a key once.
+@pytest.mark.parametrize("seed", [*seeds(many(6, 60)), 132, 136])
 async def test_a_planted_key_is_in_nothing_that_a_run_writes(
     seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -124,6 +124,36 @@ async def test_the_iterator_that_a_source_makes_is_closed_with_it() -> None:
     assert left == ["left"]
 
 
+@pytest.mark.parametrize("turns", range(12))
+async def test_a_source_is_closed_once(turns: int) -> None:
+    """F6: at its end, and wherever a cancel meets it; no source has to bear it twice."""
+
+    class Counted(Source):
+        closes = 0
+
+        def __aiter__(self) -> Any:
+            self.items = super().__aiter__()
+            return self
+
+        async def __anext__(self) -> Delta:
+            return await anext(self.items)
+
+        async def aclose(self) -> None:
+            self.closes += 1
+
+    source = Counted(*CALL)
+
+    async def body(node: Node[Any]) -> None:
+        fork(node, source)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        node.cancel()
+
+    with pytest.raises(NodeCancelled):
+        await run(body)
+    assert source.closes == 1
+
+
 class Unusable(Format):
     """Cannot be told from Hermes."""
 
