@@ -44,7 +44,8 @@ def _mark(stack: list[Node[Any]], reason: str) -> list[Node[Any]]:
 
 def _deliver(node: Node[Any]) -> None:
     if node._n_task is not None:
-        if node._n_abort is None or node._n_closing:  # else its body cleans up already
+        # A body that was told of a failure already cleans up; a block may have gone on since.
+        if node._n_abort is None or node._n_closing or node._n_parent is None:
             _cancel_task(node, node._n_task)
     elif node._n_state == "pending" and node._n_commander:
         # It waits in the queue or between two attempts: it is started to end without its body.
