@@ -100,6 +100,7 @@ def test_an_interrupt_leaves_the_parents_clean_up_whole(
 
     @handler
     async def parent(node: Node[Any]) -> None:
+        threads: list[Node[Any]] = []
         if where == "child":
             node.call_handler(child())
         else:
@@ -108,12 +109,7 @@ def test_an_interrupt_leaves_the_parents_clean_up_whole(
             await asyncio.Event().wait()
         finally:
             await settled()
-            if where == "threads":
-                await until(
-                    lambda: all(
-                        each.state == "failed" or each.state == "cancelled" for each in threads
-                    )
-                )
+            await until(lambda: all(each.state in ("failed", "cancelled") for each in threads))
             cleaned.append(True)
 
     with pytest.raises(fault):
