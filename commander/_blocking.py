@@ -10,14 +10,14 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from anyio import CancelScope, from_thread, to_thread
 
 from ._errors import WorkerLost
 from ._node import Node
 from ._observe import outlast
-from ._report import note
+from ._report import note, type_name
 
 __all__ = ["ProcessCall", "ThreadCall", "TreeInMain", "check_cancelled", "ending"]
 
@@ -50,7 +50,8 @@ class _Call(Node[T], Generic[T], internal=True):
     def __init__(
         self, function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        self._n_name = getattr(function, "__name__", type(function).__name__)
+        name = getattr(function, "__name__", None)
+        self._n_name = name if type(name) is str else type_name(function)
         self._n_function = function
         self._n_args = args
         self._n_kwargs = kwargs
@@ -73,23 +74,33 @@ class ThreadCall(_Call[T], internal=True):
     async def task(self) -> T:
         """Wait for the thread; cancelled, tell it, and wait for it all the same."""
         scope = CancelScope()
+        interrupt: BaseException | None = None
 
-        async def call() -> T:
+        async def call() -> T | None:
+            nonlocal interrupt
             with scope:
                 function = partial(self._n_function, *self._n_args, **self._n_kwargs)
-                return await to_thread.run_sync(function, abandon_on_cancel=self._n_abandon)
+                try:
+                    return await to_thread.run_sync(function, abandon_on_cancel=self._n_abandon)
+                except (KeyboardInterrupt, SystemExit) as error:
+                    interrupt = error  # raised below: from this task it would stop the loop at once
+                    return None
             raise asyncio.CancelledError
 
         ended = asyncio.ensure_future(call())
         try:
-            return await asyncio.shield(ended)
+            result = await asyncio.shield(ended)
         except asyncio.CancelledError:
             if not ended.done():
                 scope.cancel()
                 await outlast(ended)
             if not ended.cancelled():
                 ended.exception()  # what a cancelled function raised is not news to anybody
-            raise
+            if interrupt is None:
+                raise
+        if interrupt is not None:
+            raise interrupt
+        return cast("T", result)
 
 
 class ProcessCall(_Call[T], internal=True):

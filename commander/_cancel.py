@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,6 @@ from ._record import DONE
 from ._report import describe, log, raise_soon
 
 if TYPE_CHECKING:
-    import asyncio
-
     from ._node import Node
 
 __all__ = ["abort", "cancel_subtrees"]
@@ -45,7 +44,9 @@ def _mark(stack: list[Node[Any]], reason: str) -> list[Node[Any]]:
 
 def _deliver(node: Node[Any]) -> None:
     if node._n_task is not None:
-        _cancel_task(node, node._n_task)
+        # A body that was told of a failure already cleans up; a block may have gone on since.
+        if node._n_abort is None or node._n_closing or node._n_parent is None:
+            _cancel_task(node, node._n_task)
     elif node._n_state == "pending" and node._n_commander:
         # It waits in the queue or between two attempts: it is started to end without its body.
         context = node._n_context
@@ -60,7 +61,20 @@ def _cancel_task(node: Node[Any], task: asyncio.Task[None]) -> None:
         task.cancel()
     except BaseException as error:  # noqa: BLE001 - a user's future, which the body awaits
         log(logging.ERROR, "what %s waits for refused to be cancelled", node.path, error=error)
+        _insist(task)
         raise_soon(error)
+
+
+def _insist(task: asyncio.Task[None]) -> None:
+    """Cancel `task`, or what it waits for, as asyncio itself does: a subclass's way has raised."""
+    waiter = getattr(task, "_fut_waiter", None)
+    for future in (task, waiter):
+        kind = asyncio.Task if isinstance(future, asyncio.Task) else asyncio.Future
+        try:
+            kind.cancel(future)  # type: ignore[arg-type]
+        except BaseException:  # noqa: BLE001, S112 - none, or another's: the first one is logged
+            continue
+        return
 
 
 def abort(node: Node[Any], error: BaseException) -> bool:

@@ -19,7 +19,7 @@ from ._events import EventKind, Events, Listener, Origin
 from ._failure import log_lost
 from ._life import finish, spawn
 from ._loop import require_loop
-from ._node import Node, outcome
+from ._node import Node, is_node, outcome, refuse_kind
 from ._observe import observe, outlast
 from ._place import On
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
@@ -233,6 +233,8 @@ class Commander(Node[Any], internal=True):
         policy: Policy | None = None,
         on: On | None = None,
     ) -> None:
+        if not is_node(node):
+            refuse_kind(node, "a job or a handler")
         if node._n_queued or on is not None:
             self.put_job(
                 node,
@@ -342,8 +344,9 @@ class Commander(Node[Any], internal=True):
         What runs may still put children of its own. A top-level node that it puts, as the next
         round or along an edge, is cancelled before it runs, with reason "drain": whoever puts it
         does not fail. From elsewhere that is `NodeClosed`. `timeout` is in seconds, None waits
-        without end. Returns whether everything ended by itself. Cancelling this call leaves the
-        rest of the work running and the commander closed to new top-level nodes.
+        without end. A node that calls this is neither waited for nor cancelled. Returns whether
+        everything ended by itself; after `exit` it has not. Cancelling this call leaves the rest
+        of the work running and the commander closed to new top-level nodes.
         """
         require_loop(self, "asyncio.run_coroutine_threadsafe on its loop")
         self._n_close_top("drain")
@@ -352,18 +355,22 @@ class Commander(Node[Any], internal=True):
             async with asyncio.timeout_at(deadline):
                 await self._emptied()
         except TimeoutError:
-            cancel_subtrees(self.children, "drain")
+            cancel_subtrees(self._others(), "drain")
             await self._emptied()
             return False
-        return True
+        return self._n_exit is None and self._n_cancel is None
 
     async def _emptied(self) -> None:
+        while others := self._others():
+            for child in others:
+                await observe(child)
+
+    def _others(self) -> list[Node[Any]]:
+        """Return the top-level nodes but that to which the current node belongs."""
         current = CURRENT.get(None)
         own = () if current is None else (current, *current.ancestors)
         own = {each._n_id for each in own if each._n_commander is self}
-        while others := [child for child in self.children if child._n_id not in own]:
-            for child in others:
-                await observe(child)
+        return [child for child in self.children if child._n_id not in own]
 
     # --- seeing it
 

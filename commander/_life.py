@@ -98,6 +98,9 @@ async def _drive(node: Node[Any]) -> None:
     except BaseException as error:
         if is_a(error, GeneratorExit) and not _is_driven(node):
             raise  # the loop was closed under the node: there is nowhere left to end it
+        if node._n_state == "pending" and node._n_attempts is not None:
+            # Whoever made the task has raised it before the body began: that is an attempt too.
+            node._n_attempts.starts.append(node._n_commander._n_loop.time())
         body_failed(node, error)
         _interrupt(node, error)
     _body_ended(node)
@@ -194,9 +197,9 @@ def finish(node: Node[Any], *, at_home: bool) -> None:
     """
     ready: Node[Any] | None = node
     while ready is not None:
+        ready._n_open = False  # before a predicate or a log handler could put a child
         if ready._n_special and not _decide(ready):
             return
-        ready._n_open = False
         ready._n_closing = True
         if ready._n_callbacks is not None and not _run_callbacks(ready, at_home):
             return
@@ -214,7 +217,11 @@ def _decide(node: Node[Any]) -> bool:
         _forget_outcome(node)
     elif node._n_error is not None:
         node._n_result = None
-    return node._n_attempts is None or not _try_again(node, node._n_attempts)
+    if node._n_attempts is not None and _try_again(node, node._n_attempts):
+        return False
+    if node._n_cancel is not None:
+        _forget_outcome(node)  # a predicate or a log handler has cancelled it only now
+    return True
 
 
 def _forget_outcome(node: Node[Any]) -> None:
@@ -239,7 +246,7 @@ def _try_again(node: Node[Any], attempts: Attempts) -> bool:
         return False
     loop = node._n_commander._n_loop
     delay = _next_delay(node, attempts.retry, attempts.starts, loop.time())
-    if delay is None:
+    if delay is None or node._n_cancel is not None:
         return False
     node._n_state = "pending"
     if node._n_commander._n_listeners:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncio import _get_running_loop
+from asyncio import _get_running_loop, current_task
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,8 +19,16 @@ def require_loop(node: Node[Any], instead: str) -> None:
     """
     if node._n_commander:
         loop = node._n_commander._n_loop
-        if _get_running_loop() is not loop and loop.is_running():
-            raise elsewhere(node, instead)
+        if _get_running_loop() is not loop:
+            if loop.is_running():
+                raise elsewhere(node, instead)
+        elif current_task(loop) is None:
+            # Perhaps a signal handler's call, while the loop sleeps in its selector: it is woken.
+            loop.call_soon_threadsafe(_wake)
+
+
+def _wake() -> None:
+    """Do nothing: that the loop calls it is all."""
 
 
 def elsewhere(node: Node[Any], instead: str) -> RuntimeError:

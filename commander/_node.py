@@ -23,6 +23,7 @@ from ._path import node_path
 from ._place import On, send
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
 from ._record import CURRENT, DONE, Callback, Moment, NodeState, Record, share_layout
+from ._report import type_name
 from ._waits import begin_wait
 
 if TYPE_CHECKING:
@@ -219,8 +220,8 @@ class Node(Record, Generic[T_co]):
         started before or this is not the parent's loop (elsewhere, `commander.put_job_threadsafe`
         is safe), `TypeError` if it is no job.
         """
-        if not _is_node(job) or not job._n_queued:
-            _refuse_kind(job, "a Job")
+        if not is_node(job) or not job._n_queued:
+            refuse_kind(job, "a Job")
         if type(priority) is not int:
             priority = index(priority)
         if on is not None or job._n_special:
@@ -247,8 +248,8 @@ class Node(Record, Generic[T_co]):
         It passes no queue and counts against no limit. The arguments and errors are those of
         `put_job`. Returns the handler.
         """
-        if not _is_node(handler) or handler._n_queued:
-            _refuse_kind(handler, "a handler")
+        if not is_node(handler) or handler._n_queued:
+            refuse_kind(handler, "a handler")
         enter(self if parent is None else parent, handler, timeout, retry, policy, claim)
         spawn(handler)
         return handler
@@ -308,7 +309,10 @@ class Node(Record, Generic[T_co]):
 
 def _as_text(reason: object) -> str:
     # None would mean that the node is not cancelled.
-    return "" if reason is None else str(reason)
+    try:
+        return "" if reason is None else str(reason)
+    except Exception:  # noqa: BLE001 - it is a user's, and no reason not to cancel
+        return type_name(reason)
 
 
 def outcome(node: Node[T]) -> T:
@@ -399,11 +403,13 @@ def _refuse_circle(node: Node[Any], waiter: Node[Any]) -> None:
         ancestor = ancestor._n_parent
 
 
-def _is_node(given: object) -> bool:
+def is_node(given: object) -> bool:
+    """Say whether `given` can be put into a tree."""
     return isinstance(given, Record)
 
 
-def _refuse_kind(given: object, wanted: str) -> None:
+def refuse_kind(given: object, wanted: str) -> None:
+    """Raise a `TypeError`: `given` is not what is `wanted`."""
     if isinstance(given, Record):
         other = "put_job" if given._n_queued else "call_handler"
         raise TypeError(f"{given!r} is not {wanted}: start it with {other}")

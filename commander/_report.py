@@ -43,7 +43,10 @@ def describe(error: BaseException) -> str:
     first = next(iter(_args(error)), None)
     if type(first) not in (str, int, float) or first == "":
         return type_name(error)
-    message = str(first)
+    try:
+        message = str(first)
+    except ValueError:  # an integer of more digits than Python converts
+        return type_name(error)
     return f"{type_name(error)}: {message[:LONGEST]}{'...' if len(message) > LONGEST else ''}"
 
 

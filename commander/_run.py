@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ._commander import Commander
 from ._failure import log_lost
-from ._node import Node, add_waiter, outcome
+from ._node import Node, add_waiter, is_node, outcome, refuse_kind
 from ._policy import Policy
 from ._report import is_a
 
@@ -46,6 +46,8 @@ def run(
     """
     if in_running_loop():
         raise RuntimeError("a loop is running here: use 'async with Commander() as commander'")
+    if not is_node(job):
+        refuse_kind(job, "a job or a handler")
     loop = (loop_factory or asyncio.new_event_loop)()
     commander = Commander(max_concurrency=max_concurrency, policy=policy, slow_after=slow_after)
     main = asyncio.Task(_main(commander, job, auto_exit), loop=loop)

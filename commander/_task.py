@@ -12,6 +12,7 @@ import logging
 from asyncio import Task
 from collections.abc import Callable, Coroutine
 from contextvars import Context
+from functools import partial
 from inspect import CORO_CREATED, CORO_SUSPENDED, getcoroutinestate
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -52,16 +53,19 @@ def _start_by_factory(node: Node[Any], driver: Driver, context: Context | None) 
     # ends the task before the coroutine has begun is met by `_take_over`.
     node._n_special = True
     coroutine = driver()
-    task = _ask_factory(node._n_commander, coroutine, context)
+    taken = partial(_take_over, node, driver, coroutine)
+    task = _ask_factory(node._n_commander, coroutine, context, taken)
     if task is None:
         return False
     node._n_task = task
-    task.add_done_callback(lambda task: _take_over(node, driver, coroutine, task))
     return True
 
 
 def _ask_factory(
-    commander: Commander, coroutine: Coroutine[Any, Any, None], context: Context | None
+    commander: Commander,
+    coroutine: Coroutine[Any, Any, None],
+    context: Context | None,
+    ended: Callable[[Task[None]], None],
 ) -> Task[None] | None:
     create = commander._n_loop.create_task
     try:
@@ -71,6 +75,7 @@ def _ask_factory(
             raise TypeError(f"a task factory must return an asyncio.Task, not {type_name(made)}")
         task = cast("Task[None]", made)
         task.set_name(TASK_NAME)
+        task.add_done_callback(ended)
     except BaseException as fault:  # noqa: BLE001 - a factory is a user's
         commander._n_factory = False
         log(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from ._errors import NodeClosed
 from ._node import Node, add_waiter, lose_taker
 from ._record import DONE
+from ._report import log, raise_soon
 from ._waits import note_outside_wait
 
 if TYPE_CHECKING:
@@ -70,7 +72,12 @@ class Requests:
         with suppress(KeyError):  # it is empty
             while True:
                 _, request = self._open.popitem()
-                request.end(NodeClosed(self._commander.path))
+                try:
+                    request.end(NodeClosed(self._commander.path))
+                except BaseException as error:  # noqa: BLE001 - a callback of the future's raised
+                    what = "a callback of a thread-safe future of %s raised"
+                    log(logging.ERROR, what, self._commander.path, error=error)
+                    raise_soon(error)
 
 
 class _Request(Generic[T]):

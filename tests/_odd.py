@@ -125,6 +125,7 @@ ERRORS: dict[str, Callable[[str], BaseException]] = {
     "Underived": lambda text: Underived(text or "group", [ValueError(text)]),
     "Group": lambda text: BaseExceptionGroup("group", [Own(text), Mute(text)]),
     "Nested": lambda text: ValueError(Mute(text)),
+    "Digits": lambda text: ValueError(10**5000, text),
     "Recursion": lambda text: RecursionError(text),
 }  # fmt: skip
 # No `except Exception` sees them.
