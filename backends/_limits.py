@@ -31,7 +31,7 @@ class Price:
     def of(self, usage: Usage) -> float:
         """Return what `usage` costs."""
         price = self.input if self.cached_input is None else self.cached_input
-        cached = min(usage.cached_input_tokens, usage.input_tokens)
+        cached = max(0, min(usage.cached_input_tokens, usage.input_tokens))
         total = (usage.input_tokens - cached) * self.input + cached * price
         return (total + usage.output_tokens * self.output) / 1e6
 

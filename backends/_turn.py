@@ -18,6 +18,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ..commander._errors import BudgetExceeded
+from ..commander._waits import LocalFuture
 from ..dispatch import Usage
 
 if TYPE_CHECKING:
@@ -98,8 +99,10 @@ class Turn:
             with _lock:
                 if self._state != "waiting":
                     break
-                moved = self._moved = self._loop.create_future()
                 until = self._until
+                local = until is None and not self._asks
+                moved = LocalFuture(loop=self._loop) if local else self._loop.create_future()
+                self._moved = moved
             timer = None if until is None else self._loop.call_at(until, self._look)
             try:
                 await moved

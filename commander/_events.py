@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
 from ._loop import require_loop
 from ._record import DONE
+from ._waits import LocalFuture
 
 if TYPE_CHECKING:
     from ._commander import Commander
@@ -161,7 +162,7 @@ class Listener:
         require_loop(self._commander, "a listener on that loop")
         self._quiet = 0
         self._asleep = True
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = LocalFuture(loop=asyncio.get_running_loop())
         try:
             await self._waiter
         finally:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
 
 from ._seat import Seat
+from ._waits import goes_on
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -28,6 +29,13 @@ Entry: TypeAlias = "tuple[Node[Any], Context]"
 LOOK = 0.02
 # How long, in seconds, nothing at all must move before it lends a place that may be waited for.
 PATIENCE = 0.5
+# The same if the body stands at what it has made and what a job that waits for a place mentions,
+# whatever other bodies do as long as no place changes hands.
+HASTE = 0.05
+# The same if it stands at a lock, event or queue while some task may go on and end that.
+RESIGN = 10.0
+# When all has been still for so long it looks no more.
+DAY = 86_400.0
 
 
 class Queue:
@@ -38,6 +46,7 @@ class Queue:
     """
 
     __slots__ = (
+        "_changed_at",
         "_filling",
         "_lanes",
         "_last",
@@ -81,6 +90,8 @@ class Queue:
         # Whether anything has moved since the last look, and when that was.
         self._stirred = False
         self._stirred_at = 0.0
+        # When a place last changed hands.
+        self._changed_at = 0.0
 
     def put(self, job: Node[Any], priority: int) -> None:
         """Let `job` wait for its turn, in a copy of the current context."""
@@ -184,7 +195,7 @@ class Queue:
         self.resuming.pop(seat, None)
         seat.held = True
         self.free -= 1
-        self._stirred = True
+        self._change()
         seat.wake()
         seat.doubt()
 
@@ -197,7 +208,7 @@ class Queue:
 
     def _give(self) -> None:
         self.free += 1
-        self._stirred = True
+        self._change()
         while self.resuming and self.free > 0:
             self.take(next(iter(self.resuming)))
         if self._lanes:
@@ -214,17 +225,21 @@ class Queue:
         """Look at `seat` no more."""
         self._suspects.pop(seat, None)
 
+    def _change(self) -> None:
+        self._stirred = True
+        self._changed_at = self.loop.time()
+
     def stir(self) -> None:
         """Note that something has moved: a body that holds a place, or another wait has begun."""
         self._stirred = True
         if self._suspects:
             self._watch()
 
-    def _watch(self) -> None:
+    def _watch(self, delay: float = LOOK) -> None:
         full = self.free <= 0 and (self._lanes or self.resuming)
         if full and self._suspects and self._timer is None:
             # A large number of them is looked at less often, at a small part of the time.
-            self._timer = self.loop.call_later(LOOK + len(self._suspects) / 1000, self._look)
+            self._timer = self.loop.call_later(delay + len(self._suspects) / 1000, self._look)
 
     def _look(self) -> None:
         self._timer = None
@@ -234,5 +249,27 @@ class Queue:
             self._stirred_at = now
         for seat in tuple(self._suspects):
             seat.look()
-        if now - self._stirred_at < PATIENCE or any(map(Seat.lend_unseen, tuple(self._suspects))):
+        still = now - self._stirred_at
+        if self._lend_unseen(now) or min(still, now - self._changed_at) < PATIENCE:
             self._watch()
+        elif still < DAY and self._suspects:
+            self._watch(min(still, now - self._changed_at))
+
+    def _lend_unseen(self, now: float) -> bool:
+        """Lend one place whose body may wait for the tree, if things have been still for so long.
+
+        Nobody says that it does; so it is one at a time.
+        """
+        suspects = tuple(self._suspects)
+        jobs = [job for lane in self._lanes.values() for job, _ in lane]
+        jobs += [seat.job for seat in self.resuming]
+        changed, stirred = now - self._changed_at, now - self._stirred_at
+        if changed >= HASTE and any(seat.lend_stuck(HASTE, jobs, own=True) for seat in suspects):
+            return True
+        if stirred >= PATIENCE:
+            if any(map(Seat.lend_unseen, suspects)):
+                return True
+            patience = RESIGN if any(map(goes_on, asyncio.all_tasks(self.loop))) else PATIENCE
+        else:
+            patience = RESIGN
+        return changed >= patience and any(seat.lend_stuck(patience, jobs) for seat in suspects)

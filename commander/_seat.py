@@ -7,7 +7,8 @@ from collections.abc import Coroutine, Generator
 from types import coroutine
 from typing import TYPE_CHECKING, Any
 
-from ._waits import Wait, drives, reach, sleeps
+from ._mention import mention
+from ._waits import LocalFuture, Wait, drives, ends_here, reach, sleeps
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -24,7 +25,18 @@ class Seat:
     while the body runs, or waits for something else, does not count.
     """
 
-    __slots__ = ("_body", "_calls", "_job", "_on", "_reached", "_rests", "_side", "held", "queue")
+    __slots__ = (
+        "_body",
+        "_calls",
+        "_job",
+        "_on",
+        "_reached",
+        "_rests",
+        "_side",
+        "_since",
+        "held",
+        "queue",
+    )
 
     def __init__(self, queue: Queue, job: Node[Any]) -> None:
         self.queue = queue
@@ -32,6 +44,7 @@ class Seat:
         self._job = job
         # What the suspended body awaits; None while it runs, and before and after that.
         self._on: asyncio.Future[Any] | None = None
+        self._since = 0.0  # when it was suspended
         self._body: Coroutine[Any, Any, Any] | None = None
         # The tasks for which the suspended body waits, as far as they can be seen.
         self._reached: dict[asyncio.Task[Any], None] = {}
@@ -91,7 +104,7 @@ class Seat:
     def _suspend(self, body: Coroutine[Any, Any, Any], on: object) -> None:
         if not isinstance(on, asyncio.Future):
             return  # a bare yield: it goes on in the next turn
-        self._body, self._on = body, on
+        self._body, self._on, self._since = body, on, self.loop.time()
         if isinstance(on, Wait):
             self._rest_on(on)
         else:
@@ -110,22 +123,45 @@ class Seat:
         """Lend the place if what the suspended body awaits leads to the tree."""
         if self._on is None:
             return
-        self._reached, waits = reach(self._body, self._on)
+        self._reached, waits, _ = reach(self._body, self._on)
         for wait in waits:
             self._rest_on(wait)
         self.doubt()
 
     def doubt(self) -> None:
-        """Have the place looked at again, if it is held and there is cause to."""
-        if self.held and self._on is not None and (self._reached or self._side):
+        """Have the place looked at again, if it is held while the body is suspended."""
+        if self.held and self._on is not None:
             self.queue.suspect(self)
 
     def lend_unseen(self) -> bool:
-        """Lend the place if the body may wait for the tree in a way that cannot be seen."""
+        """Lend the place if the body may wait for what its own tasks or threads wait for."""
         if self._on is None or not self.held or not self._side or sleeps(self._body):
             return False
         self._rest_on(self._on)
         return True
+
+    def lend_stuck(self, still: float, jobs: list[Node[Any]], *, own: bool = False) -> bool:
+        """Lend the place if the body has stood for so long at what other code here must bring.
+
+        That is what one of `jobs`, which wait for a place, mentions, or any lock, event or queue;
+        with `own`, only what the body itself has made and such a job mentions.
+        """
+        if self._on is None or not self.held or self.loop.time() - self._since < still:
+            return False
+        ends = reach(self._body, self._on)[2]
+        at = {future for _, future in ends}
+        if own:
+            stuck = mention(jobs, at) and not mention((self._job,), at)
+        else:
+            stuck = bool(ends) and (all(map(ends_here, ends)) or mention(jobs, at))
+        if stuck:
+            self._rest_on(self._on)
+        return stuck
+
+    @property
+    def job(self) -> Node[Any]:
+        """The job whose place it is."""
+        return self._job
 
     def _rest_on(self, wait: asyncio.Future[Any]) -> None:
         if not self._rests:
@@ -168,7 +204,7 @@ class Seat:
                 call.set_result(None)
 
     def _call(self) -> Generator[Any, None, None]:
-        call: asyncio.Future[None] = self.queue.loop.create_future()
+        call = LocalFuture(loop=self.queue.loop)
         self._calls.append(call)
         yield from call
 

@@ -164,7 +164,7 @@ def _waits(node: Node[Any]) -> tuple[str, tuple[Node[Any], ...]]:
     if node._n_place is not None and node._n_place.wanted:
         return f"{doing}, waits to have one of {_places(node)} again", ()
     coroutine = node._n_task.get_coro()
-    tasks, waits = reach(coroutine, awaited(node._n_task))
+    tasks, waits, _ = reach(coroutine, awaited(node._n_task))
     line = _line(coroutine) or next(filter(None, (_line(each.get_coro()) for each in tasks)), "")
     nodes = tuple(sorted({wait.node for wait in waits}, key=lambda node: node._n_id))
     if nodes:

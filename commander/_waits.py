@@ -7,7 +7,7 @@ import gc
 from asyncio import get_running_loop
 from collections.abc import Callable, Iterator
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from ._record import CURRENT
 
@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from ._node import Node
 
 __all__ = [
+    "LocalFuture",
     "Wait",
     "awaited",
     "begin_wait",
     "drives",
+    "ends_here",
     "frames",
+    "goes_on",
     "note_outside_wait",
     "reach",
     "sleeps",
@@ -27,6 +30,11 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
+End: TypeAlias = "tuple[object, asyncio.Future[Any]]"
+
+
+class LocalFuture(asyncio.Future[None]):
+    """A future that only other code of this process ends: no server, and not time."""
 
 
 class Wait(asyncio.Future[None]):
@@ -73,14 +81,18 @@ def waits_for_tree(task: asyncio.Task[Any]) -> bool:
 
 def reach(
     coroutine: object, future: asyncio.Future[Any] | None
-) -> tuple[dict[asyncio.Task[Any], None], list[Wait]]:
+) -> tuple[dict[asyncio.Task[Any], None], list[Wait], list[End]]:
     """Return all tasks for which a coroutine waits that stands at `future`, and their `Wait`s.
+
+    Third come the other ends of the search: futures of which nobody knows who ends them, with the
+    coroutine that stands there.
 
     It goes through tasks, `gather`, `wait`, `wait_for`, `shield`, `as_completed`, task groups of
     asyncio and anyio and their handles; what is awaited by other means is not seen.
     """
     tasks: dict[asyncio.Task[Any], None] = {}
     waits: list[Wait] = []
+    ends: list[End] = []
     seen: set[asyncio.Future[Any]] = set()
     stack = [(coroutine, future)]
     while stack:
@@ -91,14 +103,17 @@ def reach(
         if isinstance(future, Wait):
             waits.append(future)
             continue
-        for other in _behind(coroutine, future):
+        behind = _behind(coroutine, future)
+        if not behind:
+            ends.append((coroutine, future))
+        for other in behind:
             if isinstance(other, asyncio.Task):
                 if other not in tasks and not other.done():
                     tasks[other] = None
                     stack.append((other.get_coro(), awaited(other)))
             else:
                 stack.append((None, other))
-    return tasks, waits
+    return tasks, waits, ends
 
 
 def awaited(task: asyncio.Task[Any]) -> asyncio.Future[Any] | None:
@@ -115,7 +130,9 @@ def _behind(coroutine: object, future: asyncio.Future[Any]) -> list[asyncio.Futu
     for callback, _ in getattr(future, "_callbacks", None) or ():
         if getattr(callback, "__code__", None) in SHIELDS:
             return _futures(cell.cell_contents for cell in callback.__closure__)
-    return [] if coroutine is None else _futures(_held_by_library(coroutine))
+    if coroutine is None:
+        return []
+    return [each for each in _futures(_held_by_library(coroutine)) if each is not future]
 
 
 def _held_by_library(coroutine: object) -> Iterator[object]:
@@ -192,6 +209,31 @@ def sleeps(coroutine: object) -> bool:
     """Say whether a coroutine stands in `asyncio.sleep`, which ends by itself."""
     innermost = list(frames(coroutine))[-1:]
     return bool(innermost) and innermost[0].f_code is asyncio.sleep.__code__
+
+
+def ends_here(end: End) -> bool:
+    """Say whether a coroutine stands where only other code of this process can wake it.
+
+    Such are the locks, events and queues of asyncio and anyio. That code may have to hear from a
+    server first.
+    """
+    coroutine, future = end
+    if isinstance(future, LocalFuture):
+        return True
+    innermost = list(frames(coroutine))[-1:]
+    if not innermost:
+        return False
+    module, name = innermost[0].f_globals.get("__name__"), innermost[0].f_code.co_qualname
+    return module in ("asyncio.locks", "asyncio.queues") or (
+        module == "anyio._backends._asyncio" and name.startswith(("Lock.", "Semaphore."))
+    )
+
+
+def goes_on(task: asyncio.Task[Any]) -> bool:
+    """Say whether `task` runs, or may go on without other code of this process."""
+    waiting = awaited(task)
+    _, waits, ends = reach(task.get_coro(), waiting)
+    return not (waits or ends) or not all(map(ends_here, ends))
 
 
 def _chain(thing: object) -> Iterator[object]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from anabranch import Commander, Node, handler, tool
 from anabranch.backends import Backend, Breaker, Limits, ModelBackend, Price, Retries
+from anabranch.backends._estimate import estimate_tokens
 from anabranch.commander import BackendError, BackendUnavailable, BudgetExceeded, RateLimited
 from anabranch.dispatch import Delta, Message, Request, ToolCall, ToolCallDelta, Usage
 from anabranch.testing import SeededLoop
@@ -235,3 +236,26 @@ def _cost(came: list[Delta]) -> int:
     assert usage is not None
     after = came[told[-1] + 1 :] if told else came
     return usage.total_tokens + -(-sum(len(delta.text) for delta in after) // 4)
+
+
+@pytest.mark.parametrize(
+    ("told", "tokens"),
+    [
+        (Usage(input_tokens=1000, output_tokens=-999), 1000),
+        (Usage(input_tokens=-5, output_tokens=7), 7),
+        (Usage(input_tokens=10**400, output_tokens=1), 10**12 + 1),
+        (Usage(input_tokens=100, output_tokens=1, cached_input_tokens=-(10**6)), 101),
+    ],
+)
+@jumping
+async def test_a_usage_that_cannot_be_true_is_set_right(told: Usage, tokens: int) -> None:
+    """It neither gives anything back nor breaks the count."""
+    limits = Limits(budget=1e15, prices={"m": Price(input=1e6, output=1e6, cached_input=1e5)})
+    backend = Plays(Delta("a" * 400), Delta(usage=told, finish_reason="stop"), limits=limits)
+    await backend.complete(ASK)
+    assert limits.spent == pytest.approx(tokens)
+
+
+async def test_an_estimate_below_nothing_lets_no_more_start() -> None:
+    """Some servers take `max_tokens=-1` for no bound."""
+    assert estimate_tokens(ASK, {"max_tokens": -1_000}) == PROMPT
