@@ -29,9 +29,6 @@ Entry: TypeAlias = "tuple[Node[Any], Context]"
 LOOK = 0.02
 # How long, in seconds, nothing at all must move before it lends a place that may be waited for.
 PATIENCE = 0.5
-# The same if the body stands at what it has made and what a job that waits for a place mentions,
-# whatever other bodies do as long as no place changes hands.
-HASTE = 0.05
 # The same if it stands at a lock, event or queue while some task may go on and end that.
 RESIGN = 10.0
 # When all has been still for so long it looks no more.
@@ -261,15 +258,11 @@ class Queue:
         Nobody says that it does; so it is one at a time.
         """
         suspects = tuple(self._suspects)
-        jobs = [job for lane in self._lanes.values() for job, _ in lane]
-        jobs += [seat.job for seat in self.resuming]
-        changed, stirred = now - self._changed_at, now - self._stirred_at
-        if changed >= HASTE and any(seat.lend_stuck(HASTE, jobs, own=True) for seat in suspects):
-            return True
-        if stirred >= PATIENCE:
+        patience = RESIGN
+        if now - self._stirred_at >= PATIENCE:
             if any(map(Seat.lend_unseen, suspects)):
                 return True
-            patience = RESIGN if any(map(goes_on, asyncio.all_tasks(self.loop))) else PATIENCE
-        else:
-            patience = RESIGN
-        return changed >= patience and any(seat.lend_stuck(patience, jobs) for seat in suspects)
+            if not any(map(goes_on, asyncio.all_tasks(self.loop))):
+                patience = PATIENCE
+        stuck = now - self._changed_at >= patience
+        return stuck and any(seat.lend_stuck(patience) for seat in suspects)

@@ -7,7 +7,6 @@ from collections.abc import Coroutine, Generator
 from types import coroutine
 from typing import TYPE_CHECKING, Any
 
-from ._mention import mention
 from ._waits import LocalFuture, Wait, drives, ends_here, reach, sleeps
 
 if TYPE_CHECKING:
@@ -140,28 +139,15 @@ class Seat:
         self._rest_on(self._on)
         return True
 
-    def lend_stuck(self, still: float, jobs: list[Node[Any]], *, own: bool = False) -> bool:
-        """Lend the place if the body has stood for so long at what other code here must bring.
-
-        That is what one of `jobs`, which wait for a place, mentions, or any lock, event or queue;
-        with `own`, only what the body itself has made and such a job mentions.
-        """
-        if self._on is None or not self.held or self.loop.time() - self._since < still:
+    def lend_stuck(self, patience: float) -> bool:
+        """Lend the place if the body has long stood where only other code here can wake it."""
+        if self._on is None or not self.held or self.loop.time() - self._since < patience:
             return False
         ends = reach(self._body, self._on)[2]
-        at = {future for _, future in ends}
-        if own:
-            stuck = mention(jobs, at) and not mention((self._job,), at)
-        else:
-            stuck = bool(ends) and (all(map(ends_here, ends)) or mention(jobs, at))
-        if stuck:
-            self._rest_on(self._on)
-        return stuck
-
-    @property
-    def job(self) -> Node[Any]:
-        """The job whose place it is."""
-        return self._job
+        if not ends or not all(map(ends_here, ends)):
+            return False
+        self._rest_on(self._on)
+        return True
 
     def _rest_on(self, wait: asyncio.Future[Any]) -> None:
         if not self._rests:

@@ -1,4 +1,4 @@
-"""T9: bodies that wait for each other through events, queues and futures, under a limit."""
+"""T9: bodies that wait for each other through events, locks and queues, under a limit."""
 
 from __future__ import annotations
 
@@ -73,12 +73,6 @@ async def event_of_a_handler(job: Job[Any]) -> None:
     await event.wait()
 
 
-async def future(job: Job[Any]) -> None:
-    answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    job.put_job(Calls(lambda: answer.set_result(1)))
-    assert await answer == 1
-
-
 async def queue(job: Job[Any]) -> None:
     items: asyncio.Queue[int] = asyncio.Queue()
     for number in range(3):
@@ -133,7 +127,7 @@ async def lock(job: Job[Any]) -> None:
 LIMITS: dict[object, Limits] = {}
 LOCKS: dict[object, asyncio.Lock] = {}
 BELOW = [
-    event_of_a_body, event_of_a_callback, event_in_time, event_of_a_handler, future, queue,
+    event_of_a_body, event_of_a_callback, event_in_time, event_of_a_handler, queue,
     condition, barrier, memory_stream,
 ]  # fmt: skip
 BESIDE = [turn, lock]  # held by one that waits for a job
