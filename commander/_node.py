@@ -222,7 +222,7 @@ class Node(Record, Generic[T_co]):
         """
         if not is_node(job) or not job._n_queued:
             refuse_kind(job, "a Job")
-        if type(priority) is not int:
+        if priority != 0:
             priority = index(priority)
         if on is not None or job._n_special:
             send(job, on)
