@@ -25,12 +25,13 @@ __all__ = ["delta_from_chunk", "error_from_wire", "message_from_response", "quot
 
 
 def delta_from_chunk(chunk: Mapping[str, Any]) -> Delta | None:
-    """Turn one chunk of a streamed reply into a delta, or None if it says nothing.
+    """Turn one chunk of a streamed reply, as JSON gives it, into a delta; None if it says nothing.
 
     Raises `BadResponse` for what is not the protocol, several choices included, and what
     `error_from_wire` makes of an error object, also of one beside a choice.
     """
-    if error := _error(chunk):
+    told = "error" in chunk or "x_groq" in chunk or chunk.get("object") == "error"
+    if told and (error := _error(chunk)):
         raise error_from_wire(error)
     choices = _list(chunk, "choices")
     if not choices:
@@ -67,15 +68,15 @@ def _says_something(delta: Delta) -> bool:
 
 def _the_choice(choices: Sequence[Any]) -> Mapping[str, Any]:
     choice = choices[0]
-    if not isinstance(choice, Mapping):
+    if not isinstance(choice, dict):
         raise _unexpected("a choice", "an object", choice)
-    fields = cast("Mapping[str, Any]", choice)
+    fields = cast("dict[str, Any]", choice)
     index = fields.get("index") or 0
     if type(index) is not int:
         raise _unexpected("a choice's index", "a number", index)
     if index or len(choices) > 1:
         raise BadResponse("the reply has several choices; ask for one (n=1)")
-    if error := _error(fields):
+    if "error" in fields and (error := _error(fields)):
         raise error_from_wire(error)
     if fields.get("finish_reason") == "error":
         raise error_from_wire("the server ended the reply by an unnamed error")
@@ -88,21 +89,23 @@ def _error(told: Mapping[str, Any]) -> object:
     Groq tells beside the choices, in a field of its own, why it stopped a reply early.
     """
     error: object = told.get("error")
-    if not error and isinstance(extension := told.get("x_groq"), Mapping):
-        error = cast("Mapping[str, Any]", extension).get("error")
-    if isinstance(error, Mapping) and not any(cast("Mapping[str, Any]", error).values()):
+    if not error and isinstance(extension := told.get("x_groq"), dict):
+        error = cast("dict[str, Any]", extension).get("error")
+    if not error:
+        return told if told.get("object") == "error" else None
+    if isinstance(error, dict) and not any(cast("dict[str, Any]", error).values()):
         return None
-    return cast("object", error) or (told if told.get("object") == "error" else None)
+    return cast("object", error)
 
 
 def _usage(chunk: Mapping[str, Any]) -> Usage | None:
     """Return what can be read of a usage: a reply is not refused for its bill."""
     usage = chunk.get("usage")
-    if not usage and isinstance(extension := chunk.get("x_groq"), Mapping):
-        usage = cast("Mapping[str, Any]", extension).get("usage")
-    if not usage or not isinstance(usage, Mapping):
+    if not usage and isinstance(extension := chunk.get("x_groq"), dict):
+        usage = cast("dict[str, Any]", extension).get("usage")
+    if not usage or not isinstance(usage, dict):
         return None
-    return Usage.from_wire(cast("Mapping[str, Any]", usage))
+    return Usage.from_wire(cast("dict[str, Any]", usage))
 
 
 def _content(content: object) -> str:
@@ -124,9 +127,9 @@ def _calls(piece: Mapping[str, Any]) -> Sequence[ToolCallDelta]:
 
 
 def _call(call: object) -> ToolCallDelta:
-    if not isinstance(call, Mapping):
+    if not isinstance(call, dict):
         raise _unexpected("a tool call", "an object", call)
-    fields = cast("Mapping[str, Any]", call)
+    fields = cast("dict[str, Any]", call)
     function = _object(fields, "function")
     index = fields.get("index")
     if index is not None and type(index) is not int:
@@ -158,8 +161,8 @@ def _text(fields: Mapping[str, Any], key: str) -> str:
 
 def _object(fields: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = fields.get(key)
-    if value is None or isinstance(value, Mapping):
-        return cast("Mapping[str, Any]", value or {})
+    if value is None or isinstance(value, dict):
+        return cast("dict[str, Any]", value or {})
     raise _unexpected(key, "an object", value)
 
 
