@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 from _nodes import give, hang
-from _until import settled
+from _until import settled, until
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,7 +57,7 @@ async def test_a_listener_that_somebody_waits_for_stays():
         gc.collect()
         assert task() is not None
         await commander.run(give())
-        await asyncio.sleep(0.01)  # it is told at once, or a millisecond after the last time
+        await until(lambda: heard)  # at once, or a millisecond after the last time
         assert heard == ["give"]
 
 
