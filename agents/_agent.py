@@ -9,7 +9,7 @@ from typing_extensions import TypeVar
 
 from ..backends import Backend
 from ..commander import run
-from ..commander._errors import ConfigurationError
+from ..commander.errors import ConfigurationError
 from ..dispatch import AgentMessage, Message
 from ..handlers import View
 from ..tools import AnyTool, Hook, HookHandle, Hooks, Toolkit

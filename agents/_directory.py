@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
-from ..commander._errors import AnabranchError
+from ..commander.errors import AnabranchError
 from ..dispatch import AgentMessage
 
 __all__ = ["Answer", "Directory", "Participant", "Status", "UnknownAgent", "name_of"]

@@ -10,7 +10,7 @@ from inspect import isawaitable
 from typing import Any, Generic, TypeVar, cast
 
 from ..backends import Backend
-from ..commander._errors import ConfigurationError, ContextTooLong
+from ..commander.errors import ConfigurationError, ContextTooLong
 from ..dispatch import AgentMessage, Message
 from ..handlers import View
 from ._agent import Agent

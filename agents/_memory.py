@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from pydantic_core import to_jsonable_python
 
-from ..commander._errors import ConfigurationError
+from ..commander.errors import ConfigurationError
 from ..dispatch import AgentMessage, Message
 from ..tools import ToolResult, result_text
 

@@ -9,7 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from ..commander import Node
-from ..commander._errors import AnabranchError
+from ..commander.errors import AnabranchError
 from ..dispatch import AgentMessage, Usage
 from ._agent import Agent
 from ._chat import in_tree

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeAlias
 
-from ..commander._errors import AnabranchError
+from ..commander.errors import AnabranchError
 from ..dispatch import AgentMessage
 from ._stream import LISTENER
 

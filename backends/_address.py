@@ -8,7 +8,7 @@ from urllib.parse import SplitResult, unquote, unquote_plus, urlsplit, urlunspli
 
 from pydantic import SecretStr
 
-from ..commander._errors import ConfigurationError
+from ..commander.errors import ConfigurationError
 
 __all__ = ["endpoint", "has_user", "is_address", "secrets_of", "server_address", "shown"]
 

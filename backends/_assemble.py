@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from ..commander._errors import BackendError, BadResponse
+from ..commander.errors import BackendError, BadResponse
 from ..dispatch import Delta, Message
 from ..dispatch._assembly import Assembly, Branches
 from ..dispatch._speech import Sink

@@ -12,7 +12,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-from ..commander._errors import BackendError, ConfigurationError
+from ..commander.errors import BackendError, ConfigurationError
 from ..dispatch import Delta, Request
 from ._backend import Backend
 from ._tape import Tape, Track, key_of, line_of

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from ..commander._errors import ConfigurationError
+from ..commander.errors import ConfigurationError
 from ._address import is_address, shown
 from ._backend import Backend
 from ._recipe import Recipe

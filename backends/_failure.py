@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, cast
 
-from ..commander._errors import (
+from ..commander.errors import (
     BackendError,
     BackendUnavailable,
     BadResponse,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 
-from ..commander._errors import BackendError, BackendUnavailable, ConfigurationError, RateLimited
+from ..commander.errors import BackendError, BackendUnavailable, ConfigurationError, RateLimited
 from ..dispatch import Delta, Request
 from ._backend import Backend
 from ._retry import Breaker

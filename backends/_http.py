@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
-from ..commander._errors import BackendError, MissingExtra
+from ..commander.errors import BackendError, MissingExtra
 from ._address import endpoint, shown
 from ._failure import failure_from_library, whole_reply
 from ._wire import Connections, WireBackend

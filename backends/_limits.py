@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from ..commander import Node, current_node
-from ..commander._errors import BudgetExceeded, ConfigurationError
+from ..commander.errors import BudgetExceeded, ConfigurationError
 from ..dispatch import Usage
 from ._turn import Line, Turn
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import Future
 
-from ..commander._errors import AnabranchError, BackendError
+from ..commander.errors import AnabranchError, BackendError
 from ..dispatch import Delta
 from ._local_model import Model, Source
 from ._weights import Progress

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..commander._errors import (
+from ..commander.errors import (
     BackendError,
     ConfigurationError,
     ContextTooLong,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..commander._errors import ConfigurationError
+from ..commander.errors import ConfigurationError
 from ..dispatch._wire import quote
 from ._local_model import Sampling
 

@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..commander._errors import ConfigurationError
+from ..commander.errors import ConfigurationError
 from ..dispatch import Delta, Message, Request, ToolCallDelta, ToolSchema, Usage
 from ._local_choice import choose
 from ._local_model import Chat, Model, Piece, Sampling

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import Any, Literal
 
 from ..commander import charge
-from ..commander._errors import (
+from ..commander.errors import (
     BackendError,
     BackendUnavailable,
     BadResponse,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..commander._errors import ConfigurationError
+from ..commander.errors import ConfigurationError
 from ._address import is_address, secrets_of
 from ._backend import Backend
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from ..commander._errors import BackendError, BackendUnavailable, RateLimited
+from ..commander.errors import BackendError, BackendUnavailable, RateLimited
 
 __all__ = ["Breaker", "Retries"]
 

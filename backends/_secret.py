@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from pydantic import SecretStr
 
-from ..commander._errors import AnabranchError, ConfigurationError
+from ..commander.errors import AnabranchError, ConfigurationError
 
 __all__ = ["Cut", "Redactor", "as_secret", "cleaned", "keep_from_logs"]
 

@@ -13,7 +13,7 @@ from types import NoneType
 from typing import Any, cast
 
 from ..commander import _errors as errors
-from ..commander._errors import BackendError, ConfigurationError, RateLimited, StreamInterrupted
+from ..commander.errors import BackendError, ConfigurationError, RateLimited, StreamInterrupted
 from ..dispatch import Delta, Request, ToolCallDelta, Usage, request_body
 from ._assemble import partial_message
 from ._secret import Cut, cleaned

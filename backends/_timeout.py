@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..commander._errors import BackendUnavailable
+from ..commander.errors import BackendUnavailable
 from ..dispatch import Delta
 
 __all__ = ["Arrived", "Timeouts", "timed"]

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from importlib.util import find_spec
 from typing import Any, Self
 
-from ..commander._errors import MissingExtra
+from ..commander.errors import MissingExtra
 from ..dispatch import Delta, Message, Request
 from ._model import ModelBackend
 from ._vllm_engine import Engine

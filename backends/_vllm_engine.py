@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import Any
 
-from ..commander._errors import (
+from ..commander.errors import (
     AnabranchError,
     BackendError,
     BackendUnavailable,

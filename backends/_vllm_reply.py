@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ..commander._errors import (
+from ..commander.errors import (
     BackendError,
     BackendUnavailable,
     ConfigurationError,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from ..commander._errors import ConfigurationError, MissingExtra
+from ..commander.errors import ConfigurationError, MissingExtra
 from ._weights_fetch import download
 
 __all__ = ["SMOLLM2", "Progress", "Weights", "cache_folder", "ensure_weights"]

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..commander._errors import ConfigurationError
+from ..commander.errors import ConfigurationError
 
 __all__ = ["download"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol, TypeAlias
 
-from ..commander._errors import WorkerLost
+from ..commander.errors import WorkerLost
 from ._pack import Outcome, unpack, unpack_code
 from ._ray import this_host
 

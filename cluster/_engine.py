@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from pydantic import SecretStr
 
 from ..backends import Backend, ModelBackend, Retries, Timeouts, connect
-from ..commander._errors import ConfigurationError
+from ..commander.errors import ConfigurationError
 from ..dispatch import Delta, Request
 from ._actor import Outlet
 from ._pack import pack

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ..commander._errors import ConfigurationError
+from ..commander.errors import ConfigurationError
 
 __all__ = ["Head", "find_head"]
 

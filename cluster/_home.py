@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from ..commander import Node
-from ..commander._errors import ConfigurationError, WorkerLost
 from ..commander._observe import outlast
+from ..commander.errors import ConfigurationError, WorkerLost
 from ._elsewhere import Elsewhere, ended, scope_of
 from ._parcel import load_report, pack, refuse_secrets
 from ._ray import LOOK_AGAIN, Cluster, as_lost, as_refused, aside, join, load

@@ -7,7 +7,7 @@ from asyncio import Future
 from dataclasses import dataclass
 from typing import Any
 
-from ..commander._errors import ConfigurationError
+from ..commander.errors import ConfigurationError
 from ._parcel import dump, dump_error, guarded, load_error
 from ._ray import this_host
 

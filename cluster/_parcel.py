@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 from ..commander import Node
-from ..commander._errors import ConfigurationError, MissingExtra
+from ..commander.errors import ConfigurationError, MissingExtra
 
 __all__ = [
     "Parcel",

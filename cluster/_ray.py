@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
 from ..commander import Away, Node
-from ..commander._errors import ConfigurationError, MissingExtra, WorkerLost
+from ..commander.errors import ConfigurationError, MissingExtra, WorkerLost
 from ._head import Head, answers, find_head
 
 __all__ = [

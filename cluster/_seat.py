@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from ..backends._limits import Turns, limits_of, turn_in
 from ..commander import Commander, Node
-from ..commander._errors import BudgetExceeded, WorkerLost
+from ..commander.errors import BudgetExceeded, WorkerLost
 from ..dispatch import Usage
 from ._actor import Ask, Drop
 from ._desk import Address, Desk, News, Returned, Sit, Wanted, desk_of

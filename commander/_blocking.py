@@ -14,10 +14,10 @@ from typing import Any, Generic, TypeVar, cast
 
 from anyio import CancelScope, from_thread, to_thread
 
-from ._errors import WorkerLost
 from ._node import Node
 from ._observe import outlast
 from ._report import note, type_name
+from .errors import WorkerLost
 
 __all__ = ["ProcessCall", "ThreadCall", "TreeInMain", "check_cancelled", "ending"]
 

@@ -14,7 +14,6 @@ from typing import Any, Self, TypeVar, cast
 
 from . import _blocking
 from ._cancel import cancel_subtrees
-from ._errors import NodeCancelled
 from ._events import EventKind, Events, Listener, Origin
 from ._failure import log_lost
 from ._life import finish, spawn
@@ -30,6 +29,7 @@ from ._snapshot import TreeSnapshot, explain, snapshot
 from ._threadsafe import Requests
 from ._usage import spent
 from ._watch import Watch
+from .errors import NodeCancelled
 
 __all__ = ["Commander"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from asyncio import _get_running_loop
 from typing import TYPE_CHECKING, Any
 
-from ._errors import NodeClosed
 from ._events import publish
 from ._loop import elsewhere
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
 from ._record import CURRENT, DONE, Attempts
+from .errors import NodeClosed
 
 if TYPE_CHECKING:
     from ._node import Node

@@ -6,10 +6,10 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ._cancel import abort, cancel_subtrees
-from ._errors import NodeCancelled, QuorumNotMet
 from ._policy import Quorum
 from ._record import DONE
 from ._report import describe, group, is_a, log, note, notes_of
+from .errors import NodeCancelled, QuorumNotMet
 
 if TYPE_CHECKING:
     from ._node import Node

@@ -19,13 +19,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from ._cancel import abort
-from ._errors import NodeCancelled, NodeClosed
 from ._events import publish
 from ._failure import blame, body_failed, child_completed, child_failed, log_lost, weigh
 from ._policy import Quorum, Restart, Retry
 from ._record import CURRENT, After, Attempts, Callback, Moment, Record
 from ._report import is_a, log, raise_soon
 from ._task import TASK_NAME, start_task
+from .errors import NodeCancelled, NodeClosed
 
 if TYPE_CHECKING:
     from ._node import Node

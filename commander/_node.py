@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from ._cancel import cancel_subtrees
 from ._entry import enter
-from ._errors import NodeCancelled
 from ._failure import child_failed, take_claimed
 from ._life import spawn
 from ._loop import require_loop
@@ -25,6 +24,7 @@ from ._policy import Policy, Quorum, Restart, Retry, check_policy
 from ._record import CURRENT, DONE, Callback, Moment, NodeState, Record, share_layout
 from ._report import type_name
 from ._waits import begin_wait
+from .errors import NodeCancelled
 
 if TYPE_CHECKING:
     from ._commander import Commander

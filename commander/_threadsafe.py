@@ -10,11 +10,11 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from ._errors import NodeClosed
 from ._node import Node, add_waiter, lose_taker
 from ._record import DONE
 from ._report import log, raise_soon
 from ._waits import note_outside_wait
+from .errors import NodeClosed
 
 if TYPE_CHECKING:
     from ._commander import Commander

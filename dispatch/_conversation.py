@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
 
-from ..commander._errors import ConfigurationError
+from ..commander.errors import ConfigurationError
 from ._message import Message
 from ._request import Request, ToolSchema
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..commander._errors import ConfigurationError
+from ..commander.errors import ConfigurationError
 from ._message import Message
 
 __all__ = ["Request", "ToolSchema", "has_parameter"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, cast
 
-from ..commander._errors import (
+from ..commander.errors import (
     AuthenticationError,
     BackendError,
     BackendUnavailable,

@@ -13,7 +13,7 @@ from anabranch.agents import Answer, ConversationTooLong, UnknownAgent
 from anabranch.backends import Limits, Retries, Timeouts
 from anabranch.backends._http import HttpBackend
 from anabranch.commander import _errors
-from anabranch.commander._errors import (
+from anabranch.commander.errors import (
     AnabranchError,
     BackendError,
     ConfigurationError,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.commander._errors import ToolError
+from anabranch.commander.errors import ToolError
 from anabranch.tools._arithmetic import evaluate
 from anabranch.tools.examples import EXAMPLE_TOOLS, calculate, get_current_weather, get_time
 

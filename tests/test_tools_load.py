@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.commander._errors import ConfigurationError
+from anabranch.commander.errors import ConfigurationError
 from anabranch.tools import load_tools
 
 MODULE = """

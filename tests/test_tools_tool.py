@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from anabranch.commander._errors import ToolError
+from anabranch.commander.errors import ToolError
 from anabranch.tools import Tool, tool
 
 

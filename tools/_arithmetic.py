@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from ..commander._errors import ToolError
+from ..commander.errors import ToolError
 
 __all__ = ["evaluate"]
 

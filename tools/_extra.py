@@ -9,7 +9,7 @@ from types import ModuleType
 
 import anyio.to_thread
 
-from ..commander._errors import MissingExtra
+from ..commander.errors import MissingExtra
 
 __all__ = ["import_extra"]
 

@@ -25,8 +25,8 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.connect import write_connection_file
 
 from ..commander._blocking import ending
-from ..commander._errors import ToolError
 from ..commander._observe import outlast
+from ..commander.errors import ToolError
 from ..dispatch import image_url
 from ._result import shortened
 

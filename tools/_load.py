@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from types import ModuleType
 from typing import Any, cast
 
-from ..commander._errors import ConfigurationError
+from ..commander.errors import ConfigurationError
 from ._mcp import McpServer
 from ._python import PythonKernel
 from ._tool import AnyTool, Tool

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import Literal
 
-from ..commander._errors import NodeCancelled, ToolError
+from ..commander.errors import NodeCancelled, ToolError
 from ..dispatch import Message, Role, ToolCall, ToolCallError
 from ._schema import InvalidArguments
 

@@ -12,7 +12,7 @@ from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
-from ..commander._errors import ToolError
+from ..commander.errors import ToolError
 
 __all__ = ["Arguments", "InvalidArguments"]
 

@@ -6,7 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from ..commander._errors import ConfigurationError
+from ..commander.errors import ConfigurationError
 from ._web_fetch import Fetcher
 
 __all__ = ["SearchEngine", "SearchHit", "search_engine"]

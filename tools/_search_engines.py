@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
-from ..commander._errors import ToolError
+from ..commander.errors import ToolError
 from ._search import SearchEngine, SearchHit
 from ._web_fetch import Fetched, Fetcher
 from ._web_text import read_page

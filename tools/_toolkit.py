@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Self
 
-from ..commander._errors import ConfigurationError
+from ..commander.errors import ConfigurationError
 from ._tool import AnyTool, Tool
 
 __all__ = ["Toolkit", "by_name", "flatten"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urljoin, urlsplit
 
-from ..commander._errors import ToolError
+from ..commander.errors import ToolError
 from ._extra import import_extra
 from ._web_address import is_public
 from ._web_charset import page_codec

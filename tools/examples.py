@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Literal
 from zoneinfo import ZoneInfo, available_timezones
 
-from ..commander._errors import ToolError
+from ..commander.errors import ToolError
 from ._arithmetic import evaluate
 from ._tool import tool
 
