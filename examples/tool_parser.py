@@ -16,7 +16,8 @@ import ast
 import asyncio
 
 from anabranch import Agent, Backend, connect
-from anabranch.agents import ToolAction, ToolParser
+from anabranch.agents import ToolParser
+from anabranch.agents.layers import ToolAction
 
 SYSTEM = "You write short Python programs."
 FORM = "Write the program in this form, and end your message there:\n{begin}...{end}"

@@ -24,7 +24,7 @@ from anabranch import (
     current_node,
     tool,
 )
-from anabranch.agents import TOOLS
+from anabranch.agents.layers import TOOLS
 from anabranch.backends import Limits
 from anabranch.handlers import View
 from anabranch.messages import Request, Usage
@@ -205,16 +205,16 @@ async def test_calls_of_tools_are_remembered_with_their_results() -> None:
     ]
 
 
-async def test_at_max_turns_the_model_has_to_answer() -> None:
+async def test_at_max_rounds_the_model_has_to_answer() -> None:
     """The answer's status says so; a model that calls on is a clear error."""
     more = calling("look", place="x")
     backend = ScriptedBackend(more, more, "Enough.")
-    answer = await Agent(backend, tools=[look], max_turns=2)("?")
+    answer = await Agent(backend, tools=[look], max_rounds=2)("?")
 
-    assert (answer.content, answer.extra["status"]) == ("Enough.", "max_turns")
+    assert (answer.content, answer.extra["status"]) == ("Enough.", "max_rounds")
     assert backend.requests[2].options == {"tool_choice": "none"}
     with pytest.raises(BadResponse, match="goes on calling tools"):
-        await Agent(ScriptedBackend(otherwise=more), tools=[look], max_turns=2)("?")
+        await Agent(ScriptedBackend(otherwise=more), tools=[look], max_rounds=2)("?")
 
 
 async def test_an_answer_that_was_cut_off_says_so() -> None:

@@ -28,9 +28,9 @@ from anabranch.agents import (
     Sequential,
     ToolAggregator,
     ToolParser,
-    text_action,
 )
 from anabranch.agents import Aggregator as Default
+from anabranch.agents.layers import text_action
 from anabranch.messages import Request
 from anabranch.testing import ScriptedBackend
 
@@ -41,12 +41,12 @@ class Blogger(Agent):
     """A writer whom a critic helps."""
 
     def __init__(self, writer: ScriptedBackend, critic: ScriptedBackend, turns: int = 1) -> None:
-        super().__init__(max_turns=turns)
+        super().__init__(max_rounds=turns)
         self.writer = Agent(writer, "Write.", name="writer")
         self.critics = [Agent(critic, "Criticise.", name="critic")]
 
     async def forward(self, message: AgentMessage, session_id: SessionId = 0) -> AgentMessage:
-        for _ in range(self.max_turns):
+        for _ in range(self.max_rounds):
             message = await self.writer(message, session_id=session_id)
             message = await self.critics[0](message, session_id=session_id)
         return await self.writer(message, session_id=session_id)

@@ -10,15 +10,13 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from anabranch import Agent, BadResponse, Message
-from anabranch.agents import (
+from anabranch.agents import JsonParser, StringParser, ToolParser
+from anabranch.agents.layers import (
     InterpreterParser,
-    JsonParser,
     MixedToolParser,
     Parser,
     PluginParser,
-    StringParser,
     ToolAction,
-    ToolParser,
 )
 from anabranch.testing import ScriptedBackend
 

@@ -7,7 +7,8 @@ import _left
 import pytest
 
 from anabranch import AgentMessage, Commander, Message, NodeCancelled, tool
-from anabranch.agents import InterpreterParser, PluginParser, StepAgent
+from anabranch.agents import StepAgent
+from anabranch.agents.layers import InterpreterParser, PluginParser
 from anabranch.testing import ScriptedBackend
 from anabranch.tools import PythonKernel, Toolkit
 
@@ -79,18 +80,18 @@ async def test_it_calls_plugins_and_code_until_it_has_an_answer() -> None:
     assert list(agent.state_dict()) == ["memory", "agent.memory"]
 
 
-async def test_at_max_turns_the_last_reply_is_the_answer() -> None:
+async def test_at_max_rounds_the_last_reply_is_the_answer() -> None:
     """Its status says so, and what it calls does not run."""
     toolkit = Notes()
     agent = StepAgent(
-        ScriptedBackend(otherwise=code("x")), interpreter=lambda: toolkit, max_turns=3
+        ScriptedBackend(otherwise=code("x")), interpreter=lambda: toolkit, max_rounds=3
     )
     answer = await agent("?")
 
-    assert answer.extra["status"] == "max_turns"
+    assert answer.extra["status"] == "max_rounds"
     assert toolkit.kept == ["x", "x"]
     with pytest.raises(ValueError, match="at least 1"):
-        StepAgent(ScriptedBackend(), max_turns=0)
+        StepAgent(ScriptedBackend(), max_rounds=0)
 
 
 async def test_a_call_that_cannot_be_used_is_told_to_the_model() -> None:
@@ -102,7 +103,7 @@ async def test_a_call_that_cannot_be_used_is_told_to_the_model() -> None:
         (code("1"), "Error: there is no 'interpreter' here"),
     ]
     backend = ScriptedBackend(*(reply for reply, _ in wrong), "I give up.")
-    agent = StepAgent(backend, plugins=[search], max_turns=9)
+    agent = StepAgent(backend, plugins=[search], max_rounds=9)
     agent.agent.output_format = _both()
 
     assert (await agent("?")).content == "I give up."
@@ -111,7 +112,7 @@ async def test_a_call_that_cannot_be_used_is_told_to_the_model() -> None:
 
 
 def _both() -> Any:
-    from anabranch.agents import MixedToolParser
+    from anabranch.agents.layers import MixedToolParser
 
     return MixedToolParser([PluginParser(), InterpreterParser()])
 
