@@ -10,7 +10,7 @@ from types import coroutine
 from typing import Any, TypeAlias, cast
 
 from ..commander import Node, NodeCancelled, StreamInterrupted
-from ..commander._waits import drives
+from ..commander.waiting import drives
 from ._assembly import Assembly, Branches
 from ._call import OpenCall, ToolCallError
 from ._channel import Channel, Gate, Waiters
