@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from ..commander import errors
 from ..commander.errors import BackendError, ConfigurationError, RateLimited, StreamInterrupted
-from ..dispatch import Delta, Request, ToolCallDelta, Usage, request_body
+from ..messages import Delta, Request, ToolCallDelta, Usage, request_body
 from ._assemble import partial_message
 from ._secret import Cut, cleaned
 
