@@ -9,7 +9,7 @@ from ...commander import Node
 from ..layers._message import AgentMessage
 from ._directory import Answer, Status
 from ._reply import NOT_MINE, ReplyResult
-from ._said import as_message, text_of
+from ._said import as_message
 from ._scope import current_scope
 from ._transcript import Transcript
 
@@ -78,7 +78,7 @@ class Answering(Node[Answer], internal=True):
     def _prompt(self, ending: Status | None) -> str:
         scope, name = current_scope(), self.agent.name
         seen = scope is not None and any(isinstance(each, Transcript) for each in scope.listeners)
-        said = "" if seen else f"{self.message.sender} (to {name}):\n\n{text_of(self.message)}\n\n"
+        said = "" if seen else f"{self.message.sender} (to {name}):\n\n{self.message.text}\n\n"
         enter = "to end" if ending == "terminated" else f"to let {name} answer by itself"
         return f"{said}Answer {self.partner} as {name} (Enter {enter}, '{EXIT}' to leave): "
 

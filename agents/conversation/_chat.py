@@ -12,7 +12,7 @@ from ...handlers import handler
 from ..errors import ConversationTooLong
 from ..layers._message import AgentMessage
 from ._directory import Answer, Participant, Status, name_of
-from ._said import Said, as_message, text_of
+from ._said import Said, as_message
 from ._scope import MAX_MESSAGES, Listener, Scope, open_scope
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class ChatResult:
     @property
     def text(self) -> str:
         """The text of the last message."""
-        return text_of(self.last)
+        return self.last.text
 
 
 class ChatOptions(TypedDict, total=False):

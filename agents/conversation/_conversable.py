@@ -13,8 +13,7 @@ from ...messages import Message
 from ..layers._agent import Agent
 from ..layers._aggregators import Aggregator, System
 from ..layers._call import run_in_tree, stream_call
-from ..layers._memory import TOOLS
-from ..layers._message import AgentMessage
+from ..layers._message import TOOLS, AgentMessage
 from ..layers._parsers import Parser
 from ..layers._stream import LISTENER, Speech
 from ._answering import Answering
@@ -22,7 +21,7 @@ from ._chat import Chat, ChatOptions, ChatResult
 from ._directory import Answer, Directory, Participant, name_of
 from ._human import HumanInput, TerminalInput
 from ._reply import ReplyResult, ReplyRule, SenderFilter, reply_rules
-from ._said import Said, is_termination, text_of
+from ._said import Said, is_termination
 from ._scope import Listener, ScopeFeed
 from ._transcript import Transcript
 
@@ -300,9 +299,7 @@ class GroupAggregator(Aggregator):
     ) -> None:
         """Add a message, with its speaker if it was said to more than this agent."""
         if message.sender != name and message.receiver not in (None, name, message.sender):
-            message = message.model_copy(
-                update={"content": f"{message.sender}: {text_of(message)}"}
-            )
+            message = message.model_copy(update={"content": f"{message.sender}: {message.text}"})
         super().append(said, message, name, parser)
 
 

@@ -13,7 +13,7 @@ from ..layers._message import AgentMessage
 from ..layers._prompt import prompt
 from ._directory import Answer, Directory, Participant, Status
 from ._group import Group
-from ._said import as_message, is_termination, text_of
+from ._said import as_message, is_termination
 from ._scope import MAX_MESSAGES, muted
 
 __all__ = ["GroupTalk", "role_prompt"]
@@ -103,7 +103,7 @@ class GroupTalk(Group):
         """Let a member hear and answer; False if it leaves."""
         with muted():
             answer = await self._ask(name)
-        if answer.message is None or not text_of(answer.message).strip():
+        if answer.message is None or not answer.message.text.strip():
             return answer.status != "left"
         if self.speaking is not None:
             await self._tell(name, f"No, {self.speaking} is speaking.", request_reply=False)
@@ -120,7 +120,7 @@ class GroupTalk(Group):
         finally:
             self.speaking = None
         said = answer.message
-        if said is not None and text_of(said).strip() and not self._asks(said):
+        if said is not None and said.text.strip() and not self._asks(said):
             self._speak(as_message(said, name, self.name))
 
     async def _tell(self, name: str, text: str, *, request_reply: bool = True) -> Answer:
@@ -129,7 +129,7 @@ class GroupTalk(Group):
         return await member.receive(message, request_reply=request_reply)
 
     def _asks(self, message: AgentMessage) -> bool:
-        return self.request.lower() in text_of(message).lower()
+        return self.request.lower() in message.text.lower()
 
     def _speak(self, message: AgentMessage) -> None:
         if self._ending is not None:

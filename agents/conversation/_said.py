@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
 
-from ...tools import result_text
 from ..layers._message import AgentMessage
 
-__all__ = ["TERMINATE", "Said", "as_message", "is_termination", "text_of"]
+__all__ = ["TERMINATE", "Said", "as_message", "is_termination"]
 
 TERMINATE = "TERMINATE"
 """At the end of a text, or true in a message's `extra`, it ends a conversation."""
@@ -55,11 +54,6 @@ def _from_mapping(said: object) -> AgentMessage:
         return AgentMessage(**fields, extra=extra)
     except (TypeError, ValueError) as error:
         raise ValueError(f"this is no message: {said!r:.200} ({error})") from None
-
-
-def text_of(message: AgentMessage) -> str:
-    """Return what a person, or a model, would read of the message."""
-    return result_text(message.content)
 
 
 def is_termination(message: AgentMessage) -> bool:

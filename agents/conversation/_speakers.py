@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from ...backends import Backend
 from ..layers._message import AgentMessage
 from ..layers._prompt import prompt
-from ._said import text_of
 
 if TYPE_CHECKING:
     from ._group import GroupChat
@@ -84,7 +83,7 @@ def _roles(group: GroupChat) -> str:
 
 
 def _talk(messages: Iterable[AgentMessage]) -> str:
-    return "\n".join(f"{message.sender}: {text_of(message)}" for message in messages)
+    return "\n".join(f"{message.sender}: {message.text}" for message in messages)
 
 
 def _named(said: str, names: Iterable[str]) -> str | None:

@@ -8,7 +8,6 @@ from typing import TextIO
 
 from ...handlers.legible import legible
 from ..layers._message import AgentMessage
-from ._said import text_of
 
 __all__ = ["Transcript"]
 
@@ -39,7 +38,7 @@ class Transcript:
         """Take a part of a message, or a whole one; what is said to nobody is not shown."""
         if part.receiver is None or part.type in ("tool_call", "tool_result"):
             return
-        entry = self._entry(f"{part.sender} (to {part.receiver}):", text_of(part))
+        entry = self._entry(f"{part.sender} (to {part.receiver}):", part.text)
         if part.stream_state == "end":
             entry.ending = ""
         elif part.stream_state == "failed":

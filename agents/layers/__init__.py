@@ -10,9 +10,9 @@ memory, `handlers.respond` asks the model and runs its tools, a parser reads the
 - `_executor`: runs the calls in a message; `_step_agent`: thinks, acts and thinks again
 """
 
-from ._actions import InterpreterParser as InterpreterParser
-from ._actions import MixedToolParser as MixedToolParser
-from ._actions import PluginParser as PluginParser
+from ._actions import AgentStep as AgentStep
+from ._actions import FencedCall as FencedCall
+from ._actions import TextCall as TextCall
 from ._actions import ToolAction as ToolAction
 from ._actions import ToolParser as ToolParser
 from ._agent import Agent as Agent
@@ -24,16 +24,16 @@ from ._call import AgentCall as AgentCall
 from ._executor import ToolExecutor as ToolExecutor
 from ._hooks import AgentHook as AgentHook
 from ._hooks import AgentHookHandle as AgentHookHandle
-from ._hooks import text_action as text_action
-from ._memory import TOOLS as TOOLS
+from ._hooks import Hook as Hook
+from ._hooks import HookHandle as HookHandle
+from ._hooks import Hooks as Hooks
 from ._memory import Memory as Memory
 from ._memory import SessionId as SessionId
+from ._memory import SummaryMemory as SummaryMemory
 from ._memory import message_tokens as message_tokens
+from ._message import TOOLS as TOOLS
 from ._message import AgentMessage as AgentMessage
 from ._message import StreamState as StreamState
-from ._message_hooks import Hook as Hook
-from ._message_hooks import HookHandle as HookHandle
-from ._message_hooks import Hooks as Hooks
 from ._parsers import JsonParser as JsonParser
 from ._parsers import Parser as Parser
 from ._parsers import StringParser as StringParser
@@ -41,5 +41,3 @@ from ._prompt import Prompt as Prompt
 from ._prompt import prompt as prompt
 from ._sequential import Sequential as Sequential
 from ._step_agent import StepAgent as StepAgent
-from ._steps import AgentStep as AgentStep
-from ._summary import SummaryMemory as SummaryMemory

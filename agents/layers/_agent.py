@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeAlias, get_args
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Literal, TypeAlias, cast, get_args
 
 from typing_extensions import TypeVar
 
 from ...backends import Backend
 from ...commander import run
 from ...commander.errors import ConfigurationError
+from ...dispatch import Format
 from ...handlers import View
 from ...messages import Message
 from ...tools import AnyTool, Toolkit
 from ...tools.toolkits import flatten
+from ._actions import AgentStep, list_steps
 from ._aggregators import Aggregator, System, read_system
 from ._answer import answer
 from ._call import AgentCall, run_in_tree, stream_call
-from ._hooks import AgentHook, AgentHookHandle, hooked
-from ._memory import Memory, SessionId, copied
-from ._message import AgentMessage
-from ._message_hooks import Hook, HookHandle, Hooks
+from ._hooks import AgentHook, AgentHookHandle, Hook, HookedTool, HookHandle, Hooks
+from ._memory import Memory, SessionId, read_records
+from ._message import AgentMessage, copy_message
 from ._parsers import Parser
-from ._steps import AgentStep, steps_of
-from ._structure import describe_structure, restore, walk
 
 __all__ = ["Agent"]
 
@@ -50,6 +49,7 @@ class Agent(Generic[F]):
     - `system`: a string, a message, or a list of messages.
     - `memory`, `aggregator`: what is remembered, and how it becomes a request.
     - `output_format`: a parser, which gives the answer its `formatted`.
+    - `formats`: how the model writes calls into its text, see `respond`; None: the backend's.
     - `hooks`: objects with some of the methods of `AgentHook`.
     - `view`: sees text, calls and results as they come, and is asked whether a tool may run.
     - `options`: for the model, by the wire's names; those of a call win.
@@ -68,6 +68,7 @@ class Agent(Generic[F]):
         memory: Memory | None = None,
         aggregator: Aggregator | None = None,
         output_format: Parser[F] | None = None,
+        formats: Sequence[Format] | None = None,
         hooks: Iterable[AgentHook] = (),
         max_rounds: int = 10,
         view: View | None = None,
@@ -82,6 +83,7 @@ class Agent(Generic[F]):
         self.memory = memory or Memory()
         self.aggregator = aggregator or Aggregator()
         self.output_format = output_format
+        self.formats = formats
         self.max_rounds = max_rounds
         self.view = view
         self.options = options
@@ -109,7 +111,7 @@ class Agent(Generic[F]):
 
         For `node.call_handler(agent.call("..."), timeout=20)` and `commander.run(...)`.
         """
-        return AgentCall(self, [copied(each) for each in messages], session_id, options)
+        return AgentCall(self, [copy_message(each) for each in messages], session_id, options)
 
     def run_sync(
         self, *messages: AgentMessage | str, session_id: SessionId = 0, **options: Any
@@ -143,7 +145,8 @@ class Agent(Generic[F]):
         session_id: SessionId = options.pop("session_id", 0)
         if self.backend is None:
             raise ConfigurationError(f"{self.name} has no backend: give it one, or write forward()")
-        return await answer(self, self.backend, session_id, options)
+        await self.memory.prepare(session_id)
+        return await answer(self, self.backend, self.aggregate(session_id), session_id, options)
 
     def aggregate(self, session_id: SessionId = 0) -> list[Message]:
         """Return what the model would be asked in this session."""
@@ -183,7 +186,10 @@ class Agent(Generic[F]):
 
     def hooked_tools(self) -> Sequence[AnyTool]:
         """Return the tools as the model's calls reach them, through the hooks."""
-        return hooked(self, self.tools, self._hooks["before_action"], self._hooks["after_action"])
+        before, after = self._hooks["before_action"], self._hooks["after_action"]
+        if not (before or after):
+            return self.tools
+        return [HookedTool.around(tool, self, before, after) for tool in self.tools]
 
     # --- the structure
 
@@ -204,21 +210,81 @@ class Agent(Generic[F]):
             raise ConfigurationError(f"the state lacks {missing}")
         if unknown := sorted(state.keys() - agents.keys()):
             raise ConfigurationError(f"{self.name} has nothing of the state's {unknown}")
-        restored = {key: restore(agent, state[key]) for key, agent in agents.items()}
+        restored = {key: agent.restore(state[key]) for key, agent in agents.items()}
         for key, messages in restored.items():
             agents[key].memory.replace(messages, session_id)
 
+    def restore(self, records: Iterable[Mapping[str, Any]]) -> list[AgentMessage]:
+        """Read a saved memory; what the parser had made of replies is made again."""
+        messages = read_records(records)
+        for message in messages if self.output_format is not None else ():
+            if message.sender != self.name or message.type is not None or message.formatted is None:
+                continue
+            try:
+                message.formatted = self.output_format.restore(message.formatted)
+            except ValueError as error:
+                raise ConfigurationError(f"this is no memory of {self.name}: {error}") from error
+        return messages
+
     def reset(self, session_id: SessionId = 0, *, recursive: bool = True) -> None:
         """Forget a session, in all agents below too unless not `recursive`."""
-        for agent in walk(self).values() if recursive else (self,):
+        for agent in self.named_agents().values() if recursive else (self,):
             agent.memory.reset(session_id)
 
     def get_steps(self, session_id: SessionId = 0) -> list[AgentStep]:
         """Return the thoughts, calls and results of a session; the last thought is the answer."""
-        return steps_of(self.memory.messages(session_id), self.name)
+        return list_steps(self.memory.messages(session_id), self.name)
+
+    def named_children(self) -> Iterator[tuple[str, Agent[Any]]]:
+        """Give the agents among the attributes, also those in lists, tuples and mappings.
+
+        Each comes with the path that leads to it, `writer`, `critics.0` or `roles.editor`, in the
+        order in which the attributes were set.
+        """
+        for name, value in vars(self).items():
+            if isinstance(value, Mapping):
+                parts = [(f"{name}.{key}", each) for key, each in cast("Any", value).items()]
+            elif isinstance(value, list | tuple):
+                parts = [(f"{name}.{n}", each) for n, each in enumerate(cast("Any", value))]
+            else:
+                parts = [(name, value)]
+            yield from ((path, each) for path, each in parts if isinstance(each, Agent))
+
+    def named_agents(self) -> dict[str, Agent[Any]]:
+        """Return this agent and all below by their paths, this under ""; each agent once."""
+        found: dict[str, Agent[Any]] = {}
+        seen: set[int] = set()
+        waiting: list[tuple[str, Agent[Any]]] = [("", self)]
+        while waiting:
+            path, agent = waiting.pop()
+            if id(agent) in seen:
+                continue
+            seen.add(id(agent))
+            found[path] = agent
+            below = [
+                (f"{path}.{name}" if path else name, each) for name, each in agent.named_children()
+            ]
+            waiting += reversed(below)
+        return found
 
     def _memories(self) -> dict[str, Agent[Any]]:
-        return {f"{path}.memory" if path else "memory": agent for path, agent in walk(self).items()}
+        return {
+            f"{path}.memory" if path else "memory": each
+            for path, each in self.named_agents().items()
+        }
 
     def __repr__(self) -> str:
-        return describe_structure(self)
+        def describe(agent: Agent[Any], above: tuple[int, ...]) -> str:
+            parts = [repr(agent.name)]
+            parts += [repr(agent.backend)] if agent.backend is not None else []
+            parts += [f"tools={[tool.name for tool in agent.tools]}"] if agent.tools else []
+            head = f"{type(agent).__name__}({', '.join(parts)})"
+            if id(agent) in above:
+                return f"{head} ..."
+            below = (
+                f"({name}): {describe(each, (*above, id(agent)))}"
+                for name, each in agent.named_children()
+            )
+            return head + "".join("\n  " + lines.replace("\n", "\n  ") for lines in below)
+
+        return describe(self, ())

@@ -6,9 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ...messages import Message, Role
-from ...tools import result_text
-from ._memory import TOOLS
-from ._message import AgentMessage
+from ._message import TOOLS, AgentMessage
 from ._parsers import Parser
 
 __all__ = ["Aggregator", "FewShotAggregator", "System", "ToolAggregator"]
@@ -34,46 +32,54 @@ class Aggregator:
         system: System | None = None,
     ) -> list[Message]:
         """Return the messages for the model of the agent called `name`."""
-        said = self.opening(parser, system)
+        request = self.opening(parser, system)
         for message in messages:
-            self.append(said, message, name, parser)
-        return said
+            self.append(request, message, name, parser)
+        return request
 
     def opening(self, parser: Parser[Any] | None, system: System | None) -> list[Message]:
         """Return what stands before the memory; one system message where there can be one."""
-        said = read_system(system)
+        opening = read_system(system)
         instruction = parser.instruction() if parser is not None else ""
         if not instruction:
-            return said
-        if len(said) == 1 and said[0].role == "system":
-            return [Message(role="system", content=f"{said[0].content}\n\n{instruction}")]
-        return [*said, Message(role="system", content=instruction)]
+            return opening
+        if len(opening) == 1 and opening[0].role == "system":
+            return [Message(role="system", content=f"{opening[0].content}\n\n{instruction}")]
+        return [*opening, Message(role="system", content=instruction)]
 
     def append(
-        self, said: list[Message], message: AgentMessage, name: str, parser: Parser[Any] | None
+        self,
+        request: list[Message],
+        message: AgentMessage,
+        name: str,
+        parser: Parser[Any] | None,
     ) -> None:
         """Add a message of the memory to what the model will read."""
-        if message.sender != name:
-            _append_user(said, result_text(message.content))
-        elif message.type == TOOLS:
-            said.extend(message.formatted)
+        if message.sender == name:
+            if message.type == TOOLS:
+                request.extend(message.formatted)
+            else:
+                request.append(Message(role="assistant", content=message.text))
+        elif request and request[-1].role == "user":
+            content = f"{request[-1].content}\n{message.text}"
+            request[-1] = Message(role="user", content=content)
         else:
-            said.append(Message(role="assistant", content=result_text(message.content)))
+            request.append(Message(role="user", content=message.text))
 
 
 class FewShotAggregator(Aggregator):
     """The default, with worked examples after the system prompt: messages, or the wire's."""
 
     def __init__(self, examples: Iterable[Wire]) -> None:
-        self.examples = [_message(example) for example in examples]
+        self.examples = [_read(example) for example in examples]
 
     def opening(self, parser: Parser[Any] | None, system: System | None) -> list[Message]:
         """Add the examples."""
         return [*super().opening(parser, system), *self.examples]
 
 
-class ToolAggregator(Aggregator):
-    """For an agent that writes its calls as text, read by a `ToolParser`.
+class ToolAggregator(FewShotAggregator):
+    """For an agent whose calls are found in its text by a `ToolParser`.
 
     Messages of `users` are the user's. Those of anyone else (executors, mostly) are the
     environment's: they get `role`, stand alone, and are put between `begin` and `end`. A call
@@ -89,28 +95,27 @@ class ToolAggregator(Aggregator):
         users: Iterable[str] = ("user",),
         examples: Iterable[Wire] = (),
     ) -> None:
+        super().__init__(examples)
         self.begin = begin
         self.end = end
         self.role: Role = role
         self.users = frozenset(users)
-        self.examples = [_message(example) for example in examples]
-
-    def opening(self, parser: Parser[Any] | None, system: System | None) -> list[Message]:
-        """Add the examples."""
-        return [*super().opening(parser, system), *self.examples]
 
     def append(
-        self, said: list[Message], message: AgentMessage, name: str, parser: Parser[Any] | None
+        self,
+        request: list[Message],
+        message: AgentMessage,
+        name: str,
+        parser: Parser[Any] | None,
     ) -> None:
         """Tell the user, the environment and the agent apart."""
         if message.sender == name and message.type != TOOLS and parser is not None:
-            whole = parser.whole(result_text(message.content))
-            said.append(Message(role="assistant", content=whole))
+            request.append(Message(role="assistant", content=parser.whole(message.text)))
         elif message.sender == name or message.sender in self.users:
-            super().append(said, message, name, parser)
+            super().append(request, message, name, parser)
         else:
-            content = f"{self.begin}{result_text(message.content)}{self.end}"
-            said.append(Message(role=self.role, content=content))
+            content = f"{self.begin}{message.text}{self.end}"
+            request.append(Message(role=self.role, content=content))
 
 
 def read_system(system: System | None) -> list[Message]:
@@ -119,24 +124,15 @@ def read_system(system: System | None) -> list[Message]:
         return []
     if isinstance(system, str):
         return [Message(role="system", content=system)]
-    if isinstance(system, (Message, Mapping)):
-        return [_message(system)]
-    return [_message(each) for each in system]
+    return [_read(each) for each in ([system] if isinstance(system, Message | Mapping) else system)]
 
 
-def _message(given: Wire) -> Message:
-    if isinstance(given, Message):
-        return given
+def _read(message: Wire) -> Message:
+    if isinstance(message, Message):
+        return message
     try:
-        return Message.from_wire(given)
+        return Message.from_wire(message)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"a message has a 'role' and a 'content': {given!r:.200} ({error!r})"
+            f"a message has a 'role' and a 'content': {message!r:.200} ({error!r})"
         ) from error
-
-
-def _append_user(said: list[Message], content: str) -> None:
-    if said and said[-1].role == "user":
-        said[-1] = Message(role="user", content=f"{said[-1].content}\n{content}")
-    else:
-        said.append(Message(role="user", content=content))

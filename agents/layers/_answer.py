@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ...backends import Backend
-from ...commander import BadResponse
+from ...commander.errors import BadResponse
 from ...handlers import respond
 from ...messages import Conversation, Message
-from ...tools import AnyTool
-from ._memory import TOOLS, SessionId
-from ._message import AgentMessage
-from ._parsers import Parser
+from ._memory import SessionId
+from ._message import TOOLS, AgentMessage
 from ._stream import AgentView
 
 if TYPE_CHECKING:
@@ -29,101 +27,82 @@ MEND = "That answer cannot be used: {fault}\nAnswer again, correctly."
 
 
 async def answer(
-    agent: Agent[F], backend: Backend, session_id: SessionId, options: Mapping[str, Any]
+    agent: Agent[F],
+    backend: Backend,
+    request: Sequence[Message],
+    session_id: SessionId,
+    options: Mapping[str, Any],
 ) -> AgentMessage[F]:
-    """Let an agent's model answer its session; return the answer, which is not yet remembered.
+    """Let a model answer a request for an agent; return the answer, which is not yet remembered.
 
     The tool calls on the way are remembered with their results. If it fails or is cancelled, so is
     what was said by then, as a message whose `stream_state` is "failed".
     """
-    await agent.memory.prepare(session_id)
     conversation = Conversation()
-    conversation.messages = agent.aggregate(session_id)
-    asked = len(conversation)
+    conversation.add(*request)
     logger.debug("%s is asked: %s", agent.name, conversation.messages)
     view = AgentView(agent.name, agent.view)
+    parser = agent.output_format
+    settings = {**(parser.options() if parser else {}), **agent.options, **options}
+    retries = parser.retries if parser else 0
+    formatted = cast("F", None)
     try:
-        message, formatted = await _ask(agent, backend, conversation, view, options)
+        while True:
+            message = await respond(
+                backend,
+                conversation,
+                agent.hooked_tools(),
+                view,
+                max_rounds=agent.max_rounds,
+                formats=agent.formats,
+                **settings,
+            )
+            if parser is None:
+                break
+            parse = parser.parse_cut if message.finish_reason == "length" else parser.parse
+            try:
+                formatted = parse(message.content or "")
+                break
+            except ValueError as error:
+                if not retries:
+                    raise BadResponse(f"{agent.name} gave no usable answer: {error}") from error
+                retries -= 1
+                view.break_off()
+                conversation.add(MEND.format(fault=error))
     except BaseException:
-        _remember(agent, session_id, conversation.messages[asked:], broken=True)
-        view.broke_off()
+        said = conversation.messages[len(request) :]
+        _remember_calls(agent, said, session_id)
+        if said and said[-1].role == "assistant" and not said[-1].tool_calls:
+            partial = AgentMessage(
+                content=said[-1].content or "", sender=agent.name, stream_state="failed"
+            )
+            agent.memory.add(partial, session_id=session_id)
+        view.break_off()
         raise
-    calls = _remember(agent, session_id, conversation.messages[asked:])
+    rounds = _remember_calls(agent, conversation.messages[len(request) :], session_id)
     logger.debug("%s answers: %s", agent.name, message)
+    status = "max_rounds" if agent.tools and rounds >= agent.max_rounds else "ok"
     return AgentMessage(
         content=message.content or message.refusal or "",
         sender=agent.name,
         formatted=formatted,
-        extra={"status": _status(message, limited=bool(agent.tools) and calls >= agent.max_rounds)},
+        extra={"status": "length" if message.finish_reason == "length" else status},
     )
 
 
-async def _ask(
-    agent: Agent[F],
-    backend: Backend,
-    conversation: Conversation,
-    view: AgentView,
-    options: Mapping[str, Any],
-) -> tuple[Message, F]:
-    parser = agent.output_format
-    wanted = {**(parser.options() if parser else {}), **agent.options, **options}
-    tools: Sequence[AnyTool] = agent.hooked_tools()
-    for left in reversed(range((parser.retries if parser else 0) + 1)):
-        message = await respond(
-            backend, conversation, tools, view, rounds=agent.max_rounds, **wanted
-        )
-        if parser is None:
-            return message, cast("F", None)
-        try:
-            return message, _parsed(parser, message)
-        except ValueError as error:
-            if not left:
-                raise BadResponse(f"{agent.name} gave no usable answer: {error}") from error
-            view.broke_off()
-            conversation.add(MEND.format(fault=error))
-    raise AssertionError("unreachable")
-
-
-def _parsed(parser: Parser[F], message: Message) -> F:
-    text = message.content or ""
-    if message.finish_reason == "length":
-        return parser.parse_cut(text)
-    return parser.parse(parser.whole(text))
-
-
-def _remember(
-    agent: Agent[Any], session_id: SessionId, said: Sequence[Message], *, broken: bool = False
-) -> int:
-    """Remember the calls in what was said, and, if it broke off, its end; return how many calls.
+def _remember_calls(agent: Agent[Any], said: Sequence[Message], session_id: SessionId) -> int:
+    """Remember each reply with calls, the results after it, as one message; return how many.
 
     Answers that could not be used, and what the model was told about them, are forgotten.
     """
-    calls = list(_exchanges(agent.name, said))
-    agent.memory.add(*calls, session_id=session_id)
-    if broken and said and said[-1].role == "assistant" and not said[-1].tool_calls:
-        partial = AgentMessage(
-            content=said[-1].content or "", sender=agent.name, stream_state="failed"
-        )
-        agent.memory.add(partial, session_id=session_id)
-    return len(calls)
-
-
-def _exchanges(name: str, said: Sequence[Message]) -> list[AgentMessage]:
-    """Return each reply with calls, and the results that follow it, as one message."""
     found: list[AgentMessage] = []
     for message in said:
         if message.tool_calls:
+            content, parts = message.content or "", [message]
             found.append(
-                AgentMessage(
-                    content=message.content or "", sender=name, formatted=[message], type=TOOLS
-                )
+                AgentMessage(content=content, sender=agent.name, formatted=parts, type=TOOLS)
             )
         elif message.role == "tool":
             found[-1].formatted.append(message)
-    return found
-
-
-def _status(message: Message, *, limited: bool) -> str:
-    if message.finish_reason == "length":
-        return "length"
-    return "max_rounds" if limited else "ok"
+    agent.memory.add(*found, session_id=session_id)
+    return len(found)

@@ -10,8 +10,8 @@ from typing_extensions import TypeVar
 
 from ...commander import Commander, Node, current_node
 from ...commander.waiting import observe, outlast
-from ._memory import SessionId, copied
-from ._message import AgentMessage
+from ._memory import SessionId
+from ._message import AgentMessage, copy_message
 from ._stream import LISTENER, Feed
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class AgentCall(Node[AgentMessage[F]], Generic[F], internal=True):
         except BaseException:
             agent.memory.retract(kept, session_id)
             raise
-        answer = await agent.hooks_of("after_agent").run(agent, copied(answer))
+        answer = await agent.hooks_of("after_agent").run(agent, copy_message(answer))
         if (listener := LISTENER.get()) is not None:
             listener.put(answer)
         return answer

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, cast
 
-from ...commander import Commander, Node, NodeCancelled, current_node
+from ...commander import Node, NodeCancelled
 from ...messages import Message, ToolCall
 from ...tools import AnyTool, Approvals, Decision, InvalidArguments, Toolkit, ToolResult
 from ...tools.calls import call_result, start_call
 from ...tools.results import described, fault_result, result, unknown_tool
 from ...tools.toolkits import by_name
+from ._call import run_in_tree
+from ._hooks import Hook, HookHandle, Hooks
 from ._message import AgentMessage
-from ._message_hooks import Hook, HookHandle, Hooks
 
 __all__ = ["ToolExecutor"]
 
@@ -80,13 +82,7 @@ class ToolExecutor:
 
     async def __call__(self, message: AgentMessage) -> AgentMessage:
         """Run the calls in `message` and return their results."""
-        node = _Execute(self, message)
-        try:
-            parent = current_node()
-        except LookupError:
-            async with Commander() as commander:
-                return await commander.run(node)
-        return await parent.call_handler(node, claim=True)
+        return await run_in_tree(_Execute(self, message))
 
     def find(self, name: str) -> AnyTool | None:
         """Return the tool of this name."""
@@ -108,7 +104,7 @@ class _Execute(Node[AgentMessage], internal=True, name="execute_tools"):
         executor, sent = self._executor, self._message
         try:
             sent = await executor._before.run(executor, sent)
-            answer = _answer(executor, sent, await self._results(sent))
+            answer = _answer(executor, sent, await self._run(sent))
         except Exception as error:  # noqa: BLE001 - a hook's fault is told as a call's is
             answer = _hook_failed(executor, sent, error)
         try:
@@ -116,28 +112,41 @@ class _Execute(Node[AgentMessage], internal=True, name="execute_tools"):
         except Exception as error:  # noqa: BLE001 - as above
             return _hook_failed(executor, sent, error)
 
-    async def _results(self, message: AgentMessage) -> list[ToolResult]:
+    async def _run(self, message: AgentMessage) -> list[ToolResult]:
+        """Start all calls, then wait for each."""
+        found = message.content if message.formatted is None else message.formatted
         try:
-            calls = _calls(message)
+            if isinstance(found, str):
+                found = json.loads(found)
+            if isinstance(found, Message):
+                found = found.tool_calls
+            items = cast("list[Any]", found) if isinstance(found, (list, tuple)) else [found]
+            if not items:
+                raise InvalidArguments("the message holds no tool call")
+            calls = [_read_call(item, number) for number, item in enumerate(items)]
+        except (ValueError, RecursionError) as error:
+            fault = InvalidArguments(f"the message is not a tool call in JSON: {error}")
+            return [fault_result(ToolCall(id="call_0", name=""), fault)]
         except InvalidArguments as error:
             return [fault_result(ToolCall(id="call_0", name=""), error)]
-        started = [(call, self._start(call)) for call in calls]
-        return [await self._ended(call, node) for call, node in started]
-
-    def _start(self, call: ToolCall) -> Node[ToolResult] | ToolResult:
-        if call.error is not None:
-            return result(call, f"Error: the arguments are {call.error}", "invalid")
-        if (tool := self._executor.find(call.name)) is None:
-            return unknown_tool(call, self._executor.tools)
-        return start_call(self, call, tool, self._executor.ask)
-
-    async def _ended(self, call: ToolCall, node: Node[ToolResult] | ToolResult) -> ToolResult:
-        if isinstance(node, ToolResult):
-            return node
-        try:
-            return await node
-        except NodeCancelled:
-            return call_result(node, call)
+        started: list[Node[ToolResult] | ToolResult] = []
+        for call in calls:
+            if call.error is not None:
+                fault = f"Error: the arguments are {call.error}"
+                started.append(result(call, fault, "invalid"))
+            elif (tool := self._executor.find(call.name)) is None:
+                started.append(unknown_tool(call, self._executor.tools))
+            else:
+                started.append(start_call(self, call, tool, self._executor.ask))
+        results: list[ToolResult] = []
+        for call, node in zip(calls, started, strict=True):
+            if isinstance(node, ToolResult):
+                results.append(node)
+                continue
+            with suppress(NodeCancelled):
+                await node
+            results.append(call_result(node, call))
+        return results
 
 
 def _answer(
@@ -161,30 +170,17 @@ def _hook_failed(executor: ToolExecutor, message: AgentMessage, error: Exception
     return _answer(executor, message, [fault])
 
 
-def _calls(message: AgentMessage) -> list[ToolCall]:
-    """Return the calls in a message; raise `InvalidArguments` saying what is wrong with it."""
-    found = message.content if message.formatted is None else message.formatted
-    if isinstance(found, str):
-        try:
-            found = json.loads(found)
-        except (ValueError, RecursionError) as error:
-            raise InvalidArguments(f"the message is not a tool call in JSON: {error}") from None
-    if isinstance(found, Message):
-        found = found.tool_calls
-    items = cast("list[Any]", found) if isinstance(found, (list, tuple)) else [found]
-    if not items:
-        raise InvalidArguments("the message holds no tool call")
-    return [_call(item, number) for number, item in enumerate(items)]
-
-
-def _call(item: Any, number: int) -> ToolCall:
+def _read_call(item: Any, number: int) -> ToolCall:
+    """Return a call, however it is written; raise `InvalidArguments` for what is none."""
     if isinstance(item, ToolCall):
         return item
     if not isinstance(item, Mapping):
         raise InvalidArguments(f"not a tool call with 'name' and 'parameters': {item!r:.200}")
     fields = cast("Mapping[str, Any]", item)
+    if fields.get("status") == "invalid":
+        raise InvalidArguments(fields.get("error") or "the action cannot be used")
     if isinstance(fields.get("action"), Mapping):
-        return _call(fields["action"], number)
+        return _read_call(fields["action"], number)
     if isinstance(fields.get("function"), Mapping):
         fields = {**fields["function"], "id": fields.get("id")}
     arguments = fields.get("parameters", fields.get("arguments"))

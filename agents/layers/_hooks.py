@@ -1,22 +1,61 @@
-"""Hooks of agents: what sees, and may change, the messages that come, go, and call tools."""
+"""Hooks: functions that see messages pass and may change them, and that can be removed again."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...messages import ToolCall
 from ...tools import AnyTool, Illustrated, InvalidArguments, Tool
 from ._message import AgentMessage
-from ._message_hooks import Hook, HookHandle, Hooks
 
 if TYPE_CHECKING:
     from ._agent import Agent
 
-__all__ = ["AgentHook", "AgentHookHandle", "hooked", "text_action"]
+__all__ = ["AgentHook", "AgentHookHandle", "Hook", "HookHandle", "HookedTool", "Hooks"]
 
-Given: TypeAlias = Awaitable[AgentMessage | None] | AgentMessage | None
+Changed: TypeAlias = Awaitable[AgentMessage | None] | AgentMessage | None
+
+Hook: TypeAlias = Callable[[Any, AgentMessage], Changed]
+"""Takes the owner and a message; returns another message in its place, or None to leave it."""
+
+
+class Hooks:
+    """Hooks for one moment, run in the order in which they were added; false if there are none."""
+
+    def __init__(self) -> None:
+        self._hooks: list[HookHandle] = []
+
+    def add(self, hook: Hook) -> HookHandle:
+        """Add a hook; the handle removes it. The same function may be added twice."""
+        handle = HookHandle(hook, self._hooks)
+        self._hooks.append(handle)
+        return handle
+
+    async def run(self, owner: object, message: AgentMessage) -> AgentMessage:
+        """Pass `message` through all hooks that stand when this is called."""
+        for handle in tuple(self._hooks):
+            changed = handle.hook(owner, message)
+            message = (await changed if isawaitable(changed) else changed) or message
+        return message
+
+    def __len__(self) -> int:
+        return len(self._hooks)
+
+
+@dataclass(eq=False, slots=True)
+class HookHandle:
+    """Stands for one added hook."""
+
+    hook: Hook
+    _hooks: list[HookHandle] = field(repr=False)
+
+    def remove(self) -> None:
+        """Remove the hook; twice is harmless."""
+        if self in self._hooks:
+            self._hooks.remove(self)
 
 
 class AgentHook:
@@ -27,19 +66,19 @@ class AgentHook:
     agent. One that raises fails the agent's call; around a tool, it becomes the tool's failure.
     """
 
-    def before_agent(self, agent: Any, message: AgentMessage) -> Given:
+    def before_agent(self, agent: Any, message: AgentMessage) -> Changed:
         """See each message that comes to the agent, before it is remembered."""
         return None
 
-    def after_agent(self, agent: Any, message: AgentMessage) -> Given:
+    def after_agent(self, agent: Any, message: AgentMessage) -> Changed:
         """See the agent's answer, after it was remembered."""
         return None
 
-    def before_action(self, agent: Any, message: AgentMessage) -> Given:
+    def before_action(self, agent: Any, message: AgentMessage) -> Changed:
         """See a call of a tool; `message.formatted` is the `ToolCall`."""
         return None
 
-    def after_action(self, agent: Any, message: AgentMessage) -> Given:
+    def after_action(self, agent: Any, message: AgentMessage) -> Changed:
         """See what a tool gave; `message.content` is its text."""
         return None
 
@@ -56,60 +95,33 @@ class AgentHookHandle:
             handle.remove()
 
 
-def text_action(tool: str = "python", argument: str = "code") -> Hook:
-    """Make a `before_action` hook for an executor that is given a parsed text, such as code.
+class HookedTool(Tool[..., Any]):
+    """A tool as an agent's model calls it: through the agent's hooks."""
 
-    The text, which is the `action` of the message's `formatted`, becomes a call of `tool`. A
-    message whose action is something else stays as it is; one that cannot be used is refused with
-    what is wrong with it, `InvalidArguments`.
-    """
-
-    def call(executor: Any, message: AgentMessage) -> AgentMessage | None:
-        formatted: object = message.formatted
-        if not isinstance(formatted, Mapping):
-            return None
-        parsed = cast("Mapping[str, Any]", formatted)
-        if parsed.get("status") == "invalid":
-            raise InvalidArguments(parsed.get("error") or "the action cannot be used")
-        if not isinstance(action := parsed.get("action"), str):
-            return None
-        call = {"name": tool, "parameters": {argument: action}}
-        return message.model_copy(update={"formatted": call})
-
-    return call
-
-
-def hooked(
-    agent: Agent[Any], tools: Sequence[AnyTool], before: Hooks, after: Hooks
-) -> Sequence[AnyTool]:
-    """Return the tools with an agent's hooks around each call; as they are if it has none."""
-    if not (before._hooks or after._hooks):
-        return tools
-    return [_wrapped(agent, tool, before, after) for tool in tools]
-
-
-def _wrapped(agent: Agent[Any], tool: AnyTool, before: Hooks, after: Hooks) -> AnyTool:
-    hooked = object.__new__(_Hooked)
-    hooked.__dict__.update(tool.__dict__)
-    hooked.inner, hooked.agent = tool, agent
-    hooked.before, hooked.after = before, after
-    return hooked
-
-
-class _Hooked(Tool[..., Any]):
     inner: AnyTool
     agent: Agent[Any]
     before: Hooks
     after: Hooks
 
+    @classmethod
+    def around(cls, tool: AnyTool, agent: Agent[Any], before: Hooks, after: Hooks) -> AnyTool:
+        """Put hooks around a tool, of whatever kind it is."""
+        hooked = object.__new__(cls)
+        hooked.__dict__.update(tool.__dict__)
+        hooked.inner, hooked.agent, hooked.before, hooked.after = tool, agent, before, after
+        return hooked
+
     @property
     def parameters(self) -> Mapping[str, Any]:
+        """The inner tool's."""
         return self.inner.parameters
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Let the inner tool check."""
         return self.inner.check(arguments)
 
     async def _prepared(self, arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], AnyTool]:
+        """Return what the hooks before make of a call: what a person is asked about, and runs."""
         call = ToolCall(id="", name=self.name, arguments=dict(arguments))
         sent = AgentMessage(
             content=call.text, formatted=call, sender=self.agent.name, receiver=self.name
@@ -117,10 +129,12 @@ class _Hooked(Tool[..., Any]):
         sent = await self.before.run(self.agent, sent)
         if not isinstance(sent.formatted, ToolCall):
             raise InvalidArguments(f"a hook made no tool call of this: {sent.formatted!r:.200}")
-        return sent.formatted.arguments, _wrapped(self.agent, self.inner, Hooks(), self.after)
+        tool = HookedTool.around(self.inner, self.agent, Hooks(), self.after)
+        return sent.formatted.arguments, tool
 
     async def run(self, arguments: Mapping[str, Any]) -> str:
-        if self.before._hooks:
+        """Run the inner tool between the hooks."""
+        if self.before:
             arguments, tool = await self._prepared(arguments)
             return await tool.run(arguments)
         given = await self.inner.run(arguments)

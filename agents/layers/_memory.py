@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from pydantic_core import to_jsonable_python
 
-from ...commander.errors import ConfigurationError
-from ...messages import Message
-from ...tools import ToolResult, result_text
-from ._message import AgentMessage
+from ...backends import Backend
+from ...commander.errors import BadResponse, ConfigurationError
+from ...messages import Message, Request
+from ...tools import ToolResult
+from ._message import TOOLS, AgentMessage, copy_message
 
 __all__ = [
-    "TOOLS",
     "Memory",
     "SessionId",
-    "copied",
-    "message_text",
+    "SummaryMemory",
+    "ask_summary",
     "message_tokens",
     "read_records",
 ]
@@ -26,34 +26,12 @@ SessionId: TypeAlias = int | str
 
 Filter: TypeAlias = Callable[[AgentMessage], bool]
 
-TOOLS = "tools"
-"""The `type` of a message that holds one reply with tool calls and their results, inseparable.
-
-Its `formatted` is the list of `Message`s as a model reads them, so that no limit and no filter can
-part a call from its result.
-"""
-
-_CHARACTERS_PER_TOKEN = 4
-
-
-def message_text(message: AgentMessage) -> str:
-    """Return all that a message says, calls and results too."""
-    if message.type != TOOLS:
-        return result_text(message.content)
-    return "\n".join(line for part in message.formatted for line in _lines(part))
-
-
-def _lines(part: Message) -> Iterator[str]:
-    if part.role == "tool":
-        yield f"[{part.name} gave: {part.content}]"
-    elif part.content:
-        yield part.content
-    yield from (f"[calls {call.name}({call.text})]" for call in part.tool_calls)
+CHARACTERS_PER_TOKEN = 4
 
 
 def message_tokens(message: AgentMessage) -> int:
     """Guess the tokens of a message: one per four characters, and one for being a message."""
-    return 1 + len(message_text(message)) // _CHARACTERS_PER_TOKEN
+    return 1 + len(message.text) // CHARACTERS_PER_TOKEN
 
 
 class Memory:
@@ -89,7 +67,7 @@ class Memory:
 
     def add(self, *messages: AgentMessage | str, session_id: SessionId = 0) -> list[AgentMessage]:
         """Append messages, a plain string being the user's; return them as they are kept."""
-        kept = [copied(message) for message in messages]
+        kept = [copy_message(message) for message in messages]
         self._sessions.setdefault(session_id, []).extend(kept)
         return kept
 
@@ -101,10 +79,8 @@ class Memory:
         filter: Filter | None = None,  # noqa: A002 - the field's term
     ) -> list[AgentMessage]:
         """Return a session's messages, oldest first, in a new list; the arguments win."""
-        wanted = self.filter if filter is None else filter
-        messages = [
-            message for message in self._all(session_id) if wanted is None or wanted(message)
-        ]
+        accepts = self.filter if filter is None else filter
+        messages = [m for m in self._all(session_id) if accepts is None or accepts(m)]
         recent = self.recent_n if recent_n is None else recent_n
         if recent is not None:
             messages = messages[max(0, len(messages) - recent) :]
@@ -143,7 +119,7 @@ class Memory:
 
     def replace(self, messages: Iterable[AgentMessage], session_id: SessionId = 0) -> None:
         """Put messages in the place of a session."""
-        self._sessions[session_id] = [copied(message) for message in messages]
+        self._sessions[session_id] = [copy_message(message) for message in messages]
 
     async def prepare(self, session_id: SessionId) -> None:
         """Make room in a session before a model is asked; here there is nothing to do."""
@@ -163,34 +139,76 @@ class Memory:
 
     def __repr__(self) -> str:
         limits = {"recent_n": self.recent_n, "max_tokens": self.max_tokens}
-        said = ", ".join(f"{name}={value}" for name, value in limits.items() if value is not None)
-        return f"{type(self).__name__}({said})"
+        shown = ", ".join(f"{name}={value}" for name, value in limits.items() if value is not None)
+        return f"{type(self).__name__}({shown})"
+
+
+class SummaryMemory(Memory):
+    """Replaces the beginning of a session by a summary once it is over `max_tokens`.
+
+    Before a model is asked, all but the newest messages, of at most half as many tokens, are given
+    to `backend`; its summary stands in their place, as a message of type "summary" by "memory".
+    `save` then has the summary too: what it replaced is forgotten. If the summary fails, so does
+    the call that needed it, and the memory stays as it was.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        max_tokens: int,
+        prompt: str = "Summarise this conversation for someone who has to go on with it. Keep names"
+        ", numbers, decisions and open questions. Write nothing but the summary.",
+        filter: Filter | None = None,  # noqa: A002 - the field's term
+        count: Callable[[AgentMessage], int] = message_tokens,
+    ) -> None:
+        super().__init__(filter=filter, count=count)
+        self.backend = backend
+        self.limit = max_tokens
+        self.prompt = prompt
+
+    async def prepare(self, session_id: SessionId) -> None:
+        """Summarise, if the session is too long."""
+        messages = self._all(session_id)
+        if sum(map(self.count, messages)) <= self.limit:
+            return
+        newest = self._newest(messages, self.limit // 2)
+        old = messages[: len(messages) - len(newest)]
+        if not old:
+            return
+        talk = "\n\n".join(f"{each.sender}: {each.text}" for each in old)
+        text = await ask_summary(self.backend, self.prompt, talk)
+        summary = AgentMessage(
+            content=f"Summary of what was said before:\n{text}", sender="memory", type="summary"
+        )
+        messages = self._all(session_id)  # others may have added, or summarised, meanwhile
+        if all(a is b for a, b in zip(old, messages, strict=False)) and len(messages) >= len(old):
+            messages[: len(old)] = [summary]
+
+
+async def ask_summary(backend: Backend, prompt: str, text: str) -> str:
+    """Return what a model makes of `text`; raise `BadResponse` if that is nothing."""
+    request = Request([Message(role="system", content=prompt), Message(role="user", content=text)])
+    summary = (await backend.complete(request)).content
+    if not summary:
+        raise BadResponse("the model gave an empty summary")
+    return summary
 
 
 def read_records(records: Iterable[Mapping[str, Any]]) -> list[AgentMessage]:
     """Return the messages that were saved; raise `ConfigurationError` if they were not."""
+    messages: list[AgentMessage] = []
     try:
-        return [_read(record) for record in records]
+        for record in records:
+            message: AgentMessage = AgentMessage.model_validate(record)
+            if message.type == TOOLS:
+                message.formatted = [
+                    (ToolResult if part["role"] == "tool" else Message).model_validate(part)
+                    for part in message.formatted
+                ]
+            messages.append(message)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
             f"this is not a saved memory ({str(error).splitlines()[0]})"
         ) from error
-
-
-def _read(record: Mapping[str, Any]) -> AgentMessage:
-    message: AgentMessage = AgentMessage.model_validate(record)
-    if message.type == TOOLS:
-        message.formatted = [
-            (ToolResult if part["role"] == "tool" else Message).model_validate(part)
-            for part in message.formatted
-        ]
-    return message
-
-
-def copied(message: AgentMessage | str) -> AgentMessage:
-    """Return a message of its own for whoever keeps it; a string is the user's."""
-    if isinstance(message, str):
-        return AgentMessage(content=message)
-    if not isinstance(message, AgentMessage):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"agents take strings and AgentMessages, not {message!r:.200}")
-    return message.model_copy(update={"extra": dict(message.extra)})
+    return messages

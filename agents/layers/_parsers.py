@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
@@ -13,6 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 __all__ = ["JsonParser", "Parser", "StringParser"]
 
 T = TypeVar("T")
+
+MOST_STARTS = 20  # that are tried in a text that is no JSON
 
 
 class Parser(ABC, Generic[T]):
@@ -102,39 +105,26 @@ class JsonParser(Parser[T]):
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
     def parse(self, text: str) -> T:
-        """Find the JSON and validate it."""
-        return self._read(json.dumps(_find_json(text)))
+        """Find the JSON, all of the text or the first object or list in it, and validate it."""
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as fault:
+            decoder = json.JSONDecoder()
+            for start in islice(re.finditer(r"[\[{]", text), MOST_STARTS):
+                with suppress(ValueError, RecursionError):
+                    value = decoder.raw_decode(text, start.start())[0]
+                    break
+            else:
+                raise ValueError(f"the reply is not JSON: {fault}") from None
+        return self.restore(value)
 
     def restore(self, saved: Any) -> T:
-        """Validate it again."""
-        return self._read(json.dumps(saved))
-
-    def _read(self, text: str) -> T:
+        """Validate a JSON value."""
         try:
-            return self._type.validate_json(text)
+            return self._type.validate_json(json.dumps(saved))
         except ValidationError as error:
             faults = "; ".join(
                 f"{'.'.join(map(str, fault['loc'])) or 'the value'}: {fault['msg']}"
                 for fault in error.errors()
             )
             raise ValueError(faults) from error
-
-
-_START = re.compile(r"[\[{]")
-_MOST_STARTS = 20  # of a text that is garbage
-
-
-def _find_json(text: str) -> Any:
-    """Return the JSON value in `text`: all of it, or the first object or list that is whole."""
-    fault: ValueError | RecursionError
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        fault = error
-    decoder = json.JSONDecoder()
-    for start in islice(_START.finditer(text), _MOST_STARTS):
-        try:
-            return decoder.raw_decode(text, start.start())[0]
-        except (ValueError, RecursionError):
-            continue
-    raise ValueError(f"the reply is not JSON: {fault}")

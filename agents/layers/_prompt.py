@@ -31,7 +31,17 @@ class Prompt(Generic[P]):
         self._function = function
         self._owner = (owner,) if owner is not None else ()
         self._signature = inspect.signature(function)
-        self._template = inspect.cleandoc(_docstring(function))
+        name = function.__qualname__
+        if not function.__doc__:
+            raise TypeError(f"@prompt needs a docstring, which is the template; {name!r} has none")
+        try:
+            list(string.Formatter().parse(function.__doc__))
+        except ValueError as error:
+            raise ValueError(
+                f"the docstring of {name!r} is no template: {error} "
+                "(write a brace itself twice: {{ or }})"
+            ) from None
+        self._template = inspect.cleandoc(function.__doc__)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Return the docstring with each `{name}` filled in.
@@ -42,19 +52,15 @@ class Prompt(Generic[P]):
         bound = self._signature.bind(*self._owner, *args, **kwargs)
         bound.apply_defaults()
         values = dict(bound.arguments)
-        values |= self._more(*bound.args, **bound.kwargs)
-        return fill_template(self._template, values, self._function.__qualname__)
-
-    def _more(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        more = cast("Callable[..., object]", self._function)(*args, **kwargs)
-        if more is None:
-            return {}
-        if not isinstance(more, Mapping):
+        more: object = cast("Callable[..., object]", self._function)(*bound.args, **bound.kwargs)
+        if isinstance(more, Mapping):
+            values |= cast("Mapping[str, Any]", more)
+        elif more is not None:
             raise TypeError(
                 f"the body of the prompt {self._function.__qualname__!r} may return a mapping with "
                 f"more values for its template, not {more!r:.200}"
             )
-        return dict(cast("Mapping[str, Any]", more))
+        return fill_template(self._template, values, self._function.__qualname__)
 
     def with_backend(
         self, backend: Backend, **options: Any
@@ -100,21 +106,6 @@ def prompt(function: Callable[P, object]) -> Prompt[P]:
     values. Raises `TypeError` without a docstring, `ValueError` if it is no template.
     """
     return Prompt(function)
-
-
-def _docstring(function: Callable[..., object]) -> str:
-    if not function.__doc__:
-        raise TypeError(
-            f"@prompt needs a docstring, which is the template; {function.__qualname__!r} has none"
-        )
-    try:
-        list(string.Formatter().parse(function.__doc__))
-    except ValueError as error:
-        raise ValueError(
-            f"the docstring of {function.__qualname__!r} is no template: {error} "
-            "(write a brace itself twice: {{ or }})"
-        ) from None
-    return function.__doc__
 
 
 def fill_template(template: str, values: Mapping[str, Any], name: str) -> str:

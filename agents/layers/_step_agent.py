@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 from ...backends import Backend
-from ...tools import AnyTool, Toolkit, describe
-from ._actions import InterpreterParser, MixedToolParser, PluginParser, ToolAction
+from ...dispatch import FencedCode, Format
+from ...tools import AnyTool, Toolkit
+from ._actions import AgentStep, FencedCall, ToolAction, ToolParser
 from ._agent import Agent
 from ._aggregators import Aggregator, System, ToolAggregator
 from ._executor import ToolExecutor
-from ._hooks import AgentHook, text_action
+from ._hooks import AgentHook
 from ._memory import SessionId
 from ._message import AgentMessage
-from ._parsers import Parser
-from ._steps import AgentStep
 
 __all__ = ["StepAgent"]
 
-
-def no_tool(message: AgentMessage[ToolAction]) -> bool:
-    """Say whether a reply has no action in it."""
-    return message.formatted["status"] == "none"
+INTERPRETER = "interpreter"
 
 
 class StepAgent(Agent[ToolAction]):
     """An agent whose model writes its calls as text; it works with any model that can write.
 
-    `plugins` are tools, called with JSON. `interpreter` makes a toolkit that runs code, mostly
-    `PythonKernel`: each session gets one of its own, which ends with `aclose` (or `async with`),
-    or with what the toolkit itself is bound to. A call that cannot be used, or that failed, is
-    told to the model, which may mend it.
+    `plugins` are tools. `interpreter` makes a toolkit that runs code, mostly `PythonKernel`: each
+    session gets one of its own, which ends with `aclose` (or `async with`), or with what the
+    toolkit itself is bound to. `formats` are the ways in which calls are written, by default those
+    of the backend, else JSON in a fence (`FencedCall`) and code in one, a call of "interpreter". A
+    call that cannot be used, or that failed, is told to the model, which may mend it.
 
     It goes on until a reply is `finished` (without a call, if nothing else is said), at most for
     `max_rounds` replies; then the last one is the answer, its `extra["status"]` "max_rounds", and
@@ -46,9 +43,11 @@ class StepAgent(Agent[ToolAction]):
         *,
         plugins: Iterable[AnyTool | Toolkit] = (),
         interpreter: Callable[[], Toolkit] | None = None,
-        output_format: Parser[ToolAction] | None = None,
+        formats: Sequence[Format] | None = None,
         aggregator: Aggregator | None = None,
-        finished: Callable[[AgentMessage[ToolAction]], bool] = no_tool,
+        finished: Callable[[AgentMessage[ToolAction]], bool] = lambda message: (
+            message.formatted["status"] == "none"
+        ),
         name: str | None = None,
         description: str = "",
         hooks: Iterable[AgentHook] = (),
@@ -60,15 +59,19 @@ class StepAgent(Agent[ToolAction]):
         super().__init__(name=name, description=description, hooks=hooks, max_rounds=max_rounds)
         self.finished = finished
         self.interpreter = interpreter
-        plugins = list(plugins)
-        self._plugins = self._executor("plugin", plugins) if plugins else None
-        self._kernels: dict[SessionId, tuple[Toolkit, ToolExecutor]] = {}
+        self.plugins = list(plugins)
+        self._executors: dict[SessionId, ToolExecutor] = {}
+        self._interpreters: dict[SessionId, Toolkit] = {}
+        if not (formats := backend.formats if formats is None else formats):
+            code = [FencedCode(tool=INTERPRETER)] if interpreter is not None else []
+            formats = [*([FencedCall()] if self.plugins else []), *code]
         self.agent = Agent(
             backend,
             system,
             name=self.name,
-            output_format=output_format or default_parser(plugins, code=interpreter is not None),
+            output_format=ToolParser(*formats, tools=self.plugins),
             aggregator=aggregator or ToolAggregator(),
+            formats=(),
             **options,
         )
 
@@ -90,40 +93,24 @@ class StepAgent(Agent[ToolAction]):
         self, message: AgentMessage[ToolAction], session_id: SessionId = 0
     ) -> AgentMessage:
         """Run the action of a reply; whatever goes wrong is told in what is returned."""
-        action = message.formatted
-        executor = self.executor(action["tool_type"], session_id)
-        if action["status"] == "invalid":
-            said = f"Error: {action['error']}"
-        elif action["tool_type"] is None:
-            said = "Go on."
-        elif executor is None:
-            said = f"Error: there is no {action['tool_type']!r} here"
-        else:
-            return await executor(message)
-        return AgentMessage(content=said, sender="tools", receiver=self.name, type="tool_result")
-
-    def executor(self, tool_type: str | None, session_id: SessionId = 0) -> ToolExecutor | None:
-        """Return what runs the actions of this type in a session, None if nothing does."""
-        if tool_type == "plugin":
-            return self._plugins
-        if tool_type != "interpreter" or self.interpreter is None:
-            return None
-        if session_id not in self._kernels:
-            toolkit = self.interpreter()
-            self._kernels[session_id] = toolkit, self._interpreter(toolkit)
-        return self._kernels[session_id][1]
-
-    def _interpreter(self, toolkit: Toolkit) -> ToolExecutor:
-        executor = self._executor("interpreter", [toolkit])
-        tool = toolkit.tools[0]
-        executor.before_action(text_action(tool.name, next(iter(tool.parameters["properties"]))))
-        return executor
-
-    def _executor(self, name: str, tools: Iterable[AnyTool | Toolkit]) -> ToolExecutor:
-        executor = ToolExecutor(tools, name=name)
-        executor.before_action(lambda _, sent: self.hooks_of("before_action").run(self, sent))
-        executor.after_action(lambda _, given: self.hooks_of("after_action").run(self, given))
-        return executor
+        executor = self._executors.get(session_id)
+        if executor is None:
+            executor = self._executors[session_id] = ToolExecutor(self.plugins, name="tools")
+            executor.before_action(lambda _, sent: self.hooks_of("before_action").run(self, sent))
+            executor.after_action(lambda _, given: self.hooks_of("after_action").run(self, given))
+            if self.interpreter is not None:
+                toolkit = self._interpreters[session_id] = self.interpreter()
+                executor.add(toolkit)
+        found = message.formatted
+        if found["status"] == "none":
+            return AgentMessage(content="Go on.", sender="tools", receiver=self.name)
+        toolkit = self._interpreters.get(session_id)
+        if toolkit is not None and found["status"] == "valid" and found["tool_type"] == INTERPRETER:
+            tool, (code,) = toolkit.tools[0], found["action"]["parameters"].values()
+            argument = next(iter(tool.parameters["properties"]))
+            call = {"name": tool.name, "parameters": {argument: code}}
+            message = message.model_copy(update={"formatted": {**found, "action": call}})
+        return await executor(message)
 
     def get_steps(self, session_id: SessionId = 0) -> list[AgentStep]:
         """Return the thoughts, calls and results of a session."""
@@ -131,8 +118,9 @@ class StepAgent(Agent[ToolAction]):
 
     async def aclose(self) -> None:
         """End the interpreters; twice is harmless, and the next call starts another."""
-        while self._kernels:
-            _, (toolkit, _) = self._kernels.popitem()
+        while self._interpreters:
+            session_id, toolkit = self._interpreters.popitem()
+            del self._executors[session_id]
             await toolkit.aclose()
 
     async def __aenter__(self) -> Self:
@@ -140,11 +128,3 @@ class StepAgent(Agent[ToolAction]):
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-
-def default_parser(plugins: Iterable[AnyTool | Toolkit], *, code: bool) -> MixedToolParser:
-    """Return a parser for JSON calls of `plugins` and for Python code, as there are."""
-    known = describe(plugins, "list")
-    template = f"You have these tools:\n{known}" if known else ""
-    parsers = [*([PluginParser()] if known else []), *([InterpreterParser()] if code else [])]
-    return MixedToolParser(parsers, template=template)

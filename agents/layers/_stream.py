@@ -110,7 +110,7 @@ class AgentView(View):
         if self._view is not None:
             self._view.ended()
 
-    def broke_off(self) -> None:
+    def break_off(self) -> None:
         """Tell the listener that the last text is no answer."""
         if self._feed is not None and self._speech.begun:
             self._feed.fail(self._speech)

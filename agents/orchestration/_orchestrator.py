@@ -13,7 +13,7 @@ from ...messages import Usage
 from ..errors import LimitReached, UnknownAgent
 from ..layers._agent import Agent
 from ..layers._call import run_in_tree
-from ..layers._memory import SessionId, message_text
+from ..layers._memory import SessionId
 from ..layers._message import AgentMessage
 from ._engineer import PromptedAgent, settled
 from ._environment import Environment, EpisodeStep, act, observe
@@ -237,7 +237,7 @@ class Orchestration(Node[Action], Generic[S], internal=True):
             _add(orchestrator._usage.setdefault(agent.name, {}), self.commander.usage(call))
         if not prompted:
             state.mistake = None
-        return message_text(answer)
+        return answer.text
 
 
 def _count_error(state: State) -> None:
