@@ -29,7 +29,7 @@ async def respond(
     view: View | None = None,
     *,
     narrate: bool = False,
-    rounds: int = 10,
+    max_rounds: int = 10,
     repairs: int = 2,
     formats: Sequence[Format] | None = None,
     **options: Any,
@@ -38,7 +38,7 @@ async def respond(
 
     Text goes to `view` as it arrives. With `narrate` the model may also speak to the user inside a
     call (the argument `to_user`, which a tool that has one of its own keeps). `options` have the
-    wire's names. After `rounds` replies with tool calls, or more than `repairs` with a call that
+    wire's names. After `max_rounds` replies with tool calls, or more than `repairs` with a call that
     was wrong, the model has to answer without tools; if it calls one all the same, that is a
     `BadResponse`.
 
@@ -54,7 +54,7 @@ async def respond(
     """
     view = view or View()
     tools = flatten(tools)
-    last = bool(tools) and (rounds < 1 or repairs < 0)
+    last = bool(tools) and (max_rounds < 1 or repairs < 0)
     offered = narrated(tools) if narrate else tools
     request = conversation.request(
         tools=offered, **options, **({"tool_choice": "none"} if last else {})
@@ -83,7 +83,7 @@ async def respond(
         tools,
         view,
         narrate=narrate,
-        rounds=rounds - 1,
+        max_rounds=max_rounds - 1,
         repairs=repairs - wrong,
         formats=formats,
         **options,

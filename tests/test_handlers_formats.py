@@ -181,7 +181,7 @@ async def test_a_format_for_one_tool_leaves_the_others_to_the_wire():
 async def test_a_model_that_has_to_answer_is_told_of_no_tools():
     """After its last round."""
     backend = ScriptedBackend(WRITTEN["react"][1], "Done.")
-    await exchange(backend, Conversation(), look, rounds=1, formats=[ReAct()])
+    await exchange(backend, Conversation(), look, max_rounds=1, formats=[ReAct()])
 
     assert [message.role for message in backend.requests[1].messages] == ["assistant", "user"]
 
