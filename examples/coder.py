@@ -16,8 +16,8 @@ import argparse
 import asyncio
 
 from anabranch import Agent, AgentMessage, Backend, ToolExecutor, connect
-from anabranch.agents import ToolAggregator
-from anabranch.agents.layers import InterpreterParser, text_action
+from anabranch.agents import ToolAggregator, ToolParser
+from anabranch.dispatch import FencedCode
 from anabranch.tools import PythonKernel
 
 SYSTEM = "Solve the problem step by step, with the help of Python code that prints what it finds."
@@ -31,11 +31,10 @@ class Coder(Agent):
             backend,
             SYSTEM,
             name="coder",
-            output_format=InterpreterParser(),
+            output_format=ToolParser(FencedCode()),
             aggregator=ToolAggregator(),
         )
         self.executor = ToolExecutor([python], name="python")
-        self.executor.before_action(text_action())
 
     async def forward(self, message: AgentMessage, session_id: int | str = 0) -> AgentMessage | str:
         for _ in range(self.max_rounds):

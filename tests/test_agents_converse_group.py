@@ -21,7 +21,7 @@ from anabranch.agents import (
     UserProxyAgent,
     reply,
 )
-from anabranch.agents.conversation import chosen_by_model, random_speaker, role_prompt
+from anabranch.agents.conversation import choose_by_model, random_speaker, role_prompt
 from anabranch.agents.errors import UnknownAgent
 from anabranch.messages import Delta
 from anabranch.testing import ScriptedBackend
@@ -119,7 +119,7 @@ async def test_a_model_chooses_the_speaker(caplog: pytest.LogCaptureFixture):
     bob, bobby, carl = (endless(name) for name in ("bob", "bobby", "carl"))
     bob.description = "knows rivers"
     team = GroupChat(
-        "team", [bob, bobby, carl], speaker=chosen_by_model(backend, temperature=0), max_turns=4
+        "team", [bob, bobby, carl], speaker=choose_by_model(backend, temperature=0), max_turns=4
     )
     await program().initiate_chat(team, "Go.")
 

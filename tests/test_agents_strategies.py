@@ -70,7 +70,7 @@ async def test_two_moves_in_one_reply_are_none() -> None:
     assert (result.status, result.steps) == ("max_errors", ())
 
 
-async def test_reflexion_thinks_about_going_in_circles() -> None:
+async def test_reflexion_thinks_about_find_repetition() -> None:
     """The next trial begins anew, with the lesson before the actor's eyes."""
     push = "Action: push"
     backend = ScriptedBackend(push, push, push, "Action: pull")

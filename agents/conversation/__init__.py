@@ -4,7 +4,7 @@ A message comes in by `receive`, from a `Chat` or a group; who is to answer deci
 `_answering`, and the answer goes back the same way. Whoever listens hears it as it grows.
 
 - `_conversable`: the agents; `_reply`: their functions; `_answering`: one answer as a node
-- `_chat`: a conversation of two as a node; `_said`: what may be said; `_transcript`: shown
+- `_chat`: a conversation of two as a node; `_messages`: what may be said; `_transcript`: shown
 - `_group`: one speaks at a time; `_speakers`: who is next; `_floor`: all hear, and ask to speak
 - `_directory`: agents by name, and what a participant is; `_human`: asks people
 - `_scope`: what a whole conversation shares: its limit of messages, and who listens
@@ -31,15 +31,15 @@ from ._human import Question as Question
 from ._human import Questions as Questions
 from ._human import QueueInput as QueueInput
 from ._human import TerminalInput as TerminalInput
+from ._messages import TERMINATE as TERMINATE
+from ._messages import MessageLike as MessageLike
 from ._reply import NOT_MINE as NOT_MINE
 from ._reply import ReplyResult as ReplyResult
 from ._reply import SenderFilter as SenderFilter
 from ._reply import reply as reply
-from ._said import TERMINATE as TERMINATE
-from ._said import Said as Said
 from ._scope import MAX_MESSAGES as MAX_MESSAGES
 from ._scope import Listener as Listener
-from ._speakers import chosen_by_model as chosen_by_model
+from ._speakers import choose_by_model as choose_by_model
 from ._speakers import random_speaker as random_speaker
 from ._speakers import round_robin as round_robin
 from ._transcript import Transcript as Transcript

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ...commander import Node
 from ..layers._message import AgentMessage
 from ._directory import Answer, Status
+from ._messages import as_message
 from ._reply import NOT_MINE, ReplyResult
-from ._said import as_message
 from ._scope import current_scope
 from ._transcript import Transcript
 
@@ -37,21 +37,25 @@ class Answering(Node[Answer], internal=True):
 
     async def task(self) -> Answer:
         """Ask the person if it is their turn, else answer without one, or end."""
-        self.message = await self.agent.hear(self.message, self.partner)
+        agent, mode = self.agent, self.agent.human_input_mode
+        self.message = await agent.hear(self.message, self.partner)
         ending = self._ending()
-        if self._asks_person(ending):
-            said = await self.agent.human_input(self._prompt(ending))
-            if said is None or said.strip() == EXIT:
+        if mode == "ALWAYS" or (mode == "TERMINATE" and ending is not None):
+            text = await agent.human_input(self._question(ending))
+            if text is None or text.strip() == EXIT:
                 return Answer(status="left")
-            if said.strip():
-                self.agent.auto_replies[self.partner] = 0
-                return await self._answered(said)
+            if text.strip():
+                agent.auto_replies[self.partner] = 0
+                return await self._deliver(text)
             if ending == "terminated":
                 return Answer(status=ending)
         elif ending is not None:
             return Answer(status=ending)
-        self.agent.auto_replies[self.partner] += 1
-        return await self._answered(await self._reply())
+        agent.auto_replies[self.partner] += 1
+        for rule in agent.rules:
+            if (reply := await rule(agent, self.message)) is not NOT_MINE:
+                return await self._deliver(reply)
+        return await self._deliver(await agent.generate_reply(self.message))
 
     def _ending(self) -> Status | None:
         """Say why the conversation ends here, unless a person goes on."""
@@ -71,27 +75,18 @@ class Answering(Node[Answer], internal=True):
             )
         return "auto_reply_limit"
 
-    def _asks_person(self, ending: Status | None) -> bool:
-        mode = self.agent.human_input_mode
-        return mode == "ALWAYS" or (mode == "TERMINATE" and ending is not None)
-
-    def _prompt(self, ending: Status | None) -> str:
+    def _question(self, ending: Status | None) -> str:
+        """Return what the person is asked, after the message if they have not seen it."""
         scope, name = current_scope(), self.agent.name
         seen = scope is not None and any(isinstance(each, Transcript) for each in scope.listeners)
-        said = "" if seen else f"{self.message.sender} (to {name}):\n\n{self.message.text}\n\n"
+        shown = "" if seen else f"{self.message.sender} (to {name}):\n\n{self.message.text}\n\n"
         enter = "to end" if ending == "terminated" else f"to let {name} answer by itself"
-        return f"{said}Answer {self.partner} as {name} (Enter {enter}, '{EXIT}' to leave): "
+        return f"{shown}Answer {self.partner} as {name} (Enter {enter}, '{EXIT}' to leave): "
 
-    async def _reply(self) -> ReplyResult:
-        for rule in self.agent.rules:
-            if (said := await rule(self.agent, self.message)) is not NOT_MINE:
-                return said
-        return await self.agent.generate_reply(self.message)
-
-    async def _answered(self, said: ReplyResult) -> Answer:
-        if said is None or said is NOT_MINE:
+    async def _deliver(self, reply: ReplyResult) -> Answer:
+        if reply is None or reply is NOT_MINE:
             return Answer(status="no_answer")
         agent = self.agent
-        answer = as_message(said, agent.name, self.partner)
-        answer = await agent.hooks_of("after_agent").run(agent, answer)
-        return Answer(as_message(answer, agent.name, self.partner))
+        message = as_message(reply, agent.name, self.partner)
+        message = await agent.hooks_of("after_agent").run(agent, message)
+        return Answer(as_message(message, agent.name, self.partner))

@@ -12,7 +12,7 @@ from ...handlers import handler
 from ..errors import ConversationTooLong
 from ..layers._message import AgentMessage
 from ._directory import Answer, Participant, Status, name_of
-from ._said import Said, as_message
+from ._messages import MessageLike, as_message
 from ._scope import MAX_MESSAGES, Listener, Scope, open_scope
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Chat(Node[ChatResult], internal=True):
         self,
         sender: ConversableAgent,
         recipient: Participant | str,
-        message: Said,
+        message: MessageLike,
         *,
         clear_history: bool = False,
         request_reply: bool = True,
@@ -91,11 +91,11 @@ class Chat(Node[ChatResult], internal=True):
         self._max_messages = max_messages
         self._timeout = timeout
         self._listener = listener
-        self._said: list[AgentMessage] = []
+        self._messages: list[AgentMessage] = []
 
     async def task(self) -> ChatResult:
         """Talk; the outermost chat takes the limit of messages for its end."""
-        self._said = []
+        self._messages = []
         with (
             open_scope(self._max_messages) as (scope, is_outermost),
             scope.listen(self._listener),
@@ -107,14 +107,20 @@ class Chat(Node[ChatResult], internal=True):
                     raise
                 logger.warning("%s: %s", self.path, error)
                 status = "message_limit"
-        return ChatResult(status, tuple(self._said))
+        return ChatResult(status, tuple(self._messages))
 
     async def _talk(self, scope: Scope) -> Status:
         partner = await self._sender.find(self._recipient)
         await self.call_handler(self.begin(partner), timeout=self._timeout, claim=True)
         message = self._first
         for turn in count(1):
-            answer = await self._delivered(scope, partner, message)
+            scope.spend()
+            try:
+                node = self.deliver(scope, partner, message)
+                answer = await self.call_handler(node, timeout=self._timeout, claim=True)
+            except Exception as error:
+                error.add_note(f"{partner.name} was to answer {self._sender.name}")
+                raise
             if answer.message is None or turn == self._max_turns:
                 return answer.status if answer.message is None else "turn_limit"
             own = await self._sender.answer(answer.message)
@@ -129,31 +135,22 @@ class Chat(Node[ChatResult], internal=True):
         await self._sender.begin_chat(partner.name, clear_history=self._clear)
         await partner.begin_chat(self._sender.name, clear_history=self._clear)
 
-    async def _delivered(self, scope: Scope, partner: Participant, message: AgentMessage) -> Answer:
-        scope.spend()
-        try:
-            node = self.deliver(scope, partner, message)
-            return await self.call_handler(node, timeout=self._timeout, claim=True)
-        except Exception as error:
-            error.add_note(f"{partner.name} was to answer {self._sender.name}")
-            raise
-
     @handler
     async def deliver(
         self, node: Node[Any], scope: Scope, partner: Participant, message: AgentMessage
     ) -> Answer:
-        """Say one message to the partner, and hear its answer."""
+        """Say one message to the partner, and return its answer."""
         # No wait parts what the two remember: a cancel finds a message in both or in neither.
-        self._note(scope, message)
+        self._add(scope, message)
         answer = await partner.receive(message, request_reply=self._request_reply)
         if not isinstance(answer, Answer):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"{partner.name} gave {answer!r:.200} for an Answer")
         if answer.message is not None:
             scope.left -= 1  # it has been given: it is counted, never refused
-            self._note(scope, answer.message)
+            self._add(scope, answer.message)
         return answer
 
-    def _note(self, scope: Scope, message: AgentMessage) -> None:
+    def _add(self, scope: Scope, message: AgentMessage) -> None:
         self._sender.remember(message, name_of(self._recipient))
-        self._said.append(message)
+        self._messages.append(message)
         scope.tell(message)

@@ -20,8 +20,8 @@ from ._answering import Answering
 from ._chat import Chat, ChatOptions, ChatResult
 from ._directory import Answer, Directory, Participant, name_of
 from ._human import HumanInput, TerminalInput
+from ._messages import MessageLike, is_termination
 from ._reply import ReplyResult, ReplyRule, SenderFilter, reply_rules
-from ._said import Said, is_termination
 from ._scope import Listener, ScopeFeed
 from ._transcript import Transcript
 
@@ -68,7 +68,7 @@ class ConversableAgent(Agent[Any]):
         human_input: HumanInput = TERMINAL,
         max_consecutive_auto_reply: int | None = 10,
         is_termination: Callable[[AgentMessage], bool] = is_termination,
-        default_auto_reply: Said | None = None,
+        default_auto_reply: MessageLike | None = None,
         aggregator: Aggregator | None = None,
         **options: Any,
     ) -> None:
@@ -94,7 +94,7 @@ class ConversableAgent(Agent[Any]):
     async def initiate_chat(
         self,
         recipient: Participant | str,
-        message: Said,
+        message: MessageLike,
         *,
         clear_history: bool = True,
         transcript: bool | Transcript = False,
@@ -113,7 +113,7 @@ class ConversableAgent(Agent[Any]):
 
     async def send(
         self,
-        message: Said,
+        message: MessageLike,
         recipient: Participant | str,
         *,
         clear_history: bool = False,
@@ -134,7 +134,7 @@ class ConversableAgent(Agent[Any]):
     def stream_chat(
         self,
         recipient: Participant | str,
-        message: Said,
+        message: MessageLike,
         *,
         clear_history: bool = True,
         **options: Unpack[ChatOptions],
@@ -157,16 +157,21 @@ class ConversableAgent(Agent[Any]):
         `text`. Only for reply functions; `extra` is the message's. If `texts` fails, so does this,
         and who listens is told.
         """
-        answering = _answering(self)
-        ear, speech = ScopeFeed(answering.partner), Speech(self.name)
+        node = current_node()
+        for answering in (node, *node.ancestors):
+            if isinstance(answering, Answering) and answering.agent is self:
+                break
+        else:
+            raise RuntimeError(f"{self.name} is not answering: stream_reply is for reply functions")
+        feed, speech = ScopeFeed(answering.partner), Speech(self.name)
         try:
-            async with aclosing(_each(texts)) as each:
+            async with aclosing(_iterate(texts)) as each:
                 async for text in each:
                     emit(answering, "text", text)
-                    ear.grow(speech, text)
+                    feed.grow(speech, text)
         except BaseException:
             if speech.begun:
-                ear.fail(speech)
+                feed.fail(speech)
             raise
         return AgentMessage(content=speech.said, sender=self.name, extra=extra)
 
@@ -295,23 +300,15 @@ class GroupAggregator(Aggregator):
     """
 
     def append(
-        self, said: list[Message], message: AgentMessage, name: str, parser: Parser[Any] | None
+        self, request: list[Message], message: AgentMessage, name: str, parser: Parser[Any] | None
     ) -> None:
         """Add a message, with its speaker if it was said to more than this agent."""
         if message.sender != name and message.receiver not in (None, name, message.sender):
             message = message.model_copy(update={"content": f"{message.sender}: {message.text}"})
-        super().append(said, message, name, parser)
+        super().append(request, message, name, parser)
 
 
-def _answering(agent: ConversableAgent) -> Answering:
-    node = current_node()
-    for each in (node, *node.ancestors):
-        if isinstance(each, Answering) and each.agent is agent:
-            return each
-    raise RuntimeError(f"{agent.name} is not answering: stream_reply is for reply functions")
-
-
-async def _each(texts: AsyncIterable[str] | Iterable[str]) -> AsyncGenerator[str, None]:
+async def _iterate(texts: AsyncIterable[str] | Iterable[str]) -> AsyncGenerator[str, None]:
     if isinstance(texts, AsyncGenerator):
         async with aclosing(cast("AsyncGenerator[str, None]", texts)) as each:
             async for text in each:

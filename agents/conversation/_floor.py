@@ -13,7 +13,7 @@ from ..layers._message import AgentMessage
 from ..layers._prompt import prompt
 from ._directory import Answer, Directory, Participant, Status
 from ._group import Group
-from ._said import as_message, is_termination
+from ._messages import as_message, is_termination
 from ._scope import MAX_MESSAGES, muted
 
 __all__ = ["GroupTalk", "role_prompt"]
@@ -103,25 +103,30 @@ class GroupTalk(Group):
         """Let a member hear and answer; False if it leaves."""
         with muted():
             answer = await self._ask(name)
-        if answer.message is None or not answer.message.text.strip():
+        message = answer.message
+        if message is None or not message.text.strip():
             return answer.status != "left"
         if self.speaking is not None:
             await self._tell(name, f"No, {self.speaking} is speaking.", request_reply=False)
-        elif self._asks(answer.message):
-            await self._give_floor(name)
-        else:
-            self._speak(answer.message)
+            return True
+        if self._asks(message):
+            self.speaking = name
+            try:
+                answer = await self._tell(name, f"Yes, {name}, you have the floor: speak now.")
+            finally:
+                self.speaking = None
+            message = answer.message
+            if message is None or not message.text.strip() or self._asks(message):
+                return True
+            message = as_message(message, name, self.name)
+        if self._ending is None:
+            self._say(message)
+            self._left -= 1
+            if is_termination(message):
+                self._end("terminated")
+            elif not self._left:
+                self._end("turn_limit")
         return True
-
-    async def _give_floor(self, name: str) -> None:
-        self.speaking = name
-        try:
-            answer = await self._tell(name, f"Yes, {name}, you have the floor: speak now.")
-        finally:
-            self.speaking = None
-        said = answer.message
-        if said is not None and said.text.strip() and not self._asks(said):
-            self._speak(as_message(said, name, self.name))
 
     async def _tell(self, name: str, text: str, *, request_reply: bool = True) -> Answer:
         member = await self._member(name)
@@ -130,26 +135,6 @@ class GroupTalk(Group):
 
     def _asks(self, message: AgentMessage) -> bool:
         return self.request.lower() in message.text.lower()
-
-    def _speak(self, message: AgentMessage) -> None:
-        if self._ending is not None:
-            return
-        self._say(message)
-        self._left -= 1
-        if is_termination(message):
-            self._end("terminated")
-        elif not self._left:
-            self._end("turn_limit")
-
-    def _stop(self, fault: ConversationTooLong) -> None:
-        """End the talk because no more may be said in the conversation it belongs to."""
-        self._fault = fault
-        self._end("message_limit")
-
-    def _leave(self, name: str) -> None:
-        self._present.discard(name)
-        self._busy.discard(name)
-        self._end_if_quiet()
 
     def _end_if_quiet(self) -> None:
         if not self._busy and not any(self._inbox[name] for name in self._present):
@@ -169,13 +154,17 @@ class _Seat(Node[None], internal=True):
         self._name = name
 
     async def task(self) -> None:
+        talk, name = self._talk, self._name
         try:
-            while await self._talk._hear_next(self._name) and await self._talk._turn(self._name):
+            while await talk._hear_next(name) and await talk._turn(name):
                 pass
-        except ConversationTooLong as error:
-            self._talk._stop(error)
+        except ConversationTooLong as error:  # no more may be said in the outer conversation
+            talk._fault = error
+            talk._end("message_limit")
         finally:
-            self._talk._leave(self._name)
+            talk._present.discard(name)
+            talk._busy.discard(name)
+            talk._end_if_quiet()
 
 
 @prompt

@@ -13,7 +13,7 @@ from ..errors import ConversationTooLong, UnknownAgent
 from ..layers._call import run_in_tree
 from ..layers._message import AgentMessage
 from ._directory import Answer, Directory, Participant, Status, name_of
-from ._said import as_message, is_termination
+from ._messages import as_message, is_termination
 from ._scope import MAX_MESSAGES, current_scope, open_scope
 from ._speakers import round_robin
 
@@ -119,20 +119,6 @@ class Group(ABC):
             return answer
         return Answer(as_message(answer.message, name, self.name))
 
-    async def _tell_rest(self) -> None:
-        """Tell all members what they have not heard, so that their histories are complete."""
-        for name, inbox in self._inbox.items():
-            member = await self._member(name)
-            while inbox:
-                await member.receive(inbox.pop(0), request_reply=False)
-
-    def _answer_to(self, message: AgentMessage) -> Answer:
-        """Return what the talk came to, for one who is no member and has not heard it."""
-        last = self.messages[-1]
-        if message.sender in self.members or last is message:
-            return Answer(status=self.status)
-        return Answer(as_message(last, self.name, message.sender), self.status)
-
     async def _member(self, name: str) -> Participant:
         if name not in self.members:
             raise UnknownAgent(name, self.names)
@@ -161,14 +147,20 @@ class _Talk(Node[Answer], internal=True):
                 if not is_outermost:
                     raise
                 logger.warning("%s: %s", self.path, error)
-        await group._tell_rest()
-        return group._answer_to(self._message)
+        for name, inbox in group._inbox.items():  # so that all histories are complete
+            member = await group._member(name)
+            while inbox:
+                await member.receive(inbox.pop(0), request_reply=False)
+        last, asker = group.messages[-1], self._message.sender
+        if asker in group.members or last is self._message:
+            return Answer(status=group.status)  # nothing that the asker has not heard
+        return Answer(as_message(last, group.name, asker), group.status)
 
 
 class GroupChat(Group):
     """A group in which one speaks at a time, and `speaker` says who: by default, in turn.
 
-        team = GroupChat("team", [planner, writer, critic], speaker=chosen_by_model(backend))
+        team = GroupChat("team", [planner, writer, critic], speaker=choose_by_model(backend))
         result = await user.initiate_chat(team, "Write a poem about a river.")
 
     A talk ends when somebody says so (`TERMINATE`, or the predicate `is_termination`), when a
@@ -200,7 +192,9 @@ class GroupChat(Group):
         said = silent = 0
         self.last_speaker = self.messages[-1].sender
         while said < self.max_turns:
-            if (name := await self._next_speaker()) is None:
+            chosen = self.speaker(self)
+            name = await chosen if isawaitable(chosen) else chosen
+            if name is None:
                 return "no_answer"
             answer = await self._ask(name)
             self.last_speaker = name
@@ -215,7 +209,3 @@ class GroupChat(Group):
                 return "terminated"
         logger.info("%s: the group was stopped after %d messages (max_turns)", node.path, said)
         return "turn_limit"
-
-    async def _next_speaker(self) -> str | None:
-        chosen = self.speaker(self)
-        return await chosen if isawaitable(chosen) else chosen

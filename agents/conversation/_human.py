@@ -43,36 +43,23 @@ class TerminalInput:
         async with self._turn:
             sys.stdout.write(prompt)
             sys.stdout.flush()
-            try:
-                return await self._line(loop)
-            except NotImplementedError:
-                return await read_line()
-
-    async def _line(self, loop: asyncio.AbstractEventLoop) -> str | None:
-        while b"\n" not in self._held:
-            await _readable(loop, self._descriptor)
-            if not (data := os.read(self._descriptor, 65_536)):
-                rest, self._held = self._held, b""
-                return _text(rest) if rest else None
-            self._held += data
-        line, _, self._held = self._held.partition(b"\n")
-        return _text(line)
-
-
-async def _readable(loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
-    ready = asyncio.Event()
-    try:
-        loop.add_reader(descriptor, ready.set)
-    except PermissionError:
-        return  # a plain file, which never makes anyone wait
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(descriptor)
-
-
-def _text(line: bytes) -> str:
-    return line.decode(errors="replace").rstrip("\r")
+            while b"\n" not in self._held:
+                ready = asyncio.Event()
+                try:
+                    loop.add_reader(self._descriptor, ready.set)
+                except NotImplementedError:
+                    return await read_line()
+                except PermissionError:
+                    ready.set()  # a plain file, which never makes anyone wait
+                try:
+                    await ready.wait()
+                finally:
+                    loop.remove_reader(self._descriptor)
+                if not (data := os.read(self._descriptor, 65_536)):
+                    break
+                self._held += data
+            line, end, self._held = self._held.partition(b"\n")
+        return line.decode(errors="replace").rstrip("\r") if line or end else None
 
 
 class QueueInput:

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, overload
 
 from ..layers._message import AgentMessage
 from ._directory import Participant, name_of
-from ._said import Said
+from ._messages import MessageLike
 
 __all__ = ["NOT_MINE", "ReplyResult", "ReplyRule", "SenderFilter", "reply", "reply_rules"]
 
@@ -22,7 +22,7 @@ class _Mark(enum.Enum):
 NOT_MINE: Final = _Mark.NOT_MINE
 """A reply function returns this to leave the message to the next one."""
 
-ReplyResult: TypeAlias = "Said | Literal[_Mark.NOT_MINE] | None"
+ReplyResult: TypeAlias = "MessageLike | Literal[_Mark.NOT_MINE] | None"
 """What a reply function returns: an answer, None for "done, no answer", or `NOT_MINE`."""
 
 Sender: TypeAlias = "Participant | str"
@@ -49,19 +49,15 @@ class ReplyRule:
 
     async def __call__(self, agent: Any, message: AgentMessage) -> ReplyResult:
         """Answer `message`, or say that it is another's."""
-        if not self._concerns(agent, message):
-            return NOT_MINE
+        if self.sender is not None:
+            sender: Any = self.sender
+            if callable(sender) and not isinstance(sender, Participant):
+                sender = sender(agent)
+            senders = (sender,) if isinstance(sender, (str, Participant)) else sender
+            if not {message.sender, message.receiver} & {name_of(each) for each in senders}:
+                return NOT_MINE
         answer = self.function(agent, message)
         return await answer if isawaitable(answer) else answer
-
-    def _concerns(self, agent: Any, message: AgentMessage) -> bool:
-        if self.sender is None:
-            return True
-        sender: Any = self.sender
-        if callable(sender) and not isinstance(sender, Participant):
-            sender = sender(agent)
-        senders = (sender,) if isinstance(sender, (str, Participant)) else sender
-        return bool({message.sender, message.receiver} & {name_of(each) for each in senders})
 
 
 @overload

@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import random
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from ...backends import Backend
-from ..layers._message import AgentMessage
 from ..layers._prompt import prompt
 
 if TYPE_CHECKING:
     from ._group import GroupChat
 
-__all__ = ["chosen_by_model", "random_speaker", "round_robin"]
+__all__ = ["choose_by_model", "random_speaker", "round_robin"]
 
 logger = logging.getLogger("anabranch.agents")
 
@@ -38,7 +37,7 @@ def random_speaker(seed: int | None = None) -> Callable[[GroupChat], str]:
     return choose
 
 
-def chosen_by_model(backend: Backend, **options: Any) -> Callable[[GroupChat], Awaitable[str]]:
+def choose_by_model(backend: Backend, **options: Any) -> Callable[[GroupChat], Awaitable[str]]:
     """Make a policy that lets a model read the talk and choose; members' `description`s help it.
 
     If it names none of them, or more than one, the next in turn speaks, which is logged.
@@ -49,11 +48,21 @@ def chosen_by_model(backend: Backend, **options: Any) -> Callable[[GroupChat], A
         names = _others(group)
         if len(names) == 1:
             return names[0]
-        said = await ask(_roles(group), _talk(group.messages), ", ".join(names))
-        if (name := _named(said, names)) is not None:
-            return name
+        roles = (
+            f"{name}: {getattr(member, 'description', '') or 'a member'}"
+            for name, member in group.members.items()
+        )
+        talk = (f"{message.sender}: {message.text}" for message in group.messages)
+        reply = await ask("\n".join(roles), "\n".join(talk), ", ".join(names))
+        # The longest first: a longer name is not also the shorter one in it.
+        by_length = sorted(names, key=len, reverse=True)
+        pattern = "|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in by_length)
+        found = {each.lower() for each in re.findall(pattern, reply, re.IGNORECASE)}
+        mentioned = [name for name in names if name.lower() in found]
+        if len(mentioned) == 1:
+            return mentioned[0]
         name = round_robin(group)
-        logger.warning("the model named no speaker of %s: %.200r; %s is next", names, said, name)
+        logger.warning("the model named no speaker of %s: %.200r; %s is next", names, reply, name)
         return name
 
     return choose
@@ -73,23 +82,3 @@ def choose_speaker(roles: str, talk: str, names: str) -> None:
 
 def _others(group: GroupChat) -> list[str]:
     return [name for name in group.names if name != group.last_speaker] or group.names
-
-
-def _roles(group: GroupChat) -> str:
-    return "\n".join(
-        f"{name}: {getattr(member, 'description', '') or 'a member'}"
-        for name, member in group.members.items()
-    )
-
-
-def _talk(messages: Iterable[AgentMessage]) -> str:
-    return "\n".join(f"{message.sender}: {message.text}" for message in messages)
-
-
-def _named(said: str, names: Iterable[str]) -> str | None:
-    """Return the one name that is mentioned; a longer name is not also the shorter one in it."""
-    by_length = sorted(names, key=len, reverse=True)
-    pattern = "|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in by_length)
-    found = set(re.findall(pattern, said, re.IGNORECASE))
-    matches = {name for name in by_length for each in found if name.lower() == each.lower()}
-    return matches.pop() if len(matches) == 1 else None

@@ -43,20 +43,6 @@ class Transcript:
             entry.ending = ""
         elif part.stream_state == "failed":
             entry.ending = BROKEN_OFF
-        self._write()
-
-    def _entry(self, heading: str, text: str) -> _Entry:
-        """Return the entry that grows to `text`; one that became something else is closed."""
-        for entry in self._entries:
-            if entry.heading == heading and entry.ending is None:
-                if text.startswith(entry.text):
-                    entry.text = text
-                    return entry
-                entry.ending = BROKEN_OFF
-        self._entries.append(_Entry(heading, text))
-        return self._entries[-1]
-
-    def _write(self) -> None:
         out = self._file or sys.stdout
         while self._entries:
             entry = self._entries[0]
@@ -70,3 +56,14 @@ class Transcript:
             out.write(f"{entry.ending}\n\n{RULE}\n")
             del self._entries[0]
         out.flush()
+
+    def _entry(self, heading: str, text: str) -> _Entry:
+        """Return the entry that grows to `text`; one that became something else is closed."""
+        for entry in self._entries:
+            if entry.heading == heading and entry.ending is None:
+                if text.startswith(entry.text):
+                    entry.text = text
+                    return entry
+                entry.ending = BROKEN_OFF
+        self._entries.append(_Entry(heading, text))
+        return self._entries[-1]

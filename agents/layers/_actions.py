@@ -39,37 +39,31 @@ class ToolAction(TypedDict):
 
 
 class TextCall(Format):
-    """A call of `tool` whose only argument is the text between `open` and `close`.
+    """A call of `tool` whose only argument is the text between `begin` and `end`.
 
     `instruction` tells a model of this form.
     """
 
     def __init__(
-        self,
-        tool: str,
-        open: str,
-        close: str,
-        *,
-        argument: str = "text",
-        instruction: str = "",  # noqa: A002 - the format's term
+        self, tool: str, begin: str, end: str, *, argument: str = "text", instruction: str = ""
     ) -> None:
-        self.tool: str = tool
-        self.open = open
-        self.close = close
-        self.argument = argument
+        self.open, self.close = begin, end
+        self.tool = tool
+        self._call = tool, argument
         self.instruction = instruction
 
     def read(self, body: str) -> Iterable[tuple[str, dict[str, Any]]]:
         """Take the text as it is."""
-        yield self.tool, {self.argument: body}
+        tool, argument = self._call
+        yield tool, {argument: body}
 
     def write(self, call: ToolCall) -> str:
         """Write the text between the marks."""
-        return f"{self.open}{call.arguments.get(self.argument, call.text)}{self.close}"
+        return f"{self.open}{call.arguments.get(self._call[1], call.text)}{self.close}"
 
 
 class FencedCall(Format):
-    """A JSON object with `name` and `parameters` in a fence: any model can be told to write that."""
+    """A JSON object with `name` and `parameters` in a fence, which any model can write."""
 
     open, close = "```json\n", "\n```"
     instruction = (

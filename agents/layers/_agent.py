@@ -216,14 +216,18 @@ class Agent(Generic[F]):
 
     def restore(self, records: Iterable[Mapping[str, Any]]) -> list[AgentMessage]:
         """Read a saved memory; what the parser had made of replies is made again."""
-        messages = read_records(records)
-        for message in messages if self.output_format is not None else ():
-            if message.sender != self.name or message.type is not None or message.formatted is None:
-                continue
-            try:
-                message.formatted = self.output_format.restore(message.formatted)
-            except ValueError as error:
-                raise ConfigurationError(f"this is no memory of {self.name}: {error}") from error
+        messages, parser = read_records(records), self.output_format
+        if parser is None:
+            return messages
+        for message in messages:
+            own = message.sender == self.name and message.type is None
+            if own and message.formatted is not None:
+                try:
+                    message.formatted = parser.restore(message.formatted)
+                except ValueError as error:
+                    raise ConfigurationError(
+                        f"this is no memory of {self.name}: {error}"
+                    ) from error
         return messages
 
     def reset(self, session_id: SessionId = 0, *, recursive: bool = True) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from ...backends import Backend
-from ...commander import BadResponse
-from ...messages import Message, Request
+from ..layers._memory import ask_summary
 from ._state import State
 
 __all__ = ["ListMemory", "Module", "Retrieval", "RunningSummary"]
@@ -79,12 +78,9 @@ class RunningSummary(Module):
         if state.steps in state.kept.get(self.name, ()):
             return  # the answer after it failed, and is asked for again
         memory = state.notes.get(self.name, "(nothing yet)")
-        told = Message(role="system", content=self.prompt.replace("{memory}", memory))
-        step = Message(role="user", content=f"It did: {state.response}\nIt saw: {obs}")
-        summary = (await self.backend.complete(Request([told, step]))).content
-        if not summary:
-            raise BadResponse("the model gave an empty summary")
-        state.notes[self.name] = summary
+        prompt = self.prompt.replace("{memory}", memory)
+        step = f"It did: {state.response}\nIt saw: {obs}"
+        state.notes[self.name] = await ask_summary(self.backend, prompt, step)
         state.kept[self.name] = {state.steps: ""}
 
 

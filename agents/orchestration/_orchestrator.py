@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from ...commander import Node
 from ...messages import Usage
-from ..errors import LimitReached, UnknownAgent
+from ..errors import Limit, LimitReached, UnknownAgent
 from ..layers._agent import Agent
 from ..layers._call import run_in_tree
 from ..layers._memory import SessionId
 from ..layers._message import AgentMessage
-from ._engineer import PromptedAgent, settled
+from ._engineer import PromptedAgent, resolve
 from ._environment import Environment, EpisodeStep, act, observe
 from ._state import State
 
-if TYPE_CHECKING:
-    from ._episode import EpisodeResult
-
-__all__ = ["Action", "Orchestration", "Orchestrator", "Transition"]
+__all__ = [
+    "Action",
+    "Episode",
+    "EpisodeResult",
+    "EpisodeStatus",
+    "Orchestration",
+    "Orchestrator",
+    "Transition",
+]
 
 logger = logging.getLogger("anabranch.agents")
 
@@ -120,8 +126,6 @@ class Orchestrator(Generic[S]):
 
     async def play(self, environment: Environment) -> EpisodeResult:
         """Play with an environment to the end, which may be a limit; see `Episode`."""
-        from ._episode import Episode
-
         return await run_in_tree(Episode(self, environment))
 
     @property
@@ -147,7 +151,7 @@ class Orchestrator(Generic[S]):
             agent.reset(self.session_id)
         self.state = self._first.model_copy(deep=True) if state is None else state
 
-    def _agent_called(self, name: object) -> Agent[Any]:
+    def _find(self, name: object) -> Agent[Any]:
         """Return the agent of this name; raise `UnknownAgent`, or `TypeError` for what is none."""
         if not isinstance(name, str):
             raise TypeError(f"the transition gives a name or None, not {name!r:.200}")
@@ -169,67 +173,65 @@ class Orchestration(Node[Action], Generic[S], internal=True):
 
     async def task(self) -> Action:
         """Go on to the next environment step."""
-        orchestrator = self._orchestrator
+        orchestrator, state = self._orchestrator, self._orchestrator.state
         if orchestrator._busy:
             raise RuntimeError(f"{orchestrator.name} is running: its state is for one at a time")
+        if state.max_steps is not None and state.steps >= state.max_steps:
+            why = "the environment was asked often enough"
+            raise LimitReached("max_steps", state.max_steps, state.agent, why)
         orchestrator._busy = True
         try:
-            return await self._until_step(orchestrator, orchestrator.state)
+            obs, state.reward = self._obs, self._reward
+            for answers in count():
+                agent = await self._choose(obs)
+                if agent is None:
+                    return Action(state.response or "", state.agent or "", done=True)
+                if answers == state.max_transitions:
+                    why = "the environment was not asked for too long"
+                    raise LimitReached("max_transitions", answers, state.agent, why)
+                state.response = await self._ask(agent, obs)
+                state.agent = agent.name
+                _count_error(state)
+                if state.mistake is None:
+                    obs = None
+                    if state.env_step:
+                        break
         finally:
             orchestrator._busy = False
-
-    async def _until_step(self, orchestrator: Orchestrator[S], state: S) -> Action:
-        if state.max_steps is not None and state.steps >= state.max_steps:
-            raise LimitReached(
-                "max_steps", state.max_steps, state.agent, "the environment was asked often enough"
-            )
-        obs, state.reward = self._obs, self._reward
-        for answered in count():
-            agent = await self._next(orchestrator, obs)
-            if agent is None:
-                return Action(state.response or "", state.agent or "", done=True)
-            if answered == state.max_transitions:
-                raise LimitReached(
-                    "max_transitions",
-                    answered,
-                    state.agent,
-                    "no environment step for too long",
-                )
-            state.response = await self._answered(orchestrator, agent, obs)
-            state.agent = agent.name
-            _count_error(state)
-            if state.mistake is None:
-                obs = None
-                if state.env_step:
-                    break
         state.env_step, state.errors = False, 0
         state.steps += 1
         return Action(state.response or "", state.agent or "")
 
-    async def _next(self, orchestrator: Orchestrator[S], obs: str | None) -> Agent[Any] | None:
+    async def _choose(self, obs: str | None) -> Agent[Any] | None:
         """Return the agent that is next: the same once more if it made a mistake."""
-        state = orchestrator.state
+        orchestrator, state = self._orchestrator, self._orchestrator.state
         if state.mistake is None:
             state.env_step = False
-            name: object = await settled(orchestrator.transition(obs, state))
+            name: object = await resolve(orchestrator.transition(obs, state))
             _count_error(state)
             if state.mistake is None:
                 state.errors = 0
-                return None if name is None else orchestrator._agent_called(name)
+                return None if name is None else orchestrator._find(name)
         if state.errors > state.max_errors:
-            said = f"{state.agent} gave no answer that can be used: {state.mistake.log}"
-            raise LimitReached("max_errors", state.max_errors, state.agent, said)
+            why = f"{state.agent} gave no answer that can be used: {state.mistake.log}"
+            raise LimitReached("max_errors", state.max_errors, state.agent, why)
         if state.agent is None:
             raise RuntimeError(f"an error was signalled before anybody answered: {state.mistake}")
-        return orchestrator._agent_called(state.agent)
+        return orchestrator._find(state.agent)
 
-    async def _answered(
-        self, orchestrator: Orchestrator[S], agent: Agent[Any], obs: str | None
-    ) -> str:
-        state = orchestrator.state
+    async def _ask(self, agent: Agent[Any], obs: str | None) -> str:
+        """Tell an agent its mistake, the environment, or the agent before; return its answer."""
+        orchestrator, state = self._orchestrator, self._orchestrator.state
+        heard: list[AgentMessage] = []
+        if state.mistake is not None:
+            heard.append(AgentMessage(content=state.mistake.improve, sender="orchestrator"))
+        elif obs is not None:
+            heard.append(AgentMessage(content=obs, sender="environment"))
+        elif state.response is not None and state.agent is not None:
+            heard.append(AgentMessage(content=state.response, sender=state.agent))
         prompted = isinstance(agent, PromptedAgent)
         options: dict[str, Any] = {"state": state, "obs": obs} if prompted else {}
-        call = agent.call(*_told(obs, state), session_id=orchestrator.session_id, **options)
+        call = agent.call(*heard, session_id=orchestrator.session_id, **options)
         try:
             self.call_handler(call, timeout=orchestrator.timeout, claim=True)
             answer = await call
@@ -246,18 +248,49 @@ def _count_error(state: State) -> None:
         logger.info("an answer of %s cannot be used: %s", state.agent, state.mistake.log)
 
 
-def _told(obs: str | None, state: State) -> list[AgentMessage]:
-    """Return what the next agent hears: its mistake, the environment, or the agent before."""
-    if state.mistake is not None:
-        return [AgentMessage(content=state.mistake.improve, sender="orchestrator")]
-    if obs is not None:
-        return [AgentMessage(content=obs, sender="environment")]
-    if state.response is not None and state.agent is not None:
-        return [AgentMessage(content=state.response, sender=state.agent)]
-    return []
-
-
 def _add(total: dict[str, Usage], models: dict[str, Any]) -> None:
     for model, usage in models.items():
         if isinstance(usage, Usage):
             total[model] = total.get(model, Usage()) + usage
+
+
+# --- episodes
+
+EpisodeStatus: TypeAlias = Literal["done", "over"] | Limit
+"""`done`: the transition named nobody. `over`: the environment came to its end. Else the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeResult:
+    """What was done and seen, oldest first, and why it ended."""
+
+    status: EpisodeStatus
+    steps: tuple[EpisodeStep[Action], ...]
+
+
+class Episode(Node[EpisodeResult], internal=True):
+    """Plays an orchestrator with an environment; a limit is a result with its `status`.
+
+    What `orchestrator.play(environment)` awaits; `node.call_handler(Episode(...), timeout=600)` and
+    `commander.run(Episode(...))` do the same. Faults
+    are raised, see `Orchestrator.forward`. The environment is the caller's to close.
+    """
+
+    def __init__(self, orchestrator: Orchestrator[Any], environment: Environment) -> None:
+        super().__init__(f"{orchestrator.name}-episode")
+        self._orchestrator = orchestrator
+        self._environment = environment
+
+    async def task(self) -> EpisodeResult:
+        """Act and look until one of the two has come to its end."""
+        steps: list[EpisodeStep[Action]] = []
+        status: EpisodeStatus = "over"
+        try:
+            async with aclosing(self._orchestrator.over(self._environment)) as playing:
+                async for step in playing:
+                    steps.append(step)
+                    status = "done" if step.action.done else "over"
+        except LimitReached as limit:
+            logger.warning("%s: %s", self.path, limit)
+            status = limit.limit
+        return EpisodeResult(status, tuple(steps))

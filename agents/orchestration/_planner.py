@@ -9,12 +9,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from ...backends import Backend
-from ._engineer import PromptedAgent
-from ._json_engineer import JsonEngineer
+from ._engineer import JsonEngineer, PromptedAgent
 from ._modules import Module
 from ._orchestrator import Orchestrator
 from ._state import Namespace, State
-from ._strategy import Deed, Prompts, deeds_text, listed, notes_text
+from ._strategy import PastAction, Prompts, describe_actions, describe_notes, number_lines
 
 __all__ = ["PlannerState", "planner_reviewer_executor"]
 
@@ -42,7 +41,7 @@ class Reviewer(Review):  # `rejects` counts the rejections in a row
 
 
 class Executor(Namespace):  # `trial` is for the first task of the plan, `finished` for those done
-    trial: list[Deed] = []  # noqa: RUF012 - pydantic copies it
+    trial: list[PastAction] = []  # noqa: RUF012 - pydantic copies it
     finished: list[str] = []  # noqa: RUF012 - pydantic copies it
 
 
@@ -64,13 +63,13 @@ class Engineer(JsonEngineer[PlannerState, Any]):
             executor.trial[-1].seen = obs
         return {
             "task": state.task,
-            "plan": listed(plan),
+            "plan": number_lines(plan),
             "now": plan[0] if plan else "",
-            "feedback": listed(state.reviewer.feedback),
-            "done": listed(executor.finished),
-            "trial": deeds_text(executor.trial),
+            "feedback": number_lines(state.reviewer.feedback),
+            "done": number_lines(executor.finished),
+            "trial": describe_actions(executor.trial),
             "left": state.max_task_steps - len(executor.trial),
-            "notes": notes_text(state),
+            "notes": describe_notes(state),
         }
 
 
@@ -96,7 +95,7 @@ class ExecutorEngineer(Engineer):
             raise ValueError("the status is progress, but there is no action")
         if len(state.executor.trial) == state.max_task_steps:
             raise ValueError("no steps are left for this task: set the status to done")
-        state.executor.trial.append(Deed(action=said.action))
+        state.executor.trial.append(PastAction(action=said.action))
         state.step_environment()
         return said.action
 

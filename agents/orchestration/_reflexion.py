@@ -12,15 +12,15 @@ from ._engineer import PromptedAgent, PromptEngineer
 from ._modules import Module
 from ._orchestrator import Orchestrator
 from ._state import Namespace, State
-from ._strategy import Deed, Prompts, deeds_text, notes_text, read_move
+from ._strategy import PastAction, Prompts, describe_actions, describe_notes, read_move
 
-__all__ = ["ReflexionState", "going_in_circles", "reflexion"]
+__all__ = ["ReflexionState", "find_repetition", "reflexion"]
 
 
 class Actor(Namespace):
     """What the actor did in this trial, and its answer, None while it acts."""
 
-    trial: list[Deed] = []  # noqa: RUF012 - pydantic copies it
+    trial: list[PastAction] = []  # noqa: RUF012 - pydantic copies it
     answer: str | None = None
 
 
@@ -40,7 +40,7 @@ class ReflexionState(State):
     reflector: Reflector = Reflector()
 
 
-def going_in_circles(state: ReflexionState) -> str | None:
+def find_repetition(state: ReflexionState) -> str | None:
     """Say what is wrong if the last three actions, and what came of them, were the same."""
     last = state.actor.trial[-3:]
     if len(last) == 3 and last[0] == last[1] == last[2]:
@@ -57,9 +57,10 @@ class ActorEngineer(PromptEngineer[ReflexionState]):
     def render_prompt(self, obs: str | None, history: list[Message], state: ReflexionState) -> None:
         """Make the prompt."""
         lessons = "\n".join(f"- {each}" for each in state.reflector.reflections) or "(none yet)"
-        notes = notes_text(state)
-        system = self.prompts.fill("reflexion_actor", task=state.task, lessons=lessons, notes=notes)
-        seen = deeds_text(state.actor.trial) or obs or "Begin."
+        system = self.prompts.fill(
+            "reflexion_actor", task=state.task, lessons=lessons, notes=describe_notes(state)
+        )
+        seen = describe_actions(state.actor.trial) or obs or "Begin."
         history[:] = [
             Message(role="system", content=system),
             Message(role="user", content=seen),
@@ -69,16 +70,11 @@ class ActorEngineer(PromptEngineer[ReflexionState]):
         self, obs: str | None, response: str, history: list[Message], state: ReflexionState
     ) -> str:
         """Read an action for the environment, or the answer."""
-        try:
-            kind, text = read_move(response)
-        except ValueError as error:
-            state.signal_error("no action in the reply", str(error))
-            return response
+        kind, text = read_move(response, state)
         if kind == "Answer":
             state.actor.answer = text
-        else:
-            state.actor.trial.append(Deed(action=text))
-            state.step_environment()
+        elif kind == "Action":
+            state.actor.trial.append(PastAction(action=text))
         return text
 
 
@@ -90,7 +86,7 @@ class ReflectorEngineer(PromptEngineer[ReflexionState]):
 
     def render_prompt(self, obs: str | None, history: list[Message], state: ReflexionState) -> None:
         """Show the trial."""
-        trial, fault = deeds_text(state.actor.trial), state.reflector.fault
+        trial, fault = describe_actions(state.actor.trial), state.reflector.fault
         asked = self.prompts.fill("reflexion_reflector", task=state.task, trial=trial, fault=fault)
         history[:] = [Message(role="user", content=asked)]
 
@@ -111,7 +107,7 @@ def reflexion(
     task: str,
     *,
     reflector: Backend | None = None,
-    evaluate: Callable[[ReflexionState], str | None] = going_in_circles,
+    evaluate: Callable[[ReflexionState], str | None] = find_repetition,
     max_reflections: int = 3,
     max_steps: int | None = 20,
     max_errors: int = 3,

@@ -12,7 +12,7 @@ from ._engineer import PromptedAgent, PromptEngineer
 from ._modules import Module
 from ._orchestrator import Orchestrator
 from ._state import Namespace, State
-from ._strategy import Prompts, notes_text, read_move
+from ._strategy import Prompts, describe_notes, read_move
 
 __all__ = ["SingleAgentState", "single_agent"]
 
@@ -40,7 +40,7 @@ class ActorEngineer(PromptEngineer[SingleAgentState]):
         self, obs: str | None, history: list[Message], state: SingleAgentState
     ) -> None:
         """Add what the environment shows."""
-        system = self.prompts.fill("single_agent", task=state.task, notes=notes_text(state))
+        system = self.prompts.fill("single_agent", task=state.task, notes=describe_notes(state))
         history[:1] = [Message(role="system", content=system)]
         seen = "Begin." if obs is None else obs.strip() or "(no output)"
         history.append(Message(role="user", content=seen))
@@ -49,15 +49,9 @@ class ActorEngineer(PromptEngineer[SingleAgentState]):
         self, obs: str | None, response: str, history: list[Message], state: SingleAgentState
     ) -> str:
         """Read an action for the environment, or the answer."""
-        try:
-            kind, text = read_move(response)
-        except ValueError as error:
-            state.signal_error("no action in the reply", str(error))
-            return response
+        kind, text = read_move(response, state)
         if kind == "Answer":
             state.actor.answer = text
-        else:
-            state.step_environment()
         return text
 
 

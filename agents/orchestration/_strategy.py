@@ -11,7 +11,14 @@ from typing import Any
 from ..layers._prompt import fill_template
 from ._state import Namespace, State
 
-__all__ = ["Deed", "Prompts", "deeds_text", "listed", "notes_text", "read_move"]
+__all__ = [
+    "PastAction",
+    "Prompts",
+    "describe_actions",
+    "describe_notes",
+    "number_lines",
+    "read_move",
+]
 
 _MOVE = re.compile(r"^[ \t*]*(Action|Answer)[ \t*]*:[ \t*]*", re.MULTILINE)
 
@@ -39,37 +46,41 @@ class Prompts:
         return fill_template(self.text(name), values, name).strip()
 
 
-class Deed(Namespace):
+class PastAction(Namespace):
     """An action, and what was seen after it, None before that."""
 
     action: str
     seen: str | None = None
 
 
-def deeds_text(deeds: Iterable[Deed]) -> str:
+def describe_actions(actions: Iterable[PastAction]) -> str:
     """Write what was done, and what came of it, for a prompt."""
-    return "\n".join(f"> {deed.action}\n{(deed.seen or '').strip()}" for deed in deeds)
+    return "\n".join(f"> {past.action}\n{(past.seen or '').strip()}" for past in actions)
 
 
-def listed(lines: Iterable[str]) -> str:
-    """Write a numbered list, for a prompt."""
-    return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1)) or "(none)"
-
-
-def notes_text(state: State) -> str:
+def describe_notes(state: State) -> str:
     """Write what modules noted, for a prompt; "" if they noted nothing."""
     return "".join(f"\n{name}:\n{text}\n" for name, text in state.notes.items())
 
 
-def read_move(said: str) -> tuple[str, str]:
-    """Return "Action" or "Answer" and the text after it, from a reply that ends with one of them.
+def number_lines(lines: Iterable[str]) -> str:
+    """Write a numbered list, for a prompt."""
+    return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1)) or "(none)"
 
-    Raises `ValueError`, with a text that a model can use, if there is none or more than one.
+
+def read_move(response: str, state: State) -> tuple[str | None, str]:
+    """Return "Action" or "Answer" and the text after it, of a reply that ends with one of them.
+
+    An action goes to the environment. Any other reply is signalled, and returned after None.
     """
-    found = list(_MOVE.finditer(said))
-    if len(found) == 1 and (text := said[found[0].end() :].strip().strip("`").strip()):
+    found = list(_MOVE.finditer(response))
+    if len(found) == 1 and (text := response[found[0].end() :].strip().strip("`").strip()):
+        if found[0][1] == "Action":
+            state.step_environment()
         return found[0][1], text
-    raise ValueError(
+    state.signal_error(
+        "no action in the reply",
         "Your reply must end with exactly one line that begins with `Action:`, or with `Answer:` "
-        f"when the task is done, and has text after it; it has {len(found)}."
+        f"when the task is done, and has text after it; it has {len(found)}.",
     )
+    return None, response
