@@ -75,8 +75,8 @@ def chat(
             "--tools",
             "-t",
             help="Tools for the model, with commas between: python, web, mcp:COMMAND_OR_URL, "
-            "module:name, module for all in it, or none. May be given several times. Default: the "
-            "time, arithmetic and an example of weather.",
+            "module:name, module for all in it, a package's NAME, or none. May be given "
+            "several times. Default: the time, arithmetic and an example of weather.",
         ),
     ] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="How freely to choose.")] = None,
@@ -94,15 +94,15 @@ def chat(
     options = {"temperature": temperature, "max_tokens": max_tokens}
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     logging.getLogger().addHandler(LegibleLog())
-    with _told(USAGE, debug):
+    with _report_errors(USAGE, debug):
         backend = connect(model, model=name, base_url=base_url, **given)
         conversation = Conversation.load(load) if load else Conversation(system=system)
-    with _told(FAILED, debug):
+    with _report_errors(FAILED, debug):
         raise SystemExit(asyncio.run(_chat(backend, conversation, tools, debug)))
 
 
 @contextmanager
-def _told(status: int, debug: bool) -> Generator[None]:
+def _report_errors(status: int, debug: bool) -> Generator[None]:
     """Turn an error into one line on the standard error and an exit status."""
     try:
         yield
@@ -124,15 +124,12 @@ async def _chat(
     backend: Backend, conversation: Conversation, specs: list[str] | None, debug: bool
 ) -> int:
     async with AsyncExitStack() as stack:
-        with _told(USAGE, debug):
-            tools = await _tools(specs, stack)
+        with _report_errors(USAGE, debug):
+            if specs is None:
+                from ..tools.examples import EXAMPLE_TOOLS
+
+                tools: list[AnyTool] = list(EXAMPLE_TOOLS)
+            else:
+                wanted = [spec for spec in specs if spec != "none"]
+                tools = await stack.enter_async_context(open_tools(*wanted))
         return await chat_session(backend, conversation, tools, debug=debug)
-
-
-async def _tools(specs: list[str] | None, stack: AsyncExitStack) -> list[AnyTool]:
-    if specs is None:
-        from ..tools.examples import EXAMPLE_TOOLS
-
-        return list(EXAMPLE_TOOLS)
-    wanted = [spec for spec in specs if spec != "none"]
-    return await stack.enter_async_context(open_tools(*wanted))

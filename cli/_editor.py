@@ -42,7 +42,7 @@ class LineEditor:
         if not self.edits:
             return await _read_plain(prompt)
         if self._session is None:
-            self._session = _session(self._commands)
+            self._session = _open_session(self._commands)
         while True:
             try:
                 said = await self._session.prompt_async(prompt, handle_sigint=False)
@@ -61,7 +61,7 @@ class LineEditor:
         if not self.edits:
             return await _read_plain(prompt)
         session: PromptSession[str] = PromptSession(output=_output(), enable_open_in_editor=True)
-        return await _prompted(session, prompt, draft)
+        return await _prompt(session, prompt, draft)
 
     async def choose(self, prompt: str) -> tuple[str | None, bool]:
         """Return the answer to a question, None for none, and whether it was typed by itself.
@@ -72,9 +72,15 @@ class LineEditor:
         if not self.edits:
             answer = await _ask_plain(prompt)
             return answer, not await drop_typeahead()
-        session: PromptSession[str] = PromptSession(output=_output(), key_bindings=_no_paste())
+        keys = KeyBindings()
+
+        @keys.add(Keys.BracketedPaste)
+        def refuse_paste(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
+            event.app.output.bell()
+
+        session: PromptSession[str] = PromptSession(output=_output(), key_bindings=keys)
         clear_typeahead(session.app.input)
-        answer = await _prompted(session, prompt)
+        answer = await _prompt(session, prompt)
         return answer, not get_typeahead(session.app.input) and not await drop_typeahead()
 
 
@@ -83,7 +89,7 @@ def screen() -> TextIO:
     return sys.stderr if sys.stderr.isatty() and not sys.stdout.isatty() else sys.stdout
 
 
-async def _prompted(session: PromptSession[str], prompt: str, draft: str = "") -> str | None:
+async def _prompt(session: PromptSession[str], prompt: str, draft: str = "") -> str | None:
     try:
         with patch_stdout(raw=True):
             return await session.prompt_async(prompt, default=draft, handle_sigint=False)
@@ -108,10 +114,35 @@ async def _read_plain(prompt: str) -> str | None:
             return "\n".join(lines)
 
 
-def _session(commands: list[str]) -> PromptSession[str]:
+def _open_session(commands: list[str]) -> PromptSession[str]:
+    from platformdirs import user_state_path
+
+    keys = KeyBindings()
+
+    @keys.add("escape", "enter")
+    def begin_line(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
+        event.current_buffer.insert_text("\n")
+
+    @keys.add("enter")
+    def enter(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
+        buffer: Any = event.current_buffer
+        if buffer.document.char_before_cursor == "\\":
+            buffer.delete_before_cursor()
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    history: FileHistory | InMemoryHistory
+    try:
+        path: Path = user_state_path("anabranch", ensure_exists=True) / "history"
+        with path.open("ab"):
+            path.chmod(0o600)
+        history = _History(path)
+    except OSError:  # a home that cannot be written: arrow keys still know this session
+        history = InMemoryHistory()
     return PromptSession(
-        history=_history(),
-        key_bindings=_keys(),
+        history=history,
+        key_bindings=keys,
         completer=WordCompleter(commands, sentence=True),
         complete_while_typing=False,
         output=_output(),
@@ -130,18 +161,6 @@ def _output() -> Output:
     return output
 
 
-def _history() -> FileHistory | InMemoryHistory:
-    from platformdirs import user_state_path
-
-    try:
-        path: Path = user_state_path("anabranch", ensure_exists=True) / "history"
-        with path.open("ab"):
-            path.chmod(0o600)
-    except OSError:  # a home that cannot be written: arrow keys still know this session
-        return InMemoryHistory()
-    return _History(path)
-
-
 class _History(FileHistory):
     """A history that may be lost, on a full disk, but ends no chat."""
 
@@ -153,32 +172,3 @@ class _History(FileHistory):
     def store_string(self, string: str) -> None:
         with suppress(OSError):
             super().store_string(string)
-
-
-def _no_paste() -> KeyBindings:
-    keys = KeyBindings()
-
-    @keys.add(Keys.BracketedPaste)
-    def _(event: KeyPressEvent) -> None:
-        event.app.output.bell()
-
-    return keys
-
-
-def _keys() -> KeyBindings:
-    keys = KeyBindings()
-
-    @keys.add("escape", "enter")
-    def _(event: KeyPressEvent) -> None:
-        event.current_buffer.insert_text("\n")
-
-    @keys.add("enter")
-    def _(event: KeyPressEvent) -> None:
-        buffer: Any = event.current_buffer
-        if buffer.document.char_before_cursor == "\\":
-            buffer.delete_before_cursor()
-            buffer.insert_text("\n")
-        else:
-            buffer.validate_and_handle()
-
-    return keys

@@ -1,17 +1,30 @@
-"""A function becomes a tool: schema, validation, execution.
+"""A function becomes a tool: schema, validation, execution; and the tools of the package.
 
-`anabranch.tools.examples` holds three to try, imported only where used.
+- `_tool`, `_schema`, `_docstring`: `@tool`; the schema of a signature, and the check of arguments
+- `calls`, `results`: one call as a node, and what it gives, as the message for the model
+- `toolkits`, `_load`: tools that belong together; tools by name, also those of other packages
+- `_approval`, `_pending`: calls, and any other questions, that wait for a person
+- `_describe`, `_narrate`: tools as text for a prompt; tools that speak to the user meanwhile
+- `_python`: the Python session, with its Jupyter kernel (`_kernel`; its process, `_kernel_main`)
+- `_web`, `_search`: the web browser and search engines. `_web_fetch` fetches within limits (whose
+  addresses: `_web_address`), `_web_text` reads in a process of its own (`_web_main`,
+  `_web_charset`)
+- `_mcp`: the tools of an MCP server; `_mcp_wire` bounds what it sends, `_remote_schema` its schema
+- `examples`: three tools to try (`_arithmetic`), imported only where they are used
+
+A `ToolCall` comes in through `calls.start_call`, and a `ToolResult` goes out. What an extra brings
+is imported when it is first needed (`_extra`).
 """
 
 from ._approval import Approval as Approval
 from ._approval import Approvals as Approvals
 from ._approval import Decision as Decision
-from ._describe import Format as Format
+from ._describe import PromptFormat as PromptFormat
 from ._describe import describe as describe
 from ._load import load_tools as load_tools
 from ._load import open_tools as open_tools
 from ._mcp import McpServer as McpServer
-from ._narrate import narrated as narrated
+from ._narrate import with_narration as with_narration
 from ._pending import Pending as Pending
 from ._pending import PendingList as PendingList
 from ._python import PythonKernel as PythonKernel
