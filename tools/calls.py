@@ -48,17 +48,13 @@ class CallNode(Node[ToolResult], internal=True):
         return self.result or ToolResult.of_error(self._call, self.error)
 
 
-class _Run(CallNode, internal=True):
-    _n_name = "call_tool"
-
+class _Run(CallNode, internal=True, name="call_tool"):
     async def task(self) -> ToolResult:
         with contain_exit(KeyboardInterrupt):  # the user's own Ctrl-C
             return ToolResult.of(self._call, await self._tool.run(self._call.arguments))
 
 
-class _AskFirst(CallNode, internal=True):
-    _n_name = "ask_first"
-
+class _AskFirst(CallNode, internal=True, name="ask_first"):
     def __init__(self, call: ToolCall, tool: AnyTool, ask: Ask) -> None:
         super().__init__(call, tool)
         self._ask = ask
