@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import AsyncExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +16,6 @@ import typer
 
 from ..backends import Backend, connect
 from ..commander import AnabranchError, ConfigurationError
-from ..dispatch import Format
 from ..dispatch.formats import FORMATS
 from ..messages import Conversation
 from ..tools import AnyTool, open_tools
@@ -106,10 +105,9 @@ def chat(
     logging.getLogger().addHandler(LegibleLog())
     with _report_errors(USAGE, debug):
         backend = connect(model, model=name, base_url=base_url, **given)
-        reads = None if formats is None else [_format(each) for each in formats]
         conversation = Conversation.load(load) if load else Conversation(system=system)
     with _report_errors(FAILED, debug):
-        raise SystemExit(asyncio.run(_chat(backend, conversation, tools, reads, debug)))
+        raise SystemExit(asyncio.run(_chat(backend, conversation, tools, formats, debug)))
 
 
 @contextmanager
@@ -135,7 +133,7 @@ async def _chat(
     backend: Backend,
     conversation: Conversation,
     specs: list[str] | None,
-    formats: Sequence[Format] | None,
+    formats: list[str] | None,
     debug: bool,
 ) -> int:
     async with AsyncExitStack() as stack:
@@ -147,10 +145,10 @@ async def _chat(
             else:
                 wanted = [spec for spec in specs if spec != "none"]
                 tools = await stack.enter_async_context(open_tools(*wanted))
-        return await chat_session(backend, conversation, tools, formats, debug=debug)
-
-
-def _format(name: str) -> Format:
-    if (make := FORMATS.get(name)) is None:
-        raise ConfigurationError(f"there is no format {name!r}; there are: {', '.join(FORMATS)}")
-    return make()
+            for name in formats or ():
+                if name not in FORMATS:
+                    raise ConfigurationError(
+                        f"there is no format {name!r}; there are: {', '.join(FORMATS)}"
+                    )
+            reads = None if formats is None else [FORMATS[name]() for name in formats]
+        return await chat_session(backend, conversation, tools, reads, debug=debug)

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -31,7 +32,6 @@ class LineEditor:
     def __init__(self, commands: list[str]) -> None:
         self.edits = os.environ.get("TERM", "dumb") != "dumb" and sys.stdout.isatty()
         self._commands = commands
-        self._session: PromptSession[str] | None = None
 
     async def read(self, prompt: str) -> str | None:
         """Return what the user says, None at the end of the input.
@@ -41,8 +41,6 @@ class LineEditor:
         """
         if not self.edits:
             return await _read_plain(prompt)
-        if self._session is None:
-            self._session = _open_session(self._commands)
         while True:
             try:
                 said = await self._session.prompt_async(prompt, handle_sigint=False)
@@ -52,6 +50,41 @@ class LineEditor:
             except KeyboardInterrupt:
                 if not self._session.default_buffer.text:
                     raise
+
+    @cached_property
+    def _session(self) -> PromptSession[str]:
+        from platformdirs import user_state_path
+
+        keys = KeyBindings()
+
+        @keys.add("escape", "enter")
+        def begin_line(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
+            event.current_buffer.insert_text("\n")
+
+        @keys.add("enter")
+        def enter(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
+            buffer: Any = event.current_buffer
+            if buffer.document.char_before_cursor == "\\":
+                buffer.delete_before_cursor()
+                buffer.insert_text("\n")
+            else:
+                buffer.validate_and_handle()
+
+        history: FileHistory | InMemoryHistory
+        try:
+            path: Path = user_state_path("anabranch", ensure_exists=True) / "history"
+            with path.open("ab"):
+                path.chmod(0o600)
+            history = _History(path)
+        except OSError:  # a home that cannot be written: arrow keys still know this session
+            history = InMemoryHistory()
+        return PromptSession(
+            history=history,
+            key_bindings=keys,
+            completer=WordCompleter(self._commands, sentence=True),
+            complete_while_typing=False,
+            output=_output(),
+        )
 
     async def answer(self, prompt: str, draft: str = "") -> str | None:
         """Return the answer to a question, None for none; `draft` stands there to be changed.
@@ -112,41 +145,6 @@ async def _read_plain(prompt: str) -> str | None:
         lines.append(line.removesuffix("\\"))
         if not line.endswith("\\"):
             return "\n".join(lines)
-
-
-def _open_session(commands: list[str]) -> PromptSession[str]:
-    from platformdirs import user_state_path
-
-    keys = KeyBindings()
-
-    @keys.add("escape", "enter")
-    def begin_line(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
-        event.current_buffer.insert_text("\n")
-
-    @keys.add("enter")
-    def enter(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
-        buffer: Any = event.current_buffer
-        if buffer.document.char_before_cursor == "\\":
-            buffer.delete_before_cursor()
-            buffer.insert_text("\n")
-        else:
-            buffer.validate_and_handle()
-
-    history: FileHistory | InMemoryHistory
-    try:
-        path: Path = user_state_path("anabranch", ensure_exists=True) / "history"
-        with path.open("ab"):
-            path.chmod(0o600)
-        history = _History(path)
-    except OSError:  # a home that cannot be written: arrow keys still know this session
-        history = InMemoryHistory()
-    return PromptSession(
-        history=history,
-        key_bindings=keys,
-        completer=WordCompleter(commands, sentence=True),
-        complete_while_typing=False,
-        output=_output(),
-    )
 
 
 def _output() -> Output:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable
 from contextlib import suppress
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from ..commander import Node, NodeCancelled, emit
 from ..messages import Message, ToolCall, ToolCallError
 from ..tools import AnyTool, ToolResult
-from ..tools.calls import start_call
+from ..tools.calls import CallNode, start_call
 from ..tools.toolkits import by_name
 from ._view import View
 
@@ -87,7 +87,7 @@ class CallTools(Node[list[ToolResult]], internal=True):
     def _start(self, place: int, call: ToolCall, tool: AnyTool) -> None:
         self._view.called(call)
         node = start_call(self, call, tool, self._view.ask)
-        node.at_done(lambda _: self._settle(place, node.answer))
+        node.at_done(lambda ended: self._settle(place, cast("CallNode", ended).answer))
 
     def _settle(self, place: int, result: ToolResult) -> None:
         self._results[place] = result

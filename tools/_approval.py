@@ -89,12 +89,12 @@ class Approvals(PendingList[Approval]):
 
     async def ask(self, call: ToolCall, tool: AnyTool) -> Decision:
         """Put the question as a child of the current node and wait for what is decided."""
-        question = self.put(Approval(call, tool).at_exception(_deny_too_late), self.timeout)
+
+        def deny_if_late(asked: Node[Any]) -> None:
+            if isinstance(asked.error, TimeoutError):
+                asked.recover(Decision(False, reason="nobody answered in time"))
+
+        question = self.put(Approval(call, tool).at_exception(deny_if_late), self.timeout)
         if self._on_ask is not None and isawaitable(notice := self._on_ask(question)):
             await notice
         return await question
-
-
-def _deny_too_late(question: Node[Any]) -> None:
-    if isinstance(question.error, TimeoutError):
-        question.recover(Decision(False, reason="nobody answered in time"))

@@ -30,7 +30,12 @@ def describe(tools: Iterable[AnyTool | Toolkit], format: PromptFormat = "json") 
         raise ValueError(f"format must be one of {formats}, not {format!r}")
     found = flatten(tools)
     if format == "typescript":
-        return "\n\n".join(["namespace functions {", *map(_function_type, found), "}"])
+        parts = ["namespace functions {"]
+        for tool in found:
+            fields = _Schema(tool.parameters).fields(tool.parameters, "  ")
+            arguments = f"_: {{\n{fields}\n}}" if fields else ""
+            parts.append(f"{_comment(tool.description)}type {tool.name} = ({arguments}) => any;")
+        return "\n\n".join([*parts, "}"])
     if format == "list":
         return "\n".join(map(_list_item, found))
     objects = [
@@ -49,13 +54,6 @@ def describe(tools: Iterable[AnyTool | Toolkit], format: PromptFormat = "json") 
     # No model should be able to read an end of the block in a description.
     lines = [json.dumps(each, ensure_ascii=False).replace("</", "<\\/") for each in objects]
     return "\n".join(["<tools>", *lines, "</tools>"])
-
-
-def _function_type(tool: ToolSchema) -> str:
-    """Return a tool as TypeScript."""
-    fields = _Schema(tool.parameters).fields(tool.parameters, "  ")
-    arguments = f"_: {{\n{fields}\n}}" if fields else ""
-    return f"{_comment(tool.description, '')}type {tool.name} = ({arguments}) => any;"
 
 
 def _list_item(tool: ToolSchema) -> str:
@@ -130,7 +128,7 @@ class _Schema:
         )
 
 
-def _comment(text: str, indent: str) -> str:
+def _comment(text: str, indent: str = "") -> str:
     return "".join(f"{indent}// {line}".rstrip() + "\n" for line in text.splitlines())
 
 

@@ -73,7 +73,7 @@ def _find_source(name: str) -> Source | None:
 
 def _open_python(text: str) -> Toolkit:
     if text:
-        raise ConfigurationError(f"the tools `python` take no {text!r}")
+        raise ConfigurationError(f"`python` takes nothing after a colon, not {text!r}")
     return PythonKernel(approve=True)
 
 
