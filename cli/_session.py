@@ -93,7 +93,7 @@ async def chat_session(
     debug: bool,
 ) -> int:
     """Hold a chat until the user leaves or the input ends; return the exit status."""
-    terminal = Terminal(COMMANDS, debug=debug)
+    terminal = Terminal(list(COMMANDS), debug=debug)
     async with AsyncExitStack() as backends:
         await backends.enter_async_context(backend)
         if terminal.interactive:
@@ -103,7 +103,7 @@ async def chat_session(
         first = TerminalChat(backend, conversation, tools, terminal, formats, desk=desk)
         commander = Commander(policy="fail_fast", slow_after=0.1 if debug else None)
         try:
-            with _interrupts(commander, desk, terminal):
+            with _handle_signals(commander, desk, terminal):
                 async with commander:
                     commander.put_job(first)
         except BrokenPipeError:
@@ -120,7 +120,7 @@ async def chat_session(
 
 
 @contextmanager
-def _interrupts(commander: Commander, desk: Desk, terminal: Terminal) -> Generator[None]:
+def _handle_signals(commander: Commander, desk: Desk, terminal: Terminal) -> Generator[None]:
     """Let SIGINT stop what the terminal is busy with, or end a session that waits for input.
 
     From a pipe there is nobody to go on with: there it always ends the session. So do the signals

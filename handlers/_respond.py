@@ -9,7 +9,7 @@ from ..backends import Backend
 from ..commander import BadResponse, Node
 from ..dispatch import Format, fork
 from ..messages import Conversation, Message
-from ..tools import AnyTool, narrated
+from ..tools import AnyTool, with_narration
 from ..tools.toolkits import flatten
 from ._call_tools import CallTools, call_tools
 from ._handler import handler
@@ -55,7 +55,7 @@ async def respond(
     view = view or View()
     tools = flatten(tools)
     last = bool(tools) and (max_rounds < 1 or repairs < 0)
-    offered = narrated(tools) if narrate else tools
+    offered = with_narration(tools) if narrate else tools
     request = conversation.request(
         tools=offered, **options, **({"tool_choice": "none"} if last else {})
     )

@@ -14,7 +14,7 @@ from anabranch.dispatch.assembly import Assembly, Branches
 from anabranch.handlers import View, respond
 from anabranch.messages import Delta, ToolCallDelta, has_parameter
 from anabranch.testing import ScriptedBackend
-from anabranch.tools import narrated
+from anabranch.tools import with_narration
 
 RAN: list[str] = []
 
@@ -71,11 +71,11 @@ async def test_a_tool_gets_its_own_to_user_and_the_user_does_not_see_it(narrate:
     assert [each.content for each in conversation.messages[2:4]] == ["sent to bob", "here"]
 
 
-def test_a_parameter_that_narrated_adds_is_not_the_tools_own() -> None:
+def test_a_parameter_that_with_narration_adds_is_not_the_tools_own() -> None:
     """Nor one in a schema that is no object; tools with their own stay as they are."""
     odd = [Schema("f", {}), Schema("f", {"properties": None}), Schema("f", {"properties": []})]
     assert [has_parameter(each, "to_user") for each in [notify, look, *odd]] == [True] + [False] * 4
-    offered = narrated([notify, look, *odd[:2]])
+    offered = with_narration([notify, look, *odd[:2]])
     assert offered[0] is notify
     assert all("to_user" in each.parameters["properties"] for each in offered)
     assert [has_parameter(each, "to_user") for each in offered] == [True, False, False, False]

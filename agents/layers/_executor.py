@@ -11,8 +11,8 @@ from typing import Any, cast
 from ...commander import Node, NodeCancelled
 from ...messages import Message, ToolCall
 from ...tools import AnyTool, Approvals, Decision, InvalidArguments, Toolkit, ToolResult
-from ...tools.calls import call_result, start_call
-from ...tools.results import described, fault_result, result, unknown_tool
+from ...tools.calls import CallNode, start_call
+from ...tools.results import describe_error
 from ...tools.toolkits import by_name
 from ._call import run_in_tree
 from ._hooks import Hook, HookHandle, Hooks
@@ -124,29 +124,24 @@ class _Execute(Node[AgentMessage], internal=True, name="execute_tools"):
             if not items:
                 raise InvalidArguments("the message holds no tool call")
             calls = [_read_call(item, number) for number, item in enumerate(items)]
-        except (ValueError, RecursionError) as error:
-            fault = InvalidArguments(f"the message is not a tool call in JSON: {error}")
-            return [fault_result(ToolCall(id="call_0", name=""), fault)]
-        except InvalidArguments as error:
-            return [fault_result(ToolCall(id="call_0", name=""), error)]
-        started: list[Node[ToolResult] | ToolResult] = []
+        except (InvalidArguments, ValueError, RecursionError) as error:
+            if not isinstance(error, InvalidArguments):
+                error = InvalidArguments(f"the message is not a tool call in JSON: {error}")
+            return [ToolResult.of_error(ToolCall(id="call_0", name=""), error)]
+        started: list[CallNode | ToolResult] = []
         for call in calls:
             if call.error is not None:
-                fault = f"Error: the arguments are {call.error}"
-                started.append(result(call, fault, "invalid"))
+                error = f"Error: the arguments are {call.error}"
+                started.append(ToolResult.of(call, error, "invalid"))
             elif (tool := self._executor.find(call.name)) is None:
-                started.append(unknown_tool(call, self._executor.tools))
+                started.append(ToolResult.of_unknown_tool(call, self._executor.tools))
             else:
                 started.append(start_call(self, call, tool, self._executor.ask))
-        results: list[ToolResult] = []
-        for call, node in zip(calls, started, strict=True):
-            if isinstance(node, ToolResult):
-                results.append(node)
-                continue
-            with suppress(NodeCancelled):
-                await node
-            results.append(call_result(node, call))
-        return results
+        for node in started:
+            if isinstance(node, CallNode):
+                with suppress(NodeCancelled):
+                    await node
+        return [node.answer if isinstance(node, CallNode) else node for node in started]
 
 
 def _answer(
@@ -166,7 +161,7 @@ def _answer(
 
 def _hook_failed(executor: ToolExecutor, message: AgentMessage, error: Exception) -> AgentMessage:
     logger.info("a hook of %s raised", executor.name, exc_info=error)
-    fault = ToolResult(content=f"Error: a hook raised {described(error)}", status="failed")
+    fault = ToolResult(content=f"Error: a hook raised {describe_error(error)}", status="failed")
     return _answer(executor, message, [fault])
 
 

@@ -120,7 +120,7 @@ class HookedTool(Tool[..., Any]):
         """Let the inner tool check."""
         return self.inner.check(arguments)
 
-    async def _prepared(self, arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], AnyTool]:
+    async def prepare(self, arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], AnyTool]:
         """Return what the hooks before make of a call: what a person is asked about, and runs."""
         call = ToolCall(id="", name=self.name, arguments=dict(arguments))
         sent = AgentMessage(
@@ -135,7 +135,7 @@ class HookedTool(Tool[..., Any]):
     async def run(self, arguments: Mapping[str, Any]) -> str:
         """Run the inner tool between the hooks."""
         if self.before:
-            arguments, tool = await self._prepared(arguments)
+            arguments, tool = await self.prepare(arguments)
             return await tool.run(arguments)
         given = await self.inner.run(arguments)
         answer = AgentMessage(
