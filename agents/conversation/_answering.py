@@ -41,7 +41,15 @@ class Answering(Node[Answer], internal=True):
         self.message = await agent.hear(self.message, self.partner)
         ending = self._ending()
         if mode == "ALWAYS" or (mode == "TERMINATE" and ending is not None):
-            text = await agent.human_input(self._question(ending))
+            scope = current_scope()
+            listeners = () if scope is None else scope.listeners
+            seen = any(isinstance(each, Transcript) for each in listeners)
+            shown = f"{self.message.sender} (to {agent.name}):\n\n{self.message.text}\n\n"
+            enter = "to end" if ending == "terminated" else f"to let {agent.name} answer by itself"
+            text = await agent.human_input(
+                f"{'' if seen else shown}Answer {self.partner} as {agent.name} (Enter {enter},"
+                f" '{EXIT}' to leave): "
+            )
             if text is None or text.strip() == EXIT:
                 return Answer(status="left")
             if text.strip():
@@ -74,14 +82,6 @@ class Answering(Node[Answer], internal=True):
                 limit,
             )
         return "auto_reply_limit"
-
-    def _question(self, ending: Status | None) -> str:
-        """Return what the person is asked, after the message if they have not seen it."""
-        scope, name = current_scope(), self.agent.name
-        seen = scope is not None and any(isinstance(each, Transcript) for each in scope.listeners)
-        shown = "" if seen else f"{self.message.sender} (to {name}):\n\n{self.message.text}\n\n"
-        enter = "to end" if ending == "terminated" else f"to let {name} answer by itself"
-        return f"{shown}Answer {self.partner} as {name} (Enter {enter}, '{EXIT}' to leave): "
 
     async def _deliver(self, reply: ReplyResult) -> Answer:
         if reply is None or reply is NOT_MINE:

@@ -14,7 +14,7 @@ from ..layers._prompt import prompt
 from ._directory import Answer, Directory, Participant, Status
 from ._group import Group
 from ._messages import as_message, is_termination
-from ._scope import MAX_MESSAGES, muted
+from ._scope import MAX_MESSAGES, mute
 
 __all__ = ["GroupTalk", "role_prompt"]
 
@@ -84,8 +84,9 @@ class GroupTalk(Group):
             )
         return cast("Status", self._ending)
 
-    def _hear(self, message: AgentMessage) -> None:
-        super()._hear(message)
+    def hear(self, message: AgentMessage) -> None:
+        """Note a message, and wake those who wait for one."""
+        super().hear(message)
         for bell in self._bells.values():
             bell.set()
 
@@ -101,8 +102,8 @@ class GroupTalk(Group):
 
     async def _turn(self, name: str) -> bool:
         """Let a member hear and answer; False if it leaves."""
-        with muted():
-            answer = await self._ask(name)
+        with mute():
+            answer = await self.ask(name)
         message = answer.message
         if message is None or not message.text.strip():
             return answer.status != "left"
@@ -120,7 +121,7 @@ class GroupTalk(Group):
                 return True
             message = as_message(message, name, self.name)
         if self._ending is None:
-            self._say(message)
+            self.say(message)
             self._left -= 1
             if is_termination(message):
                 self._end("terminated")

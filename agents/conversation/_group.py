@@ -32,7 +32,8 @@ class Group(ABC):
 
     Whoever talks to the group opens a talk, of which the group's answer is the last message. What
     a member says is said to the group: it stands in each member's history with the group, by its
-    speaker's name. `members` are participants, or names that `directory` knows.
+    speaker's name. `members` are participants, or names that `directory` knows. A subclass writes
+    `talk`, which calls `ask` and `say`.
 
     `messages` is all that was said, oldest first; `status` is how the last talk ended.
     """
@@ -69,7 +70,7 @@ class Group(ABC):
 
         A message that comes while the group talks is part of that talk.
         """
-        self._hear(message)
+        self.hear(message)
         if not request_reply or self._talking:
             return Answer(status="delivered")
         self._talking = True
@@ -92,21 +93,22 @@ class Group(ABC):
     async def talk(self, node: Node[Any]) -> Status:
         """Let the members speak until the talk ends, below `node`; return how it did."""
 
-    def _hear(self, message: AgentMessage) -> None:
+    def hear(self, message: AgentMessage) -> None:
+        """Note a message that all but its sender are to be told."""
         self.messages.append(message)
         for name, inbox in self._inbox.items():
             if name != message.sender:
                 inbox.append(message.model_copy(update={"receiver": self.name}))
 
-    def _say(self, message: AgentMessage) -> None:
+    def say(self, message: AgentMessage) -> None:
         """Count what a member has said, and let all hear it."""
         scope = current_scope()
         assert scope is not None
         scope.spend()
         scope.tell(message)
-        self._hear(message)
+        self.hear(message)
 
-    async def _ask(self, name: str, nudge: str = GO_ON) -> Answer:
+    async def ask(self, name: str, nudge: str = GO_ON) -> Answer:
         """Tell a member what it has not heard yet, and let it answer the last of that."""
         member = await self._member(name)
         unheard, self._inbox[name] = self._inbox[name], []
@@ -196,14 +198,14 @@ class GroupChat(Group):
             name = await chosen if isawaitable(chosen) else chosen
             if name is None:
                 return "no_answer"
-            answer = await self._ask(name)
+            answer = await self.ask(name)
             self.last_speaker = name
             if answer.message is None:
                 silent += 1
                 if answer.status == "left" or silent == len(self.members):
                     return answer.status
                 continue
-            self._say(answer.message)
+            self.say(answer.message)
             said, silent = said + 1, 0
             if self.is_termination(answer.message):
                 return "terminated"

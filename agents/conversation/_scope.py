@@ -19,7 +19,7 @@ __all__ = [
     "audible_scope",
     "continue_scope",
     "current_scope",
-    "muted",
+    "mute",
     "open_scope",
 ]
 
@@ -120,7 +120,7 @@ def continue_scope(limit: int, left: int, listener: Listener | None) -> Generato
 
 
 @contextmanager
-def muted() -> Generator[None]:
+def mute() -> Generator[None]:
     """Keep what is said in the block, and in nodes that it starts, from those who listen."""
     token = _MUTED.set(True)
     try:

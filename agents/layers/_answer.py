@@ -42,33 +42,8 @@ async def answer(
     conversation.add(*request)
     logger.debug("%s is asked: %s", agent.name, conversation.messages)
     view = AgentView(agent.name, agent.view)
-    parser = agent.output_format
-    settings = {**(parser.options() if parser else {}), **agent.options, **options}
-    retries = parser.retries if parser else 0
-    formatted = cast("F", None)
     try:
-        while True:
-            message = await respond(
-                backend,
-                conversation,
-                agent.hooked_tools(),
-                view,
-                max_rounds=agent.max_rounds,
-                formats=agent.formats,
-                **settings,
-            )
-            if parser is None:
-                break
-            parse = parser.parse_cut if message.finish_reason == "length" else parser.parse
-            try:
-                formatted = parse(message.content or "")
-                break
-            except ValueError as error:
-                if not retries:
-                    raise BadResponse(f"{agent.name} gave no usable answer: {error}") from error
-                retries -= 1
-                view.break_off()
-                conversation.add(MEND.format(fault=error))
+        message, formatted = await _ask(agent, backend, conversation, view, options)
     except BaseException:
         said = conversation.messages[len(request) :]
         _remember_calls(agent, said, session_id)
@@ -88,6 +63,40 @@ async def answer(
         formatted=formatted,
         extra={"status": "length" if message.finish_reason == "length" else status},
     )
+
+
+async def _ask(
+    agent: Agent[F],
+    backend: Backend,
+    conversation: Conversation,
+    view: AgentView,
+    options: Mapping[str, Any],
+) -> tuple[Message, F]:
+    """Ask the model, again after a reply that the parser cannot use; return what it made of it."""
+    parser = agent.output_format
+    settings = {**(parser.options() if parser else {}), **agent.options, **options}
+    retries = parser.retries if parser else 0
+    while True:
+        message = await respond(
+            backend,
+            conversation,
+            agent.hooked_tools(),
+            view,
+            max_rounds=agent.max_rounds,
+            formats=agent.formats,
+            **settings,
+        )
+        if parser is None:
+            return message, cast("F", None)
+        parse = parser.parse_cut if message.finish_reason == "length" else parser.parse
+        try:
+            return message, parse(message.content or "")
+        except ValueError as error:
+            if not retries:
+                raise BadResponse(f"{agent.name} gave no usable answer: {error}") from error
+            retries -= 1
+            view.break_off()
+            conversation.add(MEND.format(fault=error))
 
 
 def _remember_calls(agent: Agent[Any], said: Sequence[Message], session_id: SessionId) -> int:
