@@ -19,7 +19,7 @@ from ._terminal import complain
 if TYPE_CHECKING:
     from ._session import TerminalChat
 
-__all__ = ["COMMANDS", "Leave", "about", "obey"]
+__all__ = ["COMMANDS", "Leave", "describe_model", "obey"]
 
 Command: TypeAlias = Callable[["TerminalChat", str], Awaitable[str | None]]
 """Does what the user wants; returns what the model is to hear instead, None for nothing.
@@ -67,7 +67,7 @@ async def obey(node: Node[Any], chat: TerminalChat, line: str) -> str | None:
         return None
 
 
-def about(backend: Backend) -> str:
+def describe_model(backend: Backend) -> str:
     """Say in a line which model speaks, and how good its choice of tools is if that is known."""
     figure = getattr(backend, "tool_choice_accuracy", "")
     return f"{backend.model} ({backend.provider})" + (f"; {figure}" if figure else "")
@@ -85,14 +85,14 @@ async def list_commands(chat: TerminalChat, argument: str) -> None:
 async def choose_model(chat: TerminalChat, argument: str) -> None:
     """say which model speaks, or let another one speak"""
     if not argument:
-        chat.terminal.note(about(chat.backend), "")
+        chat.terminal.note(describe_model(chat.backend), "")
         chat.terminal.note("others: local, openai:NAME, mistral:NAME, groq:NAME, vllm:NAME", "")
         chat.terminal.note("or a server: http://localhost:8000/v1 NAME", "")
         return
     spec, _, name = argument.partition(" ")
     backend = connect(spec, model=name.strip() or None)
-    chat.backend = await chat.desk.backends.enter_async_context(backend)
-    chat.terminal.note(about(backend), "")
+    chat.backend = await chat.session.backends.enter_async_context(backend)
+    chat.terminal.note(describe_model(backend), "")
 
 
 @command("/tools")

@@ -152,8 +152,9 @@ def _cap(fields: list[list[str]], room: int, columns: int) -> list[list[str]]:
         rows, limit = fields[place], room // (len(fields) - done)
         if len(rows) > limit:
             head, tail = limit // 2, len(rows) - (limit - 1 - limit // 2)
-            size = sum(len(row.lstrip()) for row in rows[head:tail])
-            note = f"{tail - head:,} lines, {size:,} characters not shown; s shows all ..."
+            hidden = rows[head:tail]
+            size = sum(len(row.lstrip()) for row in hidden)
+            note = f"{len(hidden):,} lines, {size:,} characters not shown; s shows all ..."
             note = f"{INDENT}... {note}"[: columns - 1]
             capped[place] = [*rows[:head], note, *rows[tail:]]
         room -= len(capped[place])

@@ -91,13 +91,13 @@ class Terminal(View):
             try:
                 said = await self._editor.read("> ")
             except KeyboardInterrupt:
-                if self.forgives():
+                if self.forgive_interrupt():
                     continue
                 return None
             self.stopped = False
             return said
 
-    def forgives(self) -> bool:
+    def forgive_interrupt(self) -> bool:
         """Take an interrupt that would leave; whether it is the echo of one that stopped an answer.
 
         Who presses Ctrl-C twice to stop a model does not want to lose the chat.

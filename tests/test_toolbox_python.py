@@ -183,7 +183,7 @@ async def test_output_is_cut_in_the_middle_and_a_flood_is_stopped(
 
 
 async def test_a_dead_process_is_a_failure_and_the_next_call_starts_anew():
-    """However it died."""
+    """However it died, and also between two calls."""
     async with PythonKernel() as kernel:
         for code, how in [
             ("import os; os._exit(3)", "status 3"),
@@ -191,6 +191,11 @@ async def test_a_dead_process_is_a_failure_and_the_next_call_starts_anew():
         ]:
             said = await failure(kernel, code)
             assert f"the Python process ended ({how}); all variables are lost" in said
+        assert "new session" in await run(kernel, "1")
+        idle = kernel._kernel
+        assert idle is not None
+        idle._process.kill()
+        await until(lambda: not idle.alive)
         assert "new session" in await run(kernel, "1")
 
 

@@ -1,6 +1,6 @@
 """What a call of a tool gave, as the message that goes back to the model.
 
-Every result is made by one of the class methods of `ToolResult`, whoever ran the call.
+The class methods of `ToolResult` make the answer to a call, whoever ran it.
 """
 
 from __future__ import annotations
