@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 from ..dispatch import Format
+from ..dispatch.assembly import assemble
 from ..messages import Delta, Message, Request
-from ._assemble import assemble
 
 if TYPE_CHECKING:
     from ._recipe import Recipe

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from anabranch.commander import BackendError, BadResponse
 from anabranch.dispatch import Hermes
 from anabranch.dispatch._source import to_delta
-from anabranch.dispatch._speech import Sink
 from anabranch.dispatch.assembly import Assembly, Branches
 from anabranch.messages import (
     Delta,
@@ -54,8 +53,10 @@ class Out:
         self.texts: list[str] = []
         self.calls: list[Any] = []
         self.pieces: list[ToolCallDelta] = []
-        sinks = (self.texts, self.texts, self.calls, self.pieces)
-        self._assembly = Assembly(Branches(*(Sink(each.append) for each in sinks)), to_user)  # type: ignore[arg-type]
+        branches = Branches(
+            self.texts.append, self.texts.append, self.calls.append, self.pieces.extend
+        )
+        self._assembly = Assembly(branches, to_user)
 
     def read(self, deltas: list[Delta]) -> Message:
         for delta in deltas:
@@ -258,9 +259,7 @@ def test_a_head_repeated_after_the_arguments_does_not_run_the_tool_again(
 def test_a_call_in_the_text_and_one_of_the_wire_are_not_mixed() -> None:
     """F3: though both are the first of their kind, and neither is whole when the other begins."""
     out: list[Any] = []
-    ignored: list[Any] = []
-    sinks = (Sink(ignored.append), Sink(ignored.append), Sink(out.append), Sink(ignored.append))
-    assembly = Assembly(Branches(*sinks), None, [Hermes()])
+    assembly = Assembly(Branches(calls=out.append), None, [Hermes()])
     assembly.feed([Delta('<tool_call>{"name": "f", "arguments": {')])
     assembly.feed([Delta(tool_calls=[ToolCallDelta(0, "a", "g", '{"x"')])])
     assembly.feed([Delta('"y": 1}}</tool_call>')])
