@@ -107,6 +107,7 @@ class ObjectScanner:
         self._key: list[str] = []
         self._awaited = _Await.ANYTHING
         self._missing = 0  # of the brackets that are awaited
+        # The state: what reads on from a position. Not bound, or each scanner would be a cycle.
         self._step: Callable[[ObjectScanner, str, int], int] = ObjectScanner._open
 
     @property
@@ -128,7 +129,15 @@ class ObjectScanner:
     def feed(self, piece: str) -> bool:
         """Take the next piece of text; return whether the object is closed."""
         self.parts.append(piece)
-        if self._wakes(piece):
+        awaited = self._awaited
+        if awaited is _Await.QUOTE:
+            come = '"' in piece
+        elif awaited is _Await.CLOSERS:
+            self._missing -= piece.count("}") + piece.count("]")
+            come = self._missing <= 0
+        else:
+            come = awaited is _Await.ANYTHING
+        if come:
             self._scan()
         return self.done
 
@@ -140,19 +149,6 @@ class ObjectScanner:
         if self._step is ObjectScanner._nested_string:
             return self._depth + (self._watcher is not None)
         return int(self._step in (ObjectScanner._in_key, ObjectScanner._value_string))
-
-    def _wakes(self, piece: str) -> bool:
-        """Whether what is awaited has come, so that the text has to be scanned."""
-        match self._awaited:
-            case _Await.QUOTE:
-                return '"' in piece
-            case _Await.CLOSERS:
-                self._missing -= piece.count("}") + piece.count("]")
-                return self._missing <= 0
-            case _Await.NOTHING:
-                return False
-            case _:
-                return True
 
     def _scan(self) -> None:
         text = self._tail + "".join(self.parts[self._scanned :])
@@ -281,8 +277,10 @@ class ObjectScanner:
         start, position = position, match.end()
         self._depth, self._deepest = depth, deepest
         self._pass_on(text[start:position])
-        if not depth:
-            self._end_nested()
+        if not depth and self._watcher is None:
+            self._finish(broken=False)
+        elif not depth:
+            self._end_value()
         elif match[1] == '"':  # a string that goes on after this text
             self._enter(ObjectScanner._nested_string, _Await.QUOTE)
         else:
@@ -298,12 +296,6 @@ class ObjectScanner:
         else:
             self._enter(ObjectScanner._nested_string, _Await.QUOTE)
         return end + closed
-
-    def _end_nested(self) -> None:
-        if self._watcher is None:
-            self._finish(broken=False)
-        else:
-            self._end_value()
 
     def _pass_on(self, raw: str) -> None:
         if self._watching and self._watcher is not None and raw:

@@ -27,7 +27,7 @@ def in_text(request: Request, formats: Iterable[Format]) -> Request:
     def writer(name: str) -> Format | None:
         return next((each for each in told if each.tool in (None, name)), None)
 
-    messages = list(_in_text(request.messages, writer))
+    messages = list(_messages_in_text(request.messages, writer))
     silent = request.options.get("tool_choice") == "none"
     tools = cast("list[AnyTool]", [] if silent else request.tools)
     about = [
@@ -43,7 +43,7 @@ def in_text(request: Request, formats: Iterable[Format]) -> Request:
     return Request(messages, others, request.options)
 
 
-def _in_text(messages: Iterable[Message], writer: Writer) -> Iterator[Message]:
+def _messages_in_text(messages: Iterable[Message], writer: Writer) -> Iterator[Message]:
     written: set[str] = set()  # the ids of the calls of the last reply that became text
     results: list[Message] = []  # theirs; they come after those of other calls
     for message in (*messages, None):
