@@ -8,7 +8,8 @@ from typing import Any
 
 from ..messages import ToolCall, ToolCallDelta, ToolCallError
 from ..messages.arguments import read_arguments
-from ._scan import HalfKeeper, ObjectScanner, StringDecoder
+from ..messages.text import SurrogateJoiner
+from ._scan import ObjectScanner, StringDecoder
 from ._user_text import TextOrigin, UserText
 
 __all__ = ["OpenCall"]
@@ -32,10 +33,10 @@ class OpenCall:
         "again",
         "arguments",
         "fault",
-        "halves",
         "handed_on",
         "id",
         "index",
+        "joiner",
         "name",
         "raw",
         "repaired",
@@ -54,7 +55,7 @@ class OpenCall:
         self.handed_on = False
         self.repaired = False
         self.again: ToolCallDelta | None = None
-        self.halves: HalfKeeper | None = None  # of the arguments, if they are not ASCII
+        self.joiner: SurrogateJoiner | None = None  # of the arguments, if they are not ASCII
         self._to_user = to_user
         self._exempt = exempt
         self._user_part: _UserPart | None = None

@@ -12,12 +12,11 @@ from collections.abc import Callable, Container
 from enum import Enum, auto
 from typing import Protocol
 
-from ..messages.text import encodable
+from ..messages.text import SurrogateJoiner
 
 __all__ = [
     "SPACE",
     "STRING_REST",
-    "HalfKeeper",
     "ObjectScanner",
     "StringDecoder",
     "Watcher",
@@ -308,26 +307,6 @@ class ObjectScanner:
         self._enter(ObjectScanner._top)
 
 
-class HalfKeeper:
-    """Makes text that comes in pieces encodable: keeps the first half of a pair for the next."""
-
-    __slots__ = ("half",)
-
-    def __init__(self) -> None:
-        self.half = ""
-
-    def feed(self, text: str) -> str:
-        """Return `text` with pairs joined, less a half at its end that the next may complete."""
-        text = self.half + text
-        self.half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
-        return encodable(text[: len(text) - len(self.half)])
-
-    def end(self) -> str:
-        """Return what stands for a half that stayed alone, if there is one."""
-        half, self.half = self.half, ""
-        return encodable(half)
-
-
 class StringDecoder:
     """Decodes the inside of a JSON string that comes in pieces.
 
@@ -335,28 +314,28 @@ class StringDecoder:
     JSON does not know it gives nothing more: the arguments are then invalid as a whole.
     """
 
-    __slots__ = ("_broken", "_halves", "_held")
+    __slots__ = ("_broken", "_held", "_joiner")
 
     def __init__(self) -> None:
         self._broken = False
         self._held = ""  # raw, an escape that is not finished
-        self._halves = HalfKeeper()
+        self._joiner = SurrogateJoiner()
 
     def feed(self, raw: str) -> str:
         """Return the text that `raw` completes."""
         if self._broken:
             return ""
-        if not self._held and not self._halves.half and raw.isascii() and "\\" not in raw:
+        if not self._held and not self._joiner.half and raw.isascii() and "\\" not in raw:
             return raw
         raw = self._held + raw
         end = end_of(_WHOLE_ESCAPES, raw, 0)
         self._held = raw[end:]
         self._broken = len(self._held) >= _LONGEST_ESCAPE
-        return self._halves.feed(unescape(raw[:end]) or "")
+        return self._joiner.feed(unescape(raw[:end]) or "")
 
     def end(self) -> str:
         """Return what was held back: half a pair that stayed alone."""
-        return self._halves.end()
+        return self._joiner.end()
 
 
 def unescape(raw: str) -> str | None:

@@ -12,10 +12,9 @@ from operator import attrgetter
 
 from ..commander.errors import BackendError, BadResponse
 from ..messages import Delta, Message, ToolCall, ToolCallDelta, ToolCallError, Usage
-from ..messages.text import encodable
+from ..messages.text import SurrogateJoiner, encodable
 from ._call import OpenCall
 from ._format import Format
-from ._scan import HalfKeeper
 from ._splitter import TextSplitter
 from ._user_text import TextOrigin, UserText
 
@@ -83,9 +82,9 @@ class Assembly:
         self._texts = UserText(branches.text)
         self._content_origin = TextOrigin()
         self._refusal_origin = TextOrigin()
-        self._content_halves = HalfKeeper()
-        self._reasoning_halves = HalfKeeper()
-        self._refusal_halves = HalfKeeper()
+        self._content_joiner = SurrogateJoiner()
+        self._reasoning_joiner = SurrogateJoiner()
+        self._refusal_joiner = SurrogateJoiner()
         self._joining = False  # a piece of arguments had half a surrogate pair
         self._splitter = TextSplitter(formats, self) if formats else None
         self._take_content = self.show if self._splitter is None else self._splitter.feed
@@ -98,15 +97,15 @@ class Assembly:
         for delta in deltas:
             if text := delta.text:
                 self._scan(run)
-                if self._content_halves.half or not text.isascii():
-                    text = self._content_halves.feed(text)
+                if self._content_joiner.half or not text.isascii():
+                    text = self._content_joiner.feed(text)
                 if text:
                     self._take_content(text)
                 at = self._at
             for piece in delta.tool_calls:
                 if piece.index != at or piece.name is not None or piece.id is not None:
                     self._scan(run)
-                    if half := self._content_halves.end():
+                    if half := self._content_joiner.end():
                         self._take_content(half)  # or it would come after what the call says
                     if not ((piece.id or "").isascii() and (piece.name or "").isascii()):
                         name = piece.name and encodable(piece.name)
@@ -116,9 +115,9 @@ class Assembly:
                 run.append(piece)
             if delta.reasoning or delta.finish_reason or delta.done or delta.refusal or delta.usage:
                 self._scan(run)
-                if delta.reasoning and (text := self._reasoning_halves.feed(delta.reasoning)):
+                if delta.reasoning and (text := self._reasoning_joiner.feed(delta.reasoning)):
                     self.put("reasoning", text)
-                if delta.refusal and (text := self._refusal_halves.feed(delta.refusal)):
+                if delta.refusal and (text := self._refusal_joiner.feed(delta.refusal)):
                     self._refuse(text)
                 if delta.usage is not None:
                     self._usage = delta.usage
@@ -134,8 +133,8 @@ class Assembly:
             # `encodable` returns the text itself unless there is half a surrogate pair in it.
             if self._joining or not (arguments.isascii() or encodable(arguments) is arguments):
                 self._joining = True
-                halves = self._call.halves = self._call.halves or HalfKeeper()
-                run[:] = [replace(each, arguments=halves.feed(each.arguments)) for each in run]
+                joiner = self._call.joiner = self._call.joiner or SurrogateJoiner()
+                run[:] = [replace(each, arguments=joiner.feed(each.arguments)) for each in run]
                 arguments = "".join([piece.arguments for piece in run])
             self._branches.pieces(run)
             run.clear()
@@ -280,14 +279,14 @@ class Assembly:
         self._flush(stopped=True)
 
     def _flush(self, *, stopped: bool) -> None:
-        if half := self._content_halves.end():
+        if half := self._content_joiner.end():
             self._take_content(half)
-        if half := self._reasoning_halves.end():
+        if half := self._reasoning_joiner.end():
             self.put("reasoning", half)
-        if half := self._refusal_halves.end():
+        if half := self._refusal_joiner.end():
             self._refuse(half)
         for call in self._order if self._joining else ():
-            if call.halves and (half := call.halves.end()):
+            if call.joiner and (half := call.joiner.end()):
                 self._branches.pieces([ToolCallDelta(call.index, arguments=half)])
                 call.feed(half)
         if self._splitter is not None:

@@ -14,12 +14,12 @@ from random import Random
 from typing import Any, cast
 
 import pytest
+from _fork import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.commander import BackendError, BadResponse
-from anabranch.dispatch import Hermes
-from anabranch.dispatch._source import to_delta
+from anabranch.dispatch import Hermes, fork
 from anabranch.dispatch.assembly import Assembly, Branches
 from anabranch.messages import (
     Delta,
@@ -180,10 +180,10 @@ def test_any_error_object_is_an_error_of_the_family(chance: Random) -> None:
 
 
 @pytest.mark.parametrize("item", [1, "x", None, [], object(), type("S", (), {"model_dump": 1})()])
-def test_what_is_neither_a_delta_nor_a_chunk_is_a_bad_response(item: object) -> None:
+async def test_what_is_neither_a_delta_nor_a_chunk_is_a_bad_response(item: object) -> None:
     """Whatever a source gives."""
     with pytest.raises(BadResponse, match="chat-completions chunks"):
-        to_delta(item)
+        await run(lambda node: fork(node, [item]).message)
 
 
 def test_a_usage_that_is_not_clean_is_taken_as_far_as_it_can_be() -> None:
