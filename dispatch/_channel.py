@@ -69,22 +69,22 @@ class Gate:
     """Holds the source of one reply back while a branch that is being read is too full.
 
     `limit` is in characters, for each of the `channels`. `pressed` says that it is worth asking
-    `wait`.
+    `wait`, `held` is what a source that is held waits for.
     """
 
-    __slots__ = ("_held", "channels", "limit", "pressed", "pump")
+    __slots__ = ("channels", "held", "limit", "pressed", "pump")
 
     def __init__(self, limit: int, pump: Node[Any]) -> None:
         self.limit = limit
         self.pump = pump
         self.pressed = False
         self.channels: list[Channel[Any]] = []
-        self._held: asyncio.Future[None] | None = None
+        self.held: asyncio.Future[None] | None = None
 
     def look_again(self) -> None:
         """Let the source go on if nothing holds it any more."""
-        if self._held is not None and not self._held.done():
-            self._held.set_result(None)
+        if self.held is not None and not self.held.done():
+            self.held.set_result(None)
 
     async def wait(self) -> bool:
         """Wait until no channel holds the source back; return whether any did."""
@@ -92,15 +92,15 @@ class Gate:
         loop = asyncio.get_running_loop()
         while any(channel.holds() for channel in self.channels):
             held = True
-            self._held = loop.create_future()
+            self.held = loop.create_future()
             timer = loop.call_later(_LOOK_AGAIN, self.look_again)
             _holding.gates.add(self)
             try:
-                await self._held
+                await self.held
             finally:
                 _holding.gates.discard(self)
                 timer.cancel()
-                self._held = None
+                self.held = None
         return held
 
 
@@ -197,6 +197,6 @@ class Channel(AsyncIterator[T]):
         self._size -= self._measure(item)
         self._allowed = self._gate.limit
         self._held_since = None
-        if self._size <= self._allowed:
+        if self._gate.held is not None and self._size <= self._allowed:
             self._gate.look_again()
         return item

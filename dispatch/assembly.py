@@ -96,7 +96,8 @@ class Assembly:
         at = self._at
         for delta in deltas:
             if text := delta.text:
-                self._scan(run)
+                if run:
+                    self._scan(run)
                 if self._content_joiner.half or not text.isascii():
                     text = self._content_joiner.feed(text)
                 if text:
@@ -104,7 +105,8 @@ class Assembly:
                 at = self._at
             for piece in delta.tool_calls:
                 if piece.index != at or piece.name is not None or piece.id is not None:
-                    self._scan(run)
+                    if run:
+                        self._scan(run)
                     if half := self._content_joiner.end():
                         self._take_content(half)  # or it would come after what the call says
                     if not ((piece.id or "").isascii() and (piece.name or "").isascii()):
@@ -114,7 +116,8 @@ class Assembly:
                     at = self._at
                 run.append(piece)
             if delta.reasoning or delta.finish_reason or delta.done or delta.refusal or delta.usage:
-                self._scan(run)
+                if run:
+                    self._scan(run)
                 if delta.reasoning and (text := self._reasoning_joiner.feed(delta.reasoning)):
                     self.put("reasoning", text)
                 if delta.refusal and (text := self._refusal_joiner.feed(delta.refusal)):
@@ -124,22 +127,22 @@ class Assembly:
                 if delta.finish_reason is not None:
                     self._finish_reason = encodable(delta.finish_reason)
                 self.whole = self.whole or delta.done or delta.finish_reason is not None
-        self._scan(run)
+        if run:
+            self._scan(run)
 
     def _scan(self, run: list[ToolCallDelta]) -> None:
         """Read the pieces of one call, and empty the list."""
-        if run:
+        arguments = "".join([piece.arguments for piece in run])
+        # `encodable` returns the text itself unless there is half a surrogate pair in it.
+        if self._joining or not (arguments.isascii() or encodable(arguments) is arguments):
+            self._joining = True
+            joiner = self._call.joiner = self._call.joiner or SurrogateJoiner()
+            run[:] = [replace(each, arguments=joiner.feed(each.arguments)) for each in run]
             arguments = "".join([piece.arguments for piece in run])
-            # `encodable` returns the text itself unless there is half a surrogate pair in it.
-            if self._joining or not (arguments.isascii() or encodable(arguments) is arguments):
-                self._joining = True
-                joiner = self._call.joiner = self._call.joiner or SurrogateJoiner()
-                run[:] = [replace(each, arguments=joiner.feed(each.arguments)) for each in run]
-                arguments = "".join([piece.arguments for piece in run])
-            self._branches.pieces(run)
-            run.clear()
-            if arguments and self._call.feed(arguments):
-                self._try_hand_on()
+        self._branches.pieces(run)
+        run.clear()
+        if arguments and self._call.feed(arguments):
+            self._try_hand_on()
 
     def _turn_to(self, piece: ToolCallDelta) -> None:
         """Make the call that `piece` belongs to, perhaps a new one, that whose pieces are taken.
