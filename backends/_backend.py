@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex
+from typing import Any, Self, SupportsIndex
 
+from ..commander.errors import ConfigurationError
 from ..dispatch import Format
 from ..dispatch.assembly import assemble
 from ..messages import Delta, Message, Request
 
-if TYPE_CHECKING:
-    from ._recipe import Recipe
+__all__ = ["Backend", "Recipe"]
 
-__all__ = ["Backend"]
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Recipe:
+    """How to make a backend again in another process, and whether a key would have to travel."""
+
+    make: Callable[[], Backend]
+    has_key: bool
 
 
 class Backend(ABC):
@@ -28,12 +35,13 @@ class Backend(ABC):
     `respond` and `complete` do, and whoever forks a reply can. Entering opens
     connections or loads the model; leaving closes them; both may be done again. One backend may
     serve any number of streams at once.
+
+    `recipe` is set by `connect`: with it a backend travels to another process, where it is made
+    again and finds its key by name.
     """
 
     provider: str = "unknown"
-
-    # How `connect` made it: in another process it is made again, and finds its key there by name.
-    _recipe: Recipe | None = None
+    recipe: Recipe | None = None
 
     formats: Sequence[Format] = ()
 
@@ -82,9 +90,15 @@ class Backend(ABC):
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         """Travel as what `connect` was given; a key that was given by value does not travel."""
-        if self._recipe is None:
+        if self.recipe is None:
             return super().__reduce_ex__(protocol)
-        return self._recipe.travelling()
+        if self.recipe.has_key:
+            raise ConfigurationError(
+                "this backend cannot be sent to another process, since its key was given by value:"
+                " set the environment variable there (OPENAI_API_KEY, with base_url= for other"
+                " servers) and leave out api_key, and what is secret in the address"
+            )
+        return self.recipe.make, ()
 
     async def _finish(self, source: AsyncGenerator[Delta, None]) -> None:
         try:
