@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from ..messages import ToolCall
+from ..messages.text import overlap
 
 __all__ = ["Body", "CollectedBody", "Format", "Output", "Stepwise", "Until", "write_whole"]
 
@@ -120,11 +121,7 @@ class Until:
         if found := self._pattern.search(text):
             self._held = ""
             return text[: found.start()], found[0], text[found.end() :]
-        held = 0  # characters at the end, the most that may begin a mark
-        for mark in self._marks:
-            sizes = range(min(len(mark) - 1, len(text)), held, -1)
-            held = next((size for size in sizes if text.endswith(mark[:size])), held)
-        end = len(text) - held
+        end = len(text) - max((overlap(text, mark) for mark in self._marks), default=0)
         self._held = text[end:]
         return text[:end], "", ""
 
