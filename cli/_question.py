@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..handlers.legible import exact, respell, width
+from ..handlers.legible import exact, spelled, width
 from ..tools import AnyTool
 
 __all__ = ["Question", "draft"]
@@ -80,7 +80,7 @@ def draft(arguments: Mapping[str, Any], encoding: str = "utf-8") -> str:
 
     # DEL is the one that JSON leaves as it is even in ASCII.
     text = json.dumps(arguments, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return respell(text, spell, encoding)
+    return spelled(text, spell, encoding)
 
 
 def _in_rows(name: str, lines: list[str], indent: str, columns: int) -> list[str]:

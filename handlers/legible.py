@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable
 from functools import lru_cache
 
-__all__ = ["exact", "legible", "respell", "width"]
+__all__ = ["exact", "legible", "spelled", "width"]
 
 # What draws nothing, or stands for nothing that can be drawn (Default_Ignorable_Code_Point and a
 # few blanks), though its category is that of letters, marks or symbols; and what draws far beyond
@@ -44,10 +44,10 @@ def exact(text: str, encoding: str = "utf-8") -> str:
     Whatever does not draw a character of one or two cells of its own is written as `\u{1b}`; so is
     what `encoding` lacks, a space at the end, and a backslash that would look like such a one.
     """
-    return respell(text, lambda character: f"\\u{{{ord(character):x}}}", encoding)
+    return spelled(text, lambda character: f"\\u{{{ord(character):x}}}", encoding)
 
 
-def respell(text: str, spell: Callable[[str], str], encoding: str = "utf-8") -> str:
+def spelled(text: str, spell: Callable[[str], str], encoding: str = "utf-8") -> str:
     """Return `text` with `spell` for each character that `exact` would not show as it is."""
     if text.isascii() and text.isprintable() and "\\u{" not in text and not text.endswith(" "):
         return text

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from anabranch.agents import AgentMessage
 from anabranch.agents._transcript import Transcript
 from anabranch.handlers import View
-from anabranch.handlers.legible import exact, legible, respell
+from anabranch.handlers.legible import exact, legible, spelled
 
 # Characters that have fooled somebody, more often than chance would draw them.
 ODD = (
@@ -91,7 +91,7 @@ def test_none_of_the_texts_that_have_fooled_somebody_does(text: str) -> None:
 @given(TEXTS)
 def test_spelling_leaves_out_nothing(text: str) -> None:
     """Whatever the spelling, each character is there once."""
-    assert respell(text, lambda character: character) == text
+    assert spelled(text, lambda character: character) == text
 
 
 @given(TEXTS, st.integers(0, 20))
