@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from anabranch import Agent, BadResponse, Message
 from anabranch.agents import JsonParser, StringParser, ToolParser
 from anabranch.agents.layers import FencedCall, Parser, TextCall, ToolAction
-from anabranch.dispatch import BareJSON, FencedCode, Hermes, InternLMInterpreter, ReAct
+from anabranch.dispatch import BareJSON, FencedCode, Hermes, InternLMInterpreter, ReAct, Think
 from anabranch.testing import ScriptedBackend
 
 
@@ -149,6 +149,16 @@ def test_a_call_without_a_mark_begins_the_reply() -> None:
     assert parser.parse(' {"name": "f", "arguments": {}}')["tool_type"] == "f"
     assert parser.parse('{"x": 1}')["status"] == "none"
     assert parser.parse("Action: I walk on.\nAction: f\nAction Input: {}")["tool_type"] == "f"
+
+
+def test_a_call_in_the_reasoning_is_no_action() -> None:
+    """It was only thought of; code whose end mark was a stop word gets it back."""
+    parser = ToolParser(Think(), FencedCode())
+    text = "<think>Or:\n```python\n1\n```\n?</think>\n```python\n2\n"
+
+    assert parser.parse(text)["action"]["parameters"] == {"code": "2"}
+    assert parser.whole(text) == f"{text}```"
+    assert parser.parse("<think>```python\n1\n```")["status"] == "none"
 
 
 @settings(deadline=None)

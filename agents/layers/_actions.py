@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, cast
 from ...dispatch import Format
 from ...messages import Message, ToolCall
 from ...messages.arguments import read_arguments
+from ...messages.text import overlap
 from ...tools import AnyTool, Toolkit, describe
 from ._message import TOOLS, AgentMessage
 from ._parsers import Parser
@@ -48,18 +49,17 @@ class TextCall(Format):
         self, tool: str, begin: str, end: str, *, argument: str = "text", instruction: str = ""
     ) -> None:
         self.open, self.close = begin, end
-        self.tool = tool
-        self._call = tool, argument
+        self.tool = self._tool = tool
+        self._argument = argument
         self.instruction = instruction
 
     def read(self, body: str) -> Iterable[tuple[str, dict[str, Any]]]:
         """Take the text as it is."""
-        tool, argument = self._call
-        yield tool, {argument: body}
+        yield self._tool, {self._argument: body}
 
     def write(self, call: ToolCall) -> str:
         """Write the text between the marks."""
-        return f"{self.open}{call.arguments.get(self._call[1], call.text)}{self.close}"
+        return f"{self.open}{call.arguments.get(self._argument, call.text)}{self.close}"
 
 
 class FencedCall(Format):
@@ -156,11 +156,13 @@ class ToolParser(Parser[ToolAction]):
     def _find(self, text: str, *, cut: bool) -> _Found | None:
         """Let the format of each marker, the first one first, read what follows it."""
         found = [(marker, each) for find, each in self._markers for marker in find.finditer(text)]
+        end = 0  # of what was no call, such as reasoning: what stands in it is none either
         for marker, each in sorted(found, key=lambda pair: pair[0].start()):
+            if marker.start() < end:
+                continue
             rest, close = text[marker.end() :], each.close or ""
             if close not in rest and (not cut or close.rstrip() in rest):
-                parts = (size for size in range(len(close), 0, -1) if rest.endswith(close[:size]))
-                rest += close[next(parts, 0) :]
+                rest += close[overlap(rest, close) :]
             call = _FirstCall()
             body = each.body(call)
             after = body.feed(rest)
@@ -169,6 +171,8 @@ class ToolParser(Parser[ToolAction]):
             if call.begun:
                 written = marker[0] + rest.removesuffix(after)
                 return _Found(text[: marker.start()], call, written)
+            if not body.void:
+                end = len(text) - len(after)
         return None
 
 
