@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ...commander import Node
-from ..layers._message import AgentMessage
+from ..layers import AgentMessage
 from ._directory import Answer, Status
 from ._messages import as_message
 from ._reply import NOT_MINE, ReplyResult

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from ...commander import Node
 from ...handlers import handler
 from ..errors import ConversationTooLong
-from ..layers._message import AgentMessage
+from ..layers import AgentMessage
 from ._directory import Answer, Participant, Status, name_of
 from ._messages import MessageLike, as_message
 from ._scope import MAX_MESSAGES, Listener, Scope, open_scope

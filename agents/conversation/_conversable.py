@@ -10,11 +10,8 @@ from typing import Any, Literal, TypeAlias, Unpack, cast
 from ...backends import Backend
 from ...commander import current_node, emit
 from ...messages import Message
-from ..layers._agent import Agent
-from ..layers._aggregators import Aggregator, System
+from ..layers import TOOLS, Agent, AgentMessage, Aggregator, Parser, System
 from ..layers._call import run_in_tree, stream_call
-from ..layers._message import TOOLS, AgentMessage
-from ..layers._parsers import Parser
 from ..layers._stream import LISTENER, Speech
 from ._answering import Answering
 from ._chat import Chat, ChatOptions, ChatResult

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from ..errors import UnknownAgent
-from ..layers._message import AgentMessage
+from ..layers import AgentMessage
 
 __all__ = ["Answer", "Directory", "Participant", "Status", "name_of"]
 

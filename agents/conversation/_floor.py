@@ -9,8 +9,7 @@ from typing import Any, cast
 
 from ...commander import Node
 from ..errors import ConversationTooLong
-from ..layers._message import AgentMessage
-from ..layers._prompt import prompt
+from ..layers import AgentMessage, prompt
 from ._directory import Answer, Directory, Participant, Status
 from ._group import Group
 from ._messages import as_message, is_termination

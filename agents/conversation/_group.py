@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 from ...commander import Node
 from ..errors import ConversationTooLong, UnknownAgent
+from ..layers import AgentMessage
 from ..layers._call import run_in_tree
-from ..layers._message import AgentMessage
 from ._directory import Answer, Directory, Participant, Status, name_of
 from ._messages import as_message, is_termination
 from ._scope import MAX_MESSAGES, current_scope, open_scope

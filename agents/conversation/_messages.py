@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from ..layers._message import AgentMessage
+from ..layers import AgentMessage
 
 __all__ = ["TERMINATE", "MessageLike", "as_message", "is_termination"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, overload
 
-from ..layers._message import AgentMessage
+from ..layers import AgentMessage
 from ._directory import Participant, name_of
 from ._messages import MessageLike
 

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import TypeAlias
 
 from ..errors import ConversationTooLong
-from ..layers._message import AgentMessage
+from ..layers import AgentMessage
 from ..layers._stream import LISTENER, Feed, Speech
 
 __all__ = [

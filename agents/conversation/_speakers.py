@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from ...backends import Backend
-from ..layers._prompt import prompt
+from ..layers import prompt
 
 if TYPE_CHECKING:
     from ._group import GroupChat

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from ...handlers.legible import legible
-from ..layers._message import AgentMessage
+from ..layers import AgentMessage
 
 __all__ = ["Transcript"]
 

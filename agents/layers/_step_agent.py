@@ -62,9 +62,10 @@ class StepAgent(Agent[ToolAction]):
         self.plugins = list(plugins)
         self._executors: dict[SessionId, ToolExecutor] = {}
         self._interpreters: dict[SessionId, Toolkit] = {}
-        if not (formats := backend.formats if formats is None else formats):
-            code = [FencedCode(tool=INTERPRETER)] if interpreter is not None else []
-            formats = [*([FencedCall()] if self.plugins else []), *code]
+        formats = list(backend.formats if formats is None else formats)
+        if all(each.branch is not None for each in formats):  # none of them writes calls
+            formats += [FencedCall()] if self.plugins else []
+            formats += [FencedCode(tool=INTERPRETER)] if interpreter is not None else []
         self.agent = Agent(
             backend,
             system,

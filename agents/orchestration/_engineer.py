@@ -13,12 +13,9 @@ from ...commander.errors import ConfigurationError, ContextTooLong
 from ...dispatch import Format
 from ...handlers import View
 from ...messages import Message
-from ..layers._agent import Agent
+from ..layers import Agent, AgentHook, AgentMessage, JsonParser, Memory, SessionId
 from ..layers._answer import answer
-from ..layers._hooks import AgentHook
-from ..layers._memory import Memory, SessionId
-from ..layers._message import AgentMessage, copy_message
-from ..layers._parsers import JsonParser
+from ..layers._message import copy_message
 from ._modules import Module
 from ._state import State
 from ._strategy import Prompts

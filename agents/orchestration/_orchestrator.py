@@ -12,10 +12,8 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 from ...commander import Node
 from ...messages import Usage
 from ..errors import Limit, LimitReached, UnknownAgent
-from ..layers._agent import Agent
+from ..layers import Agent, AgentMessage, SessionId
 from ..layers._call import run_in_tree
-from ..layers._memory import SessionId
-from ..layers._message import AgentMessage
 from ._engineer import PromptedAgent, resolve
 from ._environment import Environment, EpisodeStep, act, observe
 from ._state import State
