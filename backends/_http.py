@@ -10,7 +10,8 @@ from pydantic import SecretStr
 from ..commander.errors import BackendError, MissingExtra
 from ._address import endpoint, shown
 from ._failure import failure_from_library, whole_reply
-from ._wire import Connections, WireBackend
+from ._per_loop import Connections
+from ._wire import WireBackend
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession

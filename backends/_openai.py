@@ -16,8 +16,9 @@ from ..commander.errors import BackendError, ConfigurationError, MissingExtra
 from ..messages import Message, Request
 from ._address import Host, shown
 from ._failure import failure_from_library, whole_reply
+from ._per_loop import Connections
 from ._secret import as_secret
-from ._wire import Connections, WireBackend
+from ._wire import WireBackend
 
 if TYPE_CHECKING:
     from ssl import SSLContext

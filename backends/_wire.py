@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from pydantic import SecretStr
 from pydantic_core import from_json
@@ -21,9 +20,8 @@ from ._model import ModelBackend
 from ._secret import Redactor, as_secret, keep_from_logs
 from ._sse import EventReader
 
-__all__ = ["Connections", "PerLoop", "WireBackend"]
+__all__ = ["WireBackend"]
 
-_T = TypeVar("_T")
 _LONGEST_REPLY = 32 * LONGEST  # bytes of one stream: a million tokens, with all that is around them
 _NO_FIELDS = frozenset(
     {"default_headers", "default_query", "extra_body", "extra_headers", "extra_query", "headers"}
@@ -195,71 +193,3 @@ def _last_delta(event: bytes | None) -> Delta | None:
         return _delta(event.strip())
     except BadResponse:
         return None
-
-
-class Closable(Protocol):
-    """What has connections to close."""
-
-    async def close(self) -> None:
-        """Close them."""
-        ...
-
-
-_C = TypeVar("_C", bound=Closable)
-
-
-class Connections(Generic[_C]):
-    """A client for each event loop, opened at first use, closed by `close`.
-
-    A client that nobody closes is closed with its loop: each is held by an async generator, and
-    `asyncio.run` and our own `run` close these before the loop.
-    """
-
-    __slots__ = ("_kept",)
-
-    def __init__(self, open_client: Callable[[], _C]) -> None:
-        self._kept: PerLoop[AsyncGenerator[_C, None]] = PerLoop(lambda: _keep(open_client()))
-
-    async def get(self) -> _C:
-        """Return the running loop's client."""
-        return await anext(self._kept.get())
-
-    async def close(self) -> None:
-        """Close the running loop's client; the next request opens another."""
-        if kept := self._kept.pop():
-            await kept.aclose()
-
-
-async def _keep(client: _C) -> AsyncGenerator[_C, None]:
-    try:
-        while True:
-            yield client
-    finally:
-        await client.close()
-
-
-class PerLoop(Generic[_T]):
-    """One thing for each event loop, made at first use."""
-
-    __slots__ = ("_made", "_make")
-
-    def __init__(self, make: Callable[[], _T]) -> None:
-        self._make = make
-        self._made: dict[asyncio.AbstractEventLoop, _T] = {}
-
-    def get(self) -> _T:
-        """Return the running loop's own."""
-        loop = asyncio.get_running_loop()
-        made = self._made.get(loop)
-        if made is None:
-            self._forget_closed_loops()
-            made = self._made[loop] = self._make()
-        return made
-
-    def pop(self) -> _T | None:
-        """Forget the running loop's own and return it, None if there is none."""
-        return self._made.pop(asyncio.get_running_loop(), None)
-
-    def _forget_closed_loops(self) -> None:
-        for loop in [loop for loop in self._made if loop.is_closed()]:
-            del self._made[loop]

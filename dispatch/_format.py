@@ -8,6 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from ..messages.text import overlap
+
 __all__ = ["Body", "CollectedBody", "Format", "Output", "Stepwise", "Until", "write_whole"]
 
 
@@ -107,7 +109,7 @@ class Until:
         if found := self._pattern.search(text):
             self._held = ""
             return text[: found.start()], found[0], text[found.end() :]
-        end = len(text) - max((_overlap(text, mark) for mark in self._marks), default=0)
+        end = len(text) - max((overlap(text, mark) for mark in self._marks), default=0)
         self._held = text[end:]
         return text[:end], "", ""
 
@@ -119,14 +121,6 @@ class Until:
         """Return what was held back because it might have begun a mark."""
         held, self._held = self._held, ""
         return held
-
-
-def _overlap(text: str, marker: str) -> int:
-    """Return how many characters at the end of `text` may begin `marker`."""
-    for size in range(min(len(marker) - 1, len(text)), 0, -1):
-        if text.endswith(marker[:size]):
-            return size
-    return 0
 
 
 def write_whole(output: Output, name: str | None, arguments: str | dict[str, Any]) -> None:

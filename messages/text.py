@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 
-__all__ = ["encodable", "quote"]
+__all__ = ["encodable", "overlap", "quote"]
 
 
 def encodable(text: str) -> str:
@@ -34,3 +34,11 @@ def quote(value: object) -> str:
     except Exception:  # noqa: BLE001 - whatever a repr may raise
         text = f"a {type(value).__name__}"
     return text if len(text) <= 300 else f"{text[:300]}..."
+
+
+def overlap(text: str, mark: str) -> int:
+    """Return how many characters at the end of `text` may begin `mark`, which is not in it."""
+    for size in range(min(len(mark) - 1, len(text)), 0, -1):
+        if text.endswith(mark[:size]):
+            return size
+    return 0
