@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, SupportsIndex
 
 from ..commander.errors import ConfigurationError
+from ..dispatch import Format
 from ..messages import Delta, Message, Request
 from ._assemble import assemble
 
@@ -29,7 +30,9 @@ class Backend(ABC):
     """A model that answers requests with a stream of deltas.
 
     `model` is its name, `provider` the kind of backend (`openai`, `http`, `local`, `vllm`).
-    `default_options` have the wire's names; a request's own options win. Entering opens
+    `default_options` have the wire's names; a request's own options win. `formats` are the ways in
+    which the model writes calls into its text, where neither its server nor `stream` reads them:
+    `respond` and `complete` do, and whoever forks a reply can. Entering opens
     connections or loads the model; leaving closes them; both may be done again. One backend may
     serve any number of streams at once.
 
@@ -40,8 +43,13 @@ class Backend(ABC):
     provider: str = "unknown"
     recipe: Recipe | None = None
 
-    def __init__(self, model: str, **default_options: Any) -> None:
+    formats: Sequence[Format] = ()
+
+    def __init__(
+        self, model: str, *, formats: Sequence[Format] = (), **default_options: Any
+    ) -> None:
         self.model = model
+        self.formats = formats
         self.default_options = default_options
 
     def __repr__(self) -> str:
@@ -63,7 +71,7 @@ class Backend(ABC):
     async def complete(self, request: Request) -> Message:
         """Answer `request` with the whole message. Raises and is cancelled as `stream` is."""
         async with aclosing(self.stream(request)) as deltas:
-            return assemble([delta async for delta in deltas])
+            return assemble([delta async for delta in deltas], self.formats)
 
     def stream_sync(self, request: Request) -> Generator[Delta, None, None]:
         """Answer `request` as `stream` does, for code without an event loop.

@@ -72,7 +72,8 @@ def connect(
 
     `settings` are the model's default options in the wire's terms (`temperature`, `top_p`,
     `top_k`, `stop`, `max_tokens`, `seed`, and whatever the server knows) and, for every model,
-    `timeouts`, `retries`, `limits`, `breaker` and `resume`.
+    `timeouts`, `retries`, `limits`, `breaker`, `resume`, and `formats`, the ways in which it writes
+    calls into its text.
 
     A backend can be sent to another process, where it is made again and finds its key in the
     environment; one whose key was given here cannot.
