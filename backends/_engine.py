@@ -13,11 +13,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Hashable
 from concurrent.futures import Future
-from contextlib import aclosing
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from ..commander.errors import BackendUnavailable
-from ..messages import Delta, Request
+from ..messages import Delta
 from ._model import ModelBackend
 from ._per_loop import PerLoop
 
@@ -213,7 +212,7 @@ class EngineBackend(ModelBackend, Generic[_E]):
     _engine: _E | None = None
 
     @abstractmethod
-    async def _load(self) -> None:
+    async def prepare(self) -> None:
         """Open the engine if there is none, and wait until its model is loaded."""
 
     async def aclose(self) -> None:
@@ -224,10 +223,3 @@ class EngineBackend(ModelBackend, Generic[_E]):
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.close()
-
-    async def _once(self, request: Request, reply: Any) -> AsyncGenerator[Delta, None]:
-        """Load the model first: the timeouts count from the sending."""
-        await self._load()
-        async with aclosing(super()._once(request, reply)) as deltas:
-            async for delta in deltas:
-                yield delta

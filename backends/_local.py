@@ -67,13 +67,13 @@ class LocalBackend(EngineBackend[LocalEngine]):
     async def __aenter__(self) -> Self:
         """Load the model; cancelled or failed meanwhile, it leaves nothing half done behind."""
         try:
-            await self._load()
+            await self.prepare()
         except BaseException:
             await self.aclose()
             raise
         return self
 
-    async def _load(self) -> None:
+    async def prepare(self) -> None:
         if self._engine is None or not self._engine.loaded:
             async for _ in self._run(lambda _: (delta for delta in ())):
                 pass
@@ -83,6 +83,6 @@ class LocalBackend(EngineBackend[LocalEngine]):
             self._engine = LocalEngine.open(self._source)
         return self._engine.run(Work(answer, self._progress or show_progress()))
 
-    def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
+    def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         options = read_options({**self.default_options, **request.options})
         return self._run(lambda model: reply(model, request, options, self._manner))

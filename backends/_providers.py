@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from ..commander.errors import ConfigurationError
 from ..commander.plugins import find_plugin, plugin_names
-from ._address import Host, is_address, secrets_of, shown
+from ._address import Host, hide_secrets, is_address, secrets_of
 from ._backend import Backend, Recipe
 
 __all__ = ["HOSTS", "connect"]
@@ -95,12 +95,12 @@ def connect(
                 f"the provider {prefix!r} made {type(backend).__name__}, not a Backend"
             )
     else:
-        known = [*_PROVIDERS, *plugin_names(_GROUP)]
+        asked, known = hide_secrets(spec), [*_PROVIDERS, *plugin_names(_GROUP)]
         close = get_close_matches(prefix, (*known, "http", "https"), n=1)
-        hint = f": did you mean {shown(spec).replace(prefix, close[0], 1)!r}?" if close else "."
+        hint = f": did you mean {asked.replace(prefix, close[0], 1)!r}?" if close else "."
         raise ConfigurationError(
-            f"nothing is known as {shown(spec)!r}{hint} There are: {', '.join(known)}, and"
-            " http(s) addresses"
+            f"nothing is known as {asked!r}{hint} There are: {', '.join(known)}, and http(s)"
+            " addresses"
         )
     address = base_url or (spec if is_address(spec) else "")
     backend.recipe = Recipe(
@@ -116,7 +116,7 @@ def _server(spec: str, model: str | None, **settings: Any) -> Backend:
     if "base_url" in settings:
         raise ConfigurationError("give the server's address once: as the spec or as base_url")
     if not model:
-        raise ConfigurationError(f"which model? connect({shown(spec)!r}, model='...')")
+        raise ConfigurationError(f"which model? connect({hide_secrets(spec)!r}, model='...')")
     return HttpBackend(model, spec, **settings)
 
 
@@ -164,7 +164,8 @@ def _need_model(prefix: str, name: str) -> None:
         raise ConfigurationError(f"which model? '{prefix}:MODEL'")
     if is_address(name):
         raise ConfigurationError(
-            f"{shown(name)!r} is an address, not a model: give it as base_url=, or as the spec"
+            f"{hide_secrets(name)!r} is an address, not a model:"
+            " give it as base_url=, or as the spec"
         )
 
 

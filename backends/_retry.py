@@ -65,7 +65,14 @@ class Breaker:
     @contextmanager
     def attempt(self) -> Generator[None, None, None]:
         """Let one attempt through, or raise `BackendUnavailable`; learn from how it ends."""
-        trial = self._enter()
+        state = self.state
+        if state == "open" or (state == "half open" and self._trying):
+            raise BackendUnavailable(
+                f"not asked: it failed {self._in_a_row} times in a row; "
+                f"it is tried again {self.reset_after:g} s after the last failure"
+            )
+        is_trial = state == "half open"
+        self._trying = self._trying or is_trial
         try:
             yield
         except BackendError as error:
@@ -74,20 +81,8 @@ class Breaker:
         else:
             self._learn(down=False)
         finally:
-            if trial:
+            if is_trial:
                 self._trying = False
-
-    def _enter(self) -> bool:
-        """Return whether this is the one attempt that a half-open breaker lets through."""
-        state = self.state
-        if state == "open" or (state == "half open" and self._trying):
-            raise BackendUnavailable(
-                f"not asked: it failed {self._in_a_row} times in a row; "
-                f"it is tried again {self.reset_after:g} s after the last failure"
-            )
-        trial = state == "half open"
-        self._trying = self._trying or trial
-        return trial
 
     def _learn(self, down: bool) -> None:
         if not down:

@@ -51,10 +51,10 @@ class VLLMBackend(EngineBackend[VLLMEngine]):
         self._chat_template = chat_template
 
     async def __aenter__(self) -> Self:
-        await self._load()
+        await self.prepare()
         return self
 
-    async def _load(self) -> None:
+    async def prepare(self) -> None:
         await self._running().loaded()
 
     def _running(self) -> VLLMEngine:
@@ -62,11 +62,11 @@ class VLLMBackend(EngineBackend[VLLMEngine]):
             self._engine = VLLMEngine.open(self._arguments)
         return self._engine
 
-    def _continued(self, request: Request, partial: Message) -> Request | None:
+    def continuation(self, request: Request, partial: Message) -> Request | None:
         said = Message(role="assistant", content=partial.content)
         options = {**request.options, "continue_final_message": True}
         return Request([*request.messages, said], request.tools, options)
 
-    def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
+    def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         defaults, template = self.default_options, self._chat_template
         return self._running().run(lambda loaded: answer(loaded, request, defaults, template))

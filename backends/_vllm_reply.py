@@ -55,6 +55,17 @@ class _Question:
     template: str
     tool_choice: Any
 
+    @classmethod
+    def of(cls, request: Request, defaults: Mapping[str, Any], template: str) -> _Question:
+        """Check the options of `request`, and which of its tools may be called."""
+        body = request_body("", request, defaults, stream=False)
+        check_options(body.keys() - {"model", "messages", "tools"})
+        choice = body.get("tool_choice", "auto")
+        answered = bool(request.messages) and request.messages[-1].role == "tool"
+        # A model that was not taught to call would call for the same thing again and again.
+        silent = choice == "none" or (answered and choice == "auto" and MARK not in template)
+        return cls(body, () if silent else request.tools, request.messages, template, choice)
+
     @property
     def knows_calls(self) -> bool:
         """Whether the chat template writes calls as the grammar does."""
@@ -99,13 +110,30 @@ class _Question:
         parallel = self.body.get("parallel_tool_calls", self.knows_calls)
         return {"structural_tag": structural_tag(self.tools, self.tool_choice, parallel=parallel)}
 
+    def sampling(self, defaults: Mapping[str, Any]) -> Any:
+        """Return vLLM's SamplingParams; `defaults` are the model's own."""
+        vllm = vllm_module("vllm.sampling_params")
+        given = {key: value for key, value in self.body.items() if key in _SAMPLING}
+        if (most := self.body.get("max_completion_tokens")) is not None:
+            given["max_tokens"] = most
+        constraint = self.constraint()
+        try:
+            return vllm.SamplingParams(
+                **{"max_tokens": None, **defaults, **given},
+                output_kind=vllm.RequestOutputKind.DELTA,
+                skip_special_tokens=not self.tools,  # to some models the marks are special
+                structured_outputs=constraint and vllm.StructuredOutputsParams(**constraint),
+            )
+        except (TypeError, ValueError, vllm.VLLMValidationError) as error:
+            raise ConfigurationError(f"vLLM refuses these options: {error}") from error
+
 
 async def answer(
     loaded: Loaded, request: Request, defaults: Mapping[str, Any], template: str | None
 ) -> AsyncGenerator[Delta, None]:
     """Answer `request`, in the engine's loop. Closing the generator aborts it in the engine."""
-    question = _question(request, defaults, template or loaded.chat_template)
-    params = _params(loaded, question)
+    question = _Question.of(request, defaults, template or loaded.chat_template)
+    params = question.sampling(loaded.sampling)
     failures = vllm_module("vllm.exceptions")
     try:
         chat = vllm_module("vllm.renderers.params").ChatParams(
@@ -125,33 +153,6 @@ async def answer(
         raise kind(str(error)) from error
     except failures.VLLMError as error:
         raise BackendUnavailable(str(error) or type(error).__name__) from error
-
-
-def _question(request: Request, defaults: Mapping[str, Any], template: str) -> _Question:
-    body = request_body("", request, defaults, stream=False)
-    check_options(body.keys() - {"model", "messages", "tools"})
-    choice = body.get("tool_choice", "auto")
-    answered = bool(request.messages) and request.messages[-1].role == "tool"
-    # A model that was not taught to call would call for the same thing again and again.
-    silent = choice == "none" or (answered and choice == "auto" and MARK not in template)
-    return _Question(body, () if silent else request.tools, request.messages, template, choice)
-
-
-def _params(loaded: Loaded, question: _Question) -> Any:
-    vllm = vllm_module("vllm.sampling_params")
-    given = {key: value for key, value in question.body.items() if key in _SAMPLING}
-    if (most := question.body.get("max_completion_tokens")) is not None:
-        given["max_tokens"] = most
-    constraint = question.constraint()
-    try:
-        return vllm.SamplingParams(
-            **{"max_tokens": None, **loaded.sampling, **given},
-            output_kind=vllm.RequestOutputKind.DELTA,
-            skip_special_tokens=not question.tools,  # to some models the marks are special
-            structured_outputs=constraint and vllm.StructuredOutputsParams(**constraint),
-        )
-    except (TypeError, ValueError, vllm.VLLMValidationError) as error:
-        raise ConfigurationError(f"vLLM refuses these options: {error}") from error
 
 
 async def _read(outputs: Any, reader: Reader) -> AsyncGenerator[Delta, None]:

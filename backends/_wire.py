@@ -7,15 +7,15 @@ import re
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, cast
 
 from pydantic import SecretStr
 from pydantic_core import from_json
 
 from ..commander.errors import AnabranchError, BackendError, BadResponse, ConfigurationError
 from ..messages import Delta, Message, Request, delta_from_chunk, request_body
-from ._address import has_user, secrets_of, server_address, shown
-from ._failure import LONGEST, told
+from ._address import has_user, hide_secrets, secrets_of, server_address
+from ._failure import LONGEST, describe
 from ._model import ModelBackend
 from ._secret import Redactor, as_secret, keep_from_logs
 from ._sse import EventReader
@@ -52,7 +52,7 @@ class WireBackend(ModelBackend):
         keep_from_logs(self._redactor)
 
     def __repr__(self) -> str:
-        where = self._redactor.text(shown(self.base_url))
+        where = self._redactor.text(hide_secrets(self.base_url))
         return f"{type(self).__name__}({self.model!r}, base_url={where!r})"
 
     @abstractmethod
@@ -66,7 +66,7 @@ class WireBackend(ModelBackend):
         """Return `text` with stars where the key stood, if that is more than a word."""
         return self._redactor.prose(text)
 
-    async def _leave_loop(self) -> None:
+    async def leave_loop(self) -> None:
         await self.aclose()
 
     def _body(self, request: Request) -> dict[str, Any]:
@@ -74,25 +74,28 @@ class WireBackend(ModelBackend):
         body.pop("extra", None)
         return body
 
-    def _extra(self, request: Request) -> dict[str, Any]:
-        default, own = self.default_options.get("extra"), request.options.get("extra")
-        return {**(default or {}), **(own or {})}
-
-    def _written(self, request: Request) -> dict[str, Any]:
-        """Return the body; raises `ConfigurationError` for what is no request, or has no JSON."""
+    def _write(self, request: Request) -> dict[str, Any]:
+        """Make the body; raises `ConfigurationError` for what is no request, or has no JSON."""
         _check_options(request.options)
         try:
-            return _sendable(self._body(request) | self._extra(request))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ConfigurationError(f"the request cannot be written: {told(error)}") from None
+            body = self._body(request)
+            for extra in self.default_options.get("extra"), request.options.get("extra"):
+                body |= extra or {}
+            text = json.dumps(body, allow_nan=False)
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ConfigurationError(f"the request cannot be written: {describe(error)}") from None
+        if "\\ud" not in text:
+            return body
+        # Lone surrogates are refused by servers, and the SDK cannot write them.
+        return json.loads(_SURROGATE.sub(lambda found: "\\ufffd" if found[1] else found[0], text))
 
-    def _continued(self, request: Request, partial: Message) -> Request | None:
+    def continuation(self, request: Request, partial: Message) -> Request | None:
         """Ask as vLLM and SGLang want it; llama.cpp and Ollama go on anyway."""
         go_on = {"continue_final_message": True, "add_generation_prompt": False}
         said = Message(role="assistant", content=partial.content)
         return Request([*request.messages, said], request.tools, {**request.options, **go_on})
 
-    async def _attempt(self, request: Request) -> AsyncGenerator[list[Delta], None]:
+    async def attempt(self, request: Request) -> AsyncGenerator[list[Delta], None]:
         """What comes in one piece is passed on in one: a wait for each delta would cost more.
 
         Whatever goes wrong in reading a reply is a `BadResponse`: a server may say anything.
@@ -100,28 +103,33 @@ class WireBackend(ModelBackend):
         failure: AnabranchError
         silent = whole = 0  # bytes since the last delta, and all of them
         try:
-            body = self._written(request)
+            body = self._write(request)
             async with aclosing(self._send(body)) as pieces:
                 reader = EventReader()
                 async for piece in pieces:
                     deltas, failed = _read(reader.feed(piece))
-                    size = len(piece)
-                    whole += size
-                    silent = 0 if deltas else silent + size
+                    whole += len(piece)
+                    silent = 0 if deltas else silent + len(piece)
                     if deltas:
                         yield deltas
                     if failed is not None:
                         raise failed
-                    if silent > LONGEST or whole > _LONGEST_REPLY:
-                        raise BadResponse(_too_long(silent, whole))
-            if (delta := _last_delta(reader.close())) is not None:
-                yield [delta]
+                    if silent > LONGEST:
+                        raise BadResponse(f"more than {LONGEST} bytes came without a delta")
+                    if whole > _LONGEST_REPLY:
+                        raise BadResponse(f"the reply is longer than {_LONGEST_REPLY} bytes")
+            # An event that the end of the stream cut off counts only if it is whole.
+            deltas, failed = _read([(reader.close() or b"").strip()])
+            if deltas:
+                yield deltas
+            if not (failed is None or isinstance(failed, BadResponse)):
+                raise failed
             return
         except AnabranchError as error:
             failure = error
         except Exception as error:  # noqa: BLE001 - nothing else may leave a backend
             failure = BadResponse(
-                f"the reply cannot be read: {type(error).__name__}: {told(error)}"
+                f"the reply cannot be read: {type(error).__name__}: {describe(error)}"
             )
         piece = b""  # some tracebacks show variables
         raise self._redactor.error(failure)
@@ -136,60 +144,28 @@ def _check_options(options: Iterable[str]) -> None:
         )
 
 
-def _sendable(body: dict[str, Any]) -> dict[str, Any]:
-    """Return `body` without lone surrogates, which servers refuse and the SDK cannot write."""
-    try:
-        text = json.dumps(body, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"the request cannot be written as JSON: {error}") from None
-    if "\\ud" not in text:
-        return body
-    return json.loads(_SURROGATE.sub(lambda found: "\\ufffd" if found[1] else found[0], text))
-
-
-def _too_long(silent: int, whole: int) -> str:
-    if silent > LONGEST:
-        return f"more than {LONGEST} bytes came without a delta"
-    return f"the reply is longer than {_LONGEST_REPLY} bytes"
-
-
 def _read(events: list[bytes]) -> tuple[list[Delta], BackendError | None]:
     """Return what the events say, up to the first that is a failure."""
     deltas: list[Delta] = []
     try:
         for event in events:
-            if (delta := _delta(event)) is not None:
-                deltas.append(delta)  # noqa: PERF401 - what comes before a failure is kept
+            if event == b"[DONE]":
+                deltas.append(Delta(done=True))
+                continue
+            try:
+                chunk: Any = from_json(event)
+            except ValueError:
+                if not event.strip():
+                    continue
+                try:  # takes what the fast reader does not: lone surrogates
+                    chunk = json.loads(event.decode("utf-8", "replace"))
+                except (ValueError, RecursionError):
+                    raise BadResponse(f"an event that is not JSON: {event[:200]!r}") from None
+            if not isinstance(chunk, dict):
+                raise BadResponse(f"an event that is not an object: {event[:200]!r}")
+            fields = cast("dict[str, Any]", chunk)
+            if (delta := delta_from_chunk(fields)) is not None:
+                deltas.append(delta)
     except BackendError as failure:
         return deltas, failure
     return deltas, None
-
-
-def _delta(event: bytes) -> Delta | None:
-    if event == b"[DONE]":
-        return Delta(done=True)
-    return delta_from_chunk(_chunk(event)) if event.strip() else None
-
-
-def _chunk(event: bytes) -> dict[str, Any]:
-    """Read one event. The slower reader takes what the fast one does not: lone surrogates."""
-    try:
-        chunk: Any = from_json(event)
-    except ValueError:
-        try:
-            chunk = json.loads(event.decode("utf-8", "replace"))
-        except (ValueError, RecursionError):
-            raise BadResponse(f"an event that is not JSON: {event[:200]!r}") from None
-    if not isinstance(chunk, dict):
-        raise BadResponse(f"an event that is not an object: {event[:200]!r}")
-    return chunk  # pyright: ignore[reportUnknownVariableType] - JSON
-
-
-def _last_delta(event: bytes | None) -> Delta | None:
-    """Read an event that the end of the stream cut off: counts only if it is whole."""
-    if not event:
-        return None
-    try:
-        return _delta(event.strip())
-    except BadResponse:
-        return None

@@ -124,7 +124,7 @@ class Ordered(VLLMBackend):
     kills the engine in the middle of the reply, "long" answers a question that is too long.
     """
 
-    async def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
+    async def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         options = {**request.options}
         order = options.pop("order", None)
         messages = [_TOO_LONG] if order == "long" else request.messages
@@ -135,7 +135,7 @@ class Ordered(VLLMBackend):
             return
         with Killer(llm) if order == "drop" else nullcontext():
             asked = Request(messages, request.tools, options)
-            async with aclosing(super()._attempt(asked)) as deltas:
+            async with aclosing(super().attempt(asked)) as deltas:
                 async for delta in deltas:
                     yield delta
 

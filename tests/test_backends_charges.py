@@ -35,7 +35,7 @@ class Plays(ModelBackend):
         self.times: list[float] = []
         self.came: list[list[Delta]] = []
 
-    async def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
+    async def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         self.times.append(asyncio.get_running_loop().time())
         self.came.append([])
         for step in self.steps:
