@@ -38,8 +38,8 @@ async def respond(
 
     Text goes to `view` as it arrives. With `narrate` the model may also speak to the user inside a
     call (the argument `to_user`, which a tool that has one of its own keeps). `options` have the
-    wire's names. After `max_rounds` replies with tool calls, or more than `repairs` with a call that
-    was wrong, the model has to answer without tools; if it calls one all the same, that is a
+    wire's names. After `max_rounds` replies with tool calls, or more than `repairs` with a call
+    that was wrong, the model has to answer without tools; if it calls one all the same, that is a
     `BadResponse`.
 
     `formats` are the ways in which the model writes calls into its text; None: as its backend
