@@ -1,7 +1,20 @@
 """One async interface to models, and each implementation.
 
-`connect` makes a backend from a name. The implementations are imported when they are asked for,
-so that no extra is needed for those that are not.
+A `Request` comes in and goes to a model; what the model says comes out as `Delta`s.
+
+    _providers            `connect`: every prefix, such as `openai:`, and how its backend is made
+    _backend, _model      the interface; timeouts, retries, limits and usage around each attempt
+    _retry, _timeout, _fallback    when to try again, how long to wait, whom to ask instead
+    limits, _turn         the rules of all limits; who goes first where many wait
+    _wire, _http, _openai          servers: request as JSON, reply as events; aiohttp or the SDK
+    _address, _secret, _failure, _sse    addresses, hidden keys, what a refusal means, events
+    _engine, _per_loop, _prompt    models in this process: threads that many loops share
+    _local*, _weights*    the small model or a GGUF file, and the fetching of its weights
+    _vllm*                the vLLM engine
+    _cassette, _tape      replies that are recorded and played
+
+The implementations are imported when they are asked for, so that no extra is needed for those
+that are not. `limits` is public for other rooms, which keep limits and take turns in them too.
 """
 
 from ._backend import Backend as Backend

@@ -55,7 +55,10 @@ class _Sorting:
     def under(cls, tools: Sequence[ToolSchema]) -> _Sorting:
         """Make the prompt for these tools, of their own descriptions."""
         headings = (*_headings([tool.name for tool in tools]), _NONE)
-        about = list(zip(map(_about, tools), headings, strict=False))
+        about: list[tuple[str, str]] = []
+        for tool, heading in zip(tools, headings, strict=False):
+            first_line = tool.description.strip().partition("\n")[0]
+            about.append((first_line or " ".join(_words(tool.name)), heading))
         rules = ["Sort each request under one heading."]
         rules += [f"{heading}: {text}" for text, heading in about]
         rules += [f"{_NONE}: Anything else."]
@@ -111,11 +114,6 @@ def _gains(
     scores, usage = sorting.ask(model, request)
     yield
     return [score - mean for score, mean in zip(scores, usual, strict=True)], cost + usage
-
-
-def _about(tool: ToolSchema) -> str:
-    """Return the first line of a tool's description, or its name in words."""
-    return tool.description.strip().partition("\n")[0] or " ".join(_words(tool.name))
 
 
 def _headings(names: Sequence[str]) -> list[str]:

@@ -81,7 +81,15 @@ class Model:
     def generate(self, messages: Chat, sampling: Sampling) -> Generator[Piece, None, None]:
         """Answer `messages`. Closing the iterator stops the model at the next token."""
         if sampling.seed is not None and sampling.temperature > 0:
-            self._reseed(sampling.seed)
+            # mistralrs starts each runner from one fixed random state and takes no seed for a
+            # request: a new runner and some tokens drawn in vain give each seed (modulo 32) a state
+            # of its own.
+            del self._runner
+            self._runner = _load(self._source)
+            waste = Sampling(max_tokens=1 + sampling.seed % 32, temperature=1.0)
+            request = _request([{"role": "user", "content": "."}], waste, ignore_eos=True)
+            for _ in self._runner.send_chat_completion_request(request):
+                pass
         with _mapped_errors():
             chunks = self._runner.send_chat_completion_request(_request(messages, sampling))
             for chunk in chunks:
@@ -96,16 +104,6 @@ class Model:
             response = self._runner.send_chat_completion_request(request)
         tokens = response.choices[0].logprobs.content[0].top_logprobs
         return {str(t.bytes): t.logprob for t in tokens}, _usage(response.usage)
-
-    def _reseed(self, seed: int) -> None:
-        # mistralrs starts each runner from one fixed random state and takes no seed for a request:
-        # a new runner and some tokens drawn in vain give each seed (modulo 32) a state of its own.
-        del self._runner
-        self._runner = _load(self._source)
-        waste = Sampling(max_tokens=1 + seed % 32, temperature=1.0)
-        request = _request([{"role": "user", "content": "."}], waste, ignore_eos=True)
-        for _ in self._runner.send_chat_completion_request(request):
-            pass
 
 
 def _load(source: Source) -> Any:

