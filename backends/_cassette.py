@@ -69,7 +69,7 @@ class CassetteBackend(Backend):
     def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         """Play the reply to `request`, or record it."""
         if self.record is not None:
-            return self._recorded(self.record, request)
+            return self._record(self.record, request)
         return self._play(request)
 
     def redact(self, text: str) -> str:
@@ -87,7 +87,7 @@ class CassetteBackend(Backend):
         if self.record is not None:
             await self.record.leave_loop()
 
-    async def _recorded(self, source: Backend, request: Request) -> AsyncGenerator[Delta, None]:
+    async def _record(self, source: Backend, request: Request) -> AsyncGenerator[Delta, None]:
         clock = asyncio.get_running_loop().time
         start = clock()
         track = Track(key_of(request), next(self._numbers), left=True)

@@ -1,4 +1,4 @@
-"""Tokens where nobody counts them: before a reply, and of one that told no usage."""
+"""Tokens where nobody counts them: before a reply, and of one that came without its usage."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def estimate_tokens(request: Request, options: Mapping[str, Any]) -> int:
 def usage_of(request: Request, deltas: Sequence[Delta]) -> Usage:
     """Return what the reply of which `deltas` came has taken.
 
-    That is the usage it told last. What came after that is estimated; if it told none, all is.
-    A usage of nothing tells nothing. What no reply can have taken, less than nothing or more than
-    `_MOST`, is set right.
+    That is the last usage among them, and an estimate of what came after it; without one, all is
+    estimated. A usage of 0 tokens counts as none. What no reply can have taken, less than nothing
+    or more than `_MOST`, is set right.
     """
     characters = 0
     for delta in reversed(deltas):

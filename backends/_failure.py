@@ -32,8 +32,8 @@ _TOO_LONG = re.compile(
     re.IGNORECASE,
 )
 _TRY_AGAIN = frozenset({408, 409, 425})  # the request never ran, or ran into another
-_SHOWN = 300  # characters of a body that is no error object
-_TOLD = 2_000  # characters of what a server says in one
+_LONGEST_EXCERPT = 300  # characters of a body that is no error object
+_LONGEST_MESSAGE = 2_000  # characters of what an error object says
 
 
 async def whole_reply(
@@ -56,14 +56,16 @@ async def whole_reply(
             raise failure_from_response(status, headers, refusal, where)
         kind = headers.get("content-type", "")
         if "json" not in kind.lower():
-            kind = _cut(kind, _SHOWN) or "nothing known"
+            kind = _cut(kind, _LONGEST_EXCERPT) or "nothing known"
             raise BadResponse(f"{where} answered {kind}, not events")
         async for piece in pieces:
             body += piece
             if len(body) > LONGEST:
                 raise BadResponse(f"{where} answered with more than {LONGEST} bytes in one piece")
     if _says_nothing(body):
-        text = _cut(" ".join(body.decode("utf-8", "replace").split()), _SHOWN) or "nothing"
+        text = (
+            _cut(" ".join(body.decode("utf-8", "replace").split()), _LONGEST_EXCERPT) or "nothing"
+        )
         raise BadResponse(f"{where} answered {text}, not a reply")
     return b"data: " + b" ".join(body.splitlines()) + b"\n\ndata: [DONE]\n\n"
 
@@ -84,7 +86,7 @@ def failure_from_response(
     status: int, headers: Mapping[str, str], body: bytes, where: str
 ) -> BackendError:
     """Make the error that a response with this status stands for; `where` is the address asked."""
-    plain = _cut(" ".join(body.decode("utf-8", "replace").split()), _SHOWN)
+    plain = _cut(" ".join(body.decode("utf-8", "replace").split()), _LONGEST_EXCERPT)
     if 300 <= status < 400:
         there = hide_secrets(headers.get("location", ""))
         plain = f"{where} redirects to {there!r}: give that as base_url"
@@ -94,7 +96,7 @@ def failure_from_response(
         made = error_from_wire(_error_object(body) or plain, status)
     except Exception:  # noqa: BLE001 - an error object with anything in it: the status counts
         made = error_from_wire(plain, status)
-    text = f"{_cut(str(made), _TOLD)} ({status})"
+    text = f"{_cut(str(made), _LONGEST_MESSAGE)} ({status})"
     if status < 300:
         return BadResponse(text, status=status)
     if status == 413 or (status in {400, 422} and _TOO_LONG.search(text)):
@@ -118,7 +120,7 @@ def failure_from_library(error: BaseException, where: str) -> BackendError:
         if error.__cause__ is None:
             return BackendUnavailable(f"{where}: {describe(error)}")
         error = error.__cause__
-    return BadResponse(f"{where}: {_cut(' '.join(error.message.split()), _SHOWN)}")
+    return BadResponse(f"{where}: {_cut(' '.join(error.message.split()), _LONGEST_EXCERPT)}")
 
 
 def _error_object(body: bytes) -> object:
@@ -160,4 +162,4 @@ def describe(error: BaseException) -> str:
     """Say what happened in words; the library's own are sometimes none."""
     if isinstance(error, TimeoutError):
         return "no connection in time"
-    return _cut(str(error), _SHOWN) or type(error).__name__
+    return _cut(str(error), _LONGEST_EXCERPT) or type(error).__name__

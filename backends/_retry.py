@@ -32,11 +32,13 @@ class Retries:
         """Return how long to wait after `attempt` (from 1) failed so, None for no other try."""
         if attempt >= self.attempts or not isinstance(error, BackendUnavailable | RateLimited):
             return None
-        asked = getattr(error, "retry_after", None)
-        if asked is None:
+        retry_after: float | None = getattr(error, "retry_after", None)
+        if retry_after is None:
             pause = min(self.max_backoff, self.backoff * 2.0 ** (attempt - 1))
             return pause * random.uniform(0.5, 1.0)  # noqa: S311 - not a secret
-        return asked * random.uniform(1.0, 1.1) if asked <= self.patience else None  # noqa: S311
+        if retry_after > self.patience:
+            return None
+        return retry_after * random.uniform(1.0, 1.1)  # noqa: S311 - not a secret
 
 
 @dataclass(slots=True)

@@ -234,12 +234,12 @@ class _LogFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         try:
-            text = told = record.getMessage()
+            text = message = record.getMessage()
         except Exception:  # noqa: BLE001 - a record that cannot be written: logging says so itself
             return True
         for redactor in tuple(self.redactors):
             text = redactor.text(text)
-        if text != told:
+        if text != message:
             record.msg, record.args = text, ()
         return True
 

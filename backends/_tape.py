@@ -71,18 +71,18 @@ class Track:
 
     def ending(self, file: Path) -> BackendError | None:
         """Return the error that the reply ended with, None if it was whole."""
-        told = self.failure
-        if told is None and not self.left:
+        if self.failure is None and not self.left:
             return None
-        message = told["message"] if told else f"{file}: the recorded reader left here"
-        kind: Any = getattr(errors, told["kind"], None) if told else StreamInterrupted
+        failure = self.failure or {"message": f"{file}: the recorded reader left here"}
+        message: str = failure["message"]
+        kind: Any = getattr(errors, failure.get("kind", "StreamInterrupted"), None)
         if not (isinstance(kind, type) and issubclass(kind, BackendError)):
             kind = BackendError  # one of the recording program's own
         if kind is StreamInterrupted:
             return kind(message, partial=partial_message(delta for _, delta in self.deltas))
-        more: dict[str, Any] = {"status": told and told.get("status")}
+        more: dict[str, Any] = {"status": failure.get("status")}
         if kind is RateLimited:
-            more["retry_after"] = told and told.get("retry_after")
+            more["retry_after"] = failure.get("retry_after")
         return kind(message, **more)
 
 
