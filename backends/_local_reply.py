@@ -12,17 +12,17 @@ import json
 import uuid
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
-from ..commander.errors import ConfigurationError
 from ..messages import Delta, Message, Request, ToolCallDelta, ToolSchema, Usage
 from ._local_choice import choose
-from ._local_model import Chat, Model, Piece, Sampling
+from ._local_model import Model
 from ._local_options import Options
+from ._prompt import Chat, named_tool, plain_chat
 
-__all__ = ["Manner", "reply"]
+__all__ = ["SMALL_MANNER", "Deltas", "Manner", "reply"]
 
-Deltas = Generator[Delta | None, None, None]
+Deltas: TypeAlias = Generator[Delta | None, None, None]
 
 # Worked examples of filling in, about other tools than anybody is likely to offer.
 _FILL_IN = (
@@ -67,17 +67,64 @@ class Manner:
     longest: int | None = None
 
 
+# How the small model is spoken to: what was found, by trying, to make it answer at all well.
+# Without a system message it takes that of its own template, and answers questions about France in
+# French. Without examples it goes round in circles, and tells of a tool's result what it likes.
+SMALL_MANNER = Manner(
+    system="You are a knowledgeable assistant who gives short, correct answers in English.",
+    exchanges=(
+        ("What is the capital of Norway?", "The capital of Norway is Oslo."),
+        (
+            "Who invented the telephone?",
+            "The telephone was invented by Alexander Graham Bell in 1876.",
+        ),
+        ("How many months are in a year?", "A year has twelve months."),
+    ),
+    found=(
+        (
+            "Is the museum open today?",
+            "closed on Mondays; today is Monday",
+            "The museum is closed today, because it is Monday.",
+        ),
+        (
+            "How much is the ticket to Lyon?",
+            "adult 49 euros, child 25 euros",
+            "A ticket to Lyon costs 49 euros for an adult and 25 euros for a child.",
+        ),
+        (
+            "When does the next bus leave?",
+            "line 12 at 14:05, line 7 at 14:20",
+            "The next bus is line 12, which leaves at 14:05.",
+        ),
+        (
+            "Find the file report.pdf.",
+            "Error: no such file",
+            "I could not find it: there is no such file.",
+        ),
+    ),
+    longest=120,
+)
+
+
 def reply(model: Model, request: Request, options: Options, manner: Manner) -> Deltas:
     """Answer `request`, delta by delta; None where there is nothing yet but it may be stopped."""
     tool, cost = yield from _pick(model, request, options.tool_choice)
     if tool is None:
-        chat = _chat(request.messages, manner)
-        yield from _speak(model, chat, options.sampling, cost)
+        chat, sampling = _chat(request.messages, manner), options.sampling
     else:
-        schema = json.dumps(_bounded(tool.parameters, manner.longest))
         chat = _fill_in(tool, _question(request.messages))
+        schema = json.dumps(_bounded(tool.parameters, manner.longest))
         sampling = replace(options.sampling, schema=schema, stop=())
-        yield from _call(model, tool.name, chat, sampling, cost)
+        yield Delta(tool_calls=(ToolCallDelta(0, f"call_{uuid.uuid4().hex[:24]}", tool.name),))
+    for text, finish_reason, usage in model.generate(chat, sampling):
+        if text and tool is None:
+            yield Delta(text=text)
+        elif text:
+            yield Delta(tool_calls=(ToolCallDelta(0, arguments=text),))
+        if finish_reason:
+            if tool is not None and finish_reason == "stop":
+                finish_reason = "tool_calls"
+            yield Delta(usage=cost + (usage or Usage()), finish_reason=finish_reason, done=True)
 
 
 def _pick(
@@ -85,7 +132,7 @@ def _pick(
 ) -> Generator[None, None, tuple[ToolSchema | None, Usage]]:
     """Obey `tool_choice`; under `auto`, a tool's result is always answered in text."""
     if isinstance(tool_choice, Mapping):
-        return _named(request.tools, tool_choice), Usage()
+        return named_tool(request.tools, tool_choice), Usage()
     must = tool_choice == "required"
     answered = bool(request.messages) and request.messages[-1].role == "tool"
     if not request.tools or tool_choice == "none" or (answered and not must):
@@ -94,81 +141,27 @@ def _pick(
     return (yield from choose(model, question, request.tools, must=must))
 
 
-def _named(tools: Sequence[ToolSchema], tool_choice: Mapping[str, Any]) -> ToolSchema:
-    name = tool_choice.get("function", {}).get("name")
-    for tool in tools:
-        if tool.name == name:
-            return tool
-    raise ConfigurationError(f"tool_choice names {name!r}, which is not among the request's tools")
-
-
-def _speak(model: Model, chat: Chat, sampling: Sampling, cost: Usage) -> Deltas:
-    for piece in model.generate(chat, sampling):
-        if piece.text:
-            yield Delta(text=piece.text)
-        if piece.finish_reason:
-            yield _end(piece, cost, piece.finish_reason)
-
-
-def _call(model: Model, name: str, chat: Chat, sampling: Sampling, cost: Usage) -> Deltas:
-    yield Delta(tool_calls=(ToolCallDelta(0, f"call_{uuid.uuid4().hex[:24]}", name),))
-    for piece in model.generate(chat, sampling):
-        if piece.text:
-            yield Delta(tool_calls=(ToolCallDelta(0, arguments=piece.text),))
-        if piece.finish_reason:
-            reason = "tool_calls" if piece.finish_reason == "stop" else piece.finish_reason
-            yield _end(piece, cost, reason)
-
-
-def _end(piece: Piece, cost: Usage, reason: str) -> Delta:
-    return Delta(usage=cost + (piece.usage or Usage()), finish_reason=reason, done=True)
-
-
 def _chat(messages: Sequence[Message], manner: Manner) -> Chat:
-    if manner.found and messages and messages[-1].role == "tool":
-        return _with_results(messages, manner.found)
-    beginning: Chat = []
-    if not any(message.role in {"system", "developer"} for message in messages):
-        beginning += [{"role": "system", "content": manner.system}] if manner.system else []
-        beginning += _shown(manner.exchanges)
-    return beginning + _conversation(messages)
-
-
-def _conversation(messages: Sequence[Message]) -> Chat:
-    """Write a conversation as the roles that every model knows, each two neighbours different.
-
-    A tool's result joins the user's question, and the call between them is left out.
-    """
-    chat: Chat = []
-    for message in messages:
-        role, text = _line(message)
-        if chat and chat[-1]["role"] == role:
-            chat[-1]["content"] += f"\n{text}"
-        elif text or not message.tool_calls:
-            chat.append({"role": role, "content": text})
-    return chat
-
-
-def _line(message: Message) -> tuple[str, str]:
-    text = message.content or ""
-    if message.role == "tool":
-        return "user", f"The tool's result: {text}"
-    return "system" if message.role == "developer" else message.role, text
-
-
-def _with_results(messages: Sequence[Message], examples: Sequence[tuple[str, str, str]]) -> Chat:
-    """Put the results of the tools called since the last question to the model, with examples."""
+    """Write a conversation with the system message and the examples that a model needs."""
+    if not (manner.found and messages and messages[-1].role == "tool"):
+        beginning: Chat = []
+        if not any(message.role in {"system", "developer"} for message in messages):
+            beginning += [{"role": "system", "content": manner.system}] if manner.system else []
+            beginning += _examples(manner.exchanges)
+        return beginning + plain_chat(messages)
+    # The results of the tools called since the last question.
     asked = max((n for n, message in enumerate(messages) if message.role == "user"), default=0)
     results = [message.content or "" for message in messages[asked:] if message.role == "tool"]
     question = f"Question: {_question(messages)}\nFound: " + "\n".join(results)
+    found = [(f"Question: {asks}\nFound: {result}", says) for asks, result, says in manner.found]
     return [
         {"role": "system", "content": "Answer the question in one sentence with what was found."},
-        *_shown([(f"Question: {asks}\nFound: {result}", says) for asks, result, says in examples]),
+        *_examples(found),
         {"role": "user", "content": question},
     ]
 
 
-def _shown(exchanges: Iterable[tuple[str, str]]) -> Chat:
+def _examples(exchanges: Iterable[tuple[str, str]]) -> Chat:
     chat: Chat = []
     for request, answer in exchanges:
         chat.append({"role": "user", "content": request})
@@ -185,39 +178,30 @@ def _fill_in(tool: ToolSchema, question: str) -> Chat:
 
     The descriptions stay out: the model copies from them.
     """
-    outline = f"{tool.name} {_outline(tool.parameters)}"
+    fields: list[str] = []
+    properties: Mapping[str, Mapping[str, Any] | bool] = tool.parameters.get("properties", {})
+    for name, of in properties.items():
+        if isinstance(of, bool):  # a schema too: true takes anything
+            kind = "any"
+        elif "enum" in of:
+            kind = " or ".join(json.dumps(value) for value in of["enum"])
+        else:
+            kind = str(of.get("type", "any"))
+        fields.append(f'"{name}": {kind}')
+    outline = f"{tool.name} {{{', '.join(fields)}}}"
     return [
         {"role": "system", "content": "Write the arguments of the tool for the request, as JSON."},
-        *_shown([(f"Tool: {about}\nRequest: {asks}", says) for about, asks, says in _FILL_IN]),
+        *_examples([(f"Tool: {about}\nRequest: {asks}", says) for about, asks, says in _FILL_IN]),
         {"role": "user", "content": f"Tool: {outline}\nRequest: {question}"},
     ]
 
 
-def _outline(parameters: Mapping[str, Any]) -> str:
-    properties: Mapping[str, Any] = parameters.get("properties", {})
-    return "{" + ", ".join(f'"{name}": {_kind(of)}' for name, of in properties.items()) + "}"
-
-
-def _kind(of: Mapping[str, Any] | bool) -> str:
-    if isinstance(of, bool):  # a schema too: true takes anything
-        return "any"
-    if "enum" in of:
-        return " or ".join(json.dumps(value) for value in of["enum"])
-    return str(of.get("type", "any"))
-
-
 def _bounded(parameters: Mapping[str, Any], longest: int | None) -> dict[str, Any]:
-    properties: Mapping[str, Mapping[str, Any] | bool] = parameters.get("properties", {})
-    limited = {name: _limited(of, longest) for name, of in properties.items()}
+    """Return the schema of a tool's arguments with each free string no longer than `longest`."""
+    limited: dict[str, Mapping[str, Any] | bool] = dict(parameters.get("properties", {}))
+    for name, of in limited.items():
+        if longest is None or isinstance(of, bool) or of.get("type") != "string":
+            continue
+        if not of.keys() & {"enum", "pattern", "format"}:
+            limited[name] = {"maxLength": longest, **of}
     return {**parameters, "properties": limited, "x-guidance": _SPACES}
-
-
-def _limited(of: Mapping[str, Any] | bool, longest: int | None) -> Mapping[str, Any] | bool:
-    if (
-        longest is None
-        or isinstance(of, bool)
-        or of.get("type") != "string"
-        or of.keys() & {"enum", "pattern", "format"}
-    ):
-        return of
-    return {"maxLength": longest, **of}
