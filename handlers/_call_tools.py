@@ -49,11 +49,17 @@ class CallTools(Node[list[ToolResult]], internal=True):
         async for call in self._calls:
             place = len(self._seen)
             self._seen.append(call)
-            if (tool := self._tool_for(place, call)) and isinstance(call, ToolCall):
-                if tool.read_only:
-                    self._start(place, call, tool)
-                else:
-                    waiting.append((place, call, tool))
+            if isinstance(call, ToolCallError):
+                self._settle(place, ToolResult.of(call, str(call), "invalid"))
+                continue
+            emit(self, "tool_call", call)
+            tool = self._tools.get(call.name)
+            if tool is None:
+                self._settle(place, ToolResult.of_unknown_tool(call, self._tools))
+            elif tool.read_only:
+                self._start(place, call, tool)
+            else:
+                waiting.append((place, call, tool))
         for place, call, tool in waiting:
             self._start(place, call, tool)
         for node in self.children:
@@ -73,16 +79,6 @@ class CallTools(Node[list[ToolResult]], internal=True):
             answer or ToolResult.of(call, "The call was interrupted.", "failed")
             for call, answer in zip(message.tool_calls, given, strict=True)
         ]
-
-    def _tool_for(self, place: int, call: Call) -> AnyTool | None:
-        """Return the tool that can run `call`, or settle it as one that none can run."""
-        if isinstance(call, ToolCallError):
-            self._settle(place, ToolResult.of(call, str(call), "invalid"))
-            return None
-        emit(self, "tool_call", call)
-        if (tool := self._tools.get(call.name)) is None:
-            self._settle(place, ToolResult.of_unknown_tool(call, self._tools))
-        return tool
 
     def _start(self, place: int, call: ToolCall, tool: AnyTool) -> None:
         self._view.called(call)

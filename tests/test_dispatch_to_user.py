@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from anabranch import Commander, Conversation, Message, ToolCall, tool
 from anabranch.dispatch import Hermes
-from anabranch.dispatch._speech import Sink
 from anabranch.dispatch.assembly import Assembly, Branches
 from anabranch.handlers import View, respond
 from anabranch.messages import Delta, ToolCallDelta, has_parameter
@@ -100,9 +99,8 @@ def test_the_cut_and_the_place_of_the_name_make_no_difference(
     as_text = chance.random() < 0.5
     texts: list[str] = []
     calls: list[Any] = []
-    ignored: list[Any] = []
-    sinks = (Sink(texts.append), Sink(ignored.append), Sink(calls.append), Sink(ignored.append))
-    assembly = Assembly(Branches(*sinks), "to_user", [Hermes()], {"keeps"})
+    branches = Branches(text=texts.append, calls=calls.append)
+    assembly = Assembly(branches, "to_user", [Hermes()], {"keeps"})
     size = chance.randint(1, 20)
 
     for index, name in enumerate(names):
@@ -129,9 +127,7 @@ def test_the_cut_and_the_place_of_the_name_make_no_difference(
 def test_what_a_call_without_a_name_says_is_shown_at_the_end() -> None:
     """F2: nothing is lost for the user though the call cannot be run."""
     texts: list[str] = []
-    ignored: list[Any] = []
-    sinks = (Sink(texts.append), Sink(ignored.append), Sink(ignored.append), Sink(ignored.append))
-    assembly = Assembly(Branches(*sinks), "to_user", keepers={"keeps"})
+    assembly = Assembly(Branches(text=texts.append), "to_user", exempt={"keeps"})
     assembly.feed([Delta(tool_calls=[ToolCallDelta(0, "a", None, '{"to_user": "Hi"}')], done=True)])
     for call in assembly.end():
         assembly.refuse(call)
