@@ -72,7 +72,7 @@ def test_text_that_people_write_stays_as_it_is(text: str) -> None:
 
 
 @given(TEXTS, st.sampled_from(["ascii", "latin-1", "cp1252", "utf-8"]))
-def test_what_the_terminal_cannot_encode_is_replace_unfit(text: str, encoding: str) -> None:
+def test_what_the_terminal_cannot_encode_is_spelled(text: str, encoding: str) -> None:
     """So that a question mark stands for itself alone."""
     shown = exact(text, encoding)
 

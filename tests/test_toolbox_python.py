@@ -35,7 +35,7 @@ async def one_kernel() -> AsyncGenerator[PythonKernel]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def kernel(one_kernel: PythonKernel) -> PythonKernel:
     """The shared kernel, without the variables of the test before."""
-    await run(one_kernel, "%reset -f")
+    await run(one_kernel, "get_ipython().reset(new_session=False)")
     return one_kernel
 
 
