@@ -7,6 +7,8 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
+from ._record import record_of
+
 if TYPE_CHECKING:
     from ._node import Node
     from ._snapshot import NodeSnapshot
@@ -60,8 +62,9 @@ def send(job: Node[Any], on: On | None) -> None:
         on = job.on
         if on is None:
             return
-    job._n_away = _place(on).prepare(job)
-    job._n_special = True
+    record = record_of(job)
+    record.away = _place(on).prepare(job)
+    record.special = True
 
 
 @cache

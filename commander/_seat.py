@@ -7,10 +7,11 @@ from collections.abc import Coroutine, Generator
 from types import coroutine
 from typing import TYPE_CHECKING, Any
 
-from ._waits import LocalFuture, Wait, drives, ends_here, reach, sleeps
+from ._reach import LocalFuture, Wait, ends_here, reach
+from ._record import Record
+from ._stack import drives, sleeps
 
 if TYPE_CHECKING:
-    from ._node import Node
     from ._queue import Queue
 
 __all__ = ["Loan", "Seat"]
@@ -37,7 +38,7 @@ class Seat:
         "queue",
     )
 
-    def __init__(self, queue: Queue, job: Node[Any]) -> None:
+    def __init__(self, queue: Queue, job: Record) -> None:
         self.queue = queue
         self.held = True
         self._job = job
@@ -90,7 +91,7 @@ class Seat:
                     step, argument = body.throw, error
                 self._wake()
                 while not self.held:
-                    if self._job._n_cancel is not None or self._job._n_abort is not None:
+                    if self._job.ending:
                         self.queue.take(self)
                         break
                     try:
@@ -201,7 +202,7 @@ class Seat:
 
     def release(self) -> None:
         """Give the place up: the body is over."""
-        self._job._n_place = None
+        self._job.seat = None
         self._body = self._on = None
         self._rests.clear()
         self.queue.forget(self)

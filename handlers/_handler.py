@@ -33,17 +33,17 @@ class Handler(Node[T_co], internal=True):
         kwargs: dict[str, Any],
         owner: object = None,
     ) -> None:
-        super().__init__(function.__name__)
-        self._n_function = function
-        self._n_args = args
-        self._n_kwargs = kwargs or _NO_KWARGS
-        self._n_owner = owner
+        self._node_name = function.__name__  # as Node.__init__ does, without a call for each
+        self._function = function
+        self._args = args
+        self._kwargs = kwargs or _NO_KWARGS
+        self._owner = owner
 
     def task(self) -> Awaitable[T_co]:
         """Call the function, with the node as its first argument (after `self` in a method)."""
-        if self._n_owner is None:
-            return self._n_function(self, *self._n_args, **self._n_kwargs)
-        return self._n_function(self._n_owner, self, *self._n_args, **self._n_kwargs)
+        if self._owner is None:
+            return self._function(self, *self._args, **self._kwargs)
+        return self._function(self._owner, self, *self._args, **self._kwargs)
 
 
 class HandlerFunction(Generic[P, T]):
