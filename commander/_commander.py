@@ -9,21 +9,23 @@ from collections.abc import Collection
 from contextlib import suppress
 from contextvars import copy_context
 from inspect import isawaitable
+from operator import index
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from . import _blocking
 from ._cancel import cancel_subtrees
 from ._end import finish
+from ._entry import enter
 from ._events import EventKind, Events, Origin
 from ._explain import explain
 from ._failure import log_lost
 from ._life import spawn
-from ._node import Node, refuse_kind
+from ._node import Node, require_kind
 from ._place import On
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
 from ._queue import Queue
-from ._record import CURRENT, DONE, Callback, NodeBase, Record, Tree, record_of, require_loop
+from ._record import CURRENT, DONE, Callback, Record, Tree, record_of, require_loop
 from ._report import is_a, raise_soon, type_name
 from ._snapshot import TreeSnapshot, snapshot
 from ._state import advance
@@ -219,20 +221,8 @@ class Commander(Node[Any], internal=True):
         Raises the node's failure, or `NodeCancelled`. Cancelling this call cancels the node, waits
         for its end and raises `CancelledError` again. After `exit(result)`, returns that result.
         """
-        if not isinstance(job, NodeBase):  # pyright: ignore[reportUnnecessaryIsInstance]
-            refuse_kind(job, "a job or a handler")
-        if job._node_queued or on is not None:
-            self.put_job(
-                job,
-                priority=priority,
-                timeout=timeout,
-                retry=retry,
-                policy=policy,
-                claim=True,
-                on=on,
-            )
-        else:
-            self.call_handler(job, timeout=timeout, retry=retry, policy=policy, claim=True)
+        require_kind(job, "a job or a handler" if on is None else "a Job")
+        enter(self, job, timeout, retry, policy, True, index(priority), on)
         try:
             return await job
         except asyncio.CancelledError:

@@ -169,7 +169,7 @@ def _try_again(record: Record, attempts: Attempts) -> bool:
 def _start_again(record: Record, attempts: Attempts) -> None:
     attempts.timer = None
     context = attempts.context.copy()
-    if record.node._node_queued:
+    if record.queued:
         record.tree.queue.put_first(record, context)
     else:
         record.tree.spawn(record, context)

@@ -1,4 +1,4 @@
-"""The one gate through which every node enters the tree."""
+"""The one gate through which every node enters the tree, and starts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from asyncio import _get_running_loop
 from typing import TYPE_CHECKING, Any
 
 from ._events import publish
+from ._place import On, find_place
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
 from ._record import CURRENT, DONE, Attempts, Record, record_of, wrong_loop
 from .errors import NodeClosed
@@ -19,63 +20,43 @@ __all__ = ["enter"]
 def enter(
     above: Node[Any],
     node: Node[Any],
-    timeout: float | None,
-    retry: Retry | Restart | None,
-    policy: Policy | None,
-    claim: bool,
-) -> Record:
-    """Make `node` a child of `above`; return its record. Or raise and leave both as they were."""
-    # One long function: every node comes by.
-    if policy is not None:
-        check_policy(policy)
+    timeout: float | None = None,
+    retry: Retry | Restart | None = None,
+    policy: Policy | None = None,
+    claim: bool = False,
+    priority: int = 0,
+    on: On | None = None,
+) -> None:
+    """Make `node` a child of `above` and start it; or raise, and leave both as they were."""
+    # One long function: every node comes by. What is stored although it is the class's default, the
+    # hot path reads from the instance.
     parent = above._node_record or record_of(above)
     record = node._node_record
     if record is None:
         record = Record()
-        # Stored although they are the class's defaults, here and below: the hot path reads them
-        # from the instance.
         record.special = False
         record.callbacks = None
     elif record.parent is not None or record.tree:
         raise RuntimeError(f"{node!r} was started before: a node runs once, make another")
-    tree = parent.tree
     if not parent.open:
         _require_next_round(parent)
+    tree = parent.tree
     if _get_running_loop() is not tree.loop:  # None where none runs
         call = "put_job" if node._node_queued else "call_handler"
         raise wrong_loop(parent, f"commander.{call}_threadsafe(...)")
-    if timeout is not None or retry is not None:
-        _require_attempts(timeout, retry)
     doomed = parent.special and _is_ending(parent)
+    if not (node._node_plain and policy is timeout is retry is on is None):
+        _take_options(record, node, timeout, retry, policy, on)
     if doomed:
-        # One that was doomed itself puts no other: a round whose at_done puts the next would never
-        # end.
-        putter = CURRENT.get(None)
-        if putter is not None and record_of(putter).doomed:
-            raise NodeClosed(parent.path, "is ending")
+        record.doom("" if parent is not tree.root else tree.ending)
     record.children = record.waiters = record.context = None
     record.open = True
-    record.name = node._node_name
-    if node._node_settings is not None:
-        record.policy, special = node._node_settings
-        record.special = record.special or special
-    if policy is not None:
-        record.policy = policy
-        record.special = record.special or policy.__class__ is Quorum
-    if timeout is not None or retry is not None:
-        record.attempts = Attempts(timeout, retry)
-        record.special = True
-    if doomed:
-        # It has no task yet: whoever starts it will find the mark and end it without its body.
-        record.special = record.doomed = True
-        if record.cancelled is None:
-            why = tree.ending if parent is tree.root else ""
-            record.cancelled = why or "its parent is ending"
     if claim:
         record.claimed = True
+    record.name = node._node_name
     record.node = node
-    record.parent_node = above
     record.parent = parent
+    record.parent_node = above
     record.tree = tree
     node._node_record = record
     tree.count = record.id = number = tree.count + 1
@@ -85,7 +66,10 @@ def enter(
         parent.children[number] = record
     if tree.listeners:
         publish(record, "put")
-    return record
+    if not node._node_queued or (record.special and record.cancelled is not None):
+        tree.spawn(record, None)  # a job that ends without its body needs no turn either
+    else:
+        tree.queue.put(record, priority)
 
 
 def _require_next_round(parent: Record) -> None:
@@ -107,16 +91,44 @@ def _require_next_round(parent: Record) -> None:
         raise NodeClosed(parent.path, "is ending")
 
 
-def _require_attempts(timeout: object, retry: object) -> None:
-    # Here, because what raises later, between two attempts, would have nobody to raise to.
+def _is_ending(parent: Record) -> bool:
+    """Say whether a child of `parent` must not run; raise if it may not even enter."""
+    policy = parent.policy
+    enough = isinstance(policy, Quorum) and parent.completed >= policy.n
+    left = parent.parent is None and parent.tree.ending
+    if not (parent.ending or left or enough):
+        return False
+    # A node that was doomed itself puts no other: a round whose at_done puts the next would never
+    # end.
+    putter = CURRENT.get(None)
+    if putter is not None and record_of(putter).doomed:
+        raise NodeClosed(parent.path, "is ending")
+    return True
+
+
+def _take_options(
+    record: Record,
+    node: Node[Any],
+    timeout: object,
+    retry: object,
+    policy: Policy | None,
+    on: On | None,
+) -> None:
+    """Check and keep the options of the put, and those of the node's class."""
+    if policy is None:
+        policy = node.policy
+    check_policy(policy)
+    # What raises later, between two attempts, would have nobody to raise to.
     if timeout is not None and not (isinstance(timeout, (int, float)) and timeout == timeout):
         raise TypeError(f"timeout must be a number of seconds or None, not {timeout!r}")
     if retry is not None and not isinstance(retry, (Retry, Restart)):
         raise TypeError(f"retry must be a Retry, a Restart or None, not {retry!r}")
-
-
-def _is_ending(parent: Record) -> bool:
-    if parent.ending or (parent.parent is None and parent.tree.ending):
-        return True
-    policy = parent.policy
-    return isinstance(policy, Quorum) and parent.completed >= policy.n
+    if on is None and node._node_queued:
+        on = node.on
+    if on is not None:
+        record.away = find_place(on).prepare(node)
+    record.policy = policy
+    if timeout is not None or retry is not None:
+        record.attempts = Attempts(timeout, retry)
+    if on is not None or record.attempts is not None or isinstance(policy, Quorum):
+        record.special = True

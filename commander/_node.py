@@ -8,13 +8,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from operator import index
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from ._cancel import cancel_subtrees
 from ._entry import enter
-from ._life import spawn
-from ._place import On, send
-from ._policy import Policy, Quorum, Restart, Retry, check_policy
+from ._place import On
+from ._policy import Policy, Restart, Retry, check_policy
 from ._record import CURRENT, DONE, Callback, Moment, NodeBase, NodeState, record_of, require_loop
 from ._report import type_name
 from .waiting import outcome, wait_for_end
@@ -22,7 +21,7 @@ from .waiting import outcome, wait_for_end
 if TYPE_CHECKING:
     from ._commander import Commander
 
-__all__ = ["Node", "current_node", "refuse_kind"]
+__all__ = ["Node", "current_node", "require_kind"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -71,8 +70,7 @@ class Node(NodeBase, Generic[T_co]):
         cls._node_name = name or cls.__name__
         if queued is not None:
             cls._node_queued = queued
-        plain = cls.policy == "fail_fast" and cls.on is None
-        cls._node_settings = None if plain else (cls.policy, isinstance(cls.policy, Quorum))
+        cls._node_plain = cls.policy == "fail_fast" and cls.on is None
 
     def task(self) -> Awaitable[T_co]:
         """Do the node's work: the body, which subclasses write as `async def task(self)`."""
@@ -220,17 +218,12 @@ class Node(NodeBase, Generic[T_co]):
         started before or this is not the parent's loop (elsewhere, `commander.put_job_threadsafe`
         is safe), `TypeError` if it is no job.
         """
-        if not isinstance(job, NodeBase) or not job._node_queued:  # pyright: ignore[reportUnnecessaryIsInstance]
-            refuse_kind(job, "a Job")
+        if not isinstance(job, NodeBase) or not job._node_queued:  # pyright: ignore
+            require_kind(job, "a Job")
         if priority != 0:
             priority = index(priority)
-        if on is not None or job._node_settings is not None:
-            send(job, on)
-        record = enter(self if parent is None else parent, job, timeout, retry, policy, claim)
-        if not record.special or record.cancelled is None:
-            record.tree.queue.put(record, priority)
-        else:
-            spawn(record)  # it ends without its body, so it needs no turn
+        above = self if parent is None else parent
+        enter(above, job, timeout, retry, policy, claim, priority, on)
         return job
 
     def call_handler(
@@ -248,9 +241,9 @@ class Node(NodeBase, Generic[T_co]):
         It passes no queue and counts against no limit. The arguments and errors are those of
         `put_job`. Returns the handler.
         """
-        if not isinstance(handler, NodeBase) or handler._node_queued:  # pyright: ignore[reportUnnecessaryIsInstance]
-            refuse_kind(handler, "a handler")
-        spawn(enter(self if parent is None else parent, handler, timeout, retry, policy, claim))
+        if not isinstance(handler, NodeBase) or handler._node_queued:  # pyright: ignore
+            require_kind(handler, "a handler")
+        enter(self if parent is None else parent, handler, timeout, retry, policy, claim)
         return handler
 
     def in_thread(
@@ -311,9 +304,14 @@ class Node(NodeBase, Generic[T_co]):
         return outcome(self)
 
 
-def refuse_kind(given: object, wanted: str) -> None:
-    """Raise a `TypeError`: `given` is not what is `wanted`."""
+def require_kind(
+    given: object, wanted: Literal["a job or a handler", "a Job", "a handler"]
+) -> None:
+    """Raise a `TypeError` that names the remedy unless `given` is what is `wanted`."""
     if isinstance(given, NodeBase):
+        kind = "a Job" if given._node_queued else "a handler"
+        if wanted in (kind, "a job or a handler"):
+            return
         other = "put_job" if given._node_queued else "call_handler"
         raise TypeError(f"{given!r} is not {wanted}: start it with {other}")
     name = getattr(given, "__name__", None)

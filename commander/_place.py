@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from .plugins import find_plugin, plugin_names
 
-from ._record import record_of
-
 if TYPE_CHECKING:
     from ._node import Node
     from ._snapshot import NodeSnapshot
 
-__all__ = ["Away", "On", "Place", "send"]
+__all__ = ["Away", "On", "Place", "find_place"]
 
 
 class Away(Protocol):
@@ -57,17 +55,6 @@ On: TypeAlias = Place | str
 GROUP = "anabranch.places"
 
 
-def send(job: Node[Any], on: On | None) -> None:
-    """Let the body of `job` run `on`, by default where its class says; None is here."""
-    if on is None:
-        on = job.on
-        if on is None:
-            return
-    record = record_of(job)
-    record.away = _place(on).prepare(job)
-    record.special = True
-
-
 @cache
 def _named(name: str) -> Place:
     found = find_plugin(GROUP, name)
@@ -77,7 +64,8 @@ def _named(name: str) -> Place:
     return found() if isinstance(found, type) else found
 
 
-def _place(on: object) -> Place:
+def find_place(on: object) -> Place:
+    """Return the place that `on=` gives or names; raise `ValueError` if it is none."""
     place = _named(on) if isinstance(on, str) else on
     if isinstance(place, Place) and not isinstance(place, type):
         return place

@@ -81,6 +81,7 @@ class Queue:
 
     def put(self, job: Record, priority: int) -> None:
         """Let `job` wait for its turn, in a copy of the current context."""
+        job.queued = True
         job.context = context = copy_context()  # in which it also ends, if it is cancelled here
         if priority:
             job.priority = priority
@@ -107,7 +108,7 @@ class Queue:
             record = below.pop()
             below += record.living
             unbegun = record.state == "pending" and record.task is not None
-            if unbegun and record.cancelled is None and record.node._node_queued:
+            if unbegun and record.queued and record.cancelled is None:
                 called_back.append(record)
         for job in sorted(called_back, key=lambda job: job.id):
             job.special = True

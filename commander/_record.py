@@ -60,8 +60,8 @@ class NodeBase:
     _node_name: str = "Node"
     # Jobs wait in the commander's queue and count against its limit; other nodes do neither.
     _node_queued: ClassVar[bool] = False
-    # The policy of the class and whether that makes a node special; None for "fail_fast".
-    _node_settings: ClassVar[tuple[Policy, bool] | None] = None
+    # Whether the class has no policy and no place of its own.
+    _node_plain: ClassVar[bool] = True
 
 
 class Attempts:
@@ -149,7 +149,8 @@ class Record:
     pattern: Pattern | None = None
     # What was charged at and below this node, by account.
     charges: dict[str, Any] | None = None
-    # A job's, which says who goes first.
+    # Whether it is a job, which passed the queue, and which of them goes first.
+    queued: bool = False
     priority: int = 0
     # This job's place under a limit, from its start to the end of its body.
     seat: Seat | None = None
@@ -208,6 +209,12 @@ class Record:
             depth, top = len(line), _join(line[-HALF:])
         self.tree.landmark = (below[HALF].id, depth - HALF, top)
         return f"{top}/...{depth - SEGMENTS} more.../{_join(below[:HALF])}"
+
+    def doom(self, why: str) -> None:
+        """Mark a node that enters below an ending one: it has no task yet, and never runs."""
+        self.special = self.doomed = True
+        if self.cancelled is None:
+            self.cancelled = why or "its parent is ending"
 
     def add_waiter(self, future: asyncio.Future[None]) -> None:
         """Let `future` be done when the node is; it counts as somebody who awaits it."""

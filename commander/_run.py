@@ -11,10 +11,11 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from ._commander import Commander
+from ._entry import enter
 from ._failure import log_lost
-from ._node import Node, refuse_kind
+from ._node import Node, require_kind
 from ._policy import Policy
-from ._record import NodeBase, Record, Tree, record_of
+from ._record import Record, Tree, record_of
 from ._report import is_a
 from .waiting import outcome
 
@@ -48,8 +49,7 @@ def run(
     """
     if asyncio._get_running_loop() is not None:
         raise RuntimeError("a loop is running here: use 'async with Commander() as commander'")
-    if not isinstance(job, NodeBase):  # pyright: ignore[reportUnnecessaryIsInstance]
-        refuse_kind(job, "a job or a handler")
+    require_kind(job, "a job or a handler")
     loop = (loop_factory or asyncio.new_event_loop)()
     commander = Commander(max_concurrency=max_concurrency, policy=policy, slow_after=slow_after)
     tree = commander._tree
@@ -68,10 +68,7 @@ async def _main(commander: Commander, tree: Tree, job: Node[T], auto_exit: bool)
     record = record_of(job)
     try:
         async with commander:
-            if job._node_queued:
-                commander.put_job(job, claim=True)
-            else:
-                commander.call_handler(job, claim=True)
+            enter(commander, job, claim=True)
             record.add_waiter(tree.loop.create_future())  # the outcome is taken below
             if not auto_exit and tree.exit is None:
                 tree.exited = tree.loop.create_future()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ._entry import enter
 from ._record import Callback, Record, record_of
 
 if TYPE_CHECKING:
@@ -58,19 +59,16 @@ def start(node: Node[Any], parent: Node[Any]) -> None:
     The options of its put go with the copy. Without a pattern there is no copy: a `RuntimeError`.
     """
     record = record_of(node)
-    options: dict[str, Any] = {}
-    if record.tree:
-        options["policy"] = record.policy
-    if record.away is not None:
-        options["on"] = record.away.place
-    if record.attempts is not None:
-        options |= {"timeout": record.attempts.timeout, "retry": record.attempts.retry}
-    if record.parent is not None:
-        node = _copy(node, record)
-    if node._node_queued:
-        parent.put_job(node, priority=record.priority, **options)
-    else:
-        parent.call_handler(node, **options)
+    attempts = record.attempts
+    enter(
+        parent,
+        node if record.parent is None else _copy(node, record),
+        timeout=None if attempts is None else attempts.timeout,
+        retry=None if attempts is None else attempts.retry,
+        policy=record.policy if record.tree else None,
+        priority=record.priority,
+        on=None if record.away is None else record.away.place,
+    )
 
 
 def _copy(node: Node[Any], record: Record) -> Node[Any]:

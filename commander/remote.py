@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ._commander import Commander
+from ._entry import enter
 from ._events import Event, EventKind, Origin
 from ._events import Tap as _Tap
 from ._events import publish as _publish
@@ -116,10 +117,7 @@ class SubtreeCommander(Commander, internal=True):
         """
         tree = self._tree
         tree.count = number - 1
-        if node._node_queued:
-            self.put_job(node, policy=policy, claim=True)
-        else:
-            self.call_handler(node, policy=policy, claim=True)
+        enter(self, node, policy=policy, claim=True)
         tree.count = below
         record_of(node).add_waiter(tree.loop.create_future())
 

@@ -11,6 +11,7 @@ from asyncio import get_running_loop
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ._entry import enter
 from ._failure import take_failure, untake_failure
 from ._reach import LocalFuture, Wait, waits_for_tree
 from ._record import CURRENT, DONE, Record, record_of
@@ -87,10 +88,7 @@ def wait_for_end(node: Node[Any]) -> Generator[Any, None, None]:
             raise RuntimeError(
                 f"{node!r} was awaited outside a tree: use 'await commander.run(...)' or run(...)"
             )
-        if node._node_queued:
-            waiter.put_job(node, claim=True)
-        else:
-            waiter.call_handler(node, claim=True)
+        enter(waiter, node, claim=True)
     if record.tree.loop is not get_running_loop():
         raise RuntimeError(f"{node!r} belongs to another loop: await it there")
     if waiter is not None:
