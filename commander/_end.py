@@ -9,26 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from functools import partial
 from inspect import isawaitable
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any
 
 from ._events import publish
 from ._failure import blame, child_completed, child_failed, interrupt, log_lost, weigh
 from ._policy import Quorum
-from ._record import Attempts, Callback, Moment, NodeBase, Record
+from ._record import Attempts, Moment, NodeBase, Record
 from ._report import is_a, log
 from ._state import STEPS, Verdict, advance
 from ._task import TURN, drives_now, start_task
 from .errors import NodeCancelled, NodeClosed
 
 __all__ = ["finish", "to_await"]
-
-# Moments and callbacks in turn.
-Todo: TypeAlias = "Iterator[Any]"
 
 CLOSING, COMPLETED = STEPS["closing"], STEPS["completed"]
 
@@ -54,7 +51,7 @@ def finish(record: Record, at_home: bool = False, called: bool = False) -> None:
             if record.special and not _decide(record):
                 return
             record.closing = True
-            if record.callbacks is not None and not _run_callbacks(record, at_home):
+            if record.callback is not None and not _run_callbacks(record, at_home):
                 return
         at_home = called = False
         parent = record.parent
@@ -193,36 +190,38 @@ def _run_callbacks(record: Record, at_home: bool) -> bool:
     """Run the final callbacks; from the first async one on, in a task of their own."""
     record.state = CLOSING[record.state]  # `advance`, written out
     due: Moment = MOMENTS[_verdict(record)] if record.special else "end"
-    node = record.node
-    # The list is read as it grows: a callback may add another one that is still due.
-    todo = iter(record.callbacks or ())
-    for moment in todo:
-        callback = next(todo)
-        if moment != due and moment != "done":
-            continue
-        if record.special:
+    node, context = record.node, record.context
+    moment, callback = record.callback_moment, record.callback
+    at = 0  # of the next one in the list; a generator would cost as much as the rest of this
+    while callback is not None:
+        waiting = None
+        if moment == due or moment == "done":
             record.moment = moment
-        try:
+            try:
+                value = (
+                    callback(node) if at_home or context is None else context.run(callback, node)
+                )
+                if value is not None:
+                    waiting = to_await(value)
+            except BaseException as error:  # noqa: BLE001 - the tree hands every failure on
+                _callback_failed(record, error)
+        if waiting is not None:
             if at_home:
-                value = callback(node)
-            else:
-                assert record.context is not None
-                value = record.context.run(callback, node)
-            if value is not None:
-                value = to_await(value)
-        except BaseException as error:  # noqa: BLE001 - the tree hands every failure on
-            _callback_failed(record, error)
-            continue
-        if value is not None:
-            context = copy_context() if at_home else record.context
-            start_task(record, partial(_run_rest, record, value, due, todo), context)
+                context = copy_context()
+            start_task(record, partial(_run_rest, record, waiting, due, at), context)
             return False
+        more = record.more_callbacks  # as it is by now: one that runs may add others
+        if more is None or at == len(more):
+            break
+        moment, callback = more[at : at + 2]
+        at += 2
     return True
 
 
 async def _run_rest(
-    record: Record, waiting: Awaitable[object] | None, due: Moment, todo: Todo
+    record: Record, waiting: Awaitable[object] | None, due: Moment, at: int
 ) -> None:
+    todo = record.later_callbacks(at)
     try:
         await TURN
     except asyncio.CancelledError:
@@ -232,8 +231,7 @@ async def _run_rest(
             if waiting is not None:
                 await waiting
             waiting = None
-            for moment in todo:
-                callback: Callback = next(todo)
+            for moment, callback in todo:
                 if moment in (due, "done"):
                     record.moment = moment
                     waiting = to_await(callback(record.node))

@@ -35,7 +35,7 @@ def enter(
     if record is None:
         record = Record()
         record.special = False
-        record.callbacks = None
+        record.callback = None
     elif record.parent is not None or record.tree:
         raise RuntimeError(f"{node!r} was started before: a node runs once, make another")
     if not parent.open:

@@ -326,10 +326,7 @@ def _add_callback(node: N, moment: Moment, callback: Callback) -> N:
     record = node._node_record or record_of(node)
     if record.state in DONE:
         raise _too_late(node)
-    if record.callbacks is None:
-        record.callbacks = [moment, callback]
-    else:
-        record.callbacks += (moment, callback)
+    record.add_callback(moment, callback)
     return node
 
 

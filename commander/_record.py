@@ -128,7 +128,7 @@ class Record:
     completed: int = 0
     # From the first final callback on.
     closing: bool = False
-    # Of the final callback that runs, unless the node is plain.
+    # Of the final callback that runs.
     moment: Moment | None = None
     # Put with claim=True: the putter says that it will await the node.
     claimed: bool = False
@@ -136,9 +136,12 @@ class Record:
     takers: int = 0
     waiters: list[asyncio.Future[None]] | None = None
     at_start: list[Callback] | None = None
-    # Moments and callbacks in turn, in one list: a tuple for each pair would be one more object
-    # for the garbage collector to walk.
-    callbacks: list[Any] | None = None
+    # The first final callback and when it is due; then a list of further ones, moments and callbacks
+    # in turn: few nodes have more than one, and an object less for each node is one less for the
+    # garbage collector to walk.
+    callback: Callback | None = None
+    callback_moment: Moment | None = None
+    more_callbacks: list[Any] | None = None
     at_commander_end: list[Callback] | None = None
     # Futures that are done when the node is, of those who only look on.
     observers: list[asyncio.Future[None]] | None = None
@@ -210,6 +213,21 @@ class Record:
         self.tree.landmark = (below[HALF].id, depth - HALF, top)
         return f"{top}/...{depth - SEGMENTS} more.../{_join(below[:HALF])}"
 
+    def add_callback(self, moment: Moment, callback: Callback) -> None:
+        """Let `callback` be called at `moment`."""
+        if self.callback is None:
+            self.callback, self.callback_moment = callback, moment
+        elif self.more_callbacks is None:
+            self.more_callbacks = [moment, callback]
+        else:
+            self.more_callbacks += (moment, callback)
+
+    def later_callbacks(self, at: int) -> Iterator[tuple[Moment, Callback]]:
+        """Yield the callbacks in the list from `at` on, also those that are added meanwhile."""
+        while self.more_callbacks is not None and at < len(self.more_callbacks):
+            yield self.more_callbacks[at], self.more_callbacks[at + 1]
+            at += 2
+
     def doom(self, why: str) -> None:
         """Mark a node that enters below an ending one: it has no task yet, and never runs."""
         self.special = self.doomed = True
@@ -230,8 +248,9 @@ class Record:
 _first = Record()
 for _name in (
     *("node", "name", "id", "tree", "parent", "parent_node", "state", "special", "open"),
-    *("children", "task", "context", "result", "closing", "waiters", "takers", "callbacks"),
-    *("policy", "claimed", "failure", "cancelled"),
+    *("children", "task", "context", "result", "closing", "waiters", "takers"),
+    *("callback", "callback_moment", "moment", "policy", "claimed", "failure", "cancelled"),
+    *("queued", "priority"),
 ):
     setattr(_first, _name, None)
 

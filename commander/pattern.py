@@ -36,7 +36,9 @@ class Pattern:
 class _Callbacks:
     def __init__(self, record: Record) -> None:
         self.at_start: list[Callback] = [*(record.at_start or ())]
-        self.final: list[Any] = [*(record.callbacks or ())]
+        self.final = [*record.later_callbacks(0)]
+        if record.callback is not None and record.callback_moment is not None:
+            self.final.insert(0, (record.callback_moment, record.callback))
         self.at_commander_end: list[Callback] = [*(record.at_commander_end or ())]
 
 
@@ -84,5 +86,6 @@ def _copy(node: Node[Any], record: Record) -> Node[Any]:
         copy.at_commander_end(callback)
     twin = record_of(copy)
     twin.pattern = pattern
-    twin.callbacks = [*callbacks.final]
+    for moment, callback in callbacks.final:
+        twin.add_callback(moment, callback)
     return copy
