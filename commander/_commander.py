@@ -369,8 +369,9 @@ class Commander(Node[Any], internal=True):
     def explain(self, node: Node[Any] | None = None) -> str:
         """Say what `node` (default: the whole tree) is waiting for, down to the leaves.
 
-        One line a node: its state, the node it awaits or the children it joins, and for a body
-        the file and line where it stands. Long lists are cut and say so.
+        One line a node: its state, the node it awaits or the children it joins, for a body the
+        file and line where it stands, and for how long it has been in this state, from one second
+        on. Long lists are cut and say so.
         """
         return explain(record_of(self if node is None else node))
 

@@ -155,6 +155,7 @@ def _try_again(record: Record, attempts: Attempts) -> bool:
         return False
     if delay is None or record.cancelled is not None:
         return False
+    attempts.failure = record.failure
     advance(record, "retried", record.failure)
     record.result = record.failure = record.abort = record.failures = None
     record.completed = 0

@@ -28,7 +28,7 @@ def explain(record: Record) -> str:
             continue
         seen.add(at)
         why, others = _explain_one(at)
-        lines.append(f"{indent}{at.label} {why}")
+        lines.append(f"{indent}{at.label} {why}{_duration(at)}")
         # Of nodes on another machine there is a line each; their lines of code stay there.
         away = () if at.away is None else at.away.below(depth + 1)
         lines += [f"{'  ' * min(each.depth, 20)}{label(each)}" for each in away[:LEAVES]]
@@ -64,6 +64,17 @@ def _explain_one(record: Record) -> tuple[str, list[Record]]:
     if line:
         return f"{doing}, stands{line}", []
     return ("is about to start", []) if record.state == "pending" else (doing, children)
+
+
+def _duration(record: Record) -> str:
+    """Say for how long a node has been in its state, from one second on."""
+    if record.state in DONE or not record.since:
+        return ""
+    seconds = int(record.tree.clock() - record.since)
+    for unit, length in (("h", 3600), ("min", 60), ("s", 1)):
+        if seconds >= length:
+            return f" (for {seconds // length} {unit})"
+    return ""
 
 
 def _explain_without_task(record: Record) -> str:

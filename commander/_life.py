@@ -46,6 +46,7 @@ async def _drive(record: Record, *, later: bool = False) -> None:
         CURRENT.set(node)
         if not record.special:
             record.state = STARTED[record.state]  # `advance`, written out
+            record.since = record.tree.clock()
             if record.tree.listeners:
                 publish(record, "started")
             result = await node.task()
@@ -89,6 +90,7 @@ async def _drive(record: Record, *, later: bool = False) -> None:
         record.context = copy_context()
         if record.state != "joining":
             record.state = JOINING[record.state]  # `advance`, written out
+            record.since = record.tree.clock()
             if record.tree.listeners:
                 publish(record, "joining")
 
@@ -100,8 +102,14 @@ async def _attempt(record: Record) -> Any:
         attempts.starts.append(loop.time())
         if attempts.timeout is not None:
             attempts.timer = loop.call_later(attempts.timeout, _time_out, record, attempts.timeout)
+        if record.at_retry is not None and len(attempts.starts) > 1:
+            record.moment = "retry"
+            try:
+                await _run_before_body(record, record.at_retry)
+            finally:
+                record.moment = attempts.failure = None
     if record.at_start is not None:
-        await _run_starts(record, record.at_start)
+        await _run_before_body(record, record.at_start)
     return await (node.task() if record.away is None else record.away.run(node))
 
 
@@ -111,11 +119,11 @@ def _time_out(record: Record, timeout: float) -> None:
     abort(record, error)
 
 
-async def _run_starts(record: Record, starts: list[Callback]) -> None:
-    """Run the start callbacks; the first failure is raised once the others have run."""
+async def _run_before_body(record: Record, callbacks: list[Callback]) -> None:
+    """Run callbacks that precede the body; the first failure is raised once the others have run."""
     failed: list[Exception] = []
     try:
-        for callback in tuple(starts):
+        for callback in tuple(callbacks):
             try:
                 waiting = to_await(callback(record.node))
                 if waiting is not None:

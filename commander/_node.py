@@ -145,6 +145,21 @@ class Node(NodeBase, Generic[T_co]):
         record.at_start.append(callback)
         return self
 
+    def at_retry(self, callback: Callback) -> Self:
+        """Run `callback(node)` when the node is tried again, before the next attempt. Returns it.
+
+        After the pause and before `at_start`; `node.error` is what the last attempt failed with,
+        None if a `Restart` starts again what had succeeded. One that raises fails the attempt that
+        begins. After the last attempt none runs.
+        """
+        record = record_of(self)
+        if record.state in DONE:
+            raise _too_late(self)
+        if record.at_retry is None:
+            record.at_retry = []
+        record.at_retry.append(callback)
+        return self
+
     def at_end(self, callback: Callback) -> Self:
         """Run `callback(node)` when the node has completed. Returns the node.
 

@@ -127,6 +127,7 @@ class Queue:
             lane = self._lanes[priority] = deque()
             insort(self._priorities, priority)
         lane.append(entry)
+        entry[0].since = self._tree.clock()
         self._fill_soon()
         self._watch()
 

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 NodeState: TypeAlias = Literal["pending", "running", "joining", "completed", "failed", "cancelled"]
-Moment: TypeAlias = Literal["end", "exception", "terminate", "done"]
+Moment: TypeAlias = Literal["retry", "end", "exception", "terminate", "done"]
 Callback: TypeAlias = Callable[[Any], Awaitable[object] | object]
 
 DONE = frozenset[NodeState](("completed", "failed", "cancelled"))
@@ -67,7 +67,7 @@ class NodeBase:
 class Attempts:
     """What only nodes with a timeout or a retry need: their settings, and the tries so far."""
 
-    __slots__ = ("context", "retry", "starts", "timeout", "timer")
+    __slots__ = ("context", "failure", "retry", "starts", "timeout", "timer")
 
     def __init__(self, timeout: float | None, retry: Retry | Restart | None) -> None:
         self.timeout = timeout
@@ -76,6 +76,8 @@ class Attempts:
         self.context = copy_context()
         # When each attempt began, by the loop's clock.
         self.starts: list[float] = []
+        # What the last attempt failed with.
+        self.failure: BaseException | None = None
         # The pending timeout while an attempt runs; the pending start between two attempts.
         self.timer: asyncio.TimerHandle | None = None
 
@@ -97,6 +99,8 @@ class Record:
     parent_node: Node[Any] | None = None
     # Written by `advance` alone: see the table in `_state.py`.
     state: NodeState = "pending"
+    # When it came into that state, by the tree's clock; 0 where nobody has looked.
+    since: float = 0.0
     policy: Policy = "fail_fast"
     # Whether anything beside the plain course has to be looked at: a timeout, a start callback, a
     # quorum, a place, a cancellation, a failure, an observer. Once set it stays; a plain node pays
@@ -128,7 +132,7 @@ class Record:
     completed: int = 0
     # From the first final callback on.
     closing: bool = False
-    # Of the final callback that runs.
+    # Of the callback that runs, but for those at the start.
     moment: Moment | None = None
     # Put with claim=True: the putter says that it will await the node.
     claimed: bool = False
@@ -136,7 +140,8 @@ class Record:
     takers: int = 0
     waiters: list[asyncio.Future[None]] | None = None
     at_start: list[Callback] | None = None
-    # The first final callback and when it is due; then a list of further ones, moments and callbacks
+    at_retry: list[Callback] | None = None
+    # The first final callback and when it is due, then a list of further ones: moments, callbacks
     # in turn: few nodes have more than one, and an object less for each node is one less for the
     # garbage collector to walk.
     callback: Callback | None = None
@@ -174,6 +179,8 @@ class Record:
     @property
     def error(self) -> BaseException | None:
         """What the node failed with, a `NodeCancelled` if it was cancelled, else None."""
+        if self.moment == "retry" and self.attempts is not None:
+            return self.attempts.failure
         if self.failure is not None or self.cancelled is None:
             return self.failure
         if self.closing or self.state == "cancelled":
@@ -250,7 +257,7 @@ for _name in (
     *("node", "name", "id", "tree", "parent", "parent_node", "state", "special", "open"),
     *("children", "task", "context", "result", "closing", "waiters", "takers"),
     *("callback", "callback_moment", "moment", "policy", "claimed", "failure", "cancelled"),
-    *("queued", "priority"),
+    *("queued", "priority", "since"),
 ):
     setattr(_first, _name, None)
 

@@ -36,6 +36,7 @@ class Pattern:
 class _Callbacks:
     def __init__(self, record: Record) -> None:
         self.at_start: list[Callback] = [*(record.at_start or ())]
+        self.at_retry: list[Callback] = [*(record.at_retry or ())]
         self.final = [*record.later_callbacks(0)]
         if record.callback is not None and record.callback_moment is not None:
             self.final.insert(0, (record.callback_moment, record.callback))
@@ -82,6 +83,8 @@ def _copy(node: Node[Any], record: Record) -> Node[Any]:
     callbacks = pattern.callbacks or _Callbacks(record)
     for callback in callbacks.at_start:
         copy.at_start(callback)
+    for callback in callbacks.at_retry:
+        copy.at_retry(callback)
     for callback in callbacks.at_commander_end:
         copy.at_commander_end(callback)
     twin = record_of(copy)
