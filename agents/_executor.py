@@ -10,8 +10,8 @@ from typing import Any, cast
 from ..commander import Commander, Node, NodeCancelled, current_node
 from ..messages import Message, ToolCall
 from ..tools import AnyTool, Approvals, Decision, InvalidArguments, Toolkit, ToolResult
-from ..tools.calls import call_result, start_call
-from ..tools.results import described, fault_result, result, unknown_tool
+from ..tools.calls import CallNode, start_call
+from ..tools.results import describe_error
 from ..tools.toolkits import by_name
 from ._message import AgentMessage
 from ._message_hooks import Hook, HookHandle, Hooks
@@ -120,24 +120,24 @@ class _Execute(Node[AgentMessage], internal=True, name="execute_tools"):
         try:
             calls = _calls(message)
         except InvalidArguments as error:
-            return [fault_result(ToolCall(id="call_0", name=""), error)]
-        started = [(call, self._start(call)) for call in calls]
-        return [await self._ended(call, node) for call, node in started]
+            return [ToolResult.of_error(ToolCall(id="call_0", name=""), error)]
+        started = [self._start(call) for call in calls]
+        return [await self._ended(node) for node in started]
 
-    def _start(self, call: ToolCall) -> Node[ToolResult] | ToolResult:
+    def _start(self, call: ToolCall) -> CallNode | ToolResult:
         if call.error is not None:
-            return result(call, f"Error: the arguments are {call.error}", "invalid")
+            return ToolResult.of(call, f"Error: the arguments are {call.error}", "invalid")
         if (tool := self._executor.find(call.name)) is None:
-            return unknown_tool(call, self._executor.tools)
+            return ToolResult.of_unknown_tool(call, self._executor.tools)
         return start_call(self, call, tool, self._executor.ask)
 
-    async def _ended(self, call: ToolCall, node: Node[ToolResult] | ToolResult) -> ToolResult:
+    async def _ended(self, node: CallNode | ToolResult) -> ToolResult:
         if isinstance(node, ToolResult):
             return node
         try:
             return await node
         except NodeCancelled:
-            return call_result(node, call)
+            return node.answer
 
 
 def _answer(
@@ -157,7 +157,7 @@ def _answer(
 
 def _hook_failed(executor: ToolExecutor, message: AgentMessage, error: Exception) -> AgentMessage:
     logger.info("a hook of %s raised", executor.name, exc_info=error)
-    fault = ToolResult(content=f"Error: a hook raised {described(error)}", status="failed")
+    fault = ToolResult(content=f"Error: a hook raised {describe_error(error)}", status="failed")
     return _answer(executor, message, [fault])
 
 

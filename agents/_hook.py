@@ -109,7 +109,7 @@ class _Hooked(Tool[..., Any]):
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return self.inner.check(arguments)
 
-    async def _prepared(self, arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], AnyTool]:
+    async def prepare(self, arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], AnyTool]:
         call = ToolCall(id="", name=self.name, arguments=dict(arguments))
         sent = AgentMessage(
             content=call.text, formatted=call, sender=self.agent.name, receiver=self.name
@@ -121,7 +121,7 @@ class _Hooked(Tool[..., Any]):
 
     async def run(self, arguments: Mapping[str, Any]) -> str:
         if self.before._hooks:
-            arguments, tool = await self._prepared(arguments)
+            arguments, tool = await self.prepare(arguments)
             return await tool.run(arguments)
         given = await self.inner.run(arguments)
         answer = AgentMessage(

@@ -106,7 +106,7 @@ class Question(Pending["str | None"], internal=True):
 
     def answer(self, text: str | None) -> bool:
         """Answer; None leaves the conversation. False if the question is settled."""
-        return self._settle(text)
+        return self.settle(text)
 
 
 class Questions(PendingList[Question]):
@@ -125,4 +125,4 @@ class Questions(PendingList[Question]):
 
     async def __call__(self, prompt: str) -> str | None:
         """Put the question as a child of the current node and wait for its answer."""
-        return await self._put(Question(prompt))
+        return await self.put(Question(prompt))
