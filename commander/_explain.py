@@ -68,7 +68,7 @@ def _explain_one(record: Record) -> tuple[str, list[Record]]:
 
 def _duration(record: Record) -> str:
     """Say for how long a node has been in its state, from one second on."""
-    if record.state in DONE or not record.since:
+    if record.state in DONE or record.since is None:
         return ""
     seconds = int(record.tree.clock() - record.since)
     for unit, length in (("h", 3600), ("min", 60), ("s", 1)):

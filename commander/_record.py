@@ -99,8 +99,8 @@ class Record:
     parent_node: Node[Any] | None = None
     # Written by `advance` alone: see the table in `_state.py`.
     state: NodeState = "pending"
-    # When it came into that state, by the tree's clock; 0 where nobody has looked.
-    since: float = 0.0
+    # When it came into that state, by the tree's clock; None before the first step.
+    since: float | None = None
     policy: Policy = "fail_fast"
     # Whether anything beside the plain course has to be looked at: a timeout, a start callback, a
     # quorum, a place, a cancellation, a failure, an observer. Once set it stays; a plain node pays
