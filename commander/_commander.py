@@ -123,8 +123,20 @@ class Commander(Node[Any], internal=True):
         ended_block = root.ending
         if error is not None:
             self._cancel_all(f"{type_name(error)} left the commander's block")
-        interrupted = await self._join()
-        interrupted = await self._run_kept() or interrupted
+        # Wait for everything; the last cancellation of the wait is kept, and ends nothing.
+        advance(root, "closing")
+        root.context = copy_context()
+        over = observe(self)
+        if not root.children:
+            finish(root, at_home=True)
+        left = "the commander's block was cancelled"
+        interrupted = await outlast(over, lambda: self._cancel_all(left))
+        while kept := self._tree.kept:
+            callback, node, context = kept.pop(0)
+            # No task factory of a user's comes between: none of these callbacks may be left out.
+            call = self._run_one(callback, node)
+            task = asyncio.Task(call, loop=self._tree.loop, context=context)
+            interrupted = await outlast(task, task.cancel) or interrupted
         self._close_watches()
         if error is not None and not is_a(error, asyncio.CancelledError):
             self._log_failure_beside(error)
@@ -160,27 +172,6 @@ class Commander(Node[Any], internal=True):
         failure = self._tree.root.failure
         if failure is not None and failure is not error:
             log_lost(self._tree.root, failure, "%s failed, but another exception left its block")
-
-    async def _join(self) -> asyncio.CancelledError | None:
-        """Wait for everything; return the last cancellation of the wait, which ends nothing."""
-        root = self._tree.root
-        advance(root, "closing")
-        root.context = copy_context()
-        ended = observe(self)
-        if not root.children:
-            finish(root, at_home=True)
-        return await outlast(ended, lambda: self._cancel_all("the commander's block was cancelled"))
-
-    async def _run_kept(self) -> asyncio.CancelledError | None:
-        """Run what was kept for the commander's end."""
-        interrupted, tree = None, self._tree
-        while tree.kept:
-            callback, node, context = tree.kept.pop(0)
-            # No task factory of a user's comes between: none of these callbacks may be left out.
-            call = self._run_one(callback, node)
-            task = asyncio.Task(call, loop=tree.loop, context=context)
-            interrupted = await outlast(task, task.cancel) or interrupted
-        return interrupted
 
     async def _run_one(self, callback: Callback, node: Node[Any]) -> None:
         try:

@@ -47,7 +47,16 @@ def _explain_one(record: Record) -> tuple[str, list[Record]]:
     if record.state in DONE:
         return f"is {record.state}: it waits for nothing", []
     if record.task is None or record.parent is None:
-        return _explain_without_task(record), children
+        if record.parent is None and record.state == "running":
+            return f"is open, with {len(children)} children", children
+        if record.state == "joining":
+            many = f"it waits for {len(children)} children"
+            return f"is joining: its body has returned, {many}", children
+        if record.attempts is not None and record.attempts.timer is not None:
+            return f"is pending: attempt {len(record.attempts.starts) + 1} begins after a pause", []
+        if record.tree.max_concurrency is None:
+            return "is pending: it starts on the next turn of the loop", []
+        return f"is pending: it waits for one of {record.tree.max_concurrency} places", []
     if record.away is not None and record.state == "running":
         return f"is running, {record.away.explain()}", children
     doing = "runs a callback" if record.closing else f"is {record.state}"
@@ -75,19 +84,6 @@ def _duration(record: Record) -> str:
         if seconds >= length:
             return f" (for {seconds // length} {unit})"
     return ""
-
-
-def _explain_without_task(record: Record) -> str:
-    children = len(record.children or ())
-    if record.parent is None and record.state == "running":
-        return f"is open, with {children} children"
-    if record.state == "joining":
-        return f"is joining: its body has returned, it waits for {children} children"
-    if record.attempts is not None and record.attempts.timer is not None:
-        return f"is pending: attempt {len(record.attempts.starts) + 1} begins after a pause"
-    if record.tree.max_concurrency is None:
-        return "is pending: it starts on the next turn of the loop"
-    return f"is pending: it waits for one of {record.tree.max_concurrency} places"
 
 
 def _line(coroutine: object) -> str:

@@ -64,8 +64,13 @@ class Node(NodeBase, Generic[T_co]):
         cls, *, internal: bool = False, name: str = "", queued: bool | None = None, **kwargs: Any
     ) -> None:
         super().__init_subclass__(**kwargs)
-        if not internal:
-            _refuse_hidden_names(cls)
+        fields: dict[str, Any] = inspect.get_annotations(cls)
+        for own in () if internal else (*cls.__dict__, *fields):
+            reserved = own in PUBLIC_NAMES or own.startswith("_node_")
+            if reserved or (own in fields and own in OVERRIDABLE):
+                raise TypeError(
+                    f"{cls.__name__}.{own} would hide the node's own {own!r}: rename it"
+                )
         check_policy(cls.policy)
         cls._node_name = name or cls.__name__
         if queued is not None:
@@ -351,11 +356,3 @@ OVERRIDABLE = ("task", "policy", "on")
 PUBLIC_NAMES = frozenset(
     name for name in vars(Node) if not name.startswith("_") and name not in OVERRIDABLE
 )
-
-
-def _refuse_hidden_names(cls: type[Node[Any]]) -> None:
-    fields: dict[str, Any] = inspect.get_annotations(cls)
-    for name in (*cls.__dict__, *fields):
-        reserved = name in PUBLIC_NAMES or name.startswith("_node_")
-        if reserved or (name in fields and name in OVERRIDABLE):
-            raise TypeError(f"{cls.__name__}.{name} would hide the node's own {name!r}: rename it")

@@ -91,30 +91,24 @@ class Queue:
         last = None if self._last is None else self._last()
         if last is not None and last.state == "pending" and last.priority < priority:
             self._append(priority, (job, context))
-            self._call_back()
+            # All that have started and not begun wait in the lanes too, as if they had been put
+            # there; their tasks find out that they are no longer the jobs' own. It looks at the
+            # whole tree, at most once in a turn of the loop.
+            unbegun: list[Record] = []
+            below = [self._tree.root]
+            while below:
+                record = below.pop()
+                below += record.living
+                if record.queued and record.state == "pending" and record.task is not None:
+                    unbegun.append(record)
+            for each in sorted(unbegun, key=lambda each: each.id):
+                if each.cancelled is None and each.context is not None:
+                    each.special = True
+                    each.task = None
+                    self._append(each.priority, (each, each.context))
         else:
             self._last = ref(job)
             self._tree.spawn(job, context)
-
-    def _call_back(self) -> None:
-        """Let all that have started and not begun wait in the lanes, as if they had been put there.
-
-        Their tasks find out that they are no longer the jobs' own. It looks at the whole tree, at
-        most once in a turn of the loop.
-        """
-        called_back: list[Record] = []
-        below = [self._tree.root]
-        while below:
-            record = below.pop()
-            below += record.living
-            unbegun = record.state == "pending" and record.task is not None
-            if unbegun and record.queued and record.cancelled is None:
-                called_back.append(record)
-        for job in sorted(called_back, key=lambda job: job.id):
-            job.special = True
-            job.task = None
-            assert job.context is not None
-            self._append(job.priority, (job, job.context))
 
     def put_first(self, job: Record, context: Context) -> None:
         """Let a job that is tried again wait ahead of all that have not started."""
@@ -231,22 +225,16 @@ class Queue:
         for seat in tuple(self._suspects):
             seat.look()
         still = now - self._stirred_at
-        if self._lend_unseen(now) or min(still, now - self._changed_at) < PATIENCE:
+        # Lend one place whose body may wait for the tree, if things have been still for so long.
+        # Nobody says that it does; so it is one at a time.
+        suspects = tuple(self._suspects)
+        lent = still >= PATIENCE and any(map(Seat.lend_unseen, suspects))
+        if not lent:
+            moves = still < PATIENCE or any(map(goes_on, asyncio.all_tasks(self.loop)))
+            patience = RESIGN if moves else PATIENCE
+            stuck = now - self._changed_at >= patience
+            lent = stuck and any(seat.lend_stuck(patience) for seat in suspects)
+        if lent or min(still, now - self._changed_at) < PATIENCE:
             self._watch()
         elif still < DAY and self._suspects:
             self._watch(min(still, now - self._changed_at))
-
-    def _lend_unseen(self, now: float) -> bool:
-        """Lend one place whose body may wait for the tree, if things have been still for so long.
-
-        Nobody says that it does; so it is one at a time.
-        """
-        suspects = tuple(self._suspects)
-        patience = RESIGN
-        if now - self._stirred_at >= PATIENCE:
-            if any(map(Seat.lend_unseen, suspects)):
-                return True
-            if not any(map(goes_on, asyncio.all_tasks(self.loop))):
-                patience = PATIENCE
-        stuck = now - self._changed_at >= patience
-        return stuck and any(seat.lend_stuck(patience) for seat in suspects)

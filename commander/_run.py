@@ -109,8 +109,12 @@ def _run_until(
         except BaseException as error:
             if main.done():
                 break  # it is its own outcome, which is looked at below
+            # The user's second interrupt, for whom the tree takes too long to end, is immediate.
+            # Those that nodes raise, as by `sys.exit()`, may be any number.
+            own = any(error is each for each in tree.interrupts)
+            again = stopped is not None and not own and isinstance(error, KeyboardInterrupt)
             stops = isinstance(error, (KeyboardInterrupt, SystemExit))
-            if not stops or _is_immediate(error, tree, stopped, received):
+            if not stops or again or received.interrupts > 1:
                 raise
             # It has left the loop, and the tree as it was: that is told to end, and let end.
             stopped = error if stopped is None else stopped
@@ -127,22 +131,6 @@ def _run_until(
         if received.terminated:
             raise SystemExit(128 + signal.SIGTERM) from None
         raise
-
-
-def _is_immediate(
-    error: BaseException,
-    tree: Tree,
-    stopped: BaseException | None,
-    received: _Received,
-) -> bool:
-    """Say whether an interrupt is the user's second one, for whom the tree takes too long to end.
-
-    Those that nodes raise, as by `sys.exit()`, may be any number: the tree ends all the same.
-    """
-    if received.interrupts > 1:
-        return True
-    own = any(error is each for each in tree.interrupts)
-    return stopped is not None and not own and isinstance(error, KeyboardInterrupt)
 
 
 @contextmanager

@@ -81,7 +81,12 @@ class Seat:
                     on = step(argument)
                 except StopIteration as end:
                     return end.value
-                self._suspend(body, on)
+                if isinstance(on, asyncio.Future):  # a bare yield goes on in the next turn
+                    self._body, self._on, self._since = body, on, self.loop.time()
+                    if isinstance(on, Wait):
+                        self._rest_on(on)
+                    else:
+                        self.look()
                 try:
                     yield on
                     step, argument = body.send, None
@@ -89,7 +94,13 @@ class Seat:
                     raise
                 except BaseException as error:  # noqa: BLE001 - it is for the body
                     step, argument = body.throw, error
-                self._wake()
+                self._on = None
+                self._reached = {}
+                self._rests.clear()
+                self.queue.stir()
+                self.queue.forget(self)
+                if not self.held:
+                    self.queue.ask(self)
                 while not self.held:
                     if self._job.ending:
                         self.queue.take(self)
@@ -100,24 +111,6 @@ class Seat:
                         step, argument = body.throw, error
         finally:
             body.close()
-
-    def _suspend(self, body: Coroutine[Any, Any, Any], on: object) -> None:
-        if not isinstance(on, asyncio.Future):
-            return  # a bare yield: it goes on in the next turn
-        self._body, self._on, self._since = body, on, self.loop.time()
-        if isinstance(on, Wait):
-            self._rest_on(on)
-        else:
-            self.look()
-
-    def _wake(self) -> None:
-        self._on = None
-        self._reached = {}
-        self._rests.clear()
-        self.queue.stir()
-        self.queue.forget(self)
-        if not self.held:
-            self.queue.ask(self)
 
     def look(self) -> None:
         """Lend the place if what the suspended body awaits leads to the tree."""

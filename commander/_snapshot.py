@@ -81,19 +81,17 @@ def draw(tree: TreeSnapshot) -> str:
     for node in tree.nodes[:LINES]:
         del left[node.depth + 1 :]
         left[node.depth] -= 1
-        lines.append(_branch(left, node.depth) + label(node))
+        line = ""
+        if node.depth > 0:
+            line = "… " if node.depth > 9 else ""
+            above = left[max(1, node.depth - 8) : node.depth]
+            line += "".join("│  " if more else "   " for more in above)
+            line += "├─ " if left[node.depth] else "└─ "
+        lines.append(line + label(node))
         left.append(node.children)
     if len(tree) > LINES:
         lines.append(f"... and {len(tree) - LINES} more")
     return "\n".join(lines)
-
-
-def _branch(left: list[int], depth: int) -> str:
-    if depth == 0:
-        return ""
-    shown = left[max(1, depth - 8) : depth]
-    indent = ("… " if depth > 9 else "") + "".join("│  " if more else "   " for more in shown)
-    return indent + ("├─ " if left[depth] else "└─ ")
 
 
 def label(node: NodeSnapshot) -> str:

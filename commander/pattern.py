@@ -20,17 +20,35 @@ class Pattern:
     """What the copies of a node are made of: its inputs, and the callbacks that its maker added."""
 
     def __init__(self, node: Node[Any]) -> None:
-        self.inputs = {name: value for name, value in vars(node).items() if name != "_node_record"}
+        self._kind = type(node)
+        self._inputs = {name: value for name, value in vars(node).items() if name != "_node_record"}
         # As they were when the first run began: what it adds itself is not for the others.
-        self.callbacks: _Callbacks | None = None
+        self._callbacks: _Callbacks | None = None
         node.at_start(self._begin)
         starts = record_of(node).at_start
         assert starts is not None
         starts.insert(0, starts.pop())  # before one that adds callbacks
 
     def _begin(self, node: Node[Any]) -> None:
-        if self.callbacks is None:
-            self.callbacks = _Callbacks(record_of(node))
+        if self._callbacks is None:
+            self._callbacks = _Callbacks(record_of(node))
+
+    def copy(self, record: Record) -> Node[Any]:
+        """Return a copy of the node of `record`, which has not started."""
+        copy: Node[Any] = object.__new__(self._kind)
+        vars(copy).update(self._inputs)
+        callbacks = self._callbacks or _Callbacks(record)
+        for callback in callbacks.at_start:
+            copy.at_start(callback)
+        for callback in callbacks.at_retry:
+            copy.at_retry(callback)
+        for callback in callbacks.at_commander_end:
+            copy.at_commander_end(callback)
+        twin = record_of(copy)
+        twin.pattern = self
+        for moment, callback in callbacks.final:
+            twin.add_callback(moment, callback)
+        return copy
 
 
 class _Callbacks:
@@ -63,32 +81,16 @@ def start(node: Node[Any], parent: Node[Any]) -> None:
     """
     record = record_of(node)
     attempts = record.attempts
+    if record.parent is not None:
+        if record.pattern is None:
+            raise RuntimeError(f"an edge's function returned {node!r}, which has started before")
+        node = record.pattern.copy(record)
     enter(
         parent,
-        node if record.parent is None else _copy(node, record),
+        node,
         timeout=None if attempts is None else attempts.timeout,
         retry=None if attempts is None else attempts.retry,
         policy=record.policy if record.tree else None,
         priority=record.priority,
         on=None if record.away is None else record.away.place,
     )
-
-
-def _copy(node: Node[Any], record: Record) -> Node[Any]:
-    pattern = record.pattern
-    if pattern is None:
-        raise RuntimeError(f"an edge's function returned {node!r}, which has started before")
-    copy = object.__new__(type(node))
-    vars(copy).update(pattern.inputs)
-    callbacks = pattern.callbacks or _Callbacks(record)
-    for callback in callbacks.at_start:
-        copy.at_start(callback)
-    for callback in callbacks.at_retry:
-        copy.at_retry(callback)
-    for callback in callbacks.at_commander_end:
-        copy.at_commander_end(callback)
-    twin = record_of(copy)
-    twin.pattern = pattern
-    for moment, callback in callbacks.final:
-        twin.add_callback(moment, callback)
-    return copy

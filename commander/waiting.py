@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ._entry import enter
 from ._failure import take_failure, untake_failure
 from ._reach import LocalFuture, Wait, waits_for_tree
-from ._record import CURRENT, DONE, Record, record_of
+from ._record import CURRENT, DONE, record_of
 from ._stack import drives, frames, sleeps
 
 if TYPE_CHECKING:
@@ -91,8 +91,14 @@ def wait_for_end(node: Node[Any]) -> Generator[Any, None, None]:
         enter(waiter, node, claim=True)
     if record.tree.loop is not get_running_loop():
         raise RuntimeError(f"{node!r} belongs to another loop: await it there")
-    if waiter is not None:
-        _refuse_circle(record, record_of(waiter))
+    # Ids grow from parent to child, so the walk stops at the first ancestor older than the node.
+    # A commander is nobody's to await from within: it has id 0 and ends every walk.
+    ancestor = None if waiter is None else record_of(waiter)
+    while ancestor is not None and ancestor.id >= record.id:
+        if ancestor is record:
+            what = "itself" if node is waiter else "its ancestor"
+            raise RuntimeError(f"{waiter!r} awaits {what} {node!r}: neither could ever end")
+        ancestor = ancestor.parent
     wait = begin_wait(node)
     record.add_waiter(wait)
     try:
@@ -103,17 +109,6 @@ def wait_for_end(node: Node[Any]) -> Generator[Any, None, None]:
         raise
     finally:
         del wait.node  # the loop keeps the future until it has gone on to the next step
-
-
-def _refuse_circle(record: Record, waiter: Record) -> None:
-    # Ids grow from parent to child, so the walk stops at the first ancestor older than the node.
-    # A commander is nobody's to await from within: it has id 0 and ends every walk.
-    ancestor: Record | None = waiter
-    while ancestor is not None and ancestor.id >= record.id:
-        if ancestor is record:
-            what = "itself" if record is waiter else "its ancestor"
-            raise RuntimeError(f"{waiter!r} awaits {what} {record!r}: neither could ever end")
-        ancestor = ancestor.parent
 
 
 def outcome(node: Node[T]) -> T:
