@@ -122,7 +122,7 @@ class RayBackend(ModelBackend):
         await self._engine.located()
         return self
 
-    async def _attempt(self, request: Request) -> AsyncGenerator[list[Delta], None]:
+    async def attempt(self, request: Request) -> AsyncGenerator[list[Delta], None]:
         async with Pull(self._engine, pack(self._travelling(request), "the request")) as pull:
             while (deltas := await pull.take()) is not None:
                 yield deltas

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.agents import AgentMessage
-from anabranch.agents._transcript import Transcript
+from anabranch.agents.conversation import Transcript
 from anabranch.cli._exact import exact, replace_unfit
 from anabranch.handlers import View
 from anabranch.handlers.legible import legible
