@@ -15,9 +15,9 @@ from typing import Any, Generic, TypeVar, cast
 from anyio import CancelScope, from_thread, to_thread
 
 from ._node import Node
-from ._observe import outlast
 from ._report import note, type_name
 from .errors import WorkerLost
+from .waiting import outlast
 
 __all__ = ["ProcessCall", "ThreadCall", "TreeInMain", "check_cancelled", "describe_exit"]
 
@@ -51,10 +51,11 @@ class _Call(Node[T], Generic[T], internal=True):
         self, function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         name = getattr(function, "__name__", None)
-        super().__init__(name if type(name) is str else type_name(function))
-        self._n_function = function
-        self._n_args = args
-        self._n_kwargs = kwargs
+        self._name = name if type(name) is str else type_name(function)
+        super().__init__(self._name)
+        self._function = function
+        self._args = args
+        self._kwargs = kwargs
 
 
 class ThreadCall(_Call[T], internal=True):
@@ -69,7 +70,7 @@ class ThreadCall(_Call[T], internal=True):
         abandon: bool,
     ) -> None:
         super().__init__(function, args, kwargs)
-        self._n_abandon = abandon
+        self._abandon = abandon
 
     async def task(self) -> T:
         """Wait for the thread; cancelled, tell it, and wait for it all the same."""
@@ -79,9 +80,9 @@ class ThreadCall(_Call[T], internal=True):
         async def call() -> T | None:
             nonlocal interrupt
             with scope:
-                function = partial(self._n_function, *self._n_args, **self._n_kwargs)
+                function = partial(self._function, *self._args, **self._kwargs)
                 try:
-                    return await to_thread.run_sync(function, abandon_on_cancel=self._n_abandon)
+                    return await to_thread.run_sync(function, abandon_on_cancel=self._abandon)
                 except (KeyboardInterrupt, SystemExit) as error:
                     interrupt = error  # raised below: from this task it would stop the loop at once
                     return None
@@ -115,11 +116,11 @@ class ProcessCall(_Call[T], internal=True):
         grace: float,
     ) -> None:
         super().__init__(function, args, kwargs)
-        self._n_grace = grace
+        self._grace = grace
 
     async def task(self) -> T:
         """Wait for the process; cancelled, tell it, and kill it after the grace period."""
-        work = self._n_pickled()
+        work = self._pickled()
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
@@ -141,32 +142,32 @@ class ProcessCall(_Call[T], internal=True):
             # Left open until here: its end tells the process that nobody waits for it any more.
             process.stdin.close()
             if process.returncode is None:
-                await self._n_end(process)
-        return self._n_answer(answer, status)
+                await self._end(process)
+        return self._answer(answer, status)
 
-    def _n_pickled(self) -> bytes:
+    def _pickled(self) -> bytes:
         from multiprocessing.spawn import get_preparation_data  # slow to import, rarely needed
 
-        preparation = get_preparation_data(self._n_name)
+        preparation = get_preparation_data(self._name)
         del preparation["authkey"]  # a secret, of use to multiprocessing's own processes only
         try:
-            call = pickle.dumps((self._n_function, self._n_args, self._n_kwargs))
+            call = pickle.dumps((self._function, self._args, self._kwargs))
         except Exception as error:
             raise TypeError(
-                f"in_process sends {self._n_name} and its arguments to another process, and "
+                f"in_process sends {self._name} and its arguments to another process, and "
                 f"one of them cannot be pickled: {error}"
             ) from error
         return pickle.dumps((preparation, call))
 
-    async def _n_end(self, process: asyncio.subprocess.Process) -> None:
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
         waiting = asyncio.ensure_future(process.wait())
         with suppress(ProcessLookupError):
             process.terminate()
-        timer = asyncio.get_running_loop().call_later(self._n_grace, _kill_group, process)
+        timer = asyncio.get_running_loop().call_later(self._grace, _kill_group, process)
         await outlast(waiting)
         timer.cancel()
 
-    def _n_answer(self, answer: bytes, status: int) -> T:
+    def _answer(self, answer: bytes, status: int) -> T:
         if len(answer) < 8 or len(answer) - 8 < int.from_bytes(answer[:8], "big"):
             raise WorkerLost(
                 self.path, f"its process ended by {describe_exit(status)} without a result"

@@ -11,15 +11,10 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from itertools import repeat
 from operator import length_hint
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
-from ._loop import require_loop
-from ._record import DONE
-from ._waits import LocalFuture
-
-if TYPE_CHECKING:
-    from ._commander import Commander
-    from ._node import Node
+from ._reach import LocalFuture
+from ._record import DONE, NodeBase, Record, Tree, record_of, require_loop
 
 __all__ = ["Event", "EventKind", "Events", "Listener", "Origin", "Tap", "emit", "publish", "relay"]
 
@@ -91,23 +86,24 @@ _new: Callable[[type[Event], tuple[Any, ...]], Event] = tuple.__new__  # pyright
 
 
 class Listener:
-    """What a commander keeps of a listener: the newest events, until they are read."""
+    """What a tree keeps of a listener: the newest events, until they are read.
 
-    def __init__(
-        self, commander: Commander, kinds: Collection[EventKind] | None, capacity: int
-    ) -> None:
+    `publish` writes to it: `buffer` holds the fields of the newest events, behind those of events
+    that have been read; while it is no longer than `quiet`, a new event needs no attention.
+    """
+
+    def __init__(self, tree: Tree, kinds: Collection[EventKind] | None, capacity: int) -> None:
         if capacity < 1:
             raise ValueError(f"a listener needs room for at least one event, not {capacity!r}")
-        self._kinds = None if kinds is None else frozenset(kinds)
-        self._commander = commander
-        # The fields of the newest events, behind those of events that have been read. At most
-        # `_room` of the unread are kept when they are looked at; in between there may be more.
-        self._buffer: list[Any] = []
+        self.kinds = None if kinds is None else frozenset(kinds)
+        self._tree = tree
+        # At most `_room` of the unread are kept when they are looked at; in between there may be
+        # more.
+        self.buffer: list[Any] = []
         self._room = capacity * WIDTH
-        # As long as the buffer is not longer than this, a new event needs no attention: nobody
-        # sleeps and not much is left over.
-        self._quiet = 2 * self._room
-        self._begin()
+        # Nobody sleeps and not much is left over.
+        self.quiet = 2 * self._room
+        self._rewind()
         # How many events were dropped before those in the buffer, and ever.
         self._gap = 0
         self._missed = 0
@@ -115,52 +111,71 @@ class Listener:
         # Whether the next event has to see to it that the waiter is woken.
         self._asleep = False
         self._woken = float("-inf")  # when it was last woken, by the loop's clock
-        self._closed = commander._n_state in DONE
-        if not self._closed:
-            commander._n_listeners.append(self)
+        self.closed = tree.root.state in DONE
+        if not self.closed:
+            tree.listeners.append(self)
 
-    def _begin(self) -> None:
+    def _rewind(self) -> None:
         # A list's iterator sees what is added later, until it has once come to the end.
-        self._unread = iter(self._buffer)
+        self._unread = iter(self.buffer)
         fields = zip(*[self._unread] * WIDTH, strict=True)
         self._events = map(_new, repeat(Event), fields)
 
-    def _clear(self) -> None:
-        self._buffer.clear()
-        self._begin()
-
-    def _trim(self) -> None:
+    def trim(self) -> None:
         """Drop what was read, and the oldest of what is beyond the room."""
-        buffer, unread = self._buffer, length_hint(self._unread)
+        buffer, unread = self.buffer, length_hint(self._unread)
         dropped = max(0, unread - self._room)
         if dropped or len(buffer) > 2 * self._room:
             del buffer[: len(buffer) - unread + dropped]
-            self._begin()
+            self._rewind()
+        self.count_missed(dropped // WIDTH)
         self._gap += dropped // WIDTH
-        self._missed += dropped // WIDTH
-        self._quiet = 2 * self._room
+        self.quiet = 2 * self._room
 
-    def _next(self) -> Event | None:
-        if len(self._buffer) > self._room:
-            self._trim()
+    @property
+    def missed(self) -> int:
+        """How many events this was too slow for."""
+        self.trim()
+        return self._missed
+
+    def count_missed(self, number: int) -> None:
+        """Count events that will not come; `missed` tells of them."""
+        self._missed += number
+
+    def next(self) -> Event | None:
+        """Return the next event, or None if all are read."""
+        if len(self.buffer) > self._room:
+            self.trim()
         if self._gap:
-            return self._report_gap()
+            return self._take_gap()
         for event in self._events:
             return event
         self._clear()
         return None
 
-    def _report_gap(self) -> Event:
-        gap, self._gap = self._gap, 0
-        commander = self._commander
-        clock = commander._n_clock()
-        return Event("missed", commander._n_id, None, "events", clock, commander._n_origin, gap)
+    def take(self) -> list[Event]:
+        """Return all that is unread."""
+        self.trim()
+        events = [self._take_gap()] if self._gap else []
+        events.extend(self._events)
+        self._clear()
+        return events
 
-    async def _news(self) -> None:
+    def _clear(self) -> None:
+        self.buffer.clear()
+        self._rewind()
+
+    def _take_gap(self) -> Event:
+        gap, self._gap = self._gap, 0
+        tree = self._tree
+        return Event("missed", tree.root.id, None, "events", tree.clock(), tree.origin, gap)
+
+    async def wait(self) -> None:
+        """Wait for an event, or for the end."""
         if self._waiter is not None:
             raise RuntimeError("another task waits for this listener's next event already")
-        require_loop(self._commander, "a listener on that loop")
-        self._quiet = 0
+        require_loop(self._tree.root, "a listener on that loop")
+        self.quiet = 0
         self._asleep = True
         self._waiter = LocalFuture(loop=asyncio.get_running_loop())
         try:
@@ -169,41 +184,39 @@ class Listener:
             self._waiter = None
             self._asleep = False
 
-    def _attend(self, clock: float) -> None:
+    def attend(self, clock: float) -> None:
+        """See to a buffer that is longer than `quiet`."""
         if self._asleep:
-            self._rouse(clock)
-        self._trim()
-
-    def _rouse(self, clock: float) -> None:
-        self._asleep = False
-        if clock - self._woken < BREATH:
-            self._commander._n_loop.call_later(BREATH, self._wake)
-        else:
-            self._wake()
+            self._asleep = False
+            if clock - self._woken < BREATH:
+                self._tree.loop.call_later(BREATH, self._wake)
+            else:
+                self._wake()
+        self.trim()
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
-            self._woken = self._commander._n_loop.time()
+            self._woken = self._tree.loop.time()
             waiter.set_result(None)
 
     def close(self) -> None:
         """Take no more events; what is buffered can still be read."""
-        if not self._closed:
-            self._closed = True
-            self._commander._n_listeners.remove(self)
+        if not self.closed:
+            self.closed = True
+            self._tree.listeners.remove(self)
             self._wake()
 
     def leave(self) -> None:
         """Close, as nobody can read on: at any moment, and in any thread."""
-        if self._closed:
+        if self.closed:
             return
-        if not self._commander._n_commander:  # it has not begun
+        if not self._tree.root.tree:  # it has not begun
             self.close()
             return
         with suppress(RuntimeError):  # the loop is closed
             # Not at once: events may just be being told.
-            self._commander._n_loop.call_soon_threadsafe(self.close)
+            self._tree.loop.call_soon_threadsafe(self.close)
 
 
 class Events:
@@ -216,11 +229,9 @@ class Events:
     once.
     """
 
-    def __init__(
-        self, commander: Commander, kinds: Collection[EventKind] | None, capacity: int
-    ) -> None:
-        # The commander holds this and not the iterator: so it is seen when that is dropped.
-        self._listener = Listener(commander, kinds, capacity)
+    def __init__(self, tree: Tree, kinds: Collection[EventKind] | None, capacity: int) -> None:
+        # The tree holds this and not the iterator: so it is seen when that is dropped.
+        self._listener = Listener(tree, kinds, capacity)
 
     def __del__(self) -> None:
         if hasattr(self, "_listener"):
@@ -229,18 +240,17 @@ class Events:
     @property
     def missed(self) -> int:
         """How many events this listener was too slow for."""
-        self._listener._trim()
-        return self._listener._missed
+        return self._listener.missed
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Event:
         listener = self._listener
-        while (event := listener._next()) is None:
-            if listener._closed:
+        while (event := listener.next()) is None:
+            if listener.closed:
                 raise StopAsyncIteration
-            await listener._news()
+            await listener.wait()
         return event
 
     def close(self) -> None:
@@ -249,66 +259,65 @@ class Events:
 
 
 class Tap(Listener):
-    """A listener that does not wait: `told` is called with the first event after each `take`."""
+    """A listener that does not wait: `notify` is called with the first event after each `take`."""
 
-    def __init__(self, commander: Commander, capacity: int, told: Callable[[], None]) -> None:
-        super().__init__(commander, None, capacity)
-        self._told = told
-        self._quiet = 0
+    def __init__(self, tree: Tree, capacity: int, notify: Callable[[], None]) -> None:
+        super().__init__(tree, None, capacity)
+        self._notify = notify
+        self.quiet = 0
 
     def take(self) -> list[Event]:
         """Return all that is unread."""
-        self._trim()
-        events = [self._report_gap()] if self._gap else []
-        events.extend(self._events)
-        self._clear()
-        self._quiet = 0
+        events = super().take()
+        self.quiet = 0
         return events
 
-    def _attend(self, clock: float) -> None:
-        super()._attend(clock)
-        self._told()
+    def attend(self, clock: float) -> None:
+        """Call `notify`."""
+        super().attend(clock)
+        self._notify()
 
 
-def publish(node: Node[Any], kind: EventKind, data: object = None) -> None:
-    """Tell those who listen to the node's commander; nobody listening, it does nothing."""
+def publish(record: Record, kind: EventKind, data: object = None) -> None:
+    """Tell those who listen to the node's tree; nobody listening, it does nothing."""
     # One long function: with a listener, every node comes by three or four times.
-    commander = node._n_commander
-    parent = node._n_parent
-    clock = commander._n_clock()
+    tree = record.tree
+    parent = record.parent
+    clock = tree.clock()
     event = (
         kind,
-        node._n_id,
-        None if parent is None else parent._n_id,
-        node._n_name,
+        record.id,
+        None if parent is None else parent.id,
+        record.name,
         clock,
-        commander._n_origin,
+        tree.origin,
         data,
     )
-    for listener in commander._n_listeners:
-        if listener._kinds is None or kind in listener._kinds:
-            buffer = listener._buffer
+    for listener in tree.listeners:
+        if listener.kinds is None or kind in listener.kinds:
+            buffer = listener.buffer
             buffer += event
-            if len(buffer) > listener._quiet:
-                listener._attend(clock)
+            if len(buffer) > listener.quiet:
+                listener.attend(clock)
 
 
-def relay(commander: Commander, event: Event) -> None:
-    """Tell those who listen to `commander` of what happened on another machine, in the past.
+def relay(tree: Tree, event: Event) -> None:
+    """Tell those who listen to `tree` of what happened on another machine, in the past.
 
     Of what was missed there, all are told.
     """
     missed = event.kind == "missed"
-    for listener in commander._n_listeners:
+    for listener in tree.listeners:
         if missed:
-            listener._missed += event.data
-        if missed or listener._kinds is None or event.kind in listener._kinds:
-            listener._buffer += event
-            if len(listener._buffer) > listener._quiet:
-                listener._attend(commander._n_clock())
+            listener.count_missed(event.data)
+        if missed or listener.kinds is None or event.kind in listener.kinds:
+            listener.buffer += event
+            if len(listener.buffer) > listener.quiet:
+                listener.attend(tree.clock())
 
 
-def emit(node: Node[Any], kind: EventKind, data: object) -> None:
+def emit(node: NodeBase, kind: EventKind, data: object) -> None:
     """Publish what a node produced (text, tool calls); costs one check if nobody listens."""
-    if node._n_commander._n_listeners:
-        publish(node, kind, data)
+    record = record_of(node)
+    if record.tree.listeners:
+        publish(record, kind, data)

@@ -1,35 +1,27 @@
 """The node: one piece of work in the tree, and all that a user may ask of it.
 
-This file is the public face. `_record.py` holds what the engine keeps of a node, `_life.py` brings
-it from its start to its end, `_cancel.py` ends it early, `_failure.py` says where failures go.
+This file is the public face; what the engine keeps of a node is its `Record`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from operator import index
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from ._cancel import cancel_subtrees
 from ._entry import enter
-from ._failure import child_failed, take_claimed
-from ._life import spawn
-from ._loop import require_loop
-from ._path import node_path
-from ._place import On, send
-from ._policy import Policy, Quorum, Restart, Retry, check_policy
-from ._record import CURRENT, DONE, Callback, Moment, NodeState, Record, share_layout
+from ._place import On
+from ._policy import Policy, Restart, Retry, check_policy
+from ._record import CURRENT, DONE, Callback, Moment, NodeBase, NodeState, record_of, require_loop
 from ._report import type_name
-from ._waits import begin_wait
-from .errors import NodeCancelled
+from .waiting import outcome, wait_for_end
 
 if TYPE_CHECKING:
     from ._commander import Commander
 
-__all__ = ["Node", "current_node", "outcome"]
+__all__ = ["Node", "current_node", "require_kind"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -49,7 +41,7 @@ def current_node() -> Node[Any]:
         raise LookupError("there is no current node: this code does not run in a tree") from None
 
 
-class Node(Record, Generic[T_co]):
+class Node(NodeBase, Generic[T_co]):
     """One piece of work: a body, its children, callbacks and one result.
 
     Subclasses write `task`. A node starts when it is put into a tree (`put_job`,
@@ -66,17 +58,24 @@ class Node(Record, Generic[T_co]):
     def __init__(self, name: str = "") -> None:
         """Make a node that goes by `name` in paths, events and logs, by default its class's."""
         if name:
-            self._n_name = name
+            self._node_name = name
 
-    def __init_subclass__(cls, *, internal: bool = False, name: str = "", **kwargs: Any) -> None:
+    def __init_subclass__(
+        cls, *, internal: bool = False, name: str = "", queued: bool | None = None, **kwargs: Any
+    ) -> None:
         super().__init_subclass__(**kwargs)
-        if not internal:
-            _refuse_hidden_names(cls)
+        fields: dict[str, Any] = inspect.get_annotations(cls)
+        for own in () if internal else (*cls.__dict__, *fields):
+            reserved = own in PUBLIC_NAMES or own.startswith("_node_")
+            if reserved or (own in fields and own in OVERRIDABLE):
+                raise TypeError(
+                    f"{cls.__name__}.{own} would hide the node's own {own!r}: rename it"
+                )
         check_policy(cls.policy)
-        cls._n_policy = cls.policy
-        cls._n_special = isinstance(cls.policy, Quorum) or cls.on is not None
-        cls._n_name = name or cls.__name__
-        share_layout(cls)
+        cls._node_name = name or cls.__name__
+        if queued is not None:
+            cls._node_queued = queued
+        cls._node_plain = cls.policy == "fail_fast" and cls.on is None
 
     def task(self) -> Awaitable[T_co]:
         """Do the node's work: the body, which subclasses write as `async def task(self)`."""
@@ -87,71 +86,83 @@ class Node(Record, Generic[T_co]):
     @property
     def node_id(self) -> int:
         """A number unique under its commander, in the order of entry; 0 outside a tree."""
-        return self._n_id
+        return record_of(self).id
 
     @property
     def path(self) -> str:
         """Where the node stands: `Commander/Shout#1/upper#2`, the middle left out if it is long."""
-        return node_path(self)
+        return record_of(self).path
 
     @property
     def state(self) -> NodeState:
         """`pending`, `running`, `joining`, then `completed`, `failed` or `cancelled`."""
-        return self._n_state
+        return record_of(self).state
 
     @property
     def parent(self) -> Node[Any] | None:
         """The node this one belongs to; None for a commander and outside a tree."""
-        return self._n_parent
+        return record_of(self).parent_node
 
     @property
     def ancestors(self) -> Iterator[Node[Any]]:
         """The parent, its parent, and so on up to the commander."""
-        node = self._n_parent
+        node = self.parent
         while node is not None:
             yield node
-            node = node._n_parent
+            node = node.parent
 
     @property
     def children(self) -> tuple[Node[Any], ...]:
         """The unfinished children, in the order in which they were put."""
-        return tuple(self._n_children.values()) if self._n_children else ()
+        return tuple(record.node for record in record_of(self).living)
 
     @property
     def commander(self) -> Commander:
         """The commander that drives this tree; outside a tree, a `RuntimeError`."""
-        if not self._n_commander:
+        record = record_of(self)
+        if not record.tree:
             raise RuntimeError(f"{self!r} is not in a tree yet: put it, call it or await it first")
-        return self._n_commander
+        return record.tree.commander
 
     @property
     def result(self) -> T_co | None:
         """What the body returned; None while there is nothing."""
-        return self._n_result
+        return record_of(self).result
 
     @property
     def error(self) -> BaseException | None:
         """What the node failed with, a `NodeCancelled` if it was cancelled, else None."""
-        if self._n_error is not None or self._n_cancel is None:
-            return self._n_error
-        if self._n_closing or self._n_state == "cancelled":
-            return NodeCancelled(self.path, self._n_cancel)
-        return None
+        return record_of(self).error
 
     def __repr__(self) -> str:
-        number = f"#{self._n_id}" if self._n_id else ""
-        return f"<{self._n_name}{number} {self._n_state}>"
+        return repr(record_of(self))
 
     # --- callbacks
 
     def at_start(self, callback: Callback) -> Self:
         """Run `callback(node)` before the body, at each attempt. Returns the node."""
-        self._n_special = True
-        if self._n_state in DONE:
-            _refuse_callback(self)
-        if self._n_starts is None:
-            self._n_starts = []
-        self._n_starts.append(callback)
+        record = record_of(self)
+        record.special = True
+        if record.state in DONE:
+            raise _too_late(self)
+        if record.at_start is None:
+            record.at_start = []
+        record.at_start.append(callback)
+        return self
+
+    def at_retry(self, callback: Callback) -> Self:
+        """Run `callback(node)` when the node is tried again, before the next attempt. Returns it.
+
+        After the pause and before `at_start`; `node.error` is what the last attempt failed with,
+        None if a `Restart` starts again what had succeeded. One that raises fails the attempt that
+        begins. After the last attempt none runs.
+        """
+        record = record_of(self)
+        if record.state in DONE:
+            raise _too_late(self)
+        if record.at_retry is None:
+            record.at_retry = []
+        record.at_retry.append(callback)
         return self
 
     def at_end(self, callback: Callback) -> Self:
@@ -179,22 +190,25 @@ class Node(Record, Generic[T_co]):
 
         One that raises is logged. A node that never entered a tree never runs it.
         """
-        if self._n_state in DONE:
-            _refuse_callback(self)
-        if self._n_after is None:
-            self._n_after = []
-        self._n_after.append(("commander_end", callback))
+        record = record_of(self)
+        record.special = True
+        if record.state in DONE:
+            raise _too_late(self)
+        if record.at_commander_end is None:
+            record.at_commander_end = []
+        record.at_commander_end.append(callback)
         return self
 
     def recover(self, value: Any) -> None:
         """End this failed node as completed, with `value`. Only inside `at_exception`."""
-        require_loop(self, "recover() in the at_exception callback itself")
-        if self._n_moment != "exception" or self._n_state != "joining":
+        record = record_of(self)
+        require_loop(record, "recover() in the at_exception callback itself")
+        if record.moment != "exception" or record.state != "joining":
             raise RuntimeError(f"recover() is for at_exception callbacks; {self!r} runs none now")
-        if self._n_error is None:
+        if record.failure is None:
             raise RuntimeError(f"{self!r} has recovered already")
-        self._n_error = None
-        self._n_result = value
+        record.failure = None
+        record.result = value
 
     # --- the tree below
 
@@ -224,17 +238,12 @@ class Node(Record, Generic[T_co]):
         started before or this is not the parent's loop (elsewhere, `commander.put_job_threadsafe`
         is safe), `TypeError` if it is no job.
         """
-        if not is_node(job) or not job._n_queued:
-            refuse_kind(job, "a Job")
+        if not isinstance(job, NodeBase) or not job._node_queued:  # pyright: ignore
+            require_kind(job, "a Job")
         if priority != 0:
             priority = index(priority)
-        if on is not None or job._n_special:
-            send(job, on)
-        enter(self if parent is None else parent, job, timeout, retry, policy, claim)
-        if job._n_cancel is None:
-            job._n_commander._n_queue.put(job, priority)
-        else:
-            spawn(job)  # it ends without its body, so it needs no turn
+        above = self if parent is None else parent
+        enter(above, job, timeout, retry, policy, claim, priority, on)
         return job
 
     def call_handler(
@@ -252,10 +261,9 @@ class Node(Record, Generic[T_co]):
         It passes no queue and counts against no limit. The arguments and errors are those of
         `put_job`. Returns the handler.
         """
-        if not is_node(handler) or handler._n_queued:
-            refuse_kind(handler, "a handler")
+        if not isinstance(handler, NodeBase) or handler._node_queued:  # pyright: ignore
+            require_kind(handler, "a handler")
         enter(self if parent is None else parent, handler, timeout, retry, policy, claim)
-        spawn(handler)
         return handler
 
     def in_thread(
@@ -295,8 +303,13 @@ class Node(Record, Generic[T_co]):
         `NodeCancelled`. From another thread or loop it is a `RuntimeError`: there,
         `commander.cancel_threadsafe(node)` is safe.
         """
-        require_loop(self, "commander.cancel_threadsafe(node)")
-        cancel_subtrees((self,), reason if type(reason) is str else _as_text(reason))
+        record = record_of(self)
+        require_loop(record, "commander.cancel_threadsafe(node)")
+        try:
+            text = "" if reason is None else str(reason)  # pyright: ignore[reportUnnecessaryComparison]
+        except Exception:  # noqa: BLE001 - it is a user's, and no reason not to cancel
+            text = type_name(reason)
+        cancel_subtrees((record,), text)
 
     # --- awaiting
 
@@ -306,132 +319,34 @@ class Node(Record, Generic[T_co]):
         Starts the node as a child of the current node if nobody has. Raises `NodeCancelled` if it
         was cancelled. Cancelling the wait does not cancel the node.
         """
-        if self._n_state not in DONE:
-            yield from _wait(self)
+        if record_of(self).state not in DONE:
+            yield from wait_for_end(self)
         return outcome(self)
 
 
-def _as_text(reason: object) -> str:
-    # None would mean that the node is not cancelled.
-    try:
-        return "" if reason is None else str(reason)
-    except Exception:  # noqa: BLE001 - it is a user's, and no reason not to cancel
-        return type_name(reason)
-
-
-def outcome(node: Node[T]) -> T:
-    """Return the result of a node that is done, or raise its failure."""
-    if node._n_state == "completed":
-        return node._n_result
-    error = node.error
-    assert error is not None
-    if node._n_state == "failed":
-        node._n_takers += 1
-        take_claimed(node)
-    else:
-        _prefer_own_cancellation()
-    # The class's own method: a user's exception may have another one.
-    raise BaseException.with_traceback(error, node._n_traceback)
-
-
-def _prefer_own_cancellation() -> None:
-    # Whoever is being cancelled sees that alone, not what it did to the nodes it waited for (T5).
-    waiter = CURRENT.get(None)
-    if waiter is not None and waiter._n_cancel is not None and not waiter._n_closing:
-        raise asyncio.CancelledError
-
-
-def _wait(node: Node[Any]) -> Generator[Any, None, None]:
-    waiter = CURRENT.get(None)
-    if node._n_parent is None and not node._n_commander:
-        _start_awaited(node, waiter)
-    loop = get_running_loop()
-    if node._n_commander._n_loop is not loop:
-        raise RuntimeError(f"{node!r} belongs to another loop: await it there")
-    if waiter is not None:
-        _refuse_circle(node, waiter)
-    wait = begin_wait(node)
-    _add_waiter(node, wait)
-    try:
-        yield from wait
-    except asyncio.CancelledError:
-        if wait.done() and not wait.cancelled():
-            lose_taker(node)  # the node ended in the very turn in which this wait was cancelled
-        raise
-    finally:
-        del wait.node  # the loop keeps the future until it has gone on to the next step
-
-
-def add_waiter(node: Node[Any]) -> asyncio.Future[None]:
-    """Return a future that is done when the node is; it counts as somebody who awaits it."""
-    future: asyncio.Future[None] = node._n_commander._n_loop.create_future()
-    _add_waiter(node, future)
-    return future
-
-
-def _add_waiter(node: Node[Any], future: asyncio.Future[None]) -> None:
-    if node._n_waiters is None:
-        node._n_waiters = [future]
-    else:
-        node._n_waiters.append(future)
-
-
-def lose_taker(node: Node[Any]) -> None:
-    """Take back that somebody has had the node's failure; left with nobody, it goes its way."""
-    node._n_takers -= 1
-    if node._n_state == "failed" and not node._n_takers and node._n_parent is not None:
-        child_failed(node._n_parent, node)
-
-
-def _start_awaited(node: Node[Any], waiter: Node[Any] | None) -> None:
-    if waiter is node:
-        raise RuntimeError(f"{node!r} awaits itself")
-    if waiter is None:
-        raise RuntimeError(
-            f"{node!r} was awaited outside a tree: use 'await commander.run(...)' or run(...)"
-        )
-    if node._n_queued:
-        waiter.put_job(node, claim=True)
-    else:
-        waiter.call_handler(node, claim=True)
-
-
-def _refuse_circle(node: Node[Any], waiter: Node[Any]) -> None:
-    # Ids grow from parent to child, so the walk stops at the first ancestor older than `node`.
-    # A commander is nobody's to await from within: it has id 0 and ends every walk.
-    ancestor: Node[Any] | None = waiter
-    while ancestor is not None and ancestor._n_id >= node._n_id:
-        if ancestor is node:
-            what = "itself" if node is waiter else "its ancestor"
-            raise RuntimeError(f"{waiter!r} awaits {what} {node!r}: neither could ever end")
-        ancestor = ancestor._n_parent
-
-
-def is_node(given: object) -> bool:
-    """Say whether `given` can be put into a tree."""
-    return isinstance(given, Record)
-
-
-def refuse_kind(given: object, wanted: str) -> None:
-    """Raise a `TypeError`: `given` is not what is `wanted`."""
-    if isinstance(given, Record):
-        other = "put_job" if given._n_queued else "call_handler"
+def require_kind(
+    given: object, wanted: Literal["a job or a handler", "a Job", "a handler"]
+) -> None:
+    """Raise a `TypeError` that names the remedy unless `given` is what is `wanted`."""
+    if isinstance(given, NodeBase):
+        kind = "a Job" if given._node_queued else "a handler"
+        if wanted in (kind, "a job or a handler"):
+            return
+        other = "put_job" if given._node_queued else "call_handler"
         raise TypeError(f"{given!r} is not {wanted}: start it with {other}")
     name = getattr(given, "__name__", None)
     raise TypeError(f"{given!r} is not {wanted}" + (f": make one, {name}(...)" if name else ""))
 
 
-def _refuse_callback(node: Node[Any]) -> None:
-    raise RuntimeError(f"{node!r} is done: a callback added now would never run")
+def _too_late(node: Node[Any]) -> RuntimeError:
+    return RuntimeError(f"{node!r} is done: a callback added now would never run")
 
 
 def _add_callback(node: N, moment: Moment, callback: Callback) -> N:
-    if node._n_state in DONE:
-        _refuse_callback(node)
-    if node._n_callbacks is None:
-        node._n_callbacks = [moment, callback]
-    else:
-        node._n_callbacks += (moment, callback)
+    record = node._node_record or record_of(node)
+    if record.state in DONE:
+        raise _too_late(node)
+    record.add_callback(moment, callback)
     return node
 
 
@@ -441,11 +356,3 @@ OVERRIDABLE = ("task", "policy", "on")
 PUBLIC_NAMES = frozenset(
     name for name in vars(Node) if not name.startswith("_") and name not in OVERRIDABLE
 )
-
-
-def _refuse_hidden_names(cls: type[Node[Any]]) -> None:
-    fields: dict[str, Any] = inspect.get_annotations(cls)
-    for name in (*cls.__dict__, *fields):
-        reserved = name in PUBLIC_NAMES or name.startswith("_n_")
-        if reserved or (name in fields and name in OVERRIDABLE):
-            raise TypeError(f"{cls.__name__}.{name} would hide the node's own {name!r}: rename it")

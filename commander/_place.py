@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ._node import Node
     from ._snapshot import NodeSnapshot
 
-__all__ = ["Away", "On", "Place", "send"]
+__all__ = ["Away", "On", "Place", "find_place"]
 
 
 class Away(Protocol):
@@ -55,16 +55,6 @@ On: TypeAlias = Place | str
 GROUP = "anabranch.places"
 
 
-def send(job: Node[Any], on: On | None) -> None:
-    """Let the body of `job` run `on`, by default where its class says; None is here."""
-    if on is None:
-        on = job.on
-        if on is None:
-            return
-    job._n_away = _place(on).prepare(job)
-    job._n_special = True
-
-
 @cache
 def _named(name: str) -> Place:
     found = find_plugin(GROUP, name)
@@ -74,7 +64,8 @@ def _named(name: str) -> Place:
     return found() if isinstance(found, type) else found
 
 
-def _place(on: object) -> Place:
+def find_place(on: object) -> Place:
+    """Return the place that `on=` gives or names; raise `ValueError` if it is none."""
     place = _named(on) if isinstance(on, str) else on
     if isinstance(place, Place) and not isinstance(place, type):
         return place

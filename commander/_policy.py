@@ -85,21 +85,23 @@ class Retry:
         `starts` holds the times at which the attempts so far began, `now` is on the same clock;
         `error` is None if the last attempt succeeded.
         """
-        if error is None or len(starts) >= self.attempts or not _matches(self.on, error):
+        if error is None or len(starts) >= self.attempts:
             return None
-        ceiling = self._ceiling(len(starts) - 1)
+        by_type = isinstance(self.on, (type, tuple))
+        if not (isinstance(error, self.on) if by_type else self.on(error)):  # type: ignore
+            return None
+        ceiling = 0.0
+        if self.backoff:
+            try:
+                ceiling = min(
+                    self.backoff * float(self.factor) ** (len(starts) - 1), self.max_backoff
+                )
+            except OverflowError:
+                ceiling = self.max_backoff
         delay = ceiling * (1 - self.jitter * random.random())  # noqa: S311 - not for secrets
         if self.within is not None and now + delay > starts[0] + self.within:
             return None
         return delay
-
-    def _ceiling(self, waits: int) -> float:
-        if not self.backoff:
-            return 0.0
-        try:
-            return min(self.backoff * float(self.factor) ** waits, self.max_backoff)
-        except OverflowError:
-            return self.max_backoff
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,12 +130,3 @@ class Restart:
             return None
         starts[1:] = [at for at in starts[1:] if at > now - self.within]
         return self.backoff if len(starts) - 1 < self.max else None
-
-
-def _matches(
-    on: type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool],
-    error: BaseException,
-) -> bool:
-    if isinstance(on, (type, tuple)):
-        return isinstance(error, on)
-    return bool(on(error))

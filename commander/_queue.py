@@ -10,20 +10,17 @@ import asyncio
 import sys
 from bisect import insort
 from collections import deque
-from collections.abc import Callable
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TypeAlias
 from weakref import ref
 
+from ._reach import goes_on
+from ._record import Record, Tree
 from ._seat import Seat
-from ._waits import goes_on
-
-if TYPE_CHECKING:
-    from ._node import Node
 
 __all__ = ["Queue"]
 
-Entry: TypeAlias = "tuple[Node[Any], Context]"
+Entry: TypeAlias = "tuple[Record, Context]"
 
 # How often, in seconds, a full queue looks whether a body waits for the tree by now.
 LOOK = 0.02
@@ -49,32 +46,24 @@ class Queue:
         "_last",
         "_limited",
         "_priorities",
-        "_root",
-        "_spawn",
         "_stirred",
         "_stirred_at",
         "_suspects",
         "_timer",
+        "_tree",
         "free",
         "loop",
         "resuming",
     )
 
-    def __init__(
-        self,
-        limit: int | None,
-        root: Node[Any],
-        loop: asyncio.AbstractEventLoop,
-        spawn: Callable[[Node[Any], Context], None],
-    ) -> None:
-        self._root = root
-        self.loop = loop
-        self._spawn = spawn
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self.loop = tree.loop
         # The last job that started when it was put: if it has begun, so have those before it.
-        self._last: ref[Node[Any]] | None = None
-        self._limited = limit is not None
+        self._last: ref[Record] | None = None
+        self._limited = tree.max_concurrency is not None
         # How many more jobs may hold a place; below 0 for a moment after `take`.
-        self.free = limit or 0
+        self.free = tree.max_concurrency or 0
         # Waiting jobs by priority; no lane is empty, and `_priorities` holds their keys, sorted.
         self._lanes: dict[int, deque[Entry]] = {}
         self._priorities: list[int] = []
@@ -90,47 +79,40 @@ class Queue:
         # When a place last changed hands.
         self._changed_at = 0.0
 
-    def put(self, job: Node[Any], priority: int) -> None:
+    def put(self, job: Record, priority: int) -> None:
         """Let `job` wait for its turn, in a copy of the current context."""
-        job._n_context = context = copy_context()  # in which it also ends, if it is cancelled here
+        job.queued = True
+        job.context = context = copy_context()  # in which it also ends, if it is cancelled here
         if priority:
-            job._n_priority = priority
+            job.priority = priority
         if self._limited or self._lanes:
             self._append(priority, (job, context))
-        elif (last := self._unbegun()) is not None and last._n_priority < priority:
+            return
+        last = None if self._last is None else self._last()
+        if last is not None and last.state == "pending" and last.priority < priority:
             self._append(priority, (job, context))
-            self._call_back()
+            # All that have started and not begun wait in the lanes too, as if they had been put
+            # there; their tasks find out that they are no longer the jobs' own. It looks at the
+            # whole tree, at most once in a turn of the loop.
+            unbegun: list[Record] = []
+            below = [self._tree.root]
+            while below:
+                record = below.pop()
+                below += record.living
+                if record.queued and record.state == "pending" and record.task is not None:
+                    unbegun.append(record)
+            for each in sorted(unbegun, key=lambda each: each.id):
+                if each.cancelled is None and each.context is not None:
+                    each.special = True
+                    each.task = None
+                    self._append(each.priority, (each, each.context))
         else:
             self._last = ref(job)
-            self._spawn(job, context)
+            self._tree.spawn(job, context)
 
-    def _unbegun(self) -> Node[Any] | None:
-        last = None if self._last is None else self._last()
-        return last if last is not None and last._n_state == "pending" else None
-
-    def _call_back(self) -> None:
-        """Let all that have started and not begun wait in the lanes, as if they had been put there.
-
-        Their tasks find out that they are no longer the jobs' own. It looks at the whole tree, at
-        most once in a turn of the loop.
-        """
-        called_back: list[Node[Any]] = []
-        below = [self._root]
-        while below:
-            node = below.pop()
-            below += node.children
-            unbegun = node._n_state == "pending" and node._n_task is not None
-            if node._n_queued and unbegun and node._n_cancel is None:
-                called_back.append(node)
-        for job in sorted(called_back, key=lambda job: job._n_id):
-            job._n_special = True
-            job._n_task = None
-            assert job._n_context is not None
-            self._append(job._n_priority, (job, job._n_context))
-
-    def put_first(self, job: Node[Any], context: Context) -> None:
+    def put_first(self, job: Record, context: Context) -> None:
         """Let a job that is tried again wait ahead of all that have not started."""
-        job._n_context = context  # as in `put`; until now it was the last attempt's
+        job.context = context  # as in `put`; until now it was the last attempt's
         self._append(sys.maxsize, (job, context))
 
     def _append(self, priority: int, entry: Entry) -> None:
@@ -139,6 +121,7 @@ class Queue:
             lane = self._lanes[priority] = deque()
             insort(self._priorities, priority)
         lane.append(entry)
+        entry[0].since = self._tree.clock()
         self._fill_soon()
         self._watch()
 
@@ -150,22 +133,17 @@ class Queue:
     def _fill(self) -> None:
         self._filling = False
         while self._lanes and (self.free > 0 or not self._limited):
-            job, context = self._pop()
-            if job._n_state != "pending" or job._n_task is not None:
+            lane = self._lanes[self._priorities[-1]]
+            job, context = lane.popleft()
+            if not lane:
+                del self._lanes[self._priorities.pop()]
+            if job.state != "pending" or job.task is not None:
                 continue  # cancelled while it waited: its end is under way
             if self._limited:
                 self.free -= 1
-                job._n_place = Seat(self, job)
-                job._n_special = True
-            self._spawn(job, context)
-
-    def _pop(self) -> Entry:
-        priority = self._priorities[-1]
-        lane = self._lanes[priority]
-        entry = lane.popleft()
-        if not lane:
-            del self._lanes[self._priorities.pop()]
-        return entry
+                job.seat = Seat(self, job)
+                job.special = True
+            self._tree.spawn(job, context)
 
     # --- places that are lent and taken again
 
@@ -247,22 +225,16 @@ class Queue:
         for seat in tuple(self._suspects):
             seat.look()
         still = now - self._stirred_at
-        if self._lend_unseen(now) or min(still, now - self._changed_at) < PATIENCE:
+        # Lend one place whose body may wait for the tree, if things have been still for so long.
+        # Nobody says that it does; so it is one at a time.
+        suspects = tuple(self._suspects)
+        lent = still >= PATIENCE and any(map(Seat.lend_unseen, suspects))
+        if not lent:
+            moves = still < PATIENCE or any(map(goes_on, asyncio.all_tasks(self.loop)))
+            patience = RESIGN if moves else PATIENCE
+            stuck = now - self._changed_at >= patience
+            lent = stuck and any(seat.lend_stuck(patience) for seat in suspects)
+        if lent or min(still, now - self._changed_at) < PATIENCE:
             self._watch()
         elif still < DAY and self._suspects:
             self._watch(min(still, now - self._changed_at))
-
-    def _lend_unseen(self, now: float) -> bool:
-        """Lend one place whose body may wait for the tree, if things have been still for so long.
-
-        Nobody says that it does; so it is one at a time.
-        """
-        suspects = tuple(self._suspects)
-        patience = RESIGN
-        if now - self._stirred_at >= PATIENCE:
-            if any(map(Seat.lend_unseen, suspects)):
-                return True
-            if not any(map(goes_on, asyncio.all_tasks(self.loop))):
-                patience = PATIENCE
-        stuck = now - self._changed_at >= patience
-        return stuck and any(seat.lend_stuck(patience) for seat in suspects)

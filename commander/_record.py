@@ -1,42 +1,49 @@
-"""What the engine keeps of a node; shared by the modules of this room and by nobody else.
+"""What the engine keeps: a `Record` of each node, and a `Tree` for what they have in common.
 
-All names begin with `_n_`, so that no attribute of a user's subclass meets them. They are
-class-level defaults: a node pays only for what it uses, and a subclass may write an `__init__`
-that does not call ours.
+The engine's modules take and pass records. A node has one attribute for its record, so nothing of
+the engine's meets the names of a user's subclass. While a node is in the tree its record leads to
+it; from its end on it does not, or the two would be a circle that only the garbage collector frees.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from asyncio import _get_running_loop, current_task
+from collections.abc import Awaitable, Callable, Iterator
 from contextvars import Context, ContextVar, copy_context
+from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
 from ._policy import Policy, Restart, Retry
+from .errors import NodeCancelled
 
 if TYPE_CHECKING:
     from ._commander import Commander
+    from ._events import Listener, Origin
     from ._node import Node
     from ._place import Away
+    from ._queue import Queue
     from ._seat import Seat
+    from ._threadsafe import Requests
+    from .pattern import Pattern
 
 __all__ = [
     "CURRENT",
     "DONE",
-    "STATE",
-    "After",
     "Attempts",
     "Callback",
     "Moment",
+    "NodeBase",
     "NodeState",
     "Record",
-    "share_layout",
+    "Tree",
+    "record_of",
+    "require_loop",
 ]
 
 NodeState: TypeAlias = Literal["pending", "running", "joining", "completed", "failed", "cancelled"]
-Moment: TypeAlias = Literal["end", "exception", "terminate", "done"]
-After: TypeAlias = Literal["commander_end", "closed"]
+Moment: TypeAlias = Literal["retry", "end", "exception", "terminate", "done"]
 Callback: TypeAlias = Callable[[Any], Awaitable[object] | object]
 
 DONE = frozenset[NodeState](("completed", "failed", "cancelled"))
@@ -44,10 +51,23 @@ DONE = frozenset[NodeState](("completed", "failed", "cancelled"))
 CURRENT: ContextVar[Node[Any]] = ContextVar("anabranch.current_node")
 
 
+class NodeBase:
+    """What a node has for the engine: its record, and what is true of all nodes of its class."""
+
+    # Made when it is first needed: a user's `__init__` need not call ours.
+    _node_record: Record | None = None
+    # What the node goes by in paths, events and logs.
+    _node_name: str = "Node"
+    # Jobs wait in the commander's queue and count against its limit; other nodes do neither.
+    _node_queued: ClassVar[bool] = False
+    # Whether the class has no policy and no place of its own.
+    _node_plain: ClassVar[bool] = True
+
+
 class Attempts:
     """What only nodes with a timeout or a retry need: their settings, and the tries so far."""
 
-    __slots__ = ("context", "retry", "starts", "timeout", "timer")
+    __slots__ = ("context", "failure", "retry", "starts", "timeout", "timer")
 
     def __init__(self, timeout: float | None, retry: Retry | Restart | None) -> None:
         self.timeout = timeout
@@ -56,107 +76,266 @@ class Attempts:
         self.context = copy_context()
         # When each attempt began, by the loop's clock.
         self.starts: list[float] = []
+        # What the last attempt failed with.
+        self.failure: BaseException | None = None
         # The pending timeout while an attempt runs; the pending start between two attempts.
         self.timer: asyncio.TimerHandle | None = None
 
 
 class Record:
-    """The engine's side of a node."""
+    """What the engine keeps of one node.
 
-    # Jobs wait in the commander's queue and count against its limit; other nodes do neither.
-    _n_queued: ClassVar[bool] = False
-
-    # What the node goes by: its class's name, or what its maker calls it.
-    _n_name: str = "Node"
-    _n_id: int = 0
-    _n_state: NodeState = "pending"
-    # Both are set once, when the node enters the tree; a commander is its own `_n_commander`.
-    _n_parent: Node[Any] | None = None
-    _n_commander: Commander = cast("Commander", None)
-    _n_policy: Policy = "fail_fast"
-    # Whether anything beside the plain course has to be looked at: a timeout, a start callback, a
-    # quorum, a cancellation, a failure. Once set it stays; a plain node pays for one look.
-    _n_special: bool = False
-    # Whether children may enter: from the node's own entry to its first final callback.
-    _n_open: bool = False
-    _n_attempts: Attempts | None = None
-    # What runs the body, of a job that was put on another machine.
-    _n_away: Away | None = None
-    # The unfinished children by id, in the order in which they were put.
-    _n_children: dict[int, Node[Any]] | None = None
-    # The task that runs the body or an async final callback; None while neither runs.
-    _n_task: asyncio.Task[None] | None = None
-    # A copy of the body's context, kept from the end of the body to the end of the node.
-    _n_context: Context | None = None
-    _n_result: Any = None
-    _n_error: BaseException | None = None
-    # The error's traceback at the node's end: each await raises the error with this one, which
-    # would else grow by every await.
-    _n_traceback: TracebackType | None = None
-    # The reason, once the node is marked for cancellation; the mark stays.
-    _n_cancel: str | None = None
-    # It entered below an ending node: it never runs, and puts nothing below one.
-    _n_doomed: bool = False
-    # The failure with which the node must end though its body has not: a child's, or a timeout.
-    _n_abort: BaseException | None = None
-    # Children's failures by id that wait for the join: collected, or claimed and not yet taken.
-    _n_failures: dict[int, Node[Any]] | None = None
-    # How many children have completed; counted under a quorum only.
-    _n_completed: int = 0
-    # From the first final callback on.
-    _n_closing: bool = False
-    # Of the final callback that runs, unless the node is plain.
-    _n_moment: Moment | None = None
-    # Put with claim=True: the putter says that it will await the node.
-    _n_claimed: bool = False
-    # How many awaiters have had the failure; one that lost it to its own cancellation is taken off.
-    _n_takers: int = 0
-    _n_waiters: list[asyncio.Future[None]] | None = None
-    _n_starts: list[Callback] | None = None
-    # Moments and callbacks in turn, in one list: a tuple for each pair would be one more object
-    # for the garbage collector to walk.
-    _n_callbacks: list[Any] | None = None
-    # What is called once the node is done: when the commander ends, or at once.
-    _n_after: list[tuple[After, Callback]] | None = None
-    # Of a node with edges: what the copies are made of.
-    _n_pattern: Any = None
-    # What was charged at and below this node, by account.
-    _n_spent: dict[str, Any] | None = None
-    # A job's, which says who goes first.
-    _n_priority: int = 0
-    # This job's place under a limit, from its start to the end of its body.
-    _n_place: Seat | None = None
-
-
-# The names of all that the engine keeps; the rest of a node's attributes are its inputs, and so is
-# the name that its maker gave it.
-STATE = frozenset(Record.__annotations__) - {"_n_name"}
-
-# What every node of a tree has of its own, by the time it ends.
-HOT = (
-    "_n_callbacks",
-    "_n_children",
-    "_n_claimed",
-    "_n_closing",
-    "_n_commander",
-    "_n_context",
-    "_n_id",
-    "_n_open",
-    "_n_parent",
-    "_n_result",
-    "_n_special",
-    "_n_state",
-    "_n_task",
-    "_n_waiters",
-)
-
-
-def share_layout(cls: type[Record]) -> None:
-    """Let CPython know the attributes of a new class before its first instance is made.
-
-    Instances then share one layout (PEP 412). Otherwise those that are made in a row before any
-    of them is started get a dictionary each, at twice the time and memory.
+    The defaults stand in the class: a node pays only for what it uses. What every node needs is
+    set when it enters the tree (`enter`), so that the hot path finds it in the instance.
     """
-    blank = object.__new__(cls)
-    for name in HOT:
-        object.__setattr__(blank, name, None)
+
+    # Until the node's end.
+    node: Node[Any] = cast("Node[Any]", None)
+    name: str = ""
+    id: int = 0
+    # Set once, when the node enters the tree. A commander has a tree and no parent.
+    tree: Tree = cast("Tree", None)
+    parent: Record | None = None
+    parent_node: Node[Any] | None = None
+    # Written by `advance` alone: see the table in `_state.py`.
+    state: NodeState = "pending"
+    # When it came into that state, by the tree's clock; None before the first step.
+    since: float | None = None
+    policy: Policy = "fail_fast"
+    # Whether anything beside the plain course has to be looked at: a timeout, a start callback, a
+    # quorum, a place, a cancellation, a failure, an observer. Once set it stays; a plain node pays
+    # for one look.
+    special: bool = False
+    # Whether children may enter: from the node's own entry to its first final callback.
+    open: bool = False
+    # The unfinished children by id, in the order in which they were put.
+    children: dict[int, Record] | None = None
+    # The task that runs the body or an async final callback; None while neither runs.
+    task: asyncio.Task[None] | None = None
+    # A copy of the body's context, kept from the end of the body to the end of the node; a waiting
+    # job's, in which it ends if it is cancelled there.
+    context: Context | None = None
+    result: Any = None
+    failure: BaseException | None = None
+    # The failure's traceback at the node's end: each await raises it with this one, which would
+    # else grow by every await.
+    traceback: TracebackType | None = None
+    # The reason, once the node is marked for cancellation; the mark stays.
+    cancelled: str | None = None
+    # It entered below an ending node: it never runs, and puts nothing below one.
+    doomed: bool = False
+    # The failure with which the node must end though its body has not: a child's, or a timeout.
+    abort: BaseException | None = None
+    # Children's failures by id that wait for the join: collected, or claimed and not yet taken.
+    failures: dict[int, Record] | None = None
+    # How many children have completed; counted under a quorum only.
+    completed: int = 0
+    # From the first final callback on.
+    closing: bool = False
+    # Of the callback that runs, but for those at the start.
+    moment: Moment | None = None
+    # Put with claim=True: the putter says that it will await the node.
+    claimed: bool = False
+    # How many awaiters have had the failure; one that lost it to its own cancellation is taken off.
+    takers: int = 0
+    waiters: list[asyncio.Future[None]] | None = None
+    at_start: list[Callback] | None = None
+    at_retry: list[Callback] | None = None
+    # The first final callback and when it is due, then a list of further ones: moments, callbacks
+    # in turn: few nodes have more than one, and an object less for each node is one less for the
+    # garbage collector to walk.
+    callback: Callback | None = None
+    callback_moment: Moment | None = None
+    more_callbacks: list[Any] | None = None
+    at_commander_end: list[Callback] | None = None
+    # Futures that are done when the node is, of those who only look on.
+    observers: list[asyncio.Future[None]] | None = None
+    attempts: Attempts | None = None
+    # What runs the body, of a node that runs elsewhere.
+    away: Away | None = None
+    # What copies of the node are made of.
+    pattern: Pattern | None = None
+    # What was charged at and below this node, by account.
+    charges: dict[str, Any] | None = None
+    # Whether it is a job, which passed the queue, and which of them goes first.
+    queued: bool = False
+    priority: int = 0
+    # This job's place under a limit, from its start to the end of its body.
+    seat: Seat | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self.label} {self.state}>"
+
+    @property
+    def label(self) -> str:
+        """The node's name and number: `Shout#1`."""
+        return f"{self.name}#{self.id}" if self.id else self.name
+
+    @property
+    def ending(self) -> bool:
+        """Whether the node ends early: it was cancelled, or a failure has cut its body short."""
+        return self.cancelled is not None or self.abort is not None
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the node failed with, a `NodeCancelled` if it was cancelled, else None."""
+        if self.moment == "retry" and self.attempts is not None:
+            return self.attempts.failure
+        if self.failure is not None or self.cancelled is None:
+            return self.failure
+        if self.closing or self.state == "cancelled":
+            return NodeCancelled(self.path, self.cancelled)
+        return None
+
+    @property
+    def living(self) -> list[Record]:
+        """The unfinished children, in the order in which they were put."""
+        return list(self.children.values()) if self.children else []
+
+    def ancestors(self) -> Iterator[Record]:
+        """Yield the parent, its parent, and so on up to the commander's."""
+        record = self.parent
+        while record is not None:
+            yield record
+            record = record.parent
+
+    @property
+    def path(self) -> str:
+        """Where the node stands, its middle left out beyond `SEGMENTS` segments.
+
+        A failure that goes up a deep tree asks for the path of one node after the other: so the
+        walk to the root, which only a long path needs, is made once for nodes near each other.
+        """
+        below = [self, *islice(self.ancestors(), SEGMENTS)]
+        if len(below) <= SEGMENTS:
+            return _join(below)
+        number, depth, top = self.tree.landmark
+        for distance, each in enumerate(below):
+            if each.id == number:
+                depth += distance
+                break
+        else:
+            line = [self, *self.ancestors()]
+            depth, top = len(line), _join(line[-HALF:])
+        self.tree.landmark = (below[HALF].id, depth - HALF, top)
+        return f"{top}/...{depth - SEGMENTS} more.../{_join(below[:HALF])}"
+
+    def add_callback(self, moment: Moment, callback: Callback) -> None:
+        """Let `callback` be called at `moment`."""
+        if self.callback is None:
+            self.callback, self.callback_moment = callback, moment
+        elif self.more_callbacks is None:
+            self.more_callbacks = [moment, callback]
+        else:
+            self.more_callbacks += (moment, callback)
+
+    def later_callbacks(self, at: int) -> Iterator[tuple[Moment, Callback]]:
+        """Yield the callbacks in the list from `at` on, also those that are added meanwhile."""
+        while self.more_callbacks is not None and at < len(self.more_callbacks):
+            yield self.more_callbacks[at], self.more_callbacks[at + 1]
+            at += 2
+
+    def doom(self, why: str) -> None:
+        """Mark a node that enters below an ending one: it has no task yet, and never runs."""
+        self.special = self.doomed = True
+        if self.cancelled is None:
+            self.cancelled = why or "its parent is ending"
+
+    def add_waiter(self, future: asyncio.Future[None]) -> None:
+        """Let `future` be done when the node is; it counts as somebody who awaits it."""
+        if self.waiters is None:
+            self.waiters = [future]
+        else:
+            self.waiters.append(future)
+
+
+# CPython lets the instances of a class share one layout of those attributes that the first few of
+# them set (PEP 412); each attribute that comes later would cost every record a dictionary of its
+# own. So the first one sets what every node has by its end: half the cost of a fan of nodes.
+_first = Record()
+for _name in (
+    *("node", "name", "id", "tree", "parent", "parent_node", "state", "special", "open"),
+    *("children", "task", "context", "result", "closing", "waiters", "takers"),
+    *("callback", "callback_moment", "moment", "policy", "claimed", "failure", "cancelled"),
+    *("queued", "priority", "since"),
+):
+    setattr(_first, _name, None)
+
+# Of a long path.
+SEGMENTS = 32
+HALF = SEGMENTS // 2
+
+
+def _join(records: list[Record]) -> str:
+    return "/".join(record.label for record in reversed(records))
+
+
+class Tree:
+    """What the nodes under one commander have in common."""
+
+    # Set when the commander is entered.
+    loop: asyncio.AbstractEventLoop
+    clock: Callable[[], float]
+    origin: Origin
+    queue: Queue
+    # Starts the task of a node. An attribute, as cancelling stands below starting.
+    spawn: Callable[[Record, Context | None], None]
+    # Whether the loop's task factory makes the nodes' tasks.
+    factory: bool = False
+    # The calls of other threads.
+    requests: Requests
+
+    def __init__(self, commander: Commander, max_concurrency: int | None) -> None:
+        self.commander = commander
+        self.root = record_of(commander)
+        self.max_concurrency = max_concurrency
+        # How many nodes have entered; the last one's id.
+        self.count = 0
+        self.listeners: list[Listener] = []
+        # Why no more top-level nodes run; nodes that other nodes still put are cancelled with it.
+        self.ending = ""
+        # The interrupts that nodes have raised: each stops the loop once.
+        self.interrupts: list[BaseException] = []
+        # What runs at the commander's end: callback, node, and the node's context.
+        self.kept: list[tuple[Callback, Node[Any], Context]] = []
+        # Set by `exit`; a one-element tuple, since the result may be None.
+        self.exit: tuple[Any] | None = None
+        # Waited for by a `run` that stays open until `exit`.
+        self.exited: asyncio.Future[None] | None = None
+        # Of the last long path that was asked for: a node's id, its depth, the uppermost segments.
+        self.landmark: tuple[int, int, str] = (-1, 0, "")
+
+
+def record_of(node: NodeBase) -> Record:
+    """Return what the engine keeps of `node`."""
+    record = node._node_record
+    if record is None:
+        record = node._node_record = Record()
+        record.name = node._node_name
+    return record
+
+
+# --- a tree lives on one loop
+
+
+def require_loop(record: Record, instead: str) -> None:
+    """Refuse a call from another thread or loop than the node's, naming what to do `instead`.
+
+    A loop that stands still is everybody's: nothing else happens on it meanwhile, and it looks at
+    what was changed when it runs again.
+    """
+    if record.tree:
+        loop = record.tree.loop
+        if _get_running_loop() is not loop:
+            if loop.is_running():
+                raise wrong_loop(record, instead)
+        elif current_task(loop) is None:
+            # Perhaps a signal handler's call, while the loop sleeps in its selector: it is woken.
+            loop.call_soon_threadsafe(lambda: None)
+
+
+def wrong_loop(record: Record, instead: str) -> RuntimeError:
+    """Return the refusal of a call from elsewhere, to be raised."""
+    return RuntimeError(
+        f"{record!r} lives on a loop that does not run in this thread: use {instead}"
+    )

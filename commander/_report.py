@@ -11,6 +11,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 __all__ = ["describe", "group", "is_a", "log", "note", "notes_of", "raise_soon", "type_name"]
@@ -65,14 +66,8 @@ def note(error: BaseException, text: str) -> None:
         BaseException.add_note(error, text)
     except BaseException:  # noqa: BLE001 - a `__setattr__` or a `__notes__` of its own
         if "__notes__" not in BaseException.__dict__["__dict__"].__get__(error):
-            _set_notes(error, [text])
-
-
-def _set_notes(error: BaseException, notes: list[str]) -> None:
-    try:
-        object.__setattr__(error, "__notes__", notes)
-    except BaseException:  # noqa: BLE001 - a property of that name
-        return
+            with suppress(BaseException):  # a property of that name
+                object.__setattr__(error, "__notes__", [text])
 
 
 def group(message: str, errors: Sequence[BaseException]) -> BaseExceptionGroup[BaseException]:
@@ -80,15 +75,14 @@ def group(message: str, errors: Sequence[BaseException]) -> BaseExceptionGroup[B
     try:
         return BaseExceptionGroup(message, errors)
     except BaseException:  # noqa: BLE001 - a `__class__` that raises
-        return BaseExceptionGroup(message, [_stand_in(error) for error in errors])
-
-
-def _stand_in(error: BaseException) -> BaseException:
-    if is_a(error, Exception):
-        return error
-    stand_in = RuntimeError(describe(error))
-    stand_in.__cause__ = error
-    return stand_in
+        held: list[BaseException] = []
+        for error in errors:
+            if not is_a(error, Exception):
+                stand_in = RuntimeError(describe(error))
+                stand_in.__cause__ = error
+                error = stand_in
+            held.append(error)
+        return BaseExceptionGroup(message, held)
 
 
 def log(level: int, message: str, *args: object, error: BaseException | None = None) -> None:
@@ -101,20 +95,12 @@ def log(level: int, message: str, *args: object, error: BaseException | None = N
         trace = None if error is None else (type(error), error, _traceback(error))
         logger.log(level, message, *args, exc_info=trace)
     except BaseException as fault:  # noqa: BLE001 - handlers and filters are a user's
-        _complain(fault, message, args, error)
+        about = "" if error is None else f" ({describe(error)})"
+        with suppress(BaseException):  # standard error is closed, or somebody else's
+            if logging.raiseExceptions:
+                said = f"--- Logging error: {describe(fault)} ---\n{message % args}{about}\n"
+                sys.stderr.write(said)
         raise_soon(fault)
-
-
-def _complain(
-    fault: BaseException, message: str, args: Sequence[object], error: BaseException | None
-) -> None:
-    about = "" if error is None else f" ({describe(error)})"
-    try:
-        if logging.raiseExceptions:
-            said = f"--- Logging error: {describe(fault)} ---\n{message % args}{about}\n"
-            sys.stderr.write(said)
-    except BaseException:  # noqa: BLE001 - closed, or somebody else's
-        return
 
 
 def raise_soon(error: BaseException) -> None:

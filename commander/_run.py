@@ -11,10 +11,13 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from ._commander import Commander
+from ._entry import enter
 from ._failure import log_lost
-from ._node import Node, add_waiter, is_node, outcome, refuse_kind
+from ._node import Node, require_kind
 from ._policy import Policy
+from ._record import Record, Tree, record_of
 from ._report import is_a
+from .waiting import outcome
 
 __all__ = ["run"]
 
@@ -46,42 +49,44 @@ def run(
     """
     if asyncio._get_running_loop() is not None:
         raise RuntimeError("a loop is running here: use 'async with Commander() as commander'")
-    if not is_node(job):
-        refuse_kind(job, "a job or a handler")
+    require_kind(job, "a job or a handler")
     loop = (loop_factory or asyncio.new_event_loop)()
     commander = Commander(max_concurrency=max_concurrency, policy=policy, slow_after=slow_after)
-    main = asyncio.Task(_main(commander, job, auto_exit), loop=loop)
+    tree = commander._tree
+    main = asyncio.Task(_main(commander, tree, job, auto_exit), loop=loop)
     try:
         with _signals(loop, main) as received:
-            return _run_until(loop, commander, main, received)
+            return _run_until(loop, tree, main, received)
     finally:
         try:
-            _close(loop, commander, abandoned=not main.done())
+            _close(loop, tree, abandoned=not main.done())
         finally:
-            commander._n_requests.close()  # it may have been left before its end
+            tree.requests.close()  # it may have been left before its end
 
 
-async def _main(commander: Commander, job: Node[T], auto_exit: bool) -> T:
+async def _main(commander: Commander, tree: Tree, job: Node[T], auto_exit: bool) -> T:
+    record = record_of(job)
     try:
         async with commander:
-            commander._n_put(job)
-            add_waiter(job)  # the outcome is taken below
-            if not auto_exit:
-                await commander._n_until_exit()
+            enter(commander, job, claim=True)
+            record.add_waiter(tree.loop.create_future())  # the outcome is taken below
+            if not auto_exit and tree.exit is None:
+                tree.exited = tree.loop.create_future()
+                await tree.exited
     except BaseException as error:
-        _log_failure(job, error)
+        _log_failure(record, error)
         raise
-    if commander._n_exit is not None:
-        _log_failure(job)
-        return commander._n_exit[0]
+    if tree.exit is not None:
+        _log_failure(record)
+        return tree.exit[0]
     return outcome(job)
 
 
-def _log_failure(job: Node[Any], instead: BaseException | None = None) -> None:
-    error = job._n_error
+def _log_failure(record: Record, instead: BaseException | None = None) -> None:
+    error = record.failure
     if error is None or error is instead or is_a(error, KeyboardInterrupt, SystemExit):
         return  # it has not failed, or its failure leaves `run`
-    log_lost(job, error, "%s failed, but something else ended the run")
+    log_lost(record, error, "%s failed, but something else ended the run")
 
 
 class _Received:
@@ -93,7 +98,7 @@ class _Received:
 
 def _run_until(
     loop: asyncio.AbstractEventLoop,
-    commander: Commander,
+    tree: Tree,
     main: asyncio.Task[T],
     received: _Received,
 ) -> T:
@@ -104,8 +109,12 @@ def _run_until(
         except BaseException as error:
             if main.done():
                 break  # it is its own outcome, which is looked at below
+            # The user's second interrupt, for whom the tree takes too long to end, is immediate.
+            # Those that nodes raise, as by `sys.exit()`, may be any number.
+            own = any(error is each for each in tree.interrupts)
+            again = stopped is not None and not own and isinstance(error, KeyboardInterrupt)
             stops = isinstance(error, (KeyboardInterrupt, SystemExit))
-            if not stops or _is_immediate(error, commander, stopped, received):
+            if not stops or again or received.interrupts > 1:
                 raise
             # It has left the loop, and the tree as it was: that is told to end, and let end.
             stopped = error if stopped is None else stopped
@@ -122,22 +131,6 @@ def _run_until(
         if received.terminated:
             raise SystemExit(128 + signal.SIGTERM) from None
         raise
-
-
-def _is_immediate(
-    error: BaseException,
-    commander: Commander,
-    stopped: BaseException | None,
-    received: _Received,
-) -> bool:
-    """Say whether an interrupt is the user's second one, for whom the tree takes too long to end.
-
-    Those that nodes raise, as by `sys.exit()`, may be any number: the tree ends all the same.
-    """
-    if received.interrupts > 1:
-        return True
-    own = any(error is each for each in commander._n_interrupts)
-    return stopped is not None and not own and isinstance(error, KeyboardInterrupt)
 
 
 @contextmanager
@@ -171,7 +164,7 @@ def _signals(loop: asyncio.AbstractEventLoop, main: asyncio.Task[Any]) -> Genera
             signal.signal(number, before)
 
 
-def _close(loop: asyncio.AbstractEventLoop, commander: Commander, *, abandoned: bool) -> None:
+def _close(loop: asyncio.AbstractEventLoop, tree: Tree, *, abandoned: bool) -> None:
     try:
         loop.set_task_factory(None)  # a user's may fail, and what is left to do is asyncio's own
         tasks = asyncio.all_tasks(loop)
@@ -184,7 +177,7 @@ def _close(loop: asyncio.AbstractEventLoop, commander: Commander, *, abandoned: 
         if tasks:
             loop.run_until_complete(asyncio.wait(tasks))
         loop.run_until_complete(loop.shutdown_asyncgens())
-        commander._n_requests.close()  # or the pool's threads, waited for now, might wait for it
+        tree.requests.close()  # or the pool's threads, waited for now, might wait for it
         loop.run_until_complete(loop.shutdown_default_executor())
     finally:
         asyncio.set_event_loop(None)

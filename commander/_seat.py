@@ -7,10 +7,11 @@ from collections.abc import Coroutine, Generator
 from types import coroutine
 from typing import TYPE_CHECKING, Any
 
-from ._waits import LocalFuture, Wait, drives, ends_here, reach, sleeps
+from ._reach import LocalFuture, Wait, ends_here, reach
+from ._record import Record
+from ._stack import drives, sleeps
 
 if TYPE_CHECKING:
-    from ._node import Node
     from ._queue import Queue
 
 __all__ = ["Loan", "Seat"]
@@ -37,7 +38,7 @@ class Seat:
         "queue",
     )
 
-    def __init__(self, queue: Queue, job: Node[Any]) -> None:
+    def __init__(self, queue: Queue, job: Record) -> None:
         self.queue = queue
         self.held = True
         self._job = job
@@ -80,7 +81,12 @@ class Seat:
                     on = step(argument)
                 except StopIteration as end:
                     return end.value
-                self._suspend(body, on)
+                if isinstance(on, asyncio.Future):  # a bare yield goes on in the next turn
+                    self._body, self._on, self._since = body, on, self.loop.time()
+                    if isinstance(on, Wait):
+                        self._rest_on(on)
+                    else:
+                        self.look()
                 try:
                     yield on
                     step, argument = body.send, None
@@ -88,9 +94,15 @@ class Seat:
                     raise
                 except BaseException as error:  # noqa: BLE001 - it is for the body
                     step, argument = body.throw, error
-                self._wake()
+                self._on = None
+                self._reached = {}
+                self._rests.clear()
+                self.queue.stir()
+                self.queue.forget(self)
+                if not self.held:
+                    self.queue.ask(self)
                 while not self.held:
-                    if self._job._n_cancel is not None or self._job._n_abort is not None:
+                    if self._job.ending:
                         self.queue.take(self)
                         break
                     try:
@@ -99,24 +111,6 @@ class Seat:
                         step, argument = body.throw, error
         finally:
             body.close()
-
-    def _suspend(self, body: Coroutine[Any, Any, Any], on: object) -> None:
-        if not isinstance(on, asyncio.Future):
-            return  # a bare yield: it goes on in the next turn
-        self._body, self._on, self._since = body, on, self.loop.time()
-        if isinstance(on, Wait):
-            self._rest_on(on)
-        else:
-            self.look()
-
-    def _wake(self) -> None:
-        self._on = None
-        self._reached = {}
-        self._rests.clear()
-        self.queue.stir()
-        self.queue.forget(self)
-        if not self.held:
-            self.queue.ask(self)
 
     def look(self) -> None:
         """Lend the place if what the suspended body awaits leads to the tree."""
@@ -201,7 +195,7 @@ class Seat:
 
     def release(self) -> None:
         """Give the place up: the body is over."""
-        self._job._n_place = None
+        self._job.seat = None
         self._body = self._on = None
         self._rests.clear()
         self.queue.forget(self)

@@ -1,8 +1,8 @@
 """How a node gets a task of its own, whatever task factory the loop has.
 
-Without a factory that is `asyncio.Task`. A factory may also start a coroutine at once, wrap it in
-another one, drop it, raise, or return what is no task: the body still starts on a later turn of the
-loop, and the node still reaches its end (contracts T1 and T13).
+Without a factory that is a task of asyncio's. A factory may also start a coroutine at once, wrap it
+in another one, drop it, raise, or return what is no task: the body still starts on a later turn of
+the loop, and the node still reaches its end (contracts T1 and T13).
 """
 
 from __future__ import annotations
@@ -10,64 +10,95 @@ from __future__ import annotations
 import asyncio
 import logging
 from asyncio import Task
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
 from functools import partial
 from inspect import CORO_CREATED, CORO_SUSPENDED, getcoroutinestate
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from ._cancel import cancel_subtrees
+from ._record import Record, Tree
 from ._report import log, raise_soon, type_name
 
-if TYPE_CHECKING:
-    from ._commander import Commander
-    from ._node import Node
-
-__all__ = ["TASK_NAME", "start_task"]
+__all__ = ["TASK_NAME", "TURN", "BodyTask", "drives_now", "start_task"]
 
 TASK_NAME = "anabranch"
 
-# Makes the coroutine that drives a node: it first lets one turn of the loop pass, and leaves the
-# node alone if that has another task by then.
+
+class _Turn:
+    __slots__ = ()
+    __await__ = staticmethod(cast("Any", partial(iter, (None,))))
+
+
+# Awaiting it suspends a coroutine once, until it is next stepped.
+TURN = cast("Awaitable[None]", _Turn())
+
+# Makes the coroutine that drives a node: it first awaits TURN, and leaves the node alone if that
+# has another task by then.
 Driver: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
-def start_task(node: Node[Any], driver: Driver, context: Context | None) -> None:
-    """Give `node` a task that drives it from a later turn of the loop on."""
-    if not node._n_commander._n_factory or not _start_by_factory(node, driver, context):
-        _start_plainly(node, driver, context)
+class BodyTask(Task[None]):
+    """The task of a node's body. Its coroutine has the node's `record` as its first argument.
+
+    To cancel it before its first step marks the node, which then ends at that step: asyncio would
+    throw the coroutine away without stepping it, and the node would never end.
+    """
+
+    __slots__ = ()
+
+    def cancel(self, msg: object = None) -> bool:
+        """Cancel the task, or before its first step the node."""
+        coroutine: Any = self.get_coro()
+        if getcoroutinestate(coroutine) == CORO_CREATED:
+            record: Record = coroutine.cr_frame.f_locals["record"]
+            if record.task is self:
+                if not record.ending:
+                    cancel_subtrees((record,), "its task was cancelled")
+                return True
+        return super().cancel(msg)
 
 
-def _start_plainly(node: Node[Any], driver: Driver, context: Context | None) -> Task[None]:
+def drives_now(record: Record) -> bool:
+    """Say whether this runs in the node's own task, and is not its coroutine being thrown away."""
+    try:
+        return record.task is asyncio.current_task()
+    except RuntimeError:
+        return False
+
+
+def start_task(record: Record, driver: Driver, context: Context | None) -> None:
+    """Give a node a task that drives it from a later turn of the loop on."""
+    if record.tree.factory:
+        # A factory may wrap the coroutine only if it has not been stepped: so here it is not, and
+        # what ends the task before the coroutine has begun is met by `_take_over`.
+        record.special = True
+        coroutine = driver()
+        taken = partial(_take_over, record, driver, coroutine)
+        task = _ask_factory(record.tree, coroutine, context, taken)
+        if task is not None:
+            record.task = task
+            return
+    _start_plainly(record, driver, context)
+
+
+def _start_plainly(record: Record, driver: Driver, context: Context | None) -> Task[None]:
     # The coroutine is stepped into its `try` at once: so a cancel that arrives before the first
     # turn is met there.
     coroutine = driver()
     coroutine.send(None)
-    loop = node._n_commander._n_loop
-    node._n_task = task = Task(coroutine, loop=loop, name=TASK_NAME, context=context)
+    task = Task(coroutine, loop=record.tree.loop, name=TASK_NAME, context=context)
+    record.task = task
     return task
 
 
-def _start_by_factory(node: Node[Any], driver: Driver, context: Context | None) -> bool:
-    # A factory may wrap the coroutine only if it has not been stepped: so here it is not, and what
-    # ends the task before the coroutine has begun is met by `_take_over`.
-    node._n_special = True
-    coroutine = driver()
-    taken = partial(_take_over, node, driver, coroutine)
-    task = _ask_factory(node._n_commander, coroutine, context, taken)
-    if task is None:
-        return False
-    node._n_task = task
-    return True
-
-
 def _ask_factory(
-    commander: Commander,
+    tree: Tree,
     coroutine: Coroutine[Any, Any, None],
     context: Context | None,
     ended: Callable[[Task[None]], None],
 ) -> Task[None] | None:
-    create = commander._n_loop.create_task
+    create = tree.loop.create_task
     try:
         # Not by keyword: factories that know of no context, or of no name, are many.
         made: Any = create(coroutine) if context is None else context.run(create, coroutine)
@@ -77,11 +108,11 @@ def _ask_factory(
         task.set_name(TASK_NAME)
         task.add_done_callback(ended)
     except BaseException as fault:  # noqa: BLE001 - a factory is a user's
-        commander._n_factory = False
+        tree.factory = False
         log(
             logging.ERROR,
             "the loop's task factory failed: the nodes of %s have plain tasks from now on",
-            commander.path,
+            tree.root.path,
             error=fault,
         )
         if getcoroutinestate(coroutine) == CORO_CREATED:
@@ -92,23 +123,22 @@ def _ask_factory(
 
 
 def _take_over(
-    node: Node[Any], driver: Driver, coroutine: Coroutine[Any, Any, None], task: Task[None]
+    record: Record, driver: Driver, coroutine: Coroutine[Any, Any, None], task: Task[None]
 ) -> None:
     """Bring a node on whose task, made by a factory, has ended without doing so."""
     state = getcoroutinestate(coroutine)
     if state == CORO_CREATED:
         coroutine.close()  # or Python would say that nobody has awaited it
-    if node._n_task is not task:
+    if record.task is not task:
         return
     if state == CORO_SUSPENDED:
         # It was left in the middle: it is told to clean up, by a cancellation.
-        loop = node._n_commander._n_loop
-        node._n_task = Task(coroutine, loop=loop, name=TASK_NAME)
-        node._n_task.cancel()
+        record.task = Task(coroutine, loop=record.tree.loop, name=TASK_NAME)
+        record.task.cancel()
         return
-    node._n_task = None
-    if state != CORO_CREATED and node._n_state != "pending":
-        cancel_subtrees((node,), "its task was ended by others")
-    own = _start_plainly(node, driver, None)
+    record.task = None
+    if state != CORO_CREATED and record.state != "pending":
+        cancel_subtrees((record,), "its task was ended by others")
+    own = _start_plainly(record, driver, None)
     if task.cancelled():
         own.cancel()

@@ -10,14 +10,14 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from ._node import Node, add_waiter, lose_taker
-from ._record import DONE
+from ._failure import untake_failure
+from ._record import DONE, Tree, record_of
 from ._report import log, raise_soon
-from ._waits import note_outside_wait
 from .errors import NodeClosed
+from .waiting import note_outside_wait
 
 if TYPE_CHECKING:
-    from ._commander import Commander
+    from ._node import Node
 
 __all__ = ["Requests"]
 
@@ -31,8 +31,8 @@ class Requests:
     lock, so that a signal handler may call at any moment.
     """
 
-    def __init__(self, commander: Commander) -> None:
-        self._commander = commander
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
         # A request enters before it looks at `_over`, and `close` sets that before it goes through
         # them: so at least one of the two sees the other.
         self._open: dict[concurrent.futures.Future[Any], _Request[Any]] = {}
@@ -52,7 +52,7 @@ class Requests:
             self._over = True
         if self._over:
             self._open.pop(future, None)
-            raise NodeClosed(self._commander.path, "belongs to a loop that is closed")
+            raise NodeClosed(self._tree.root.path, "belongs to a loop that is closed")
         return future
 
     def call(self, function: Callable[..., None], *args: Any) -> None:
@@ -62,9 +62,9 @@ class Requests:
             loop.call_soon_threadsafe(function, *args)
 
     def _loop(self) -> asyncio.AbstractEventLoop:
-        if self._commander._n_state == "pending":
+        if self._tree.root.state == "pending":
             raise RuntimeError("the commander has not been entered yet: use async with")
-        return self._commander._n_loop
+        return self._tree.loop
 
     def close(self) -> None:
         """Answer what is left, and take no more."""
@@ -73,10 +73,10 @@ class Requests:
             while True:
                 _, request = self._open.popitem()
                 try:
-                    request.end(NodeClosed(self._commander.path))
+                    request.end(NodeClosed(self._tree.root.path))
                 except BaseException as error:  # noqa: BLE001 - a callback of the future's raised
                     what = "a callback of a thread-safe future of %s raised"
-                    log(logging.ERROR, what, self._commander.path, error=error)
+                    log(logging.ERROR, what, self._tree.root.path, error=error)
                     raise_soon(error)
 
 
@@ -107,7 +107,8 @@ class _Request(Generic[T]):
             if not isinstance(error, Exception):
                 raise
         else:
-            self._waiter = add_waiter(self._node)
+            self._waiter = self._loop.create_future()
+            record_of(self._node).add_waiter(self._waiter)
             self._waiter.add_done_callback(self._node_ended)
             note_outside_wait(self._waiter)
 
@@ -117,7 +118,7 @@ class _Request(Generic[T]):
 
     def end(self, failure: BaseException) -> None:
         """Answer with the outcome of the node if it has one, else with `failure`."""
-        if self._waiter is not None and self._node._n_state in DONE:
+        if self._waiter is not None and self._node.state in DONE:
             self._hand_over()
         else:
             # It may just have been cancelled.
@@ -127,13 +128,13 @@ class _Request(Generic[T]):
     def _hand_over(self) -> None:
         node = self._node
         try:
-            if node._n_state == "completed":
-                self._future.set_result(cast("T", node._n_result))
+            if node.state == "completed":
+                self._future.set_result(cast("T", node.result))
             else:
                 self._future.set_exception(node.error)
         except concurrent.futures.InvalidStateError:
             if self._future.cancelled():
-                lose_taker(node)  # in the moment of the node's end
+                untake_failure(record_of(node))  # in the moment of the node's end
 
     def withdraw(self, future: concurrent.futures.Future[T]) -> None:
         """See to a future that was cancelled, in the thread that did so."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ._record import CURRENT
+from ._record import CURRENT, record_of
 
-if TYPE_CHECKING:
-    from ._node import Node
-
-__all__ = ["charge", "spent"]
+__all__ = ["charge"]
 
 
 def charge(account: str, amount: Any) -> None:
@@ -18,15 +15,11 @@ def charge(account: str, amount: Any) -> None:
     Backends charge the usage of each reply to the account of its model. Outside a tree it does
     nothing. Finished nodes hand nothing over: their ancestors have had it all along.
     """
-    node: Node[Any] | None = CURRENT.get(None)
-    while node is not None:
-        if node._n_spent is None:
-            node._n_spent = {}
-        before = node._n_spent.get(account)
-        node._n_spent[account] = amount if before is None else before + amount
-        node = node._n_parent
-
-
-def spent(node: Node[Any]) -> dict[str, Any]:
-    """Return what has been charged at and below `node`, by account."""
-    return dict(node._n_spent or {})
+    node = CURRENT.get(None)
+    record = None if node is None else record_of(node)
+    while record is not None:
+        if record.charges is None:
+            record.charges = {}
+        before = record.charges.get(account)
+        record.charges[account] = amount if before is None else before + amount
+        record = record.parent

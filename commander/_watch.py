@@ -13,22 +13,20 @@ import sys
 import threading
 import time
 from types import FrameType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 from weakref import ref
 
-from . import _life
-from ._library import is_library, is_python
+from . import _end, _life
 from ._record import Record
 from ._report import log
-
-if TYPE_CHECKING:
-    from ._node import Node
+from ._stack import is_library, is_python
 
 __all__ = ["Watch"]
 
-# Where bodies, callbacks and predicates are called. Each function there has a `node`, for which it
-# does so: it need not be the one whose task it is, as the last child to end also ends its parent.
-LIFE = _life.spawn.__code__.co_filename
+# Where bodies, callbacks and predicates are called. Each function there has a `record`, for whose
+# node it does so: it need not be the one whose task it is, as the last child to end also ends its
+# parent.
+CALLERS = tuple(each.__code__.co_filename for each in (_life.spawn, _end.finish))
 
 
 class Watch:
@@ -76,16 +74,24 @@ class Watch:
         self._asked = False
 
     def _report(self) -> None:
+        # A line of the user's own, else one of a package. None if the loop runs something else, or
+        # the engine itself is at work: closing a chain of many thousands takes its time.
         frame = sys._current_frames().get(self._thread)
-        if (found := _blocking(frame)) is not None:
-            node, line = found
-            log(
-                logging.WARNING,
-                "%s blocks the event loop for more than %g s at %s:%d",
-                node.path,
-                self.after,
-                *line,
-            )
+        own: FrameType | None = None
+        package: FrameType | None = None
+        while frame is not None and frame.f_code.co_filename not in CALLERS:
+            if own is None and not is_library(frame.f_code.co_filename):
+                own = frame
+            if package is None and not is_python(frame.f_code.co_filename):
+                package = frame
+            frame = frame.f_back
+        at = own or package
+        record = None if frame is None else frame.f_locals.get("record")
+        if at is not None and isinstance(record, Record):
+            # Between two lines a running frame has no number.
+            line = at.f_lineno or at.f_code.co_firstlineno
+            what = "%s blocks the event loop for more than %g s at %s:%d"
+            log(logging.WARNING, what, record.path, self.after, at.f_code.co_filename, line)
 
 
 class _Watcher:
@@ -120,29 +126,3 @@ class _Watcher:
 
 
 _watcher = _Watcher()
-
-
-def _blocking(frame: FrameType | None) -> tuple[Node[Any], tuple[str, int]] | None:
-    """Return the node whose code is on this stack, and where that stands: its innermost line.
-
-    A line of the user's own, else one of a package. None if the loop runs something else, or the
-    engine itself is at work: closing a chain of many thousands takes its time.
-    """
-    own: FrameType | None = None
-    package: FrameType | None = None
-    while frame is not None and frame.f_code.co_filename != LIFE:
-        if own is None and not is_library(frame.f_code.co_filename):
-            own = frame
-        if package is None and not is_python(frame.f_code.co_filename):
-            package = frame
-        frame = frame.f_back
-    at = own or package
-    if frame is None or at is None:
-        return None
-    node = frame.f_locals.get("node")
-    return (cast("Node[Any]", node), _line(at)) if isinstance(node, Record) else None
-
-
-def _line(frame: FrameType) -> tuple[str, int]:
-    # Between two lines a running frame has no number.
-    return frame.f_code.co_filename, frame.f_lineno or frame.f_code.co_firstlineno

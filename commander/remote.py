@@ -6,17 +6,19 @@ told with `publish` and `relay`. There, a `SubtreeCommander` drives the node and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from ._cancel import cancel_subtrees
 from ._commander import Commander
-from ._events import Event, EventKind, Origin, Tap
+from ._entry import enter
+from ._events import Event, EventKind, Origin
+from ._events import Tap as _Tap
 from ._events import publish as _publish
 from ._events import relay as _relay
-from ._node import Node, add_waiter
+from ._node import Node
 from ._place import Away
 from ._policy import Policy
-from ._record import DONE
+from ._record import DONE, record_of
 
 __all__ = [
     "DONE",
@@ -30,46 +32,72 @@ __all__ = [
     "policy_of",
     "publish",
     "relay",
+    "restore",
     "send",
+    "watched",
 ]
 
 
 def send(node: Node[Any], away: Away) -> None:
     """Let `away` run the body of `node`, which has not started."""
-    node._n_away = away
-    node._n_special = True
+    record = record_of(node)
+    record.away = away
+    record.special = True
 
 
 def inputs(node: Node[Any]) -> dict[str, Any]:
     """Return what `node` was made with and what its own code has set: all but the engine's."""
-    return {name: value for name, value in vars(node).items() if not name.startswith("_n_")}
+    return {name: value for name, value in vars(node).items() if not name.startswith("_node_")}
+
+
+def restore(kind: type[Node[Any]], given: dict[str, Any]) -> Node[Any]:
+    """Return a node of the class `kind` with these inputs; it has not started."""
+    node: Node[Any] = object.__new__(kind)
+    vars(node).update(given)
+    return node
 
 
 def policy_of(node: Node[Any]) -> Policy:
     """Return how `node` treats failures among its children."""
-    return node._n_policy
+    return record_of(node).policy
 
 
 def cancel_reason(node: Node[Any]) -> str | None:
     """Return the reason if `node` was cancelled, else None."""
-    return node._n_cancel
+    return record_of(node).cancelled
 
 
 def now(node: Node[Any]) -> float:
     """Return the time of day in seconds, as the events of the node's tree have it."""
-    commander = node._n_commander
-    return commander._n_origin.epoch + commander._n_clock()
+    tree = record_of(node).tree
+    return tree.origin.epoch + tree.clock()
+
+
+def watched(node: Node[Any]) -> bool:
+    """Say whether anybody listens to the node's commander."""
+    return bool(record_of(node).tree.listeners)
 
 
 def publish(node: Node[Any], kind: EventKind, data: object = None) -> None:
     """Tell those who listen to the node's commander; nobody listening, it does nothing."""
-    if node._n_commander._n_listeners:
-        _publish(node, kind, data)
+    record = record_of(node)
+    if record.tree.listeners:
+        _publish(record, kind, data)
 
 
 def relay(node: Node[Any], event: Event) -> None:
     """Tell those who listen to the node's commander of what happened elsewhere, in the past."""
-    _relay(node._n_commander, event)
+    _relay(record_of(node).tree, event)
+
+
+class Tap(_Tap):
+    """A listener that does not wait: `notify` is called with the first event after each `take`.
+
+    For a commander that has been entered. `capacity` is as in `commander.events`.
+    """
+
+    def __init__(self, commander: Commander, capacity: int, notify: Callable[[], None]) -> None:
+        super().__init__(record_of(commander).tree, capacity, notify)
 
 
 class SubtreeCommander(Commander, internal=True):
@@ -80,39 +108,40 @@ class SubtreeCommander(Commander, internal=True):
 
     def __init__(self, parent: str, *, slow_after: float | None) -> None:
         super().__init__(slow_after=slow_after)
-        self._n_name = parent
+        self._tree.root.name = parent
 
     def put_numbered(self, node: Node[Any], *, number: int, below: int, policy: Policy) -> None:
         """Start `node` under the `number` that it has there; ids of those below come after `below`.
 
         Its outcome is taken: nobody here has to await it.
         """
-        self._n_count = number - 1
-        self._n_put(node, policy=policy)
-        self._n_count = below
-        add_waiter(node)
+        tree = self._tree
+        tree.count = number - 1
+        enter(self, node, policy=policy, claim=True)
+        tree.count = below
+        record_of(node).add_waiter(tree.loop.create_future())
 
     def cancel_all(self, reason: str) -> None:
         """Cancel the tree and take no new top-level nodes; the block ends as otherwise."""
         if self.state in ("running", "joining"):
-            self._n_open = False
-            cancel_subtrees(self.children, reason)
+            self._cancel_all(reason)
 
     @property
     def exit_value(self) -> tuple[Any] | None:
         """What `exit` was called with, in a tuple; None if it was not."""
-        return self._n_exit
+        return self._tree.exit
 
     @property
     def epoch(self) -> float:
         """The time of day at the zero of `clock`."""
-        return self._n_origin.epoch
+        return self._tree.origin.epoch
 
     def clock(self) -> float:
         """Return the time of the events' own clock."""
-        return self._n_clock()
+        return self._tree.clock()
 
     def take_charges(self) -> dict[str, Any]:
         """Return what was charged in this tree since the last call, by account."""
-        charges, self._n_spent = self._n_spent or {}, None
+        root = self._tree.root
+        charges, root.charges = root.charges or {}, None
         return charges

@@ -1,4 +1,4 @@
-"""What other rooms need of waiting: waits that the tree knows of, and ends that are waited out.
+"""Waiting for the tree, and for ends: the public seam for rooms that wait themselves.
 
 Whoever waits for something that the tree brings awaits a `Wait`, which names the node that will
 bring it: so places under a limit, full branches and `explain` know what a task waits for.
@@ -6,12 +6,174 @@ bring it: so places under a limit, full branches and `explain` know what a task 
 
 from __future__ import annotations
 
-from ._observe import observe as observe
-from ._observe import outlast as outlast
-from ._waits import LocalFuture as LocalFuture
-from ._waits import Wait as Wait
-from ._waits import begin_wait as begin_wait
-from ._waits import drives as drives
-from ._waits import frames as frames
-from ._waits import sleeps as sleeps
-from ._waits import waits_for_tree as waits_for_tree
+import asyncio
+from asyncio import get_running_loop
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ._entry import enter
+from ._failure import take_failure, untake_failure
+from ._reach import LocalFuture, Wait, waits_for_tree
+from ._record import CURRENT, DONE, record_of
+from ._stack import drives, frames, sleeps
+
+if TYPE_CHECKING:
+    from ._node import Node
+    from ._seat import Seat
+
+__all__ = [
+    "LocalFuture",
+    "Wait",
+    "begin_wait",
+    "drives",
+    "frames",
+    "note_outside_wait",
+    "observe",
+    "outcome",
+    "outlast",
+    "sleeps",
+    "wait_for_end",
+    "waits_for_tree",
+]
+
+T = TypeVar("T")
+
+
+def begin_wait(node: Node[Any]) -> Wait:
+    """Return a `Wait` for `node`, for the current task to await; whoever ends it sets a result."""
+    loop = get_running_loop()
+    seat = _current_seat(loop)
+    if seat is not None:
+        wait: Wait = seat.loan()
+    else:
+        wait = Wait(loop=loop)
+        tree = record_of(node).tree
+        if tree.max_concurrency is not None:
+            tree.queue.stir()
+    wait.node = node
+    return wait
+
+
+def note_outside_wait(future: asyncio.Future[Any]) -> None:
+    """Note that a thread, which has the context of the current node, waits until `future` is done.
+
+    The body of that node may wait for the thread.
+    """
+    seat = _current_seat(future.get_loop())
+    if seat is not None:
+        seat.note(future)
+
+
+def _current_seat(loop: asyncio.AbstractEventLoop) -> Seat | None:
+    waiter = CURRENT.get(None)
+    seat = None if waiter is None else record_of(waiter).seat
+    # A job's context may be carried to other loops.
+    return seat if seat is not None and seat.loop is loop else None
+
+
+# --- awaiting a node
+
+
+def wait_for_end(node: Node[Any]) -> Generator[Any, None, None]:
+    """Wait until `node` is done, started or not; it is awaited, so a failure is handed over.
+
+    Raises `RuntimeError` where the wait could never end, or is no business of this loop.
+    """
+    waiter = CURRENT.get(None)
+    record = record_of(node)
+    if not record.tree:
+        if waiter is node:
+            raise RuntimeError(f"{node!r} awaits itself")
+        if waiter is None:
+            raise RuntimeError(
+                f"{node!r} was awaited outside a tree: use 'await commander.run(...)' or run(...)"
+            )
+        enter(waiter, node, claim=True)
+    if record.tree.loop is not get_running_loop():
+        raise RuntimeError(f"{node!r} belongs to another loop: await it there")
+    # Ids grow from parent to child, so the walk stops at the first ancestor older than the node.
+    # A commander is nobody's to await from within: it has id 0 and ends every walk.
+    ancestor = None if waiter is None else record_of(waiter)
+    while ancestor is not None and ancestor.id >= record.id:
+        if ancestor is record:
+            what = "itself" if node is waiter else "its ancestor"
+            raise RuntimeError(f"{waiter!r} awaits {what} {node!r}: neither could ever end")
+        ancestor = ancestor.parent
+    wait = begin_wait(node)
+    record.add_waiter(wait)
+    try:
+        yield from wait
+    except asyncio.CancelledError:
+        if wait.done() and not wait.cancelled():
+            untake_failure(record)  # it ended in the very turn in which this wait was cancelled
+        raise
+    finally:
+        del wait.node  # the loop keeps the future until it has gone on to the next step
+
+
+def outcome(node: Node[T]) -> T:
+    """Return the result of a node that is done, or raise its failure."""
+    record = record_of(node)
+    if record.state == "completed":
+        return record.result
+    error = record.error
+    assert error is not None
+    if record.state == "failed":
+        take_failure(record)
+    else:
+        # Whoever is being cancelled sees that alone, not what it did to the nodes it waited for
+        # (T5).
+        waiter = CURRENT.get(None)
+        current = None if waiter is None else record_of(waiter)
+        if current is not None and current.cancelled is not None and not current.closing:
+            raise asyncio.CancelledError
+    # The class's own method: a user's exception may have another one.
+    raise BaseException.with_traceback(error, record.traceback)
+
+
+# --- waiting for an end without taking part in it
+
+
+def observe(node: Node[Any]) -> asyncio.Future[None]:
+    """Return a future that is done when the node is; unlike awaiting, it takes no failure."""
+    future = begin_wait(node)
+    record = record_of(node)
+    if record.state in DONE:
+        future.set_result(None)
+        return future
+    if record.observers is None:
+        record.observers = []
+    record.observers.append(future)
+    record.special = True
+    return future
+
+
+async def outlast(
+    ended: asyncio.Future[Any], on_cancel: Callable[[], object] | None = None
+) -> asyncio.CancelledError | None:
+    """Wait for `ended`, however often the wait is cancelled; call `on_cancel` each time.
+
+    Returns the last cancellation. The outcome of `ended` is not looked at.
+    """
+    try:
+        if not ended.done():
+            await asyncio.wait((ended,))
+    except asyncio.CancelledError as error:
+        from anyio import CancelScope
+
+        interrupted = error
+        if on_cancel is not None:
+            on_cancel()
+        with CancelScope(shield=True):  # a scope of anyio's would cancel this again at every turn
+            while not ended.done():
+                try:
+                    await asyncio.wait((ended,))
+                except asyncio.CancelledError as another:
+                    interrupted = another
+                    if on_cancel is not None:
+                        on_cancel()
+        try:
+            return interrupted
+        finally:
+            del interrupted  # its traceback leads to this frame
+    return None

@@ -16,9 +16,6 @@ Q = ParamSpec("Q")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-# Shared by all handlers without keyword arguments: a dictionary less to keep for each.
-_NO_KWARGS: dict[str, Any] = {}
-
 
 class Handler(Node[T_co], internal=True):
     """A node whose body is one call of a function made by `@handler`; start it with `call_handler`.
@@ -33,17 +30,19 @@ class Handler(Node[T_co], internal=True):
         kwargs: dict[str, Any],
         owner: object = None,
     ) -> None:
-        super().__init__(function.__name__)
-        self._n_function = function
-        self._n_args = args
-        self._n_kwargs = kwargs or _NO_KWARGS
-        self._n_owner = owner
+        self._node_name = function.__name__  # as Node.__init__ does, without a call for each
+        self._function = function
+        self._args = args
+        self._kwargs = kwargs or None  # a dictionary less to keep for each
+        self._owner = owner
 
     def task(self) -> Awaitable[T_co]:
         """Call the function, with the node as its first argument (after `self` in a method)."""
-        if self._n_owner is None:
-            return self._n_function(self, *self._n_args, **self._n_kwargs)
-        return self._n_function(self._n_owner, self, *self._n_args, **self._n_kwargs)
+        given = self._args if self._owner is None else (self, *self._args)
+        first = self if self._owner is None else self._owner
+        if self._kwargs is None:
+            return self._function(first, *given)
+        return self._function(first, *given, **self._kwargs)
 
 
 class HandlerFunction(Generic[P, T]):

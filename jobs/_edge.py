@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeGuard, TypeVar, cast
 
-from ..commander import Callback, Node
-from ..commander._record import STATE
+from ..commander import Node
+from ..commander.pattern import keep_pattern, start
 
 __all__ = ["Target", "add_conditional_edge", "add_edge"]
 
 N = TypeVar("N", bound=Node[Any])
 
 Maker: TypeAlias = Callable[[Any], Node[Any]]
-
-# At the start, at the end with their moments, and at the commander's end.
-_Callbacks: TypeAlias = tuple[list[Callback], list[Any], list[Callback]]
 
 Target: TypeAlias = Node[Any] | Maker
 """Where an edge leads: a node, or a function that makes one from the node that has completed."""
@@ -64,33 +61,7 @@ def add_conditional_edge(
 
 def _keep_pattern(*ends: Target | None) -> None:
     for node in filter(_is_node, ends):
-        if node.parent is not None:
-            raise RuntimeError(f"{node!r} has started: give it its edges before")
-        if node._n_pattern is None:
-            node._n_pattern = _Pattern(node)
-
-
-class _Pattern:
-    """What the copies of a node are made of: its inputs, and the callbacks that its maker added."""
-
-    def __init__(self, node: Node[Any]) -> None:
-        self.inputs = {name: value for name, value in vars(node).items() if name not in STATE}
-        # As they were when the first run began: what it adds itself is not for the others.
-        self.callbacks: _Callbacks | None = None
-        node.at_start(self.begin)
-        assert node._n_starts is not None
-        node._n_starts.insert(0, node._n_starts.pop())  # before one that adds callbacks
-
-    def begin(self, node: Node[Any]) -> None:
-        """Note the callbacks of `node`, whose body is about to begin."""
-        if self.callbacks is None:
-            self.callbacks = _callbacks_of(node)
-
-
-def _callbacks_of(node: Node[Any]) -> _Callbacks:
-    # The other kind of `after` belongs to somebody who waits for this very node.
-    after = [callback for moment, callback in node._n_after or () if moment == "commander_end"]
-    return list(node._n_starts or ()), list(node._n_callbacks or ()), after
+        keep_pattern(node)
 
 
 def _is_node(target: Target | None) -> TypeGuard[Node[Any]]:
@@ -100,33 +71,4 @@ def _is_node(target: Target | None) -> TypeGuard[Node[Any]]:
 def _follow(source: Node[Any], target: Target) -> None:
     parent = source.parent
     assert parent is not None
-    node = target if _is_node(target) else cast("Maker", target)(source)
-    attempts, priority = node._n_attempts, node._n_priority
-    options: dict[str, Any] = {"policy": node._n_policy}
-    if node._n_away is not None:
-        options["on"] = node._n_away.place
-    if attempts is not None:
-        options |= {"timeout": attempts.timeout, "retry": attempts.retry}
-    if node.parent is not None:
-        node = _copy(node)
-    if node._n_queued:
-        parent.put_job(node, priority=priority, **options)
-    else:
-        parent.call_handler(node, **options)
-
-
-def _copy(node: Node[Any]) -> Node[Any]:
-    """Return a node that has not started, with the inputs and callbacks of one that has."""
-    pattern: _Pattern | None = node._n_pattern
-    if pattern is None:
-        raise RuntimeError(f"an edge's function returned {node!r}, which has started before")
-    copy = object.__new__(type(node))
-    vars(copy).update(pattern.inputs)
-    copy._n_pattern = pattern
-    starts, callbacks, after = pattern.callbacks or _callbacks_of(node)
-    for callback in starts:
-        copy.at_start(callback)
-    copy._n_callbacks = [*callbacks]
-    for callback in after:
-        copy.at_commander_end(callback)
-    return copy
+    start(target if _is_node(target) else cast("Maker", target)(source), parent)

@@ -13,7 +13,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(dataclasses.field,))
-class Job(Node[T_co], internal=True):
+class Job(Node[T_co], internal=True, queued=True):
     """A node with declared inputs, put into the commander's queue with `put_job`.
 
         class Shout(Job[str]):
@@ -26,12 +26,11 @@ class Job(Node[T_co], internal=True):
     class that writes its own `__init__` has that one instead; it need not call ours.
     """
 
-    _n_queued = True
     # A class that writes its own `__init__` keeps it, and so do its subclasses.
-    _n_own_init = False
+    _node_own_init = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in cls.__dict__:
-            cls._n_own_init = True
-        dataclasses.dataclass(eq=False, repr=False, init=not cls._n_own_init)(cls)
+            cls._node_own_init = True
+        dataclasses.dataclass(eq=False, repr=False, init=not cls._node_own_init)(cls)

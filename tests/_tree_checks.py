@@ -13,6 +13,7 @@ from _tree_world import World
 
 from anabranch.commander import NodeCancelled, Quorum, QuorumNotMet
 from anabranch.commander._events import WIDTH
+from anabranch.commander._record import record_of
 
 REACHABLE = {
     "pending": {"pending", "running", "joining", *DONE},
@@ -75,13 +76,14 @@ def _check_links(part: Part) -> None:
 
 def _check_marks(part: Part) -> None:
     node = part.node
-    if node._n_cancel is None or node.state in DONE:
+    if record_of(node).cancelled is None or node.state in DONE:
         return
     if not part.closing:
         part.must_cancel = True
     if part.must_cancel:
         for child in node.children:
-            assert child._n_cancel is not None or child._n_closing, f"{child} is not cancelled"
+            record = record_of(child)
+            assert record.cancelled is not None or record.closing, f"{child} is not cancelled"
 
 
 def _check_timeout(world: World, part: Part) -> None:
@@ -89,8 +91,8 @@ def _check_timeout(world: World, part: Part) -> None:
     if part.timeout is None or part.closing or not (part.in_body or node.state == "joining"):
         return
     if part.attempts and world.loop.time() > part.attempt_began + part.timeout + 0.01:
-        ending = node._n_abort or node._n_error or node._n_cancel is not None
-        assert ending, f"{part} outlives its timeout"
+        record = record_of(node)
+        assert record.ending or record.failure, f"{part} outlives its timeout"
 
 
 def _check_places(world: World) -> None:
@@ -99,15 +101,15 @@ def _check_places(world: World) -> None:
     holding = [
         part
         for part in world.parts
-        if part.is_job and part.in_body and not part.waits and part.node._n_cancel is None
+        # One that is ending early may be above the limit for its clean-up.
+        if part.is_job and part.in_body and not part.waits and not record_of(part.node).ending
     ]
-    # One that is ending early may be above the limit for its clean-up.
-    holding = [part for part in holding if part.node._n_abort is None and not part.killed]
+    holding = [part for part in holding if not part.killed]
     assert len(holding) <= world.limit, f"{holding} hold {world.limit} places"
 
 
 def _tried(part: Part) -> bool:
-    attempts = part.node._n_attempts
+    attempts = record_of(part.node).attempts
     return bool(part.starts) or (attempts is not None and bool(attempts.starts))
 
 
@@ -119,7 +121,7 @@ def _check_order_of_starts(world: World) -> None:
         if part.start_turn < 0
         and not _tried(part)
         and part.node.state == "pending"
-        and part.node._n_cancel is None
+        and record_of(part.node).cancelled is None
     ]
     for early in waiting:
         for late in jobs:
@@ -322,7 +324,7 @@ def _check_futures(world: World) -> None:
 
 def _check_events(world: World) -> None:
     courses: dict[int, str] = {}
-    for kind, node_id, *_ in zip(*[iter(world.events._listener._buffer)] * WIDTH, strict=True):
+    for kind, node_id, *_ in zip(*[iter(world.events._listener.buffer)] * WIDTH, strict=True):
         courses[node_id] = courses.get(node_id, "") + LETTERS[kind]
     for part in world.parts:
         course = courses[part.node.node_id]

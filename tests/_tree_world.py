@@ -19,6 +19,7 @@ from _tree_puppet import DONE, FAILURES, MOMENTS, ODD_KINDS, Operation, Part, To
 from _until import settled, turns
 
 from anabranch.commander import Commander, Node, NodeCancelled, NodeClosed, current_node
+from anabranch.commander._record import record_of
 from anabranch.commander._report import describe
 from anabranch.testing import SeededLoop
 
@@ -109,7 +110,10 @@ class World:
             waiting = state == "pending" or (state == "running" and not parent.in_body)
             part.parent_attempt = parent.attempts + waiting
             part.early = waiting
-            part.doomed = parent.node._n_cancel is not None or parent.node._n_abort is not None
+            part.doomed = (
+                record_of(parent.node).cancelled is not None
+                or record_of(parent.node).abort is not None
+            )
         part.put_turn = self.turn
         return part
 
@@ -146,7 +150,7 @@ class World:
             return None
         if closed and parent is None:
             part.doomed = True  # the next round of a tree that is left: it is cancelled at once
-            closed = not part.node._n_doomed
+            closed = not record_of(part.node).doomed
         self.expect(not closed, f"{parent} is done and took {part}")
         return part
 
@@ -334,7 +338,7 @@ class World:
 
     def _kill(self, parts: list[Part]) -> None:
         for part in parts:
-            task = part.node._n_task
+            task = record_of(part.node).task
             if task is not None:
                 part.killed = True
                 task.cancel()
@@ -373,7 +377,7 @@ class World:
 
 def _puts_nothing() -> bool:
     try:
-        return current_node()._n_doomed
+        return record_of(current_node()).doomed
     except LookupError:
         return False
 

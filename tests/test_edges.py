@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.commander import Commander, Node, NodeCancelled, Retry
+from anabranch.commander._record import record_of
 from anabranch.handlers import handler
 from anabranch.jobs import Job, add_conditional_edge, add_edge
 
@@ -232,9 +233,11 @@ async def test_copies_go_by_the_name_of_the_first_and_in_its_place():
 
     class Named(Job[bool]):
         async def task(self) -> bool:
-            attempts = self._n_attempts
+            attempts = record_of(self).attempts
             assert attempts is not None
-            options.append((self._n_priority, attempts.timeout, attempts.retry, self._n_policy))
+            options.append(
+                (record_of(self).priority, attempts.timeout, attempts.retry, record_of(self).policy)
+            )
             return len(options) < 3
 
     handled, job, retry = note(), Named(), Retry(attempts=2)

@@ -13,6 +13,7 @@ from _nodes import Idle, give, hang
 from _until import settled
 
 from anabranch.commander import Commander, NodeCancelled, NodeClosed, run
+from anabranch.commander._record import record_of
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
@@ -199,7 +200,7 @@ def test_run_without_auto_exit_stays_open_for_thread_safe_puts_until_exit():
         commander = node.commander
         results.append(commander.call_handler_threadsafe(give("late")).result(5))
         results.append(commander.put_job_threadsafe(Idle()).result(5))
-        commander._n_loop.call_soon_threadsafe(commander.exit, "left")
+        record_of(commander).tree.loop.call_soon_threadsafe(commander.exit, "left")
 
     assert run(First(), auto_exit=False) == "left"
     assert results == ["late", None]

@@ -142,4 +142,4 @@ def test_an_answer_that_is_cut_off_is_none(size):
     """Killed while it wrote: the node is lost, whatever has come."""
     answer = (100).to_bytes(8, "big") + b"x" * 12
     with pytest.raises(WorkerLost):
-        ProcessCall(int, (), {}, grace=1)._n_answer(answer[:size], -9)
+        ProcessCall(int, (), {}, grace=1)._answer(answer[:size], -9)

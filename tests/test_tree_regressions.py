@@ -10,6 +10,7 @@ import pytest
 from _until import first_turn, settled
 
 from anabranch.commander import Commander, Node, Retry, current_node
+from anabranch.commander._record import record_of
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
@@ -39,8 +40,8 @@ async def test_a_task_cancelled_before_its_first_step_ends_its_node_once() -> No
     ended: list[str] = []
     async with Commander() as commander:
         node = commander.call_handler(wait()).at_done(lambda node: ended.append(node.state))
-        assert node._n_task is not None
-        node._n_task.cancel()
+        assert record_of(node).task is not None
+        record_of(node).task.cancel()
     assert node.state == "cancelled"
     assert ended == ["joining"]
 

@@ -7,6 +7,7 @@ from _nodes import fail
 from _until import settled
 
 from anabranch.commander import Commander
+from anabranch.commander._record import record_of
 from anabranch.handlers import handler
 
 
@@ -71,4 +72,4 @@ async def test_a_claimed_failure_that_is_taken_late_is_not_kept():
             await settled()
             with pytest.raises(ValueError):
                 await node
-        assert not commander._n_failures  # white box: nothing public tells
+        assert not record_of(commander).failures  # white box: nothing public tells

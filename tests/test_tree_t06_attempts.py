@@ -381,3 +381,71 @@ def test_restart_forgets_what_is_older_than_the_window():
         assert restart.next_delay(ValueError(), starts, now) == 0
         starts.append(now)
     assert len(starts) <= 3
+
+
+# --- at_retry
+
+
+async def test_at_retry_runs_between_a_failed_attempt_and_the_next():
+    """In the order added, before at_start, with the last attempt's error; not at the first."""
+    seen = []
+    async with asyncio.timeout(5), Commander() as commander:
+        first, second = ValueError("a"), OSError("b")
+        job = Flaky([first, second])
+        job.at_start(lambda node: seen.append(("start", node.error)))
+        job.at_retry(lambda node: seen.append(("one", node.error)))
+
+        async def two(node):
+            await settled()
+            seen.append(("two", node.error))
+
+        job.at_retry(two)
+        assert await commander.run(job, retry=Retry(attempts=3)) == "made it"
+    assert seen == [
+        ("start", None),
+        *[("one", first), ("two", first), ("start", None)],
+        *[("one", second), ("two", second), ("start", None)],
+    ]
+
+
+async def test_no_at_retry_runs_after_the_last_attempt_nor_for_a_cancelled_node():
+    """Only before an attempt that is made; one that nobody retries has none."""
+    seen = []
+    async with asyncio.timeout(5), Commander() as commander:
+        for retry in (None, Retry(attempts=1), Retry(on=OSError)):
+            job = Flaky([ValueError(), ValueError()]).at_retry(seen.append)
+            with pytest.raises(ValueError):
+                await commander.run(job, retry=retry)
+        waiting = Flaky([ValueError()]).at_retry(seen.append)
+        commander.put_job(waiting, claim=True, retry=Retry(backoff=60, jitter=0))
+        await settled()
+        waiting.cancel()
+        with pytest.raises(NodeCancelled):
+            await waiting
+    assert seen == []
+
+
+async def test_an_at_retry_that_raises_fails_the_attempt():
+    """The body and at_start do not run, the other at_retry do; it counts as an attempt."""
+    seen = []
+
+    def refuse(_):
+        seen.append("refuse")
+        raise KeyError("no")
+
+    async with asyncio.timeout(5), Commander() as commander:
+        job = Flaky([ValueError()]).at_retry(refuse).at_retry(lambda _: seen.append("other"))
+        job.at_start(lambda _: seen.append("start"))
+        with pytest.raises(KeyError):
+            await commander.run(job, retry=Retry(attempts=3))
+    assert seen == ["start", *["refuse", "other"] * 2]
+    assert job.errors == []
+
+
+async def test_at_retry_sees_none_where_a_restart_follows_a_success():
+    """`Restart(always=True)` starts again what simply returned."""
+    seen = []
+    async with asyncio.timeout(5), Commander() as commander:
+        job = Flaky([ValueError()]).at_retry(lambda node: seen.append(repr(node.error)))
+        await commander.run(job, retry=Restart(max=2, always=True))
+    assert seen == ["ValueError()", "None"]

@@ -8,6 +8,7 @@ import pytest
 from _until import first_turn, settled
 
 from anabranch.commander import Commander, NodeCancelled, Retry, current_node, run
+from anabranch.commander._record import record_of
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
@@ -182,10 +183,12 @@ async def test_a_retried_job_that_is_called_back_begins_in_a_fresh_context():
     async with asyncio.timeout(5), Commander() as commander:
         TRACE.set("putter")
         job = commander.put_job(Tries(), retry=Retry())
-        await first_turn(lambda: seen and job.state == "pending" and job._n_task is not None)
+        await first_turn(
+            lambda: seen and job.state == "pending" and record_of(job).task is not None
+        )
         commander.put_job(Read())
         commander.put_job(Read(), priority=1)
-        assert job._n_task is None  # called back
+        assert record_of(job).task is None  # called back
         await job
     assert seen == ["putter", "putter"]
 
@@ -203,9 +206,9 @@ async def test_a_retried_job_that_is_cancelled_before_its_turn_ends_in_a_fresh_c
         TRACE.set("putter")
         job = commander.put_job(Fails().at_terminate(lambda _: seen.append(TRACE.get())),
                                 retry=Retry())  # fmt: skip
-        await first_turn(lambda: job._n_attempts.starts and job.state == "pending")
-        await first_turn(lambda: job._n_attempts.timer is None)
-        assert job._n_task is None  # it waits in the queue
+        await first_turn(lambda: record_of(job).attempts.starts and job.state == "pending")
+        await first_turn(lambda: record_of(job).attempts.timer is None)
+        assert record_of(job).task is None  # it waits in the queue
         job.cancel()
         with pytest.raises(NodeCancelled):
             await job

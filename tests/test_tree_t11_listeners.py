@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.commander import Commander, Event
+from anabranch.commander._record import record_of
 
 
 async def listen(commander, stop=None):
@@ -32,7 +33,7 @@ async def test_a_listener_that_was_left_early_is_gone():
         await commander.run(give())
         await asyncio.gather(*left)
         await settled()
-        assert len(commander._n_listeners) == 50
+        assert len(record_of(commander).tree.listeners) == 50
         for task in stays:
             task.cancel()
         await asyncio.wait(stays)
@@ -40,7 +41,7 @@ async def test_a_listener_that_was_left_early_is_gone():
         task = None
         gc.collect()  # their frames may be held by what was raised in them
         await settled()
-        assert commander._n_listeners == []
+        assert record_of(commander).tree.listeners == []
 
 
 async def test_a_listener_that_somebody_waits_for_stays():
@@ -73,7 +74,7 @@ async def test_a_listener_may_be_dropped_by_any_thread_and_after_the_end():
                 await commander.run(give())
             thread.join()
             await settled()
-            assert len(commander._n_listeners) == 1
+            assert len(record_of(commander).tree.listeners) == 1
         assert sum([event.kind == "completed" async for event in kept]) == 201
     del kept
     Commander().events()
@@ -112,7 +113,7 @@ async def test_a_listener_that_nobody_reads_holds_what_it_may_and_no_more():
         most = 0
         for number in range(1, 201):
             await commander.run(give(number))
-            most = max(most, len(events._listener._buffer) / len(Event._fields))
+            most = max(most, len(events._listener.buffer) / len(Event._fields))
         assert most <= 2 * 10
         assert events.missed == (await anext(events)).data == 190
         assert (await anext(events)).node_id == 191

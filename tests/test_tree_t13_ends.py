@@ -16,6 +16,7 @@ from _nodes import fail, give, hang
 from _until import first_turn, settled, until
 
 from anabranch.commander import Commander, Node, NodeCancelled, NodeClosed, run
+from anabranch.commander._record import record_of
 from anabranch.handlers import handler
 from anabranch.jobs import Job, add_edge
 from anabranch.testing import pause, run_seeded
@@ -159,7 +160,7 @@ def test_draining_fails_no_round_and_no_edge() -> None:
 
         class Round(Job[str]):
             async def task(self) -> str:
-                await first_turn(lambda: not self.commander._n_open)
+                await first_turn(lambda: not record_of(self.commander).open)
                 await pause()
                 self.put_job(Late(), parent=self.commander)
                 return "round"
@@ -173,7 +174,7 @@ def test_draining_fails_no_round_and_no_edge() -> None:
             add_edge(job, last)
             commander.put_job(job)
             draining = asyncio.create_task(commander.drain())
-            await first_turn(lambda: not commander._n_open)
+            await first_turn(lambda: not record_of(commander).open)
             with pytest.raises(NodeClosed):
                 commander.call_handler(give())
             assert await draining

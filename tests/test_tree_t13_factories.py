@@ -14,6 +14,7 @@ from _odd import FACTORIES, leaving
 from _until import turns
 
 from anabranch.commander import Commander, Node, NodeCancelled, Retry, current_node, run
+from anabranch.commander._record import record_of
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
@@ -155,8 +156,8 @@ def test_any_moment_of_a_cancel_ends_a_tree_under_any_task_factory(name: str) ->
             nodes += [each for node in commander.children for each in node.children]
             if behind:
                 for node in nodes:
-                    if node._n_task is not None:
-                        node._n_task.cancel()
+                    if record_of(node).task is not None:
+                        record_of(node).task.cancel()
             await turns(chance.randrange(3))
             commander.exit()
 

@@ -22,6 +22,7 @@ from anabranch.commander import (
     check_cancelled,
     run,
 )
+from anabranch.commander._record import record_of
 from anabranch.handlers import handler
 
 
@@ -243,11 +244,11 @@ def test_a_futures_callback_keeps_no_other_future_unanswered(fault: type[BaseExc
 
     loop = asyncio.new_event_loop()
     commander = loop.run_until_complete(main())
-    commander._n_requests._over = False  # as just before the end
+    record_of(commander).tree.requests._over = False  # as just before the end
     futures = [commander.put_job_threadsafe(Idle()) for _ in range(3)]
     for future in futures:
         future.add_done_callback(boom)
-    commander._n_requests.close()
+    record_of(commander).tree.requests.close()
     loop.close()
     assert all(type(future.exception(0)) is NodeClosed for future in futures)
 

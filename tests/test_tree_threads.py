@@ -19,6 +19,7 @@ from anabranch.commander import (
     current_node,
     run,
 )
+from anabranch.commander._record import record_of
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
@@ -197,7 +198,7 @@ async def test_a_node_of_one_commander_puts_into_that_of_another_thread():
             await in_thread(lambda: ready.wait(5))
             assert await commander.run(Asks()) == 36
     finally:
-        other[0]._n_loop.call_soon_threadsafe(other[0].exit)
+        record_of(other[0]).tree.loop.call_soon_threadsafe(other[0].exit)
         thread.join(5)
     assert not thread.is_alive()
 

@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from asyncio import get_running_loop
-from collections.abc import Callable, Iterator
-from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from collections.abc import Iterator
+from types import CodeType
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from ._record import CURRENT
+from ._stack import chain, frame_of, frames
 
 if TYPE_CHECKING:
     from ._node import Node
 
-__all__ = [
-    "LocalFuture",
-    "Wait",
-    "awaited",
-    "begin_wait",
-    "drives",
-    "ends_here",
-    "frames",
-    "goes_on",
-    "note_outside_wait",
-    "reach",
-    "sleeps",
-    "waits_for_tree",
-]
+__all__ = ["LocalFuture", "Wait", "awaited", "ends_here", "goes_on", "reach", "waits_for_tree"]
 
-F = TypeVar("F", bound=Callable[..., Any])
 End: TypeAlias = "tuple[object, asyncio.Future[Any]]"
 
 
@@ -46,32 +31,6 @@ class Wait(asyncio.Future[None]):
     __slots__ = ("node",)
 
     node: Node[Any]
-
-
-def begin_wait(node: Node[Any]) -> Wait:
-    """Return a `Wait` for `node`, for the current task to await; whoever ends it sets a result."""
-    loop = get_running_loop()
-    waiter = CURRENT.get(None)
-    place = None if waiter is None else waiter._n_place
-    if place is not None and place.loop is loop:
-        wait: Wait = place.loan()
-    else:
-        wait = Wait(loop=loop)
-        if node._n_commander.max_concurrency is not None:
-            node._n_commander._n_queue.stir()
-    wait.node = node
-    return wait
-
-
-def note_outside_wait(future: asyncio.Future[Any]) -> None:
-    """Note that a thread, which has the context of the current node, waits until `future` is done.
-
-    The body of that node may wait for the thread.
-    """
-    waiter = CURRENT.get(None)
-    place = None if waiter is None else waiter._n_place
-    if place is not None and place.loop is future.get_loop():
-        place.note(future)
 
 
 def waits_for_tree(task: asyncio.Task[Any]) -> bool:
@@ -140,14 +99,14 @@ def _held_by_library(coroutine: object) -> Iterator[object]:
 
     A group, a set of tasks to wait for: for these they wait, and for nothing else.
     """
-    chain = list(_chain(coroutine))
-    for at, thing in reversed(list(enumerate(chain))):
-        frame = _frame(thing)
+    things = list(chain(coroutine))
+    for at, thing in reversed(list(enumerate(things))):
+        frame = frame_of(thing)
         if frame is None or frame.f_globals.get("__name__", "").split(".")[0] not in LIBRARIES:
             return
         values = frame.f_locals
         if frame.f_code.co_qualname == "as_completed.<locals>._wait_for_one":
-            yield from _to_complete(chain[:at], values.get("done"))
+            yield from _to_complete(things[:at], values.get("done"))
         yield from values.values()
         if (owner := values.get("self")) is not None:
             yield from getattr(owner, "__dict__", {}).values()
@@ -185,32 +144,6 @@ def _futures(values: Iterator[object]) -> list[asyncio.Future[Any]]:
     return found
 
 
-# --- where a coroutine stands
-
-
-DRIVERS: set[CodeType] = set()
-
-
-def drives(function: F) -> F:
-    """Mark a generator-based coroutine that steps `body`, its argument, by itself."""
-    DRIVERS.add(function.__code__)  # type: ignore[attr-defined]
-    return function
-
-
-def frames(coroutine: object) -> Iterator[FrameType]:
-    """Yield the frames of a suspended coroutine and of what it awaits, down to the innermost."""
-    for thing in _chain(coroutine):
-        frame = _frame(thing)
-        if frame is not None:
-            yield frame
-
-
-def sleeps(coroutine: object) -> bool:
-    """Say whether a coroutine stands in `asyncio.sleep`, which ends by itself."""
-    innermost = list(frames(coroutine))[-1:]
-    return bool(innermost) and innermost[0].f_code is asyncio.sleep.__code__
-
-
 def ends_here(end: End) -> bool:
     """Say whether a coroutine stands where only other code of this process can wake it.
 
@@ -234,30 +167,3 @@ def goes_on(task: asyncio.Task[Any]) -> bool:
     waiting = awaited(task)
     _, waits, ends = reach(task.get_coro(), waiting)
     return not (waits or ends) or not all(map(ends_here, ends))
-
-
-def _chain(thing: object) -> Iterator[object]:
-    """Yield a coroutine, what it awaits, what that awaits, as far as they have frames."""
-    while thing is not None:
-        names = NAMES.get(type(thing))
-        if names is None:
-            # A wrapper in C, as around a step of an async generator.
-            thing = next((each for each in gc.get_referents(thing) if type(each) in NAMES), None)
-            continue
-        yield thing
-        frame, inner = (getattr(thing, name) for name in names)
-        if inner is None and frame is not None and frame.f_code in DRIVERS:
-            inner = frame.f_locals["body"]
-        thing = inner
-
-
-def _frame(thing: object) -> FrameType | None:
-    return getattr(thing, NAMES[type(thing)][0])
-
-
-# What has a frame: the names under which it keeps that, and what it awaits.
-NAMES: dict[type, tuple[str, str]] = {
-    CoroutineType: ("cr_frame", "cr_await"),
-    GeneratorType: ("gi_frame", "gi_yieldfrom"),
-    AsyncGeneratorType: ("ag_frame", "ag_await"),
-}

@@ -1,0 +1,267 @@
+"""The end of a node: how it ends, another attempt, its final callbacks, and the way up.
+
+The join is made by whoever ends last: `finish` closes a node and walks up, without recursion, as
+long as the parent's body has returned and this was its last child. So chains and fans of any size
+cost a constant per node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextvars import copy_context
+from functools import partial
+from inspect import isawaitable
+from types import TracebackType
+from typing import Any
+
+from ._events import publish
+from ._failure import blame, child_completed, child_failed, interrupt, log_lost, weigh
+from ._policy import Quorum
+from ._record import Attempts, Moment, NodeBase, Record
+from ._report import is_a, log
+from ._state import STEPS, Verdict, advance
+from ._task import TURN, drives_now, start_task
+from .errors import NodeCancelled, NodeClosed
+
+__all__ = ["finish", "to_await"]
+
+CLOSING, COMPLETED = STEPS["closing"], STEPS["completed"]
+
+MOMENTS: dict[Verdict, Moment] = {
+    "completed": "end",
+    "failed": "exception",
+    "cancelled": "terminate",
+}
+
+# Whatever a user's class makes of the attribute.
+_traceback: Callable[[Any], TracebackType | None] = vars(BaseException)["__traceback__"].__get__
+
+
+def finish(record: Record, at_home: bool = False, called: bool = False) -> None:
+    """End a node, whose body and children are over, and each ancestor that waited only for it.
+
+    `at_home` says that this runs in the node's own context, `called` that its final callbacks
+    have been called.
+    """
+    while True:
+        if not called:
+            record.open = False  # before a predicate or a log handler could put a child
+            if record.special and not _decide(record):
+                return
+            record.closing = True
+            if record.callback is not None and not _run_callbacks(record, at_home):
+                return
+        at_home = called = False
+        parent = record.parent
+        special = record.special
+        if special:
+            verdict = _verdict(record)
+            if verdict == "failed":
+                record.traceback = _traceback(record.failure)
+            advance(record, verdict, record.cancelled if verdict == "cancelled" else record.failure)
+        else:
+            verdict = "completed"
+            record.state = COMPLETED[record.state]  # `advance`, written out
+            if record.tree.listeners:
+                publish(record, "completed")
+        if record.waiters is not None:
+            waiters, record.waiters = record.waiters, None
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+                    record.takers += 1
+        if special:
+            _release(record)
+        # It leads to the node, as its context does: only the collector could free the two.
+        record.context = None
+        record.node = None  # type: ignore[assignment]
+        if parent is None:
+            return
+        siblings = parent.children
+        assert siblings is not None
+        del siblings[record.id]
+        if special and verdict == "failed":
+            if not record.takers:
+                child_failed(parent, record)
+        elif parent.special and verdict == "completed" and isinstance(parent.policy, Quorum):
+            child_completed(parent, parent.policy)
+        if siblings or parent.state != "joining" or parent.task is not None:
+            return
+        record = parent
+
+
+def _release(record: Record) -> None:
+    """Let those go on who look on, and keep what is to be called when the commander ends."""
+    observers, record.observers = record.observers or (), None
+    for observer in observers:
+        if not observer.done():
+            observer.set_result(None)
+    for callback in record.at_commander_end or ():
+        context = record.context or copy_context()
+        record.tree.kept.append((callback, record.node, context))
+
+
+def _verdict(record: Record) -> Verdict:
+    if record.failure is not None:
+        return "failed"
+    return "completed" if record.cancelled is None else "cancelled"
+
+
+# --- how a node ends that is not plain
+
+
+def _decide(record: Record) -> bool:
+    """Settle how a node ends that is not plain; False if it is tried again instead."""
+    if record.failures is not None or isinstance(record.policy, Quorum):
+        weigh(record)
+    if record.abort is not None:
+        record.failure = record.abort
+    if record.cancelled is not None:
+        _forget_outcome(record)
+    elif record.failure is not None:
+        record.result = None
+    if record.attempts is not None and _try_again(record, record.attempts):
+        return False
+    if record.cancelled is not None:
+        _forget_outcome(record)  # a predicate or a log handler has cancelled it only now
+    return True
+
+
+def _forget_outcome(record: Record) -> None:
+    error = record.failure
+    # An interrupt is not lost: it leaves the loop.
+    if error is not None and not is_a(error, NodeCancelled, KeyboardInterrupt, SystemExit):
+        log_lost(record, error, "%s had failed when it was cancelled")
+    record.result = record.failure = None
+
+
+def _try_again(record: Record, attempts: Attempts) -> bool:
+    """Let another attempt begin after a pause, if the node's retry says so."""
+    if attempts.timer is not None:
+        attempts.timer.cancel()
+        attempts.timer = None
+    if attempts.retry is None or record.cancelled is not None:
+        return False
+    loop = record.tree.loop
+    try:
+        delay = attempts.retry.next_delay(record.failure, attempts.starts, loop.time())
+        delay = None if delay is None else max(0.0, float(delay))
+    except BaseException as error:  # noqa: BLE001 - its predicate is a user's
+        what = "whether %s is tried again could not be decided: it is not"
+        log(logging.ERROR, what, record.path, error=error)
+        interrupt(record, error)
+        return False
+    if delay is None or record.cancelled is not None:
+        return False
+    attempts.failure = record.failure
+    advance(record, "retried", record.failure)
+    record.result = record.failure = record.abort = record.failures = None
+    record.completed = 0
+    record.open = True
+    attempts.timer = loop.call_later(delay, _start_again, record, attempts)
+    return True
+
+
+def _start_again(record: Record, attempts: Attempts) -> None:
+    attempts.timer = None
+    context = attempts.context.copy()
+    if record.queued:
+        record.tree.queue.put_first(record, context)
+    else:
+        record.tree.spawn(record, context)
+
+
+# --- final callbacks
+
+
+def to_await(value: object) -> Awaitable[object] | None:
+    """Return what a callback has returned if it is to be awaited.
+
+    A callback that returns a node, as `lambda node: node.put_job(...)` does, has put it and no
+    more: to await the next round here would keep this one open for all that follow it.
+    """
+    if value is None or isinstance(value, NodeBase) or not isawaitable(value):
+        return None
+    return value
+
+
+def _run_callbacks(record: Record, at_home: bool) -> bool:
+    """Run the final callbacks; from the first async one on, in a task of their own."""
+    record.state = CLOSING[record.state]  # `advance`, written out
+    due: Moment = MOMENTS[_verdict(record)] if record.special else "end"
+    node, context = record.node, record.context
+    moment, callback = record.callback_moment, record.callback
+    at = 0  # of the next one in the list; a generator would cost as much as the rest of this
+    while callback is not None:
+        waiting = None
+        if moment == due or moment == "done":
+            record.moment = moment
+            try:
+                value = (
+                    callback(node) if at_home or context is None else context.run(callback, node)
+                )
+                if value is not None:
+                    waiting = to_await(value)
+            except BaseException as error:  # noqa: BLE001 - the tree hands every failure on
+                _callback_failed(record, error)
+        if waiting is not None:
+            if at_home:
+                context = copy_context()
+            start_task(record, partial(_run_rest, record, waiting, due, at), context)
+            return False
+        more = record.more_callbacks  # as it is by now: one that runs may add others
+        if more is None or at == len(more):
+            break
+        moment, callback = more[at : at + 2]
+        at += 2
+    return True
+
+
+async def _run_rest(
+    record: Record, waiting: Awaitable[object] | None, due: Moment, at: int
+) -> None:
+    todo = record.later_callbacks(at)
+    try:
+        await TURN
+    except asyncio.CancelledError:
+        record.task.cancel()  # type: ignore[union-attr]  # the callback meets it, once it has begun
+    while True:
+        try:
+            if waiting is not None:
+                await waiting
+            waiting = None
+            for moment, callback in todo:
+                if moment in (due, "done"):
+                    record.moment = moment
+                    waiting = to_await(callback(record.node))
+                    break
+            else:
+                break
+        except BaseException as error:
+            if is_a(error, GeneratorExit) and not drives_now(record):
+                raise  # the loop was closed under the node
+            waiting = None
+            _callback_failed(record, error)
+    record.task = None
+    if record.cancelled is not None:
+        record.result = None  # also where no await was left that could have said so
+    finish(record, called=True)
+
+
+def _callback_failed(record: Record, error: BaseException) -> None:
+    if record.doomed and is_a(error, NodeClosed):
+        return  # it never ran, and now could put no successor: that is no failure of it
+    record.special = True
+    if is_a(error, asyncio.CancelledError):
+        record.cancelled = record.cancelled or "a callback was cancelled"
+        _forget_outcome(record)
+        return
+    blame(record, error)
+    if record.failure is None:
+        record.failure = error
+        record.result = None
+    else:
+        log_lost(record, error, "a callback of %s raised")
+    interrupt(record, error)

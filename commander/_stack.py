@@ -1,0 +1,88 @@
+"""Where a coroutine stands: its frames, and which of them are the user's own code."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sysconfig
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
+from typing import Any, TypeVar
+
+__all__ = ["chain", "drives", "frame_of", "frames", "is_library", "is_python", "sleeps"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DRIVERS: set[CodeType] = set()
+
+
+def drives(function: F) -> F:
+    """Mark a generator-based coroutine that steps `body`, its argument, by itself."""
+    DRIVERS.add(function.__code__)  # type: ignore[attr-defined]
+    return function
+
+
+def frames(coroutine: object) -> Iterator[FrameType]:
+    """Yield the frames of a suspended coroutine and of what it awaits, down to the innermost."""
+    for thing in chain(coroutine):
+        frame = frame_of(thing)
+        if frame is not None:
+            yield frame
+
+
+def sleeps(coroutine: object) -> bool:
+    """Say whether a coroutine stands in `asyncio.sleep`, which ends by itself."""
+    innermost = list(frames(coroutine))[-1:]
+    return bool(innermost) and innermost[0].f_code is asyncio.sleep.__code__
+
+
+def chain(thing: object) -> Iterator[object]:
+    """Yield a coroutine, what it awaits, what that awaits, as far as they have frames."""
+    while thing is not None:
+        names = NAMES.get(type(thing))
+        if names is None:
+            # A wrapper in C, as around a step of an async generator.
+            thing = next((each for each in gc.get_referents(thing) if type(each) in NAMES), None)
+            continue
+        yield thing
+        frame, inner = (getattr(thing, name) for name in names)
+        if inner is None and frame is not None and frame.f_code in DRIVERS:
+            inner = frame.f_locals["body"]
+        thing = inner
+
+
+def frame_of(thing: object) -> FrameType | None:
+    """Return the frame of one thing of a chain; None once it has ended."""
+    return getattr(thing, NAMES[type(thing)][0])
+
+
+# What has a frame: the names under which it keeps that, and what it awaits.
+NAMES: dict[type, tuple[str, str]] = {
+    CoroutineType: ("cr_frame", "cr_await"),
+    GeneratorType: ("gi_frame", "gi_yieldfrom"),
+    AsyncGeneratorType: ("ag_frame", "ag_await"),
+}
+
+
+# --- whose code a file is
+
+PATHS = sysconfig.get_paths()
+PYTHON = (PATHS["stdlib"], PATHS["platstdlib"], "<frozen")
+PACKAGES = (PATHS["purelib"], PATHS["platlib"])
+ENGINE = str(Path(__file__).parent)
+
+
+@cache
+def is_library(filename: str) -> bool:
+    """Say whether a file belongs to Python, to an installed package or to this room."""
+    return filename.startswith((*PYTHON, *PACKAGES, ENGINE))
+
+
+@cache
+def is_python(filename: str) -> bool:
+    """Say whether a file belongs to Python itself or to this room, and to no other package."""
+    if filename.startswith(ENGINE):
+        return True
+    return filename.startswith(PYTHON) and not filename.startswith(PACKAGES)

@@ -1,0 +1,96 @@
+"""Starting a node again: a copy with the same inputs, callbacks and options, for whoever repeats.
+
+It is what edges are made of: a node that is the target of a cycle runs more than once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._entry import enter
+from ._record import Callback, Record, record_of
+
+if TYPE_CHECKING:
+    from ._node import Node
+
+__all__ = ["keep_pattern", "start"]
+
+
+class Pattern:
+    """What the copies of a node are made of: its inputs, and the callbacks that its maker added."""
+
+    def __init__(self, node: Node[Any]) -> None:
+        self._kind = type(node)
+        self._inputs = {name: value for name, value in vars(node).items() if name != "_node_record"}
+        # As they were when the first run began: what it adds itself is not for the others.
+        self._callbacks: _Callbacks | None = None
+        node.at_start(self._begin)
+        starts = record_of(node).at_start
+        assert starts is not None
+        starts.insert(0, starts.pop())  # before one that adds callbacks
+
+    def _begin(self, node: Node[Any]) -> None:
+        if self._callbacks is None:
+            self._callbacks = _Callbacks(record_of(node))
+
+    def copy(self, record: Record) -> Node[Any]:
+        """Return a copy of the node of `record`, which has not started."""
+        copy: Node[Any] = object.__new__(self._kind)
+        vars(copy).update(self._inputs)
+        callbacks = self._callbacks or _Callbacks(record)
+        for callback in callbacks.at_start:
+            copy.at_start(callback)
+        for callback in callbacks.at_retry:
+            copy.at_retry(callback)
+        for callback in callbacks.at_commander_end:
+            copy.at_commander_end(callback)
+        twin = record_of(copy)
+        twin.pattern = self
+        for moment, callback in callbacks.final:
+            twin.add_callback(moment, callback)
+        return copy
+
+
+class _Callbacks:
+    def __init__(self, record: Record) -> None:
+        self.at_start: list[Callback] = [*(record.at_start or ())]
+        self.at_retry: list[Callback] = [*(record.at_retry or ())]
+        self.final = [*record.later_callbacks(0)]
+        if record.callback is not None and record.callback_moment is not None:
+            self.final.insert(0, (record.callback_moment, record.callback))
+        self.at_commander_end: list[Callback] = [*(record.at_commander_end or ())]
+
+
+def keep_pattern(node: Node[Any]) -> None:
+    """Keep what `node` is made of, so that `start` can make copies of it.
+
+    Inputs are those of now, callbacks those from before its first run. A node that has started is
+    a `RuntimeError`.
+    """
+    record = record_of(node)
+    if record.parent is not None:
+        raise RuntimeError(f"{node!r} has started: give it its edges before")
+    if record.pattern is None:
+        record.pattern = Pattern(node)
+
+
+def start(node: Node[Any], parent: Node[Any]) -> None:
+    """Start `node` as a child of `parent`; if it has started before, a copy of it.
+
+    The options of its put go with the copy. Without a pattern there is no copy: a `RuntimeError`.
+    """
+    record = record_of(node)
+    attempts = record.attempts
+    if record.parent is not None:
+        if record.pattern is None:
+            raise RuntimeError(f"an edge's function returned {node!r}, which has started before")
+        node = record.pattern.copy(record)
+    enter(
+        parent,
+        node,
+        timeout=None if attempts is None else attempts.timeout,
+        retry=None if attempts is None else attempts.retry,
+        policy=record.policy if record.tree else None,
+        priority=record.priority,
+        on=None if record.away is None else record.away.place,
+    )

@@ -1,0 +1,57 @@
+"""`explain` and the drawing of a tree, beyond what the contracts promise."""
+
+import asyncio
+
+from _clock import jumping, virtual_seconds
+from _nodes import hang
+
+from anabranch.commander import Commander, Retry
+from anabranch.handlers import handler
+from anabranch.jobs import Job
+
+
+class Waits(Job[None]):
+    async def task(self):
+        await asyncio.Event().wait()
+
+
+@handler
+async def leaves(node):
+    node.call_handler(hang())
+
+
+@jumping
+async def test_explain_says_for_how_long_a_node_has_been_in_its_state():
+    """From one second on, in the largest unit that fits."""
+    async with Commander(max_concurrency=1, slow_after=None) as commander:
+        runs, waits = commander.put_job(Waits()), commander.put_job(Waits())
+        joins = commander.call_handler(leaves())
+        await virtual_seconds(0.5)
+        assert "(for" not in commander.explain(runs) + commander.explain(joins)
+        await virtual_seconds(3)
+        assert commander.explain(runs).endswith("in task (for 3 s)")
+        assert commander.explain(waits).endswith("waits for one of 1 places (for 3 s)")
+        await virtual_seconds(120)
+        assert "waits for 1 children (for 2 min)" in commander.explain(joins)
+        assert commander.explain().startswith("Commander is open, with 3 children (for 2 min)")
+        await virtual_seconds(7200)
+        assert commander.explain(runs).endswith("in task (for 2 h)")
+        for node in commander.children:
+            node.cancel()
+    assert "(for" not in commander.explain(runs)
+
+
+@jumping
+async def test_explain_counts_the_pause_before_another_attempt_from_its_beginning():
+    """A node that is tried again is pending anew."""
+
+    @handler
+    async def fails(node):
+        await virtual_seconds(30)
+        raise ValueError
+
+    async with Commander(slow_after=None) as commander:
+        node = commander.call_handler(fails(), retry=Retry(backoff=60, jitter=0), claim=True)
+        await virtual_seconds(35)
+        assert "attempt 2 begins after a pause (for 5 s)" in commander.explain(node)
+        node.cancel()
