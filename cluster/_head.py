@@ -6,7 +6,6 @@ and whoever waits for something in the cluster is told within seconds.
 
 from __future__ import annotations
 
-import atexit
 import os
 import socket
 import sys
@@ -83,11 +82,6 @@ class Head:
             return self._watching
 
     def _lose(self, why: str) -> None:
-        left = threading.Event()
-        if self._leave is not None:
-            # A process that ends now waits for this thread: at its exit Ray would leave as well,
-            # and two at a time block each other.
-            atexit.register(left.wait)
         _print_errors_at_once()
         with self._lock:
             self.lost = why
@@ -97,8 +91,6 @@ class Head:
         if self._leave is not None:
             time.sleep(GRACE)
             self._leave()
-            left.set()
-            atexit.unregister(left.wait)
 
 
 def _print_errors_at_once() -> None:

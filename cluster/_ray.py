@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import ctypes
 import logging
 import os
 import socket
@@ -10,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -36,6 +39,9 @@ T = TypeVar("T")
 
 # What has not begun after so many seconds: is there still a machine that could take it?
 LOOK_AGAIN = 5.0
+
+# A head that does not answer the end of a program within so many seconds is taken for lost.
+END = 2.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -96,6 +102,10 @@ class Cluster:
         self.ray = ray
         self.address = address
         self.head = Head(address, self._leave if ours else None)
+        # Whether the grace is over in which a lost cluster's workers are told to stop.
+        self._leaving = threading.Event()
+        if ours:
+            atexit.register(self._end)  # after Ray's own, so it is called before that
         # Whether a first task has been sent, for which Ray takes its time.
         self.ready = False
         # What some machine has been seen to have.
@@ -110,7 +120,27 @@ class Cluster:
 
     def _leave(self) -> None:
         # A minute after its head has gone, Ray would end this whole process.
+        self._leaving.set()
         self.ray.shutdown()
+        atexit.unregister(self._end)
+
+    def _end(self) -> None:
+        """Let the program end without Ray's clean-up, if the cluster has lost its head.
+
+        That clean-up waits 5 s for the head, has been seen to hang until Ray's minute was over, and
+        blocks if `_leave` is at it. Without it Ray's destructors may crash: so the C library ends
+        the process before them, with its own exit status, after Python has flushed all output.
+        """
+        if self.head.lost is None and (
+            _address(self.ray) != self.address or answers(self.address, timeout=END)
+        ):
+            return
+        if self.head.lost is not None:
+            self._leaving.wait(END)
+        with suppress(AttributeError, TypeError):  # a C library other than glibc
+            libc = ctypes.CDLL(None)
+            libc.on_exit(libc._exit, None)
+        atexit.unregister(import_module("ray._private.worker").shutdown)
 
     def unknown(self, placement: Ray) -> bool:
         """Whether `check` has never found a machine for `placement`."""

@@ -183,11 +183,29 @@ run(Far(sys.argv[2]))
 """
 
 
+STUCK = """
+import sys, threading
+import ray
+from _ray_jobs import Double, note
+from anabranch import run
+from anabranch.cluster import Ray
+
+class Far(Double):
+    on = Ray(num_cpus=0, address=sys.argv[1])
+
+print(run(Far(1)))
+ray.shutdown = threading.Event().wait  # it never returns
+note(sys.argv[2], "standing")
+sys.stdin.read()
+sys.exit(3)
+"""
+
+
 def driver(*arguments: str, source: str = DRIVER) -> subprocess.Popen[str]:
     """Start another program that puts jobs on a cluster."""
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        [sys.executable, "-c", source, *arguments], stdout=pipe, stderr=pipe, text=True
+        [sys.executable, "-c", source, *arguments], stdin=pipe, stdout=pipe, stderr=pipe, text=True
     )
 
 
@@ -215,23 +233,28 @@ async def test_a_cluster_that_the_process_has_left_is_not_used(nodes: Any) -> No
 async def test_a_head_that_goes_away_fails_its_nodes(tmp_path: Path, file: str, noted: Any) -> None:
     """Within seconds, each with one clear error; the program goes on, and its workers do not.
 
-    A program that does not catch it ends with it, and says so.
+    A program that does not catch it ends with it, and says so. All end with their own exit status,
+    also one that ends before the loss is noticed, or for which Ray's own clean-up hangs.
     """
     from ray.cluster_utils import Cluster
 
     small: Any = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
     )
-    other, third = str(tmp_path / "other"), str(tmp_path / "third")
+    other, third, fourth = (str(tmp_path / name) for name in ("other", "third", "fourth"))
     try:
         with (
             driver(small.address, file, other) as program,
             driver(small.address, third, source=CARELESS) as careless,
+            driver(small.address, fourth, source=STUCK) as stuck,
         ):
             pid = int((await noted("standing")).split()[1])
             await line_in(third, "standing")
+            await line_in(fourth, "standing")
             processes = small.head_node.all_processes
             processes["gcs_server"][0].process.kill()
+            assert await asyncio.to_thread(stuck.communicate, timeout=30) == ("2\n", "")
+            assert stuck.returncode == 3
             said, _ = await asyncio.to_thread(program.communicate, timeout=60)
             _, complaint = await asyncio.to_thread(careless.communicate, timeout=60)
         assert said.splitlines()[-1] == "left the block"
