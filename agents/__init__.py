@@ -26,6 +26,7 @@ from ._environment import Turn as Turn
 from ._episode import Episode as Episode
 from ._episode import EpisodeResult as EpisodeResult
 from ._episode import EpisodeStatus as EpisodeStatus
+from ._executor import ToolExecutor as ToolExecutor
 from ._floor import GroupTalk as GroupTalk
 from ._floor import role_prompt as role_prompt
 from ._group import Group as Group
@@ -44,6 +45,11 @@ from ._memory import TOOLS as TOOLS
 from ._memory import Memory as Memory
 from ._memory import SessionId as SessionId
 from ._memory import message_tokens as message_tokens
+from ._message import AgentMessage as AgentMessage
+from ._message import StreamState as StreamState
+from ._message_hooks import Hook as Hook
+from ._message_hooks import HookHandle as HookHandle
+from ._message_hooks import Hooks as Hooks
 from ._module import ListMemory as ListMemory
 from ._module import Module as Module
 from ._module import Retrieval as Retrieval

@@ -10,15 +10,17 @@ from typing_extensions import TypeVar
 from ..backends import Backend
 from ..commander import run
 from ..commander.errors import ConfigurationError
-from ..dispatch import AgentMessage, Message
 from ..handlers import View
-from ..tools import AnyTool, Hook, HookHandle, Hooks, Toolkit
-from ..tools._toolkit import flatten
+from ..messages import Message
+from ..tools import AnyTool, Toolkit
+from ..tools.toolkits import flatten
 from ._aggregator import Aggregator, System, read_system
 from ._answer import answer
 from ._call import AgentCall, listen, run_call
 from ._hook import AgentHook, AgentHookHandle, hooked
 from ._memory import Memory, SessionId, copied
+from ._message import AgentMessage
+from ._message_hooks import Hook, HookHandle, Hooks
 from ._parser import Parser
 from ._steps import Step, steps_of
 from ._structure import describe_structure, restore, walk

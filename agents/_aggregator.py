@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from ..dispatch import AgentMessage, Message, Role
+from ..messages import Message, Role
 from ..tools import result_text
 from ._memory import TOOLS
+from ._message import AgentMessage
 from ._parser import Parser
 
 __all__ = ["Aggregator", "FewShotAggregator", "System", "ToolAggregator"]

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..backends import Backend
 from ..commander import BadResponse
-from ..dispatch import AgentMessage, Conversation, Message
 from ..handlers import respond
+from ..messages import Conversation, Message
 from ..tools import AnyTool
 from ._memory import TOOLS, SessionId
+from ._message import AgentMessage
 from ._parser import Parser
 from ._stream import AgentView
 

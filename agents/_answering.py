@@ -6,8 +6,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..commander import Node
-from ..dispatch import AgentMessage
 from ._directory import Answer, Status
+from ._message import AgentMessage
 from ._reply import NOT_MINE, Reply
 from ._say import as_message, text_of
 from ._scope import current_scope

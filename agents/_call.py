@@ -10,8 +10,8 @@ from typing_extensions import TypeVar
 
 from ..commander import Commander, Node, current_node
 from ..commander._observe import observe, outlast
-from ..dispatch import AgentMessage
 from ._memory import SessionId, copied
+from ._message import AgentMessage
 from ._stream import LISTENER, Feed
 
 if TYPE_CHECKING:

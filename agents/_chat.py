@@ -8,10 +8,10 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from ..commander import Node
-from ..dispatch import AgentMessage
 from ..handlers import handler
 from ._call import run_call
 from ._directory import Answer, Participant, Status, name_of
+from ._message import AgentMessage
 from ._say import Said, as_message, text_of
 from ._scope import MAX_MESSAGES, ConversationTooLong, Listener, Scope, opened
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, Unpack, cast
 
 from ..backends import Backend
 from ..commander import current_node, emit
-from ..dispatch import AgentMessage, Message
+from ..messages import Message
 from ._agent import Agent
 from ._aggregator import Aggregator, System
 from ._answering import Answering
@@ -19,6 +19,7 @@ from ._directory import Answer, Directory, Participant, name_of
 from ._ear import Ear
 from ._human import HumanInput, TerminalInput
 from ._memory import TOOLS
+from ._message import AgentMessage
 from ._parser import Parser
 from ._reply import Reply, ReplyRule, SenderFilter, reply_rules
 from ._say import Said, is_termination, text_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from ..commander.errors import AnabranchError
-from ..dispatch import AgentMessage
+from ._message import AgentMessage
 
 __all__ = ["Answer", "Directory", "Participant", "Status", "UnknownAgent", "name_of"]
 

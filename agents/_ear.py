@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..dispatch import AgentMessage
+from ._message import AgentMessage
 from ._scope import listened_to
 from ._stream import Feed, Speech
 

@@ -11,12 +11,13 @@ from typing import Any, Generic, TypeVar, cast
 
 from ..backends import Backend
 from ..commander.errors import ConfigurationError, ContextTooLong
-from ..dispatch import AgentMessage, Message
 from ..handlers import View
+from ..messages import Message
 from ._agent import Agent
 from ._answer import answer
 from ._hook import AgentHook
 from ._memory import SessionId
+from ._message import AgentMessage
 from ._module import Module
 from ._state import State
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from ..commander import Node
-from ..dispatch import AgentMessage
 from ._directory import Answer, Directory, Participant, Status
 from ._group import Group
+from ._message import AgentMessage
 from ._prompt import prompt
 from ._say import as_message, is_termination, text_of
 from ._scope import MAX_MESSAGES, ConversationTooLong, aside

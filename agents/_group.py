@@ -9,9 +9,9 @@ from inspect import isawaitable
 from typing import Any, TypeAlias
 
 from ..commander import Node
-from ..dispatch import AgentMessage
 from ._chat import in_tree
 from ._directory import Answer, Directory, Participant, Status, UnknownAgent, name_of
+from ._message import AgentMessage
 from ._say import as_message, is_termination
 from ._scope import MAX_MESSAGES, ConversationTooLong, current_scope, opened
 from ._speaker import round_robin

@@ -6,8 +6,10 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from ..dispatch import AgentMessage, ToolCall
-from ..tools import AnyTool, Hook, HookHandle, Hooks, Illustrated, InvalidArguments, Tool
+from ..messages import ToolCall
+from ..tools import AnyTool, Illustrated, InvalidArguments, Tool
+from ._message import AgentMessage
+from ._message_hooks import Hook, HookHandle, Hooks
 
 if TYPE_CHECKING:
     from ._agent import Agent

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
-from ..dispatch import Message
+from ..messages import Message
 from ._engineer import PromptEngineer
 from ._parser import JsonParser
 from ._state import State

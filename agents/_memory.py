@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 from pydantic_core import to_jsonable_python
 
 from ..commander.errors import ConfigurationError
-from ..dispatch import AgentMessage, Message
+from ..messages import Message
 from ..tools import ToolResult, result_text
+from ._message import AgentMessage
 
 __all__ = [
     "TOOLS",

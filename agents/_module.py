@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from ..backends import Backend
 from ..commander import BadResponse
-from ..dispatch import Message, Request
+from ..messages import Message, Request
 from ._state import State
 
 __all__ = ["ListMemory", "Module", "Retrieval", "RunningSummary"]

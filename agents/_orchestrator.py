@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from ..commander import Node
 from ..commander.errors import AnabranchError
-from ..dispatch import AgentMessage, Usage
+from ..messages import Usage
 from ._agent import Agent
 from ._chat import in_tree
 from ._directory import UnknownAgent
 from ._engineer import PromptedAgent, settled
 from ._environment import Environment, Turn, act, observe
 from ._memory import SessionId, message_text
+from ._message import AgentMessage
 from ._state import State
 
 if TYPE_CHECKING:

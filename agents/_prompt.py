@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, cast, overload
 
 from ..backends import Backend
-from ..dispatch import Message, Request
+from ..messages import Message, Request
 
 __all__ = ["Prompt", "fill_template", "prompt"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..backends import Backend
-from ..dispatch import Message
+from ..messages import Message
 from ._engineer import PromptedAgent, PromptEngineer
 from ._module import Module
 from ._orchestrator import Orchestrator

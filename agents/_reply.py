@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, overload
 
-from ..dispatch import AgentMessage
 from ._directory import Participant, name_of
+from ._message import AgentMessage
 from ._say import Said
 
 __all__ = ["NOT_MINE", "Reply", "ReplyRule", "SenderFilter", "reply", "reply_rules"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
 
-from ..dispatch import AgentMessage
 from ..tools import result_text
+from ._message import AgentMessage
 
 __all__ = ["TERMINATE", "Said", "as_message", "is_termination", "text_of"]
 

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import TypeAlias
 
 from ..commander.errors import AnabranchError
-from ..dispatch import AgentMessage
+from ._message import AgentMessage
 from ._stream import LISTENER
 
 __all__ = ["MAX_MESSAGES", "ConversationTooLong", "Listener", "Scope", "current_scope", "opened"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..dispatch import AgentMessage
 from ._agent import Agent
 from ._memory import SessionId
+from ._message import AgentMessage
 
 __all__ = ["Sequential"]
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..backends import Backend
-from ..dispatch import AgentMessage
+from ._message import AgentMessage
 from ._prompt import prompt
 from ._say import text_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..dispatch import Message
+from ..messages import Message
 
 __all__ = ["Mistake", "Namespace", "State"]
 

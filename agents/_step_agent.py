@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 from ..backends import Backend
-from ..dispatch import AgentMessage
-from ..tools import AnyTool, ToolExecutor, Toolkit, describe
+from ..tools import AnyTool, Toolkit, describe
 from ._agent import Agent
 from ._aggregator import Aggregator, System, ToolAggregator
+from ._executor import ToolExecutor
 from ._hook import AgentHook, text_action
 from ._memory import SessionId
+from ._message import AgentMessage
 from ._parser import Parser
 from ._steps import Step
 from ._tool_parser import InterpreterParser, MixedToolParser, PluginParser, ToolAction

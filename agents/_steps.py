@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypedDict, cast
 
-from ..dispatch import AgentMessage, Message
+from ..messages import Message
 from ._memory import TOOLS
+from ._message import AgentMessage
 
 __all__ = ["Step", "steps_of"]
 

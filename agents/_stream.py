@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from inspect import isawaitable
 
-from ..dispatch import AgentMessage, StreamState, ToolCall
 from ..handlers import View
+from ..messages import ToolCall
 from ..tools import AnyTool, Decision, ToolResult
+from ._message import AgentMessage, StreamState
 
 __all__ = ["LISTENER", "AgentView", "Feed", "Speech"]
 

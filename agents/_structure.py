@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from ..commander.errors import ConfigurationError
-from ..dispatch import AgentMessage
 from ._memory import read_records
+from ._message import AgentMessage
 
 if TYPE_CHECKING:
     from ._agent import Agent

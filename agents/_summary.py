@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from ..backends import Backend
 from ..commander import BadResponse
-from ..dispatch import AgentMessage, Message, Request
+from ..messages import Message, Request
 from ._memory import Filter, Memory, SessionId, message_text, message_tokens
+from ._message import AgentMessage
 
 __all__ = ["SummaryMemory"]
 

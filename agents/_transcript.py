@@ -6,8 +6,8 @@ import sys
 from dataclasses import dataclass
 from typing import TextIO
 
-from ..dispatch import AgentMessage
-from ..handlers._legible import legible
+from ..handlers.legible import legible
+from ._message import AgentMessage
 from ._say import text_of
 
 __all__ = ["Transcript"]

@@ -8,7 +8,8 @@ The layering, each room importing only those below it:
     jobs                the chat loop, edges, `Job`
     handlers            respond, show, call_tools, `@handler`
     tools, backends     what a model may call; the models themselves
-    dispatch            messages, deltas, the fork of a streamed reply
+    dispatch            the fork of a streamed reply
+    messages            what is said: messages, deltas, conversations, requests
     commander           nodes, the tree, scheduling, cancellation, events, errors
 
 The everyday names are found here and imported when they are first used, so that a program pays
@@ -22,7 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .agents import Agent as Agent
+    from .agents import AgentMessage as AgentMessage
     from .agents import Memory as Memory
+    from .agents import ToolExecutor as ToolExecutor
     from .backends import Backend as Backend
     from .backends import connect as connect
     from .commander import AnabranchError as AnabranchError
@@ -50,34 +53,33 @@ if TYPE_CHECKING:
     from .commander import current_node as current_node
     from .commander import quorum as quorum
     from .commander import run as run
-    from .dispatch import AgentMessage as AgentMessage
-    from .dispatch import Conversation as Conversation
-    from .dispatch import Message as Message
-    from .dispatch import ToolCall as ToolCall
     from .dispatch import fork as fork
     from .handlers import Handler as Handler
     from .handlers import handler as handler
     from .jobs import Job as Job
     from .jobs import add_conditional_edge as add_conditional_edge
     from .jobs import add_edge as add_edge
+    from .messages import Conversation as Conversation
+    from .messages import Message as Message
+    from .messages import ToolCall as ToolCall
     from .tools import Approvals as Approvals
     from .tools import Tool as Tool
-    from .tools import ToolExecutor as ToolExecutor
     from .tools import describe as describe
     from .tools import open_tools as open_tools
     from .tools import tool as tool
 
 _ROOMS = {
-    "agents": "Agent Memory",
+    "agents": "Agent AgentMessage Memory ToolExecutor",
     "backends": "Backend connect",
     "commander": """AnabranchError AuthenticationError BackendError BackendUnavailable BadResponse
         BudgetExceeded Commander ConfigurationError ContextTooLong MissingExtra ModelNotFound Node
         NodeCancelled NodeClosed QuorumNotMet RateLimited Restart Retry StreamInterrupted ToolError
         WorkerLost check_cancelled current_node quorum run""",
-    "dispatch": "AgentMessage Conversation Message ToolCall fork",
+    "dispatch": "fork",
     "handlers": "Handler handler",
     "jobs": "Job add_conditional_edge add_edge",
-    "tools": "Approvals Tool ToolExecutor describe open_tools tool",
+    "messages": "Conversation Message ToolCall",
+    "tools": "Approvals Tool describe open_tools tool",
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

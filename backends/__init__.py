@@ -7,9 +7,9 @@ so that no extra is needed for those that are not.
 from ._backend import Backend as Backend
 from ._connect import connect as connect
 from ._fallback import Fallback as Fallback
-from ._limits import Limits as Limits
-from ._limits import Price as Price
 from ._model import ModelBackend as ModelBackend
 from ._retry import Breaker as Breaker
 from ._retry import Retries as Retries
 from ._timeout import Timeouts as Timeouts
+from .limits import Limits as Limits
+from .limits import Price as Price

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from ..commander.errors import BackendError, BadResponse
-from ..dispatch import Delta, Message
-from ..dispatch._assembly import Assembly, Branches
 from ..dispatch._speech import Sink
+from ..dispatch.assembly import Assembly, Branches
+from ..messages import Delta, Message
 
 __all__ = ["assemble", "partial_message"]
 

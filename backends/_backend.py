@@ -9,7 +9,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
-from ..dispatch import Delta, Message, Request
+from ..messages import Delta, Message, Request
 from ._assemble import assemble
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..commander.errors import BackendError, ConfigurationError
-from ..dispatch import Delta, Request
+from ..messages import Delta, Request
 from ._backend import Backend
 from ._tape import Tape, Track, key_of, line_of
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..dispatch import Delta, Message, Request, Usage
+from ..messages import Delta, Message, Request, Usage
 
 __all__ = ["estimate_tokens", "usage_of"]
 

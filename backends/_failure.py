@@ -18,7 +18,7 @@ from ..commander.errors import (
     ContextTooLong,
     RateLimited,
 )
-from ..dispatch import error_from_wire
+from ..messages import error_from_wire
 from ._address import shown
 
 __all__ = ["LONGEST", "failure_from_library", "failure_from_response", "told", "whole_reply"]

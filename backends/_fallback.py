@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 
 from ..commander.errors import BackendError, BackendUnavailable, ConfigurationError, RateLimited
-from ..dispatch import Delta, Request
+from ..messages import Delta, Request
 from ._backend import Backend
 from ._retry import Breaker
 

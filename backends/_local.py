@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing
 from typing import Any, Self
 
-from ..dispatch import Delta, Request
+from ..messages import Delta, Request
 from ._local_engine import Engine, Work
 from ._local_model import Model, Source
 from ._local_options import read_options

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from ..dispatch import ToolSchema, Usage
+from ..messages import ToolSchema, Usage
 from ._local_model import Model
 
 __all__ = ["choose"]

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import Future
 
 from ..commander.errors import AnabranchError, BackendError
-from ..dispatch import Delta
+from ..messages import Delta
 from ._local_model import Model, Source
 from ._weights import Progress
 

@@ -15,7 +15,7 @@ from ..commander.errors import (
     ContextTooLong,
     MissingExtra,
 )
-from ..dispatch import Usage
+from ..messages import Usage
 from ._weights import Progress, ensure_weights
 
 __all__ = ["Chat", "Model", "Piece", "Sampling", "Source"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..commander.errors import ConfigurationError
-from ..dispatch._wire import quote
+from ..messages.text import quote
 from ._local_model import Sampling
 
 __all__ = ["Options", "read_options"]

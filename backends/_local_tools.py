@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..commander.errors import ConfigurationError
-from ..dispatch import Delta, Message, Request, ToolCallDelta, ToolSchema, Usage
+from ..messages import Delta, Message, Request, ToolCallDelta, ToolSchema, Usage
 from ._local_choice import choose
 from ._local_model import Chat, Model, Piece, Sampling
 from ._local_options import Options

@@ -17,14 +17,14 @@ from ..commander.errors import (
     RateLimited,
     StreamInterrupted,
 )
-from ..dispatch import Delta, Message, Request, Usage
-from ..dispatch._wire import quote
+from ..messages import Delta, Message, Request, Usage
+from ..messages.text import quote
 from ._assemble import partial_message
 from ._backend import Backend
 from ._estimate import estimate_tokens, usage_of
-from ._limits import Limits, Turn, tree_limits, turn_in
 from ._retry import Breaker, Retries
 from ._timeout import Arrived, Timeouts, timed
+from .limits import Limits, Turn, tree_limits, turn_in
 
 __all__ = ["ModelBackend"]
 

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 from pydantic import SecretStr
 
 from ..commander.errors import BackendError, ConfigurationError, MissingExtra
-from ..dispatch import Message, Request
+from ..messages import Message, Request
 from ._address import shown
 from ._failure import failure_from_library, whole_reply
 from ._secret import as_secret

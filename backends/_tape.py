@@ -12,9 +12,9 @@ from reprlib import repr as short
 from types import NoneType
 from typing import Any, cast
 
-from ..commander import _errors as errors
+from ..commander import errors
 from ..commander.errors import BackendError, ConfigurationError, RateLimited, StreamInterrupted
-from ..dispatch import Delta, Request, ToolCallDelta, Usage, request_body
+from ..messages import Delta, Request, ToolCallDelta, Usage, request_body
 from ._assemble import partial_message
 from ._secret import Cut, cleaned
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..commander.errors import BackendUnavailable
-from ..dispatch import Delta
+from ..messages import Delta
 
 __all__ = ["Arrived", "Timeouts", "timed"]
 

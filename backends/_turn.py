@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ..commander._waits import LocalFuture
 from ..commander.errors import BudgetExceeded
-from ..dispatch import Usage
+from ..messages import Usage
 
 if TYPE_CHECKING:
-    from ._limits import Limits, Start
+    from .limits import Limits, Start
 
 __all__ = ["Line", "Turn"]
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any, Self
 
 from ..commander.errors import MissingExtra
-from ..dispatch import Delta, Message, Request
+from ..messages import Delta, Message, Request
 from ._model import ModelBackend
 from ._vllm_engine import Engine
 from ._vllm_reply import answer, check_options

@@ -29,7 +29,7 @@ from ..commander.errors import (
     ConfigurationError,
     ModelNotFound,
 )
-from ..dispatch import Delta
+from ..messages import Delta
 from ._wire import PerLoop
 
 __all__ = ["Engine", "Loaded", "Work", "vllm_module"]

@@ -15,7 +15,7 @@ from ..commander.errors import (
     ConfigurationError,
     ContextTooLong,
 )
-from ..dispatch import Delta, Message, Request, ToolSchema, Usage, request_body
+from ..messages import Delta, Message, Request, ToolSchema, Usage, request_body
 from ._local_tools import _conversation
 from ._vllm_engine import Loaded, vllm_module
 from ._vllm_tools import MARK, Reader, instruction, marked_call, structural_tag

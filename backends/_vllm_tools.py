@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from ..commander.errors import ConfigurationError
-from ..dispatch import Delta, ToolCallDelta, ToolSchema
+from ..messages import Delta, ToolCallDelta, ToolSchema
 from ._local_tools import _named
 
 __all__ = ["MARK", "Reader", "instruction", "marked_call", "structural_tag"]

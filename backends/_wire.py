@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from pydantic_core import from_json
 
 from ..commander.errors import AnabranchError, BackendError, BadResponse, ConfigurationError
-from ..dispatch import Delta, Message, Request, delta_from_chunk, request_body
+from ..messages import Delta, Message, Request, delta_from_chunk, request_body
 from ._address import has_user, secrets_of, server_address, shown
 from ._failure import LONGEST, told
 from ._model import ModelBackend

@@ -11,7 +11,8 @@ from importlib.metadata import version
 from typing import Any
 
 from anabranch.commander import Node
-from anabranch.dispatch import Delta, ToolCallDelta, fork
+from anabranch.dispatch import fork
+from anabranch.messages import Delta, ToolCallDelta
 
 CHARACTERS = 4  # in a delta
 # At so many of the deltas a contender that parses anew is timed: fewer of a long stream.

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.backends._local import LocalBackend
-from anabranch.dispatch import Message, Request
+from anabranch.messages import Message, Request
 
 DATA = Path(__file__).parent.parent / "tests" / "data" / "tool_choice.json"
 

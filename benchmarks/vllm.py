@@ -31,7 +31,7 @@ sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file_
 from anabranch.backends import _vllm, _vllm_engine  # noqa: E402 - see above
 from anabranch.backends._vllm import VLLMBackend  # noqa: E402
 from anabranch.backends._vllm_engine import Engine, Loaded  # noqa: E402
-from anabranch.dispatch import Delta, Message, Request  # noqa: E402
+from anabranch.messages import Delta, Message, Request  # noqa: E402
 
 TOKENS = 200  # of a reply with --pipe
 PROMPT = "Tell me about the history of bridges."

@@ -16,7 +16,7 @@ import typer
 
 from ..backends import Backend, connect
 from ..commander import AnabranchError
-from ..dispatch import Conversation
+from ..messages import Conversation
 from ..tools import AnyTool, open_tools
 from ._session import INTERRUPTED, chat_session
 from ._terminal import LegibleLog, complain, show_traceback

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..handlers._legible import exact, spelled, width
+from ..handlers.legible import exact, spelled, width
 from ..tools import AnyTool
 
 __all__ = ["Question", "draft"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ..dispatch import Conversation
+from ..messages import Conversation
 from ._terminal import complain
 
 __all__ = ["rescue"]

@@ -13,8 +13,8 @@ from typing import Any, TypeVar, cast
 
 from ..backends import Backend
 from ..commander import Commander, Node, NodeCancelled
-from ..dispatch import Conversation, Message
 from ..jobs import ChatJob
+from ..messages import Conversation, Message
 from ..tools import AnyTool
 from ._commands import COMMANDS, Leave, about, obey
 from ._rescue import rescue

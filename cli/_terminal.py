@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ..commander import NodeCancelled
-from ..dispatch import ToolCall
 from ..handlers import View
-from ..handlers._legible import exact, legible
+from ..handlers.legible import exact, legible
 from ..jobs import read_line
+from ..messages import ToolCall
 from ..tools import AnyTool, Decision, ToolResult
 from ._editor import LineEditor, screen
 from ._question import Question, draft

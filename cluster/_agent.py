@@ -7,12 +7,11 @@ from contextlib import suppress
 from inspect import signature
 from typing import Any, ClassVar, Self
 
-from ..agents import Answer, Directory, Participant, current_scope
+from ..agents import AgentMessage, Answer, Directory, Participant, current_scope
 from ..agents._chat import in_tree
 from ..agents._scope import listened_to
-from ..backends._limits import limits_of
+from ..backends.limits import limits_of
 from ..commander import Node, WorkerLost
-from ..dispatch import AgentMessage
 from ..handlers import handler
 from ._actor import Ask, Drop
 from ._agent_tenant import MakingAgent

@@ -18,7 +18,7 @@ from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from ..commander import current_node
-from ..dispatch import Usage
+from ..messages import Usage
 from ._actor import Actor, Outlet
 from ._pack import pack
 from ._ray import Cluster, as_lost, as_refused, aside

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from ..backends import Backend, ModelBackend, Retries, Timeouts, connect
 from ..commander.errors import ConfigurationError
-from ..dispatch import Delta, Request
+from ..messages import Delta, Request
 from ._actor import Outlet
 from ._pack import pack
 from ._pull import Pull

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from ..backends._limits import Turn
+from ..backends.limits import Turn
 from ..commander._observe import outlast
 from ..commander.errors import WorkerLost
 from ._desk import Address, Wanted

@@ -11,10 +11,10 @@ from typing import Any, Self
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
-from ..backends._limits import Turns, limits_of, turn_in
+from ..backends.limits import Turns, limits_of, turn_in
 from ..commander import Commander, Node
 from ..commander.errors import BudgetExceeded, WorkerLost
-from ..dispatch import Usage
+from ..messages import Usage
 from ._actor import Ask, Drop
 from ._desk import Address, Desk, News, Returned, Sit, Wanted, desk_of
 from ._limits import DistantLimits

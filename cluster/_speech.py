@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..dispatch import AgentMessage
+from ..agents import AgentMessage
 from ._actor import Outlet
 
 __all__ = ["Teller", "Texts", "Told"]

@@ -11,9 +11,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from ..agents import Answer
+from ..agents import AgentMessage, Answer
 from ..agents._scope import Scope
-from ..dispatch import AgentMessage
 from ._actor import Outlet
 from ._report import Stand
 

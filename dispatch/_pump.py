@@ -11,13 +11,13 @@ from typing import Any, TypeAlias, cast
 
 from ..commander import Node, NodeCancelled, StreamInterrupted
 from ..commander._waits import drives
-from ._assembly import Assembly, Branches
-from ._call import OpenCall, ToolCallError
+from ..messages import Delta, Message, ToolCall, ToolCallDelta, ToolCallError
+from ..messages.arguments import read_arguments
+from ._call import OpenCall
 from ._channel import Channel, Gate, Waiters
-from ._delta import Delta, ToolCallDelta
 from ._format import Format
-from ._message import Message, ToolCall, read_arguments
 from ._source import Source, close_source, open_source, to_delta
+from .assembly import Assembly, Branches
 
 __all__ = ["Pump", "Repair"]
 

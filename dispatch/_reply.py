@@ -6,12 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from typing import Any, Self, TypeAlias
 
 from ..commander import Node
-from ._call import ToolCallError
-from ._delta import ToolCallDelta
+from ..messages import Message, ToolCall, ToolCallDelta, ToolCallError, ToolSchema, has_parameter
 from ._format import Format
-from ._message import Message, ToolCall
 from ._pump import Pump, Repair
-from ._request import ToolSchema, has_parameter
 from ._source import Source, check_source, discard_source
 
 __all__ = ["Reply", "fork"]

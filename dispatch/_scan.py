@@ -12,6 +12,8 @@ from collections.abc import Callable, Container
 from enum import Enum, auto
 from typing import Protocol
 
+from ..messages.text import encodable
+
 __all__ = [
     "SPACE",
     "STRING_REST",
@@ -19,7 +21,6 @@ __all__ = [
     "ObjectScanner",
     "StringDecoder",
     "Watcher",
-    "encodable",
     "end_of",
     "unescape",
 ]
@@ -374,19 +375,6 @@ def unescape(raw: str) -> str | None:
         return _LENIENT.decode(f'"{raw}"')
     except ValueError:
         return None
-
-
-def encodable(text: str) -> str:
-    """Make one character of each surrogate pair, and U+FFFD of a half that is alone.
-
-    A half has no UTF-8: text with one could not be shown, saved or sent. So whatever comes from a
-    model or a server passes through here, or through a `HalfKeeper`, before anybody gets it.
-    """
-    try:
-        text.encode()  # far cheaper than what follows, and nearly always enough
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
 
 
 def end_of(pattern: re.Pattern[str], text: str, position: int) -> int:

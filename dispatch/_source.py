@@ -14,8 +14,8 @@ from inspect import isawaitable, iscoroutine, isgenerator
 from typing import Any, NoReturn, TypeAlias, cast
 
 from ..commander import BadResponse
-from ._delta import Delta
-from ._wire import delta_from_chunk, quote
+from ..messages import Delta, delta_from_chunk
+from ..messages.text import quote
 
 __all__ = [
     "Source",

@@ -7,11 +7,11 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from ..commander import Node, NodeCancelled, emit
-from ..dispatch import Message, ToolCall, ToolCallError
+from ..messages import Message, ToolCall, ToolCallError
 from ..tools import AnyTool, ToolResult
-from ..tools._call import call_result, start_call
-from ..tools._result import result, unknown_tool
-from ..tools._toolkit import by_name
+from ..tools.calls import call_result, start_call
+from ..tools.results import result, unknown_tool
+from ..tools.toolkits import by_name
 from ._view import View
 
 __all__ = ["CallTools", "call_tools"]

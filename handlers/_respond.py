@@ -7,9 +7,10 @@ from typing import Any
 
 from ..backends import Backend
 from ..commander import BadResponse, Node
-from ..dispatch import Conversation, Message, fork
+from ..dispatch import fork
+from ..messages import Conversation, Message
 from ..tools import AnyTool, narrated
-from ..tools._toolkit import flatten
+from ..tools.toolkits import flatten
 from ._call_tools import CallTools, call_tools
 from ._handler import handler
 from ._show import show

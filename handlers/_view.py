@@ -6,9 +6,9 @@ import sys
 from collections.abc import Awaitable
 from typing import TextIO
 
-from ..dispatch import ToolCall
+from ..messages import ToolCall
 from ..tools import AnyTool, Approvals, Decision, ToolResult
-from ._legible import legible
+from .legible import legible
 
 __all__ = ["View"]
 

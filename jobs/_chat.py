@@ -8,8 +8,8 @@ from dataclasses import field
 from typing import Self
 
 from ..backends import Backend
-from ..dispatch import Conversation, Message
 from ..handlers import View
+from ..messages import Conversation, Message
 from ..tools import AnyTool
 from ._job import Job
 from ._read_line import read_line

@@ -7,8 +7,8 @@ from dataclasses import field
 from typing import Any
 
 from ..backends import Backend
-from ..dispatch import Conversation, Message
 from ..handlers import View, respond
+from ..messages import Conversation, Message
 from ..tools import AnyTool
 from ._job import Job
 

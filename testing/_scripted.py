@@ -9,7 +9,7 @@ from inspect import isawaitable
 from typing import Any, TypeAlias
 
 from ..backends import Backend
-from ..dispatch import Delta, Message, Request, ToolCall, ToolCallDelta
+from ..messages import Delta, Message, Request, ToolCall, ToolCallDelta
 
 __all__ = ["Reply", "ScriptedBackend", "Step", "deltas"]
 

@@ -30,7 +30,7 @@ from anabranch.commander import (
     RateLimited,
     StreamInterrupted,
 )
-from anabranch.dispatch import Delta, Message, Request
+from anabranch.messages import Delta, Message, Request
 
 __all__ = [
     "CASES",

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from anabranch.commander import Commander, Node
-from anabranch.dispatch import Delta, ToolCallDelta, Usage
 from anabranch.handlers import handler
+from anabranch.messages import Delta, ToolCallDelta, Usage
 
 __all__ = ["CALL", "PATIENCE", "Body", "Source", "collect", "collected", "run"]
 

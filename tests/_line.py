@@ -14,7 +14,7 @@ from _server import ScriptedServer, text
 
 from anabranch.backends import Backend, Retries, connect
 from anabranch.commander import BackendError
-from anabranch.dispatch import Delta, Message, Request
+from anabranch.messages import Delta, Message, Request
 
 __all__ = ["ASK", "KEY", "Line", "ask", "failure_of", "line", "read_all"]
 

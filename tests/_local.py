@@ -10,7 +10,7 @@ from typing import Any
 
 from anabranch.backends._local_engine import Engine
 from anabranch.backends._local_model import Model, Source
-from anabranch.dispatch import Delta, Message, Request
+from anabranch.messages import Delta, Message, Request
 
 __all__ = ["Drawn", "Tool", "ask", "counting", "idle", "kept_open"]
 

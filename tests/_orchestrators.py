@@ -16,7 +16,7 @@ from anabranch.agents import (
     PromptEngineer,
     State,
 )
-from anabranch.dispatch import Request
+from anabranch.messages import Request
 from anabranch.testing import ScriptedBackend
 
 __all__ = [

@@ -13,7 +13,7 @@ from _conformance import HELLO
 from anabranch.backends import Backend
 from anabranch.backends._vllm import VLLMBackend
 from anabranch.backends._vllm_engine import Engine
-from anabranch.dispatch import Delta, Message, Request
+from anabranch.messages import Delta, Message, Request
 
 __all__ = [
     "ARGUMENTS",

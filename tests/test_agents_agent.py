@@ -26,8 +26,8 @@ from anabranch import (
 )
 from anabranch.agents import TOOLS
 from anabranch.backends import Limits
-from anabranch.dispatch import Request, Usage
 from anabranch.handlers import View
+from anabranch.messages import Request, Usage
 from anabranch.testing import ScriptedBackend
 
 

@@ -25,7 +25,7 @@ from anabranch.agents import (
     reply,
     role_prompt,
 )
-from anabranch.dispatch import Delta
+from anabranch.messages import Delta
 from anabranch.testing import ScriptedBackend
 
 

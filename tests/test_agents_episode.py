@@ -26,7 +26,7 @@ from anabranch.agents import (
     PromptedAgent,
     RunningSummary,
 )
-from anabranch.dispatch import Usage
+from anabranch.messages import Usage
 from anabranch.testing import ScriptedBackend
 
 # --- environments

@@ -31,7 +31,7 @@ from anabranch.agents import (
     text_action,
 )
 from anabranch.agents import Aggregator as Default
-from anabranch.dispatch import Request
+from anabranch.messages import Request
 from anabranch.testing import ScriptedBackend
 
 SessionId = int | str

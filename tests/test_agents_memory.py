@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from anabranch import AgentMessage, BadResponse, ConfigurationError, Memory, Message, ToolCall
 from anabranch.agents import TOOLS, Agent, SummaryMemory
-from anabranch.dispatch import Request
+from anabranch.messages import Request
 from anabranch.testing import ScriptedBackend
 from anabranch.tools import ToolResult
 

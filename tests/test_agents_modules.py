@@ -24,7 +24,7 @@ from anabranch.agents import (
     Retrieval,
     RunningSummary,
 )
-from anabranch.dispatch import Request
+from anabranch.messages import Request
 from anabranch.testing import ScriptedBackend
 
 # --- a prompt that is too long

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from anabranch.backends import Backend, ModelBackend, connect
 from anabranch.backends._tape import _delta_from_json, _delta_to_json
 from anabranch.commander import BackendError, ConfigurationError, RateLimited, StreamInterrupted
-from anabranch.dispatch import Delta, Message, Request, ToolCallDelta, Usage
+from anabranch.messages import Delta, Message, Request, ToolCallDelta, Usage
 from anabranch.testing import ScriptedBackend
 
 

@@ -16,7 +16,7 @@ from anabranch import Commander, Node, handler, tool
 from anabranch.backends import Backend, Breaker, Limits, ModelBackend, Price, Retries
 from anabranch.backends._estimate import estimate_tokens
 from anabranch.commander import BackendError, BackendUnavailable, BudgetExceeded, RateLimited
-from anabranch.dispatch import Delta, Message, Request, ToolCall, ToolCallDelta, Usage
+from anabranch.messages import Delta, Message, Request, ToolCall, ToolCallDelta, Usage
 from anabranch.testing import SeededLoop
 
 ASK = Request([Message(role="user", content="What is it?")])

@@ -10,7 +10,7 @@ from anabranch.backends import Fallback, connect
 from anabranch.backends._http import HttpBackend
 from anabranch.backends._openai import OpenAIBackend
 from anabranch.commander import ConfigurationError, MissingExtra
-from anabranch.dispatch import Message, Request
+from anabranch.messages import Message, Request
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from _server import ScriptedServer, text
 
 from anabranch.agents import Agent
 from anabranch.backends import Backend, connect
-from anabranch.dispatch import Message, Request
+from anabranch.messages import Message, Request
 
 HELLO = Request([Message(role="user", content="hi")])
 

@@ -24,7 +24,7 @@ from anabranch.commander import (
     RateLimited,
     StreamInterrupted,
 )
-from anabranch.dispatch import Message, Request
+from anabranch.messages import Message, Request
 from anabranch.testing import ScriptedBackend
 
 ASK = Request([Message(role="user", content="Hello?")])

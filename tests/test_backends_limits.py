@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from anabranch.backends import Limits, Price
 from anabranch.commander import BudgetExceeded, ConfigurationError
-from anabranch.dispatch import Usage
+from anabranch.messages import Usage
 
 
 def _now() -> float:

@@ -21,7 +21,7 @@ from anabranch.commander import (
     ContextTooLong,
     StreamInterrupted,
 )
-from anabranch.dispatch import Delta, Message, Request, ToolCall
+from anabranch.messages import Delta, Message, Request, ToolCall
 
 pytestmark = pytest.mark.usefixtures("small_model")
 PATIENCE = 240.0  # seconds; the first test of a new machine fetches the model

@@ -15,7 +15,7 @@ from _until import settled
 from anabranch.backends._local_engine import Engine, Work
 from anabranch.backends._local_model import Source
 from anabranch.commander import BackendError
-from anabranch.dispatch import Delta
+from anabranch.messages import Delta
 
 Steps = Generator[Delta | None, None, None]
 

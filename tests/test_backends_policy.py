@@ -18,7 +18,7 @@ from anabranch.commander import (
     RateLimited,
     StreamInterrupted,
 )
-from anabranch.dispatch import Delta, Message, Request, Usage
+from anabranch.messages import Delta, Message, Request, Usage
 
 ASK = Request([Message(role="user", content="Hello?")])
 END = Delta(finish_reason="stop")

@@ -23,7 +23,7 @@ from _scale import many, seeds
 from anabranch import Commander, Node, handler
 from anabranch.backends import Backend, Fallback, Retries, connect
 from anabranch.commander import BackendError, ConfigurationError
-from anabranch.dispatch import Message, Request
+from anabranch.messages import Message, Request
 
 _SAFE = string.ascii_letters + string.digits
 _ODD = "%&+/=<>\"'\\;:#?@[]{}|^~`!$(),. _-"

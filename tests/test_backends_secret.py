@@ -21,7 +21,7 @@ from anabranch import Commander, Node, handler
 from anabranch.backends import Backend, Fallback, Retries, connect
 from anabranch.backends._secret import Redactor, as_secret
 from anabranch.commander import BackendError, ConfigurationError
-from anabranch.dispatch import Message, Request
+from anabranch.messages import Message, Request
 
 _PRINTABLE = st.text(st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="*"))
 _KEYS = _PRINTABLE.map(lambda key: key.strip(" \\")).filter(lambda key: len(key) >= 4)

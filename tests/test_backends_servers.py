@@ -8,7 +8,7 @@ import pytest
 from _server import DONE, Reply, ScriptedServer, event
 
 from anabranch.backends import connect
-from anabranch.dispatch import Message, Request
+from anabranch.messages import Message, Request
 
 ASK = Request([Message(role="user", content="Hello?")])
 _SPENT = {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6}

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.backends import Limits
-from anabranch.backends._limits import Turn, turn_in
+from anabranch.backends.limits import Turn, turn_in
 from anabranch.commander import BudgetExceeded
-from anabranch.dispatch import Usage
+from anabranch.messages import Usage
 from anabranch.testing import SeededLoop
 
 

@@ -13,7 +13,7 @@ from _server import Reply, ScriptedServer, Step, chunk, text
 
 from anabranch import BudgetExceeded, Commander, Job, Node, RateLimited, StreamInterrupted, handler
 from anabranch.backends import Backend, Fallback, Limits, ModelBackend, Retries, connect
-from anabranch.dispatch import Delta, Message, Request, Usage
+from anabranch.messages import Delta, Message, Request, Usage
 
 ASK = Request([Message(role="user", content="Hello?")])
 

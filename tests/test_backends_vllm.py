@@ -18,7 +18,7 @@ from anabranch.backends._assemble import assemble
 from anabranch.backends._vllm_reply import check_options
 from anabranch.backends._vllm_tools import Reader, marked_call, structural_tag
 from anabranch.commander import ConfigurationError, MissingExtra
-from anabranch.dispatch import Delta, Message
+from anabranch.messages import Delta, Message
 
 
 @dataclass

@@ -22,7 +22,7 @@ from anabranch.cli._commands import COMMANDS
 from anabranch.cli._session import chat_session
 from anabranch.cli._terminal import Terminal
 from anabranch.commander import ConfigurationError
-from anabranch.dispatch import Conversation
+from anabranch.messages import Conversation
 from anabranch.testing import ScriptedBackend
 from anabranch.tools import tool
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_handlers_legible import HOSTILE, TEXTS, read_back
 
 from anabranch.cli._question import Question, draft
-from anabranch.handlers._legible import width
+from anabranch.handlers.legible import width
 from anabranch.tools import tool
 
 # Texts that look like something else: like other fields, like JSON, like the program's own words.

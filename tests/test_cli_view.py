@@ -15,7 +15,7 @@ from test_handlers_legible import TEXTS
 from anabranch.cli import _terminal
 from anabranch.cli._question import Question
 from anabranch.cli._terminal import LegibleLog, Terminal, complain, show_traceback
-from anabranch.dispatch import ToolCall
+from anabranch.messages import ToolCall
 from anabranch.tools import Decision, ToolResult, tool
 
 STEERING = set(

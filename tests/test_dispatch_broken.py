@@ -15,20 +15,17 @@ from hypothesis import strategies as st
 
 from anabranch.dispatch import (
     BareJSON,
-    Delta,
     Format,
     Hermes,
     InternLMInterpreter,
     InternLMPlugin,
     Llama,
-    Message,
     Mistral,
     ReAct,
-    ToolCall,
-    ToolCallError,
 )
-from anabranch.dispatch._assembly import Assembly, Branches
 from anabranch.dispatch._speech import Sink
+from anabranch.dispatch.assembly import Assembly, Branches
+from anabranch.messages import Delta, Message, ToolCall, ToolCallError
 
 SIZES = (1, 2, 3, 5, 8, 13, 40)
 PLUGIN = InternLMPlugin.open

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from anabranch.dispatch import Delta, Message, ToolCall, ToolCallDelta, ToolCallError
-from anabranch.dispatch._assembly import Assembly, Branches
 from anabranch.dispatch._speech import Sink
+from anabranch.dispatch.assembly import Assembly, Branches
+from anabranch.messages import Delta, Message, ToolCall, ToolCallDelta, ToolCallError
 
 SIZES = (1, 2, 3, 4, 5, 7, 11, 1000)
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from anabranch import Commander, Conversation, Message, ToolCall, fork, handler, tool
 from anabranch.commander import Node
-from anabranch.dispatch import Delta, Format
+from anabranch.dispatch import Format
 from anabranch.handlers import call_tools
+from anabranch.messages import Delta
 from anabranch.testing import ScriptedBackend
 
 TEXT = (Path(__file__).parent.parent / "docs/dispatch.md").read_text()

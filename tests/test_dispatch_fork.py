@@ -10,17 +10,9 @@ from _fork import CALL, Source, collect, collected, run
 from _until import turns
 
 from anabranch.commander import Node
-from anabranch.dispatch import (
-    Delta,
-    Message,
-    Reply,
-    ToolCall,
-    ToolCallDelta,
-    ToolCallError,
-    Usage,
-    fork,
-)
+from anabranch.dispatch import Reply, fork
 from anabranch.handlers import handler
+from anabranch.messages import Delta, Message, ToolCall, ToolCallDelta, ToolCallError, Usage
 
 
 async def test_branches_and_message_come_out_of_one_reply() -> None:

@@ -10,7 +10,8 @@ from _fork import CALL, PATIENCE, Body, Source, run
 from _until import until
 
 from anabranch.commander import Commander, Node, NodeCancelled, NodeClosed
-from anabranch.dispatch import Delta, Format, Hermes, Message, fork
+from anabranch.dispatch import Format, Hermes, fork
+from anabranch.messages import Delta, Message
 
 Fails = Callable[[], BaseException]
 FAILURES: list[Fails] = [

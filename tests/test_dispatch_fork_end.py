@@ -7,7 +7,8 @@ import pytest
 from _fork import CALL, PATIENCE, Body, Source, collect, run
 
 from anabranch.commander import Commander, Node, NodeCancelled, StreamInterrupted
-from anabranch.dispatch import Delta, Message, Reply, fork
+from anabranch.dispatch import Reply, fork
+from anabranch.messages import Delta, Message
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 5])

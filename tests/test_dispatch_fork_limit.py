@@ -15,8 +15,9 @@ from _scale import many, seeds
 from _until import turns
 
 from anabranch.commander import Commander, Node
-from anabranch.dispatch import Delta, Message, Reply, ToolCallDelta, fork
+from anabranch.dispatch import Reply, fork
 from anabranch.handlers import handler
+from anabranch.messages import Delta, Message, ToolCallDelta
 
 LIMIT = 1_000
 

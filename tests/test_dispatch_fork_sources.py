@@ -9,7 +9,8 @@ import pytest
 from _fork import PATIENCE, run
 
 from anabranch.commander import BadResponse, Node
-from anabranch.dispatch import Delta, Message, Usage, fork
+from anabranch.dispatch import fork
+from anabranch.messages import Delta, Message, Usage
 
 CHUNKS: list[dict[str, Any]] = [
     {"choices": []},

@@ -8,24 +8,21 @@ import pytest
 from anabranch.commander import Commander
 from anabranch.dispatch import (
     BareJSON,
-    Delta,
     FencedCode,
     Format,
     Hermes,
     InternLMInterpreter,
     InternLMPlugin,
     Llama,
-    Message,
     Mistral,
     ReAct,
     Think,
-    ToolCall,
-    ToolCallError,
     fork,
 )
-from anabranch.dispatch._assembly import Assembly, Branches
 from anabranch.dispatch._speech import Sink
+from anabranch.dispatch.assembly import Assembly, Branches
 from anabranch.handlers import handler
+from anabranch.messages import Delta, Message, ToolCall, ToolCallError
 
 SIZES = (1, 2, 3, 5, 8, 13, 10_000)
 FORMATS = [

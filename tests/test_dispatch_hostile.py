@@ -18,9 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.commander import BackendError, BadResponse
-from anabranch.dispatch import (
+from anabranch.dispatch import Hermes
+from anabranch.dispatch._source import to_delta
+from anabranch.dispatch._speech import Sink
+from anabranch.dispatch.assembly import Assembly, Branches
+from anabranch.messages import (
     Delta,
-    Hermes,
     Message,
     ToolCall,
     ToolCallDelta,
@@ -30,9 +33,6 @@ from anabranch.dispatch import (
     error_from_wire,
     message_from_response,
 )
-from anabranch.dispatch._assembly import Assembly, Branches
-from anabranch.dispatch._source import to_delta
-from anabranch.dispatch._speech import Sink
 
 CORPUS: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent / "data/hostile_chunks.json").read_text()

@@ -17,22 +17,19 @@ from hypothesis import strategies as st
 
 from anabranch.dispatch import (
     BareJSON,
-    Delta,
     FencedCode,
     Format,
     Hermes,
     InternLMInterpreter,
     InternLMPlugin,
     Llama,
-    Message,
     Mistral,
     ReAct,
     Think,
-    ToolCall,
-    ToolCallDelta,
 )
-from anabranch.dispatch._assembly import Assembly, Branches
 from anabranch.dispatch._speech import Sink
+from anabranch.dispatch.assembly import Assembly, Branches
+from anabranch.messages import Delta, Message, ToolCall, ToolCallDelta
 
 thorough = settings(
     max_examples=many(600, 20_000),

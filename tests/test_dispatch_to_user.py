@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch import Commander, Conversation, Message, ToolCall, tool
-from anabranch.dispatch import Delta, Hermes, ToolCallDelta
-from anabranch.dispatch._assembly import Assembly, Branches
-from anabranch.dispatch._request import has_parameter
+from anabranch.dispatch import Hermes
 from anabranch.dispatch._speech import Sink
+from anabranch.dispatch.assembly import Assembly, Branches
 from anabranch.handlers import View, respond
+from anabranch.messages import Delta, ToolCallDelta, has_parameter
 from anabranch.testing import ScriptedBackend
 from anabranch.tools import narrated
 

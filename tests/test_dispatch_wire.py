@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from anabranch.commander import BadResponse, Commander, Node
-from anabranch.dispatch import Message, ToolCall, ToolCallError, Usage, fork, message_from_response
+from anabranch.dispatch import fork
 from anabranch.handlers import handler
+from anabranch.messages import Message, ToolCall, ToolCallError, Usage, message_from_response
 
 
 def chunk(finish_reason: str | None = None, **delta: Any) -> dict[str, Any]:

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anabranch.agents import AgentMessage
 from anabranch.agents._transcript import Transcript
-from anabranch.dispatch import AgentMessage
 from anabranch.handlers import View
-from anabranch.handlers._legible import exact, legible, spelled
+from anabranch.handlers.legible import exact, legible, spelled
 
 # Characters that have fooled somebody, more often than chance would draw them.
 ODD = (

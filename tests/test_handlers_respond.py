@@ -17,8 +17,8 @@ from anabranch import (
     ToolError,
     tool,
 )
-from anabranch.dispatch import Delta, ToolCallDelta
 from anabranch.handlers import View, call_tools, respond, show
+from anabranch.messages import Delta, ToolCallDelta
 from anabranch.testing import ScriptedBackend, deltas
 from anabranch.tools import ToolResult
 

@@ -25,7 +25,7 @@ from anabranch.commander.errors import (
     StreamInterrupted,
     WorkerLost,
 )
-from anabranch.dispatch import Delta, Request, ToolCallDelta, Usage
+from anabranch.messages import Delta, Request, ToolCallDelta, Usage
 
 
 def sent(thing: Any) -> Any:

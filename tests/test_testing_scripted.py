@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.commander import RateLimited, StreamInterrupted
-from anabranch.dispatch import Delta, Message, Request, ToolCall, Usage
+from anabranch.messages import Delta, Message, Request, ToolCall, Usage
 from anabranch.testing import ScriptedBackend, deltas, run_seeded
 
 REQUEST = Request([Message(role="user", content="Hello?")])

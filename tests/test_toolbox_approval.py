@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from anabranch.agents import AgentMessage, ToolExecutor
 from anabranch.commander import Commander, NodeCancelled
-from anabranch.dispatch import AgentMessage, ToolCall
 from anabranch.handlers import View, call_tools, handler
-from anabranch.tools import Approval, Approvals, InvalidArguments, ToolExecutor, tool
+from anabranch.messages import ToolCall
+from anabranch.tools import Approval, Approvals, InvalidArguments, tool
 
 
 @tool(approve=True, timeout=5)

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anabranch.agents import AgentMessage, ToolExecutor
 from anabranch.commander import Commander, NodeCancelled, ToolError, current_node
-from anabranch.dispatch import AgentMessage, Message, ToolCall
 from anabranch.handlers import handler
-from anabranch.tools import ToolExecutor, Toolkit, tool
+from anabranch.messages import Message, ToolCall
+from anabranch.tools import Toolkit, tool
 
 
 @tool(read_only=True)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from anabranch.agents import Agent
+from anabranch.agents import Agent, AgentMessage, ToolExecutor
 from anabranch.commander import Commander
-from anabranch.dispatch import AgentMessage, Conversation, Message, ToolCall
 from anabranch.handlers import View, respond
+from anabranch.messages import Conversation, Message, ToolCall
 from anabranch.testing import ScriptedBackend
-from anabranch.tools import Approvals, Decision, ToolExecutor, tool
+from anabranch.tools import Approvals, Decision, tool
 
 
 class Mute(Exception):

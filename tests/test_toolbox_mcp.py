@@ -14,7 +14,7 @@ from _left import left, processes, threads
 from _until import until
 from aiohttp import web
 
-from anabranch.agents import Agent
+from anabranch.agents import Agent, AgentMessage, ToolExecutor
 from anabranch.commander import (
     Commander,
     ConfigurationError,
@@ -22,9 +22,8 @@ from anabranch.commander import (
     NodeCancelled,
     ToolError,
 )
-from anabranch.dispatch import AgentMessage
 from anabranch.handlers import handler
-from anabranch.tools import InvalidArguments, McpServer, ToolExecutor, _mcp, open_tools
+from anabranch.tools import InvalidArguments, McpServer, _mcp, open_tools
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 

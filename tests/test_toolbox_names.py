@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from anabranch.agents import Agent
+from anabranch.agents import Agent, ToolExecutor
 from anabranch.commander import Commander, ConfigurationError
-from anabranch.dispatch import Conversation
 from anabranch.handlers import call_tools, respond
+from anabranch.messages import Conversation
 from anabranch.testing import ScriptedBackend
-from anabranch.tools import McpServer, ToolExecutor, Toolkit, describe, open_tools, tool
+from anabranch.tools import McpServer, Toolkit, describe, open_tools, tool
 
 
 @tool(name="delete", approve=True)

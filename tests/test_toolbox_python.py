@@ -12,12 +12,13 @@ import pytest
 from _left import gone, left, processes, threads
 from _until import until
 
+from anabranch.agents import AgentMessage, ToolExecutor
 from anabranch.commander import Commander, MissingExtra, NodeCancelled, ToolError
-from anabranch.dispatch import AgentMessage, Conversation, Message, ToolCall, request_body
 from anabranch.handlers import View, handler, respond
 from anabranch.jobs import Job
+from anabranch.messages import Conversation, Message, ToolCall, request_body
 from anabranch.testing import ScriptedBackend
-from anabranch.tools import PythonKernel, ResourceLimits, ToolExecutor
+from anabranch.tools import PythonKernel, ResourceLimits
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 

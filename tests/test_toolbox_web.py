@@ -13,6 +13,7 @@ from _left import left, processes
 from _web import WebServer
 from aiohttp import web
 
+from anabranch.agents import AgentMessage, ToolExecutor
 from anabranch.commander import (
     Commander,
     ConfigurationError,
@@ -20,9 +21,8 @@ from anabranch.commander import (
     NodeCancelled,
     ToolError,
 )
-from anabranch.dispatch import AgentMessage
 from anabranch.handlers import handler
-from anabranch.tools import SearchEngine, ToolExecutor, WebBrowser, search_engine
+from anabranch.tools import SearchEngine, WebBrowser, search_engine
 from anabranch.tools._search_engines import (
     ArxivEngine,
     BingEngine,

@@ -13,9 +13,10 @@ import pytest
 from _until import settled, turns
 
 from anabranch.commander import Commander, Node, Retry
-from anabranch.dispatch import Delta, fork
+from anabranch.dispatch import fork
 from anabranch.handlers import handler
 from anabranch.jobs import Job
+from anabranch.messages import Delta
 from anabranch.testing import pause, run_seeded
 
 Way = Callable[[Job[Any]], Awaitable[object]]

@@ -8,10 +8,6 @@ from ._approval import Approvals as Approvals
 from ._approval import Decision as Decision
 from ._describe import Format as Format
 from ._describe import describe as describe
-from ._executor import ToolExecutor as ToolExecutor
-from ._hooks import Hook as Hook
-from ._hooks import HookHandle as HookHandle
-from ._hooks import Hooks as Hooks
 from ._load import load_tools as load_tools
 from ._load import open_tools as open_tools
 from ._mcp import McpServer as McpServer
@@ -20,8 +16,6 @@ from ._pending import Pending as Pending
 from ._pending import PendingList as PendingList
 from ._python import PythonKernel as PythonKernel
 from ._python import ResourceLimits as ResourceLimits
-from ._result import Illustrated as Illustrated
-from ._result import ToolResult as ToolResult
 from ._schema import InvalidArguments as InvalidArguments
 from ._search import SearchEngine as SearchEngine
 from ._search import SearchHit as SearchHit
@@ -30,5 +24,7 @@ from ._tool import AnyTool as AnyTool
 from ._tool import Tool as Tool
 from ._tool import result_text as result_text
 from ._tool import tool as tool
-from ._toolkit import Toolkit as Toolkit
 from ._web import WebBrowser as WebBrowser
+from .results import Illustrated as Illustrated
+from .results import ToolResult as ToolResult
+from .toolkits import Toolkit as Toolkit

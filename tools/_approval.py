@@ -8,7 +8,7 @@ from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
 from ..commander import Node
-from ..dispatch import ToolCall
+from ..messages import ToolCall
 from ._pending import Pending, PendingList
 
 if TYPE_CHECKING:

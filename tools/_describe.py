@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeAlias, cast
 
-from ..dispatch import ToolSchema
+from ..messages import ToolSchema
 from ._tool import AnyTool
-from ._toolkit import Toolkit, flatten
+from .toolkits import Toolkit, flatten
 
 __all__ = ["Format", "describe"]
 

@@ -27,8 +27,8 @@ from jupyter_client.connect import write_connection_file
 from ..commander._blocking import ending
 from ..commander._observe import outlast
 from ..commander.errors import ToolError
-from ..dispatch import image_url
-from ._result import shortened
+from ..messages import image_url
+from .results import shortened
 
 __all__ = ["Kernel", "KernelDied", "Output"]
 

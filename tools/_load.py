@@ -15,8 +15,8 @@ from ..commander.errors import ConfigurationError
 from ._mcp import McpServer
 from ._python import PythonKernel
 from ._tool import AnyTool, Tool
-from ._toolkit import Toolkit, flatten
 from ._web import WebBrowser
+from .toolkits import Toolkit, flatten
 
 __all__ = ["load_tools", "open_tools"]
 

@@ -17,13 +17,13 @@ from pydantic_core import to_json
 
 from ..commander import Commander, ConfigurationError, Node, ToolError, current_node
 from ..commander._observe import observe, outlast
-from ..dispatch import image_url
+from ..messages import image_url
 from ._extra import import_extra
 from ._remote_schema import RemoteSchema
-from ._result import Illustrated, shortened
 from ._schema import InvalidArguments
 from ._tool import AnyTool, Tool
-from ._toolkit import Toolkit
+from .results import Illustrated, shortened
+from .toolkits import Toolkit
 
 if TYPE_CHECKING:
     import mcp

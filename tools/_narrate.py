@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..dispatch import ToolSchema
-from ..dispatch._request import has_parameter
+from ..messages import ToolSchema, has_parameter
 
 __all__ = ["narrated"]
 

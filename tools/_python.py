@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from ..commander import Node, ToolError, current_node
 from ..commander._observe import outlast
 from ._extra import import_extra
-from ._result import Illustrated
 from ._tool import tool
-from ._toolkit import Toolkit
+from .results import Illustrated
+from .toolkits import Toolkit
 
 if TYPE_CHECKING:
     from ._kernel import Kernel, Output

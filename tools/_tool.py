@@ -13,8 +13,8 @@ from pydantic_core import to_json
 
 from ..commander import ToolError, current_node
 from ._docstring import parse_docstring
-from ._result import described
 from ._schema import Arguments
+from .results import described
 
 __all__ = ["AnyTool", "Tool", "result_text", "stopped", "tool"]
 

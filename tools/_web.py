@@ -13,9 +13,9 @@ from pydantic import Field
 from ..commander import ToolError
 from ._search import SearchEngine, SearchHit, search_engine
 from ._tool import tool
-from ._toolkit import Toolkit
 from ._web_fetch import Fetcher
 from ._web_text import read_page
+from .toolkits import Toolkit
 
 __all__ = ["WebBrowser"]
 

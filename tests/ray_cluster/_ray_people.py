@@ -11,7 +11,7 @@ from _until import until
 
 from anabranch import AgentMessage, Backend
 from anabranch.agents import NOT_MINE, ConversableAgent, Reply, reply
-from anabranch.dispatch import Delta, Request
+from anabranch.messages import Delta, Request
 
 
 class Bob(ConversableAgent):

@@ -22,8 +22,8 @@ from anabranch.agents import ConversableAgent, UserProxyAgent
 from anabranch.backends import Backend, Limits, Retries, Timeouts
 from anabranch.cluster import Engine, NoResident, Ray, remote, serve
 from anabranch.commander import BackendUnavailable, BudgetExceeded, ConfigurationError
-from anabranch.dispatch import Request
 from anabranch.handlers import View, respond
+from anabranch.messages import Request
 from anabranch.testing import ScriptedBackend
 
 pytestmark = pytest.mark.usefixtures("nodes")

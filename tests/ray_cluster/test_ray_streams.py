@@ -15,7 +15,7 @@ from anabranch.cluster._desk import DeskActor, DeskTenant, News, Returned, Sit, 
 from anabranch.cluster._pack import Outcome, pack
 from anabranch.cluster._speech import Teller, Texts
 from anabranch.commander import WorkerLost
-from anabranch.dispatch import Usage
+from anabranch.messages import Usage
 from anabranch.testing import run_seeded
 
 Play = Callable[[Outlet], Awaitable[None]]

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, assert_type
 
 from pydantic import BaseModel
 
-from anabranch.agents import Agent, JsonParser
+from anabranch.agents import Agent, AgentMessage, JsonParser
 from anabranch.backends import Backend
 from anabranch.commander import (
     Commander,
@@ -24,7 +24,6 @@ from anabranch.commander import (
     quorum,
     run,
 )
-from anabranch.dispatch import AgentMessage
 from anabranch.handlers import Handler, handler
 from anabranch.jobs import Job
 

@@ -16,9 +16,9 @@ from anabranch import Commander, Conversation, tool
 from anabranch.backends import Retries
 from anabranch.backends._vllm_engine import Engine
 from anabranch.commander import ConfigurationError
-from anabranch.dispatch import Message, Request
 from anabranch.handlers import View
 from anabranch.jobs import ChatJob
+from anabranch.messages import Message, Request
 
 
 def ask(text: str, **options: Any) -> Request:

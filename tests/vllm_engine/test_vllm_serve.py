@@ -19,7 +19,7 @@ from _conformance import CASES, HELLO, Subject, show
 from _vllm import MODEL
 
 from anabranch.backends import Backend, connect
-from anabranch.dispatch import Message, Request
+from anabranch.messages import Message, Request
 
 # Not a call: asked for one by `tool_choice`, this server lets the small model write `"1"` for the
 # arguments, streamed or not, and that is no object.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, cast
@@ -17,11 +16,12 @@ from ..commander.errors import (
     RateLimited,
 )
 from ._delta import Delta, ToolCallDelta
-from ._message import Message, Usage, arguments_text, content_parts, content_text
+from ._message import Message, Usage, content_parts, content_text
 from ._request import Request
-from ._scan import encodable
+from .arguments import arguments_text
+from .text import encodable, quote
 
-__all__ = ["delta_from_chunk", "error_from_wire", "message_from_response", "quote", "request_body"]
+__all__ = ["delta_from_chunk", "error_from_wire", "message_from_response", "request_body"]
 
 
 def delta_from_chunk(chunk: Mapping[str, Any]) -> Delta | None:
@@ -277,19 +277,3 @@ def _tool_to_wire(tool: Any) -> dict[str, Any]:
         "parameters": dict(tool.parameters),
     }
     return {"type": "function", "function": function}
-
-
-class _Quote(reprlib.Repr):
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel = self.maxdict = self.maxlist = self.maxtuple = 4
-        self.maxstring = self.maxother = 100
-
-
-def quote(value: object) -> str:
-    """Write whatever somebody sent for an error message: never long, however long or deep it is."""
-    try:
-        text = _Quote().repr(value)
-    except Exception:  # noqa: BLE001 - whatever a repr may raise
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= 300 else f"{text[:300]}..."

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from ..commander import Node
-from ..dispatch import ToolCall
+from ..messages import ToolCall
 from ._approval import Decision
-from ._result import ToolResult, fault_result, result
 from ._tool import AnyTool, stopped
+from .results import ToolResult, fault_result, result
 
 __all__ = ["Ask", "call_result", "start_call"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from inspect import isawaitable
 from typing import Any, TypeAlias
 
-from ..dispatch import AgentMessage
+from ._message import AgentMessage
 
 __all__ = ["Hook", "HookHandle", "Hooks"]
 

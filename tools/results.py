@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from ..commander.errors import NodeCancelled, ToolError
-from ..dispatch import Message, Role, ToolCall, ToolCallError
+from ..messages import Message, Role, ToolCall, ToolCallError
 from ._schema import InvalidArguments
 
 __all__ = [
@@ -41,6 +41,7 @@ class Illustrated(str):
     images: tuple[str, ...]
 
     def __new__(cls, text: str, images: Iterable[str] = ()) -> Illustrated:
+        """Make a text that brings `images`, as URLs, along."""
         self = super().__new__(cls, text)
         self.images = tuple(images)
         return self

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ..commander import Node, current_node
 from ..commander.errors import BudgetExceeded, ConfigurationError
-from ..dispatch import Usage
+from ..messages import Usage
 from ._turn import Line, Turn
 
 __all__ = ["Limits", "Price", "Turn", "Turns", "limits_of", "tree_limits", "turn_in"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ._call import OpenCall, ToolCallError
-from ._delta import Delta, ToolCallDelta
+from ..messages import Delta, Message, ToolCall, ToolCallDelta, ToolCallError, Usage
+from ..messages.text import encodable
+from ._call import OpenCall
 from ._format import Format
-from ._message import Message, ToolCall, Usage
-from ._scan import HalfKeeper, encodable
+from ._scan import HalfKeeper
 from ._speech import Sink, Speech
 from ._splitter import TextSplitter
 

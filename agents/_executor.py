@@ -8,14 +8,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from ..commander import Commander, Node, NodeCancelled, current_node
-from ..dispatch import AgentMessage, Message, ToolCall
-from ._approval import Approvals, Decision
-from ._call import call_result, start_call
-from ._hooks import Hook, HookHandle, Hooks
-from ._result import ToolResult, described, fault_result, result, unknown_tool
-from ._schema import InvalidArguments
-from ._tool import AnyTool
-from ._toolkit import Toolkit, by_name
+from ..messages import Message, ToolCall
+from ..tools import AnyTool, Approvals, Decision, InvalidArguments, Toolkit, ToolResult
+from ..tools.calls import call_result, start_call
+from ..tools.results import described, fault_result, result, unknown_tool
+from ..tools.toolkits import by_name
+from ._message import AgentMessage
+from ._message_hooks import Hook, HookHandle, Hooks
 
 __all__ = ["ToolExecutor"]
 

@@ -1,0 +1,28 @@
+"""What is said: messages, tool calls and deltas, conversations, requests, and the wire's shape.
+
+Data come in as chunks and responses of the chat-completions wire (`_wire`) and go out as its
+requests. In between they are:
+
+- `_message`: `Message`, `ToolCall`, `Usage`; `_tool_call_error`: a call that cannot be run
+- `_delta`: a piece of a reply that still streams
+- `_conversation`: messages in order, saved and loaded
+- `_request`: one question to a model, and what is offered with it
+- `arguments`, `text`: public seams for the rooms above; arguments as text, text that is safe
+"""
+
+from ._conversation import Conversation as Conversation
+from ._delta import Delta as Delta
+from ._delta import ToolCallDelta as ToolCallDelta
+from ._message import Message as Message
+from ._message import Role as Role
+from ._message import ToolCall as ToolCall
+from ._message import Usage as Usage
+from ._message import image_url as image_url
+from ._request import Request as Request
+from ._request import ToolSchema as ToolSchema
+from ._request import has_parameter as has_parameter
+from ._tool_call_error import ToolCallError as ToolCallError
+from ._wire import delta_from_chunk as delta_from_chunk
+from ._wire import error_from_wire as error_from_wire
+from ._wire import message_from_response as message_from_response
+from ._wire import request_body as request_body
