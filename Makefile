@@ -8,7 +8,7 @@ PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadgroup
 # The type checkers look for packages beside the python that is found first.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help chat test test-all test-ray test-vllm check format clean
+.PHONY: help chat test test-all test-ray test-vllm check format contracts clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,6 +38,9 @@ check: $(VENV)/dev.stamp  ## check format, lint, types and the import contract
 format: $(VENV)/dev.stamp  ## format the code
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+contracts: $(VENV)/dev.stamp  ## write the rows of docs/contracts.md anew from the tests
+	$(BIN)/python tests/_contracts.py
 
 clean:  ## remove the virtual environments and all that was built
 	rm -rf $(VENV) .venv-vllm build dist *.egg-info .*_cache .hypothesis

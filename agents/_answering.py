@@ -30,7 +30,7 @@ class Answering(Node[Answer], internal=True):
     """
 
     def __init__(self, agent: ConversableAgent, partner: str, message: AgentMessage) -> None:
-        self._n_name = f"{agent.name}.reply"
+        super().__init__(f"{agent.name}.reply")
         self.agent = agent
         self.partner = partner
         self.message = message

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 from typing_extensions import TypeVar
 
 from ..commander import Commander, Node, current_node
-from ..commander._observe import observe, outlast
+from ..commander.waiting import observe, outlast
 from ._memory import SessionId, copied
 from ._message import AgentMessage
 from ._stream import LISTENER, Feed
@@ -36,7 +36,7 @@ class AgentCall(Node[AgentMessage[F]], Generic[F], internal=True):
         session_id: SessionId,
         options: Mapping[str, Any],
     ) -> None:
-        self._n_name = agent.name
+        super().__init__(agent.name)
         self.agent = agent
         self.session_id: SessionId = session_id
         self._messages = messages

@@ -83,7 +83,7 @@ class Chat(Node[ChatResult], internal=True):
             raise ValueError(f"{sender.name} cannot talk to itself")
         if max_turns is not None and max_turns < 1:
             raise ValueError(f"max_turns must be at least 1 or None, not {max_turns!r}")
-        self._n_name = f"{sender.name}-to-{name_of(recipient)}"
+        super().__init__(f"{sender.name}-to-{name_of(recipient)}")
         self._sender = sender
         self._recipient = recipient
         self._first = as_message(message, sender.name, name_of(recipient))

@@ -36,7 +36,7 @@ class Episode(Node[EpisodeResult], internal=True):
     """
 
     def __init__(self, orchestrator: Orchestrator[Any], environment: Environment) -> None:
-        self._n_name = f"{orchestrator.name}-episode"
+        super().__init__(f"{orchestrator.name}-episode")
         self._orchestrator = orchestrator
         self._environment = environment
 

@@ -99,9 +99,7 @@ class ToolExecutor:
         return await self.approvals.ask(call, tool)
 
 
-class _Execute(Node[AgentMessage], internal=True):
-    _n_name = "execute_tools"
-
+class _Execute(Node[AgentMessage], internal=True, name="execute_tools"):
     def __init__(self, executor: ToolExecutor, message: AgentMessage) -> None:
         self._executor = executor
         self._message = message

@@ -163,7 +163,7 @@ class GroupTalk(Group):
 
 class _Seat(Node[None], internal=True):
     def __init__(self, talk: GroupTalk, name: str) -> None:
-        self._n_name = f"{name}.seat"
+        super().__init__(f"{name}.seat")
         self._talk = talk
         self._name = name
 

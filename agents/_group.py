@@ -146,7 +146,7 @@ class Group(ABC):
 
 class _Talk(Node[Answer], internal=True):
     def __init__(self, group: Group, message: AgentMessage) -> None:
-        self._n_name = f"{group.name}.talk"
+        super().__init__(f"{group.name}.talk")
         self._group = group
         self._message = message
 

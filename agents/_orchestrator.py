@@ -178,7 +178,7 @@ class Orchestration(Node[Action], Generic[S], internal=True):
     def __init__(
         self, orchestrator: Orchestrator[S], obs: str | None, reward: float | None
     ) -> None:
-        self._n_name = orchestrator.name
+        super().__init__(orchestrator.name)
         self._orchestrator = orchestrator
         self._obs = obs
         self._reward = reward

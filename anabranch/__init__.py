@@ -18,8 +18,9 @@ for the rooms it enters.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .commander.lazy import lazy_names
 
 if TYPE_CHECKING:
     from .agents import Agent as Agent
@@ -81,18 +82,11 @@ _ROOMS = {
     "messages": "Conversation Message ToolCall",
     "tools": "Approvals Tool describe open_tools tool",
 }
-_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 
-__all__ = sorted(_ROOM_OF)  # pyright: ignore[reportUnsupportedDunderAll] - the names above
+__all__ = sorted(name for names in _ROOMS.values() for name in names.split())  # pyright: ignore[reportUnsupportedDunderAll] - the names above
 
-
-def __getattr__(name: str) -> Any:
-    room = _ROOM_OF.get(name)
-    if room is None:
-        raise AttributeError(f"module 'anabranch' has no attribute {name!r}")
-    value = getattr(import_module(f".{room}", __name__), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _ROOMS)
 
 
 def __dir__() -> list[str]:

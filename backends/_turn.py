@@ -17,8 +17,8 @@ from itertools import count
 from threading import RLock
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from ..commander._waits import LocalFuture
 from ..commander.errors import BudgetExceeded
+from ..commander.waiting import LocalFuture
 from ..messages import Usage
 
 if TYPE_CHECKING:

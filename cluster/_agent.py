@@ -12,6 +12,7 @@ from ..agents._chat import in_tree
 from ..agents._scope import listened_to
 from ..backends.limits import limits_of
 from ..commander import Node, WorkerLost
+from ..commander.remote import send
 from ..handlers import handler
 from ._actor import Ask, Drop
 from ._agent_tenant import MakingAgent
@@ -104,9 +105,9 @@ class Visiting(Node[Any], internal=True):
     def __init__(
         self, agent: RemoteAgent, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        self._n_name = name = f"{agent.name}.{method}"
-        self._n_away = Called(agent, method, pack((args, kwargs), f"what {name} is given"))
-        self._n_special = True
+        name = f"{agent.name}.{method}"
+        super().__init__(name)
+        send(self, Called(agent, method, pack((args, kwargs), f"what {name} is given")))
 
 
 class Called(Elsewhere):

@@ -96,7 +96,7 @@ class Visited(Node[Any], internal=True):
     """A visit as a node of the tree in the actor."""
 
     def __init__(self, agent: Any, visit: Visit) -> None:
-        self._n_name = f"{agent.name}.{visit.method}"
+        super().__init__(f"{agent.name}.{visit.method}")
         self._agent = agent
         self._visit = visit
 

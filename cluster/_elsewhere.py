@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..commander import Node, NodeSnapshot, NodeState, charge
-from ..commander._events import Event, Origin, publish, relay
-from ..commander._record import DONE
+from ..commander.remote import DONE, Event, Origin, now, publish, relay
 from ._parcel import load_error
 from ._report import End, Happened, Report, Standing
 
@@ -32,7 +31,7 @@ class Elsewhere:
     def begin(self, node: Node[Any]) -> None:
         """Forget all: what `node` is going to run is ordered now."""
         self.host = None
-        self._clock = Clock(_now(node))
+        self._clock = Clock(now(node))
         self.clear()
 
     def clear(self) -> None:
@@ -58,15 +57,14 @@ class Elsewhere:
         """Take a report in: the events are told here, and what was spent is charged to `node`."""
         if self.host is None:
             self._began(node, report)
-        self._clock.heard(report.epoch + report.began, report.epoch + report.sent, _now(node))
+        self._clock.heard(report.epoch + report.began, report.epoch + report.sent, now(node))
         origin = Origin(self._clock.here(report.epoch), report.host)
         if report.nodes is not None:
             self._below = {standing[0]: _Below(standing) for standing in report.nodes}
         for event in report.events:
             if report.nodes is None:
                 self._happened(event)
-            if node._n_commander._n_listeners:
-                _relay(node, event, origin)
+            _relay(node, event, origin)
         for account, amount in report.spent.items():
             charge(account, amount)
         if report.said and (scope := scope_of()) is not None:
@@ -74,8 +72,7 @@ class Elsewhere:
 
     def _began(self, node: Node[Any], report: Report) -> None:
         self.host, self.pid = report.host, report.pid
-        if node._n_commander._n_listeners:
-            publish(node, "placed", report.host)
+        publish(node, "placed", report.host)
 
     def _happened(self, event: Happened) -> None:
         kind, number, parent, name, *_ = event
@@ -112,7 +109,7 @@ def _relay(node: Node[Any], event: Happened, origin: Origin) -> None:
         parent = None if above is None else above.node_id
     elif not parent:  # it was put beside the root, under the far end's own commander
         parent = node.node_id
-    relay(node._n_commander, Event(kind, number, parent, name, clock, origin, data))
+    relay(node, Event(kind, number, parent, name, clock, origin, data))
 
 
 def ended(node: Node[Any], end: End) -> Any:
@@ -151,12 +148,6 @@ class Clock:
     def here(self, time: float) -> float:
         """Return what the clock at home showed."""
         return time + self._ahead
-
-
-def _now(node: Node[Any]) -> float:
-    """Return the time of day, as home's events have it."""
-    commander = node._n_commander
-    return commander._n_origin.epoch + commander._n_clock()
 
 
 def scope_of() -> Scope | None:

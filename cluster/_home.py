@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from ..commander import Node
-from ..commander._observe import outlast
 from ..commander.errors import ConfigurationError, WorkerLost
+from ..commander.waiting import outlast
 from ._elsewhere import Elsewhere, ended, scope_of
 from ._parcel import load_report, pack, refuse_secrets
 from ._ray import LOOK_AGAIN, Cluster, as_lost, as_refused, aside, join, load
@@ -77,7 +77,7 @@ class _Task:
         self._node = node
         self._cluster = cluster
         self._call = call
-        self._loop = node._n_commander._n_loop
+        self._loop = asyncio.get_running_loop()
         # A look at the machines that is under way.
         self._check: asyncio.Future[None] | None = None
         self._lost: asyncio.Future[str] = self._loop.create_future()

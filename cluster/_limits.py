@@ -10,8 +10,8 @@ from typing import Any
 from uuid import uuid4
 
 from ..backends.limits import Turn
-from ..commander._observe import outlast
 from ..commander.errors import WorkerLost
+from ..commander.waiting import outlast
 from ._desk import Address, Wanted
 from ._pack import pack
 from ._pull import Pull

@@ -7,9 +7,8 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from ..commander import Commander, Node
-from ..commander._events import Tap
-from ..commander._node import add_waiter
+from ..commander import Node
+from ..commander.remote import SubtreeCommander, Tap, cancel_reason
 from ._parcel import dump, dump_error
 from ._ray import this_host
 from ._report import End, Happened, Report, Stand, Standing, first_id
@@ -22,52 +21,44 @@ BREATH = 0.005
 MOST = 10_000
 
 
-class Outpost(Commander, internal=True):
+class Outpost(SubtreeCommander, internal=True):
     """A commander whose paths and numbers are those of the tree at home."""
 
     def __init__(self, stand: Stand) -> None:
-        super().__init__(slow_after=stand.slow_after)
+        super().__init__(stand.parent, slow_after=stand.slow_after)
         self.limits = stand.limits
-        self._n_name = stand.parent
-        self._n_stand = stand
-        self._n_root: Node[Any] | None = None
+        self.stand = stand
+        self._root: Node[Any] | None = None
 
     def put_root(self, node: Node[Any]) -> None:
         """Put what runs here for home, under the number that it has there."""
-        self._n_root = node
-        self._n_count = self._n_stand.node_id - 1
-        self._n_put(node, policy=self._n_stand.policy)
-        self._n_count = first_id(self._n_stand.node_id)
-        add_waiter(node)  # the outcome is home's
+        self._root = node
+        number = self.stand.node_id
+        self.put_numbered(node, number=number, below=first_id(number), policy=self.stand.policy)
 
     def ending(self) -> End:
         """Return how the root has ended; call it when the block has."""
-        root = self._n_root
+        root = self._root
         assert root is not None
         try:
-            if self._n_exit is not None:
-                return ("exit", dump(self._n_exit[0]))
+            if self.exit_value is not None:
+                return ("exit", dump(self.exit_value[0]))
             if root.state == "completed":
                 return ("completed", dump(root.result))
         except Exception as error:  # noqa: BLE001 - whatever pickling raises
             return failed(_unsendable(root, error))
         if root.state == "cancelled":
-            return ("cancelled", root._n_cancel or "")
+            return ("cancelled", cancel_reason(root) or "")
         assert root.error is not None
         return failed(root.error)
 
-    def take_spent(self) -> dict[str, Any]:
-        """Return what was charged since the last time."""
-        spent, self._n_spent = self._n_spent or {}, None
-        return spent
-
     def usage(self, node: Node[Any] | None = None) -> dict[str, Any]:
         """Return what `node`, or the root, and all below it have spent so far."""
-        return super().usage(node or self._n_root)
+        return super().usage(node or self._root)
 
     def standing(self) -> list[Standing]:
         """Return all unfinished nodes but the commander and the root."""
-        own = (self.node_id, self._n_stand.node_id)
+        own = (self.node_id, self.stand.node_id)
         return [
             (node.node_id, node.parent_id, node.name, node.state)
             for node in self.tree()
@@ -92,7 +83,7 @@ class Feed:
 
     def __init__(self, outpost: Outpost) -> None:
         self._outpost = outpost
-        self._at_home = (0, outpost._n_stand.node_id)
+        self._at_home = (0, outpost.stand.node_id)
         self._tap: Tap | None = None
         self._events: list[Happened] = []
         # Whether events were lost, so that home needs to know again what there is.
@@ -101,7 +92,7 @@ class Feed:
 
     def listen(self, told: Callable[[], None]) -> None:
         """Begin, once the outpost has; `told` is called with the first event after each report."""
-        self._began = self._outpost._n_clock()
+        self._began = self._outpost.clock()
         self._tap = Tap(self._outpost, MOST, told)
 
     def gather(self) -> bool:
@@ -124,11 +115,11 @@ class Feed:
         report = Report(
             this_host(),
             os.getpid(),
-            outpost._n_origin.epoch,
+            outpost.epoch,
             self._began,
-            outpost._n_clock(),
+            outpost.clock(),
             events,
-            outpost.take_spent(),
+            outpost.take_charges(),
             said,
             nodes,
             end,

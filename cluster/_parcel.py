@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 from ..commander import Node
 from ..commander.errors import ConfigurationError, MissingExtra
+from ..commander.remote import inputs
 
 __all__ = [
     "Parcel",
@@ -65,7 +66,7 @@ def unpack(parcel: Parcel) -> Node[Any]:
 
 def _fields(job: Node[Any]) -> dict[str, Any]:
     declared = {field.name for field in dataclasses.fields(cast("Any", job))}
-    own = {name: value for name, value in vars(job).items() if not name.startswith("_n_")}
+    own = inputs(job)
     for name in own.keys() - declared:
         raise TypeError(
             f"{type(job).__name__}.{name} is no declared field, so it cannot be sent with the job: "

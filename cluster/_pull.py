@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any, Self
 from uuid import uuid4
 
-from ..commander._observe import outlast
 from ..commander.errors import WorkerLost
+from ..commander.waiting import outlast
 from ._pack import Outcome
 from ._resident import Lost, Resident
 

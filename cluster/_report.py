@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ..commander import EventKind, Node, NodeState, Policy
+from ..commander.remote import policy_of
 from ._desk import Address
 from ._limits import DistantLimits
 from ._parcel import Parcel
@@ -26,10 +27,10 @@ class Stand(NamedTuple):
     @classmethod
     def of(cls, node: Node[Any], call: Call | None) -> Stand:
         """Return where `node` stands."""
-        parent, slow_after = node.parent, node.commander._n_slow_after
+        parent, slow_after = node.parent, node.commander.slow_after
         assert parent is not None
         home, limits = (None, None) if call is None else (call.address, call.limits)
-        return cls(node.node_id, parent.path, node._n_policy, slow_after, home, limits)
+        return cls(node.node_id, parent.path, policy_of(node), slow_after, home, limits)
 
 
 class Order(NamedTuple):

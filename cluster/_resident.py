@@ -13,8 +13,8 @@ from importlib import import_module
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ..commander import current_node
-from ..commander._observe import outlast
 from ..commander.errors import AnabranchError, ConfigurationError, WorkerLost
+from ..commander.waiting import outlast
 from ._actor import Actor
 from ._pack import Outcome
 from ._ray import Cluster, Ray, as_lost, as_refused, aside, join, load, this_host

@@ -33,7 +33,7 @@ async def seat_of(commander: Commander, cluster: Cluster) -> Seat:
     """Return the commander's seat, which it keeps until it closes."""
     seat = _seats.get(commander)
     if seat is None or seat.left:
-        stand = getattr(commander, "_n_stand", None)
+        stand = getattr(commander, "stand", None)
         home: Address | None = None if stand is None else stand.home
         desk = await desk_of(cluster) if home is None else home.desk
         if (seat := _seats.get(commander)) is None or seat.left:

@@ -8,7 +8,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ..commander._cancel import cancel_subtrees
 from ._desk import News
 from ._outpost import BREATH, Feed, Outpost, failed
 from ._parcel import unpack
@@ -55,9 +54,7 @@ class Tree:
     def cancel(self) -> None:
         """Cancel everything: home has told so."""
         self._cancelled = True
-        if self._outpost.state in ("running", "joining"):
-            self._outpost._n_open = False
-            cancel_subtrees(self._outpost.children, "cancelled from home")
+        self._outpost.cancel_all("cancelled from home")
 
     async def _main(self) -> None:
         try:
@@ -84,7 +81,7 @@ class Tree:
 
     async def _drive(self) -> End:
         async with self._outpost as outpost:
-            self._beacon = outpost._n_loop.time() + BEACON
+            self._beacon = asyncio.get_running_loop().time() + BEACON
             self._feed.listen(self._told)
             try:
                 job = unpack(self._order.parcel)
@@ -101,7 +98,7 @@ class Tree:
         """See to it that what has happened is reported soon."""
         if self._unheard is not None:
             return
-        loop = self._outpost._n_loop
+        loop = asyncio.get_running_loop()
         if self._timer is None or self._timer.when() > loop.time() + BREATH:
             if self._timer is not None:
                 self._timer.cancel()
@@ -109,7 +106,7 @@ class Tree:
 
     def _flush(self) -> None:
         self._timer = None
-        loop = self._outpost._n_loop
+        loop = asyncio.get_running_loop()
         if self._feed.gather() or (self._beacon is not None and loop.time() >= self._beacon):
             self._beacon = None
             self._unheard, self._flushed = self._report(None), loop.time()
@@ -127,7 +124,7 @@ class Tree:
             logger.warning("home cannot be told what happens here: %r", error)
         else:
             self._heard, self._unheard = self._heard + 1, None
-            loop = self._outpost._n_loop
+            loop = asyncio.get_running_loop()
             self._timer = loop.call_at(max(loop.time(), self._flushed + BREATH), self._flush)
 
     def _report(self, end: End | None) -> bytes:

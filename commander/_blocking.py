@@ -19,7 +19,7 @@ from ._observe import outlast
 from ._report import note, type_name
 from .errors import WorkerLost
 
-__all__ = ["ProcessCall", "ThreadCall", "TreeInMain", "check_cancelled", "ending"]
+__all__ = ["ProcessCall", "ThreadCall", "TreeInMain", "check_cancelled", "describe_exit"]
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class _Call(Node[T], Generic[T], internal=True):
         self, function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         name = getattr(function, "__name__", None)
-        self._n_name = name if type(name) is str else type_name(function)
+        super().__init__(name if type(name) is str else type_name(function))
         self._n_function = function
         self._n_args = args
         self._n_kwargs = kwargs
@@ -168,7 +168,9 @@ class ProcessCall(_Call[T], internal=True):
 
     def _n_answer(self, answer: bytes, status: int) -> T:
         if len(answer) < 8 or len(answer) - 8 < int.from_bytes(answer[:8], "big"):
-            raise WorkerLost(self.path, f"its process ended by {ending(status)} without a result")
+            raise WorkerLost(
+                self.path, f"its process ended by {describe_exit(status)} without a result"
+            )
         succeeded, value, trace = pickle.loads(answer[8:])  # noqa: S301 - our own process wrote it
         if succeeded:
             return value
@@ -176,7 +178,7 @@ class ProcessCall(_Call[T], internal=True):
         raise value
 
 
-def ending(status: int) -> str:
+def describe_exit(status: int) -> str:
     """Say how a process ended that has this return code."""
     if status >= 0:
         return f"status {status}"

@@ -77,8 +77,8 @@ class Commander(Node[Any], internal=True):
             check_policy(policy)
             self._n_policy = policy
         self._n_special = isinstance(self._n_policy, Quorum)
-        self._n_limit = max_concurrency
-        self._n_slow_after = slow_after
+        self.max_concurrency = max_concurrency
+        self.slow_after = slow_after
         # How many nodes have entered; the last one's id.
         self._n_count = 0
         self._n_listeners: list[Listener] = []
@@ -108,13 +108,13 @@ class Commander(Node[Any], internal=True):
         self._n_clock: Callable[[], float] = time.monotonic if own else loop.time
         self._n_origin = Origin(time.time() - self._n_clock())
         self._n_spawn = spawn
-        self._n_queue = Queue(self._n_limit, self, loop, spawn)
+        self._n_queue = Queue(self.max_concurrency, self, loop, spawn)
         self._n_commander = self
         self._n_state = "running"
         self._n_open = True
         self._n_task = cast("asyncio.Task[None]", _Host())
-        if self._n_slow_after is not None:
-            self._n_watch = Watch(self._n_slow_after)
+        if self.slow_after is not None:
+            self._n_watch = Watch(self.slow_after)
         return self
 
     async def __aexit__(

@@ -63,15 +63,19 @@ class Node(Record, Generic[T_co]):
     on: ClassVar[On | None] = None
     """Where a job's body runs, if not here: `"ray"` or a place; also an argument of `put_job`."""
 
-    def __init_subclass__(cls, *, internal: bool = False, **kwargs: Any) -> None:
+    def __init__(self, name: str = "") -> None:
+        """Make a node that goes by `name` in paths, events and logs, by default its class's."""
+        if name:
+            self._n_name = name
+
+    def __init_subclass__(cls, *, internal: bool = False, name: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if not internal:
             _refuse_hidden_names(cls)
         check_policy(cls.policy)
         cls._n_policy = cls.policy
         cls._n_special = isinstance(cls.policy, Quorum) or cls.on is not None
-        if "_n_name" not in cls.__dict__:
-            cls._n_name = cls.__name__
+        cls._n_name = name or cls.__name__
         share_layout(cls)
 
     def task(self) -> Awaitable[T_co]:

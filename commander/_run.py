@@ -44,7 +44,7 @@ def run(
     body or a callback raises cancels the tree too and goes on when it has ended. Futures of other
     threads are answered in each case. Inside a running loop, a `RuntimeError`.
     """
-    if in_running_loop():
+    if asyncio._get_running_loop() is not None:
         raise RuntimeError("a loop is running here: use 'async with Commander() as commander'")
     if not is_node(job):
         refuse_kind(job, "a job or a handler")
@@ -82,15 +82,6 @@ def _log_failure(job: Node[Any], instead: BaseException | None = None) -> None:
     if error is None or error is instead or is_a(error, KeyboardInterrupt, SystemExit):
         return  # it has not failed, or its failure leaves `run`
     log_lost(job, error, "%s failed, but something else ended the run")
-
-
-def in_running_loop() -> bool:
-    """Say whether a loop runs in this thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 class _Received:

@@ -175,7 +175,7 @@ def _waits(node: Node[Any]) -> tuple[str, tuple[Node[Any], ...]]:
 
 
 def _places(node: Node[Any]) -> str:
-    return f"{node.commander._n_limit} places"
+    return f"{node.commander.max_concurrency} places"
 
 
 def _waits_without_task(node: Node[Any]) -> tuple[str, tuple[Node[Any], ...]]:
@@ -187,7 +187,7 @@ def _waits_without_task(node: Node[Any]) -> tuple[str, tuple[Node[Any], ...]]:
     if node._n_attempts is not None and node._n_attempts.timer is not None:
         tries = len(node._n_attempts.starts)
         return f"is pending: attempt {tries + 1} begins after a pause", ()
-    if node.commander._n_limit is None:
+    if node.commander.max_concurrency is None:
         return "is pending: it starts on the next turn of the loop", ()
     return f"is pending: it waits for one of {_places(node)}", ()
 

@@ -57,7 +57,7 @@ def begin_wait(node: Node[Any]) -> Wait:
         wait: Wait = place.loan()
     else:
         wait = Wait(loop=loop)
-        if node._n_commander._n_limit is not None:
+        if node._n_commander.max_concurrency is not None:
             node._n_commander._n_queue.stir()
     wait.node = node
     return wait

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from ..commander import Node
-from ..commander._waits import Wait, begin_wait, sleeps, waits_for_tree
+from ..commander.waiting import Wait, begin_wait, sleeps, waits_for_tree
 from ._speech import Sink
 
 __all__ = ["Channel", "Gate", "Waiters"]

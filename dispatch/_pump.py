@@ -10,7 +10,7 @@ from types import coroutine
 from typing import Any, TypeAlias, cast
 
 from ..commander import Node, NodeCancelled, StreamInterrupted
-from ..commander._waits import drives
+from ..commander.waiting import drives
 from ..messages import Delta, Message, ToolCall, ToolCallDelta, ToolCallError
 from ..messages.arguments import read_arguments
 from ._call import OpenCall

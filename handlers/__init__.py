@@ -1,10 +1,35 @@
-"""The `@handler` decorator and the ready-made handlers."""
+"""The `@handler` decorator, and the ready-made handlers.
 
-from ._call_tools import CallTools as CallTools
-from ._call_tools import call_tools as call_tools
+- `_handler`: `@handler` makes an async function a kind of node, `Handler`
+- `_respond`: one answer of a model: ask, show, call tools, ask again
+- `_call_tools`: run the calls of a reply, each as soon as it is whole
+- `_show`, `_view`: where the text of a reply goes; `View` is the terminal or what replaces it
+- `legible`: text of a model made safe for a screen; a seam for the terminal
+
+A reply's branches come in from `fork`; text goes out to the view, results to the conversation.
+The handlers that need a model are imported when they are first used.
+"""
+
+from typing import TYPE_CHECKING
+
+from ..commander.lazy import lazy_names
 from ._handler import Handler as Handler
 from ._handler import HandlerFunction as HandlerFunction
 from ._handler import handler as handler
-from ._respond import respond as respond
-from ._show import show as show
-from ._view import View as View
+
+if TYPE_CHECKING:
+    from ._call_tools import CallTools as CallTools
+    from ._call_tools import call_tools as call_tools
+    from ._respond import respond as respond
+    from ._show import show as show
+    from ._view import View as View
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "_call_tools": "CallTools call_tools",
+            "_respond": "respond",
+            "_show": "show",
+            "_view": "View",
+        },
+    )

@@ -33,7 +33,7 @@ class Handler(Node[T_co], internal=True):
         kwargs: dict[str, Any],
         owner: object = None,
     ) -> None:
-        self._n_name = function.__name__
+        super().__init__(function.__name__)
         self._n_function = function
         self._n_args = args
         self._n_kwargs = kwargs or _NO_KWARGS

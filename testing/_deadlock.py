@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..commander import AnabranchError, Commander, Node
-from ..commander._waits import frames
+from ..commander.waiting import frames
 
 __all__ = ["Deadlock", "describe"]
 

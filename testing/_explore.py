@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from ..commander._run import in_running_loop
 from ._deadlock import Deadlock
 from ._loop import SeededLoop
 
@@ -32,7 +31,7 @@ def run_seeded(
     whatever `main` raises; and if `main` succeeds, what callbacks and forgotten tasks have raised
     meanwhile, which a loop would only log. Tasks that are left are cancelled and waited for.
     """
-    if in_running_loop():
+    if asyncio._get_running_loop() is not None:
         raise RuntimeError("a loop is running here: call this from a test that is no coroutine")
     loop = SeededLoop(seed, patience=patience, turns=turns)
     unhandled: list[dict[str, Any]] = []

@@ -184,5 +184,5 @@ def test_real_code_runs_and_a_cancelled_agent_leaves_no_kernel() -> None:
     before, still = _left.processes(), _left.threads()
     asyncio.run(cancelled_while_code_runs())
 
-    assert _left.processes() == before
-    assert _left.threads() <= still
+    assert not _left.left(_left.processes, before)
+    assert not _left.left(_left.threads, still)

@@ -1,38 +1,28 @@
-"""The table of contracts names every test of the files that it points to, and no others."""
+"""The page of contracts names every test of the tree and the fork, in the tests' own words."""
 
-import ast
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-TEXT = (ROOT / "docs/contracts.md").read_text()
+from _contracts import PAGE, ROOT, TABLE, docstrings, with_rows
 
-
-def tables():
-    """Return the test names in the document, by the file in whose tables they stand."""
-    named, file = {}, None
-    for line in TEXT.splitlines():
-        if match := re.match(r"\| `(tests/\S+\.py)` \|", line):
-            file = match[1]
-            named.setdefault(file, [])
-        elif match := re.match(r"\| `(test_\w+)` \|", line):
-            named[file].append(match[1])
-    return named
+TEXT = PAGE.read_text()
 
 
-def names_in(path):
-    nodes = ast.parse((ROOT / path).read_text()).body
-    functions = [n for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-    return {each.name for each in functions if each.name.startswith("test_")}
+def test_the_rows_are_those_of_the_tests():
+    """If this fails, `make contracts` writes them anew."""
+    assert with_rows(TEXT) == TEXT
 
 
-def test_every_test_that_is_named_exists_and_none_is_missing():
-    """Both ways for the tree and the fork; the backends' files hold other tests as well."""
-    for path, names in tables().items():
-        assert len(names) == len({*names}), path
-        assert {*names} <= names_in(path), path
-        if path.startswith(("tests/test_tree", "tests/test_dispatch")):
-            assert {*names} == names_in(path), path
+def test_a_new_test_gets_a_row_and_one_that_is_gone_loses_it():
+    """The row of a test that was moved to another table stays there."""
+    path = "tests/test_dispatch_to_user.py"
+    first, second, *_ = docstrings(path)
+    empty = f"| `{path}` | |\n|---|---|\n"
+    old = f"{empty}| `{second}` | old |\n\n{empty}| `test_gone` | |\n"
+    one, two = TABLE.finditer(with_rows(old))
+    assert one[2] == f"| `{second}` | {docstrings(path)[second]} |\n"
+    assert f"| `{first}` |" in two[2]
+    assert second not in two[2]
+    assert "test_gone" not in two[2]
 
 
 def test_each_contract_of_the_tree_has_a_table_of_its_own():

@@ -66,7 +66,7 @@ ToolCall Retry current_node"""
 def test_the_everyday_names_and_all_errors_are_exported() -> None:
     """What the package exports is what is meant to be exported."""
     import anabranch
-    from anabranch.commander import _errors
+    from anabranch.commander import errors
 
-    assert {*EVERYDAY.split(), *_errors.__all__} <= set(anabranch.__all__)
+    assert {*EVERYDAY.split(), *errors.__all__} <= set(anabranch.__all__)
     assert all(hasattr(anabranch, name) for name in anabranch.__all__)

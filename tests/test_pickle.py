@@ -12,7 +12,7 @@ from anabranch import AgentMessage, Message, ToolCall, connect
 from anabranch.agents import Answer, ConversationTooLong, UnknownAgent
 from anabranch.backends import Limits, Retries, Timeouts
 from anabranch.backends._http import HttpBackend
-from anabranch.commander import _errors
+from anabranch.commander import errors as all_errors
 from anabranch.commander.errors import (
     AnabranchError,
     BackendError,
@@ -45,8 +45,8 @@ def errors() -> Iterator[AnabranchError]:
         ),
         BackendError: BackendError("no", status=418),
     }
-    for name in _errors.__all__:
-        kind = getattr(_errors, name)
+    for name in all_errors.__all__:
+        kind = getattr(all_errors, name)
         yield own.get(kind) or kind("it failed")
     yield UnknownAgent("bob", ["alice"])
     yield ConversationTooLong(7)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from anabranch.commander import Commander, WorkerLost
-from anabranch.commander._blocking import ProcessCall, ending
+from anabranch.commander._blocking import ProcessCall, describe_exit
 
 PROGRAM = """
 import asyncio, sys
@@ -116,7 +116,7 @@ async def test_a_process_that_ends_by_itself_is_lost_and_its_parent_goes_on():
 def test_every_end_of_a_process_has_a_name():
     """Signals without a name of their own are numbered."""
     for status in (*range(3), *range(-signal.NSIG, 0), -200):
-        assert ending(status).split()[0] == ("signal" if status < 0 else "status")
+        assert describe_exit(status).split()[0] == ("signal" if status < 0 else "status")
 
 
 ODD = """

@@ -24,9 +24,9 @@ import zmq.asyncio
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.connect import write_connection_file
 
-from ..commander._blocking import ending
-from ..commander._observe import outlast
 from ..commander.errors import ToolError
+from ..commander.process import describe_exit
+from ..commander.waiting import outlast
 from ..messages import image_url
 from .results import shortened
 
@@ -218,7 +218,7 @@ class Kernel:
         try:
             await asyncio.wait((working, dying), return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
-                raise KernelDied(f"the Python process ended ({ending(dying.result())})")
+                raise KernelDied(f"the Python process ended ({describe_exit(dying.result())})")
             await working
         finally:
             await _cancelled(working, dying)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from pydantic_core import to_json
 
 from ..commander import Commander, ConfigurationError, Node, ToolError, current_node
-from ..commander._observe import observe, outlast
+from ..commander.waiting import observe, outlast
 from ..messages import image_url
 from ._extra import import_extra
 from ._remote_schema import RemoteSchema
@@ -205,10 +205,8 @@ class McpServer(Toolkit):
         return f"<McpServer {parts.scheme}://{parts.netloc.rpartition('@')[2]}>"
 
 
-class _Connection(Node[None], internal=True):
+class _Connection(Node[None], internal=True, name="mcp_connection"):
     """Enters the client, holds it until told to leave, and leaves it, all in its own task."""
-
-    _n_name = "mcp_connection"
 
     def __init__(self, server: McpServer) -> None:
         self._server = server

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..commander import Node, ToolError, current_node
-from ..commander._observe import outlast
+from ..commander.waiting import outlast
 from ._extra import import_extra
 from ._tool import tool
 from .results import Illustrated

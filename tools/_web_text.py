@@ -12,8 +12,8 @@ from typing import Any, Literal
 from anyio import CapacityLimiter
 from anyio.lowlevel import RunVar
 
-from ..commander._observe import outlast
 from ..commander.errors import MissingExtra, ToolError
+from ..commander.waiting import outlast
 from ._web_fetch import Fetched
 
 __all__ = ["read_page"]

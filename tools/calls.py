@@ -36,10 +36,8 @@ def call_result(node: Node[ToolResult], call: ToolCall) -> ToolResult:
     return node.result or fault_result(call, node.error)
 
 
-class CallTool(Node[ToolResult], internal=True):
+class CallTool(Node[ToolResult], internal=True, name="call_tool"):
     """Run one call."""
-
-    _n_name = "call_tool"
 
     def __init__(self, call: ToolCall, tool: AnyTool) -> None:
         self._call = call
@@ -51,10 +49,8 @@ class CallTool(Node[ToolResult], internal=True):
             return result(self._call, await self._tool.run(self._call.arguments))
 
 
-class AskFirst(Node[ToolResult], internal=True):
+class AskFirst(Node[ToolResult], internal=True, name="ask_first"):
     """Run one call if a person says yes."""
-
-    _n_name = "ask_first"
 
     def __init__(self, call: ToolCall, tool: AnyTool, ask: Ask) -> None:
         self._call = call
