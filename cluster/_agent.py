@@ -126,12 +126,12 @@ class RemoteAgentCall(RemoteNode):
         try:
             if limits_of(node):
                 inbox = await inbox_of(node.commander, cluster)
-                async with RemoteCall(node, inbox, _refuse_report) as call:
+                async with RemoteCall(node, inbox) as call:  # its reports come by the stream
                     outcome = await self._read(node, call)
             else:
                 outcome = await self._read(node, None)
         except BaseException:
-            for part in self._texts.broken_off():
+            for part in self._texts.break_off():
                 _tell_listeners(part)
             raise
         finally:
@@ -173,10 +173,6 @@ class RemoteAgentCall(RemoteNode):
             left = None if scope is None else scope.left
             await reader.answer(ask.number, Result((value, left), failure))
         self._asks.pop(ask.number, None)
-
-
-def _refuse_report(report: bytes) -> None:
-    raise AssertionError("what an agent does is reported by its own stream")
 
 
 def _tell_listeners(part: AgentMessage) -> None:

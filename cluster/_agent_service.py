@@ -222,7 +222,7 @@ class TextCache:
         self._keep(part)
         return part
 
-    def broken_off(self) -> list[AgentMessage]:
+    def break_off(self) -> list[AgentMessage]:
         """Return the end of each text that will not grow any more."""
         return [
             AgentMessage(content=text, sender=sender, receiver=receiver, stream_state="failed")
@@ -256,7 +256,14 @@ class MessageSender:
         """Send a part, joined to the one before it if that has not been read and it goes on."""
         part = self._texts.shorten(part)
         last = self._writer.last
-        if not isinstance(last, MessagePart) or not _goes_on(last.part, part):
+        goes_on = (
+            isinstance(last, MessagePart)
+            and last.part.stream_state in GROWING
+            and part.stream_state == "streaming"
+            and part.content is None
+            and (last.part.sender, last.part.receiver) == (part.sender, part.receiver)
+        )
+        if not goes_on:
             self._writer.send_nowait(MessagePart(part))
             return
         delta: str = part.extra["delta"]
@@ -266,12 +273,3 @@ class MessageSender:
         if last.part.content is not None:
             changed["content"] = last.part.content + delta
         self._writer.replace_last(MessagePart(last.part.model_copy(update=changed)))
-
-
-def _goes_on(last: AgentMessage, part: AgentMessage) -> bool:
-    return (
-        last.stream_state in GROWING
-        and part.stream_state == "streaming"
-        and part.content is None
-        and (last.sender, last.receiver) == (part.sender, part.receiver)
-    )

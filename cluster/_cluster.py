@@ -44,7 +44,7 @@ GRACE = 1.0
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 
 
-def answers(address: str, *, timeout: float) -> bool:
+def _answers(address: str, *, timeout: float) -> bool:
     """Say whether a server of gRPC answers; under TLS, whether anything listens."""
     host, _, port = address.rpartition(":")
     try:
@@ -101,7 +101,7 @@ class FailureDetector:
                 if not self._callbacks:
                     self._probing = False
                     return
-            if answers(self.address, timeout=PROBE_TIMEOUT / 2):
+            if _answers(self.address, timeout=PROBE_TIMEOUT / 2):
                 silent = None
             elif silent is None:
                 silent = time.monotonic()
@@ -137,7 +137,7 @@ class Cluster:
     @property
     def usable(self) -> bool:
         """Whether the process is still a member and the head has not been lost."""
-        return self.head.lost is None and address_of(self.ray) == self.address
+        return self.head.lost is None and _address_of(self.ray) == self.address
 
     def _leave(self) -> None:
         # A minute after its head has gone, Ray would end this whole process.
@@ -154,7 +154,7 @@ class Cluster:
         """
         if self.head.lost is not None:
             self._leaving.wait(EXIT_TIMEOUT)
-        elif address_of(self.ray) != self.address or answers(self.address, timeout=EXIT_TIMEOUT):
+        elif _address_of(self.ray) != self.address or _answers(self.address, timeout=EXIT_TIMEOUT):
             return
         with suppress(AttributeError, TypeError):  # a C library other than glibc
             libc = ctypes.CDLL(None)
@@ -162,7 +162,7 @@ class Cluster:
         atexit.unregister(import_module("ray._private.worker").shutdown)
 
 
-def address_of(ray: Any) -> str | None:
+def _address_of(ray: Any) -> str | None:
     """Return the address of the cluster that Ray has joined in this process, None if none."""
     return ray.get_runtime_context().gcs_address if ray.is_initialized() else None
 
@@ -237,7 +237,7 @@ async def join(address: str | None = None) -> Cluster:
     cluster is there, it runs another Ray or Python, or the process has joined another one.
     """
     global _joiner
-    if (cluster := _joined(address)) is not None:
+    if (cluster := _current(address)) is not None:
         return cluster
     with _lock:
         joining = _joining.get(address)
@@ -250,7 +250,7 @@ async def join(address: str | None = None) -> Cluster:
     return await asyncio.shield(asyncio.wrap_future(joining))
 
 
-def _joined(address: str | None) -> Cluster | None:
+def _current(address: str | None) -> Cluster | None:
     """Return the cluster that this process has joined here, if it can be used still."""
     cluster = _cluster
     if cluster is None or not cluster.usable:
@@ -274,7 +274,7 @@ def _serve_requests() -> None:
     while True:
         address, joining = _requests.get()
         try:
-            cluster = _cluster = _joined(address) or _connect(address)
+            cluster = _cluster = _current(address) or _connect(address)
         except BaseException as error:  # noqa: BLE001 - it is raised where the cluster is awaited
             settle = partial(joining.set_exception, error)
         else:
@@ -293,13 +293,17 @@ def _connect(address: str | None) -> Cluster:
         return Cluster(ray, joined, joined_here=False)
     where = address or os.environ.get("RAY_ADDRESS")
     if where is not None and where not in {"auto", "local"}:
-        require_head(where)
-    elif (last := _last_address()) is not None and not answers(last, timeout=4):
-        if where == "auto":
-            require_head(last)
-        address = "local"  # Ray itself would wait for the last one for a minute
+        _require_head(where)
+    else:
+        last: str | None = None  # of the cluster that this machine was in, if Ray remembers one
+        with suppress(ImportError, AttributeError, OSError):
+            last = import_module("ray._private.utils").read_ray_address()
+        if last is not None and not _answers(last, timeout=4):
+            if where == "auto":
+                _require_head(last)
+            address = "local"  # Ray itself would wait for the last one for a minute
     log = logging.getLogger("ray._private.worker")
-    log.addFilter(_is_of_use)
+    log.addFilter(_drop_sigterm_warning)
     try:
         ray.init(address=address, configure_logging=False)
     except Exception as error:  # Ray raises many kinds, plain ones too
@@ -313,24 +317,16 @@ def _connect(address: str | None) -> Cluster:
         )
         raise ConfigurationError(f"cannot join {at}: {text}{remedy}") from error
     finally:
-        log.removeFilter(_is_of_use)
+        log.removeFilter(_drop_sigterm_warning)
     return Cluster(ray, ray.get_runtime_context().gcs_address, joined_here=True)
 
 
-def _is_of_use(record: logging.LogRecord) -> bool:
+def _drop_sigterm_warning(record: logging.LogRecord) -> bool:
     # Ray misses the main thread, in which it would have set a handler that exits.
     return "SIGTERM handler is not set" not in record.getMessage()
 
 
-def _last_address() -> str | None:
-    """Return the address of the cluster that this machine was in last, if Ray remembers one."""
-    try:
-        return import_module("ray._private.utils").read_ray_address()
-    except (ImportError, AttributeError, OSError):
-        return None
-
-
-def require_head(address: str) -> None:
+def _require_head(address: str) -> None:
     """Raise `ConfigurationError` unless a server of Ray's kind answers at `address`."""
     if address.startswith("ray://"):
         raise ConfigurationError(
@@ -340,7 +336,7 @@ def require_head(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigurationError(f"the address of a Ray cluster is HOST:PORT, not {address!r}")
-    if not answers(address, timeout=4):
+    if not _answers(address, timeout=4):
         raise ConfigurationError(
             f"there is no Ray cluster at {address}: start one there with 'ray start --head', or "
             "mend the address"

@@ -70,7 +70,7 @@ class Inbox:
         finally:
             self.closed = True
             for call in self.calls.values():
-                call.moved.set()
+                call.progress.set()
 
     def _dispatch(
         self, reader: StreamReader, item: Delivery | Ask | CancelAsk | TurnReturned
@@ -98,10 +98,12 @@ class RemoteCall:
     so.
     """
 
-    def __init__(self, node: Node[Any], inbox: Inbox, on_report: Callable[[bytes], object]) -> None:
+    def __init__(
+        self, node: Node[Any], inbox: Inbox, on_report: Callable[[bytes], object] | None = None
+    ) -> None:
         self.address = ReplyAddress(inbox.mailbox, inbox.name, uuid4().hex)
         # Set whenever a report was taken, a turn is over, or the inbox has closed.
-        self.moved = asyncio.Event()
+        self.progress = asyncio.Event()
         self._limits: list[Turns] = limits_of(node)
         self._inbox = inbox
         self._on_report = on_report
@@ -136,14 +138,14 @@ class RemoteCall:
             for turn in self._turns.values():
                 turn.cancel()
 
-    async def caught_up(self, count: int) -> None:
+    async def wait_for_reports(self, count: int) -> None:
         """Wait until so many reports were taken, or no more can be."""
         await self._until(lambda: self._received >= count)
 
     async def _until(self, reached: Callable[[], bool]) -> None:
         while not (reached() or self._inbox.closed):
-            self.moved.clear()
-            await self.moved.wait()
+            self.progress.clear()
+            await self.progress.wait()
 
     def check(self) -> None:
         """Raise what taking a report has raised."""
@@ -154,22 +156,39 @@ class RemoteCall:
         """Take a report, unless it was taken before."""
         if number > self._received:
             self._received = number
+            assert self._on_report is not None
             try:
                 self._context.run(self._on_report, report)
             except Exception as error:  # noqa: BLE001 - it is the call's own, and raised there
                 self._fault = error
-            self.moved.set()
+            self.progress.set()
 
     def grant_turn(self, reader: StreamReader, ask: Ask) -> None:
         """Give a turn of the limits, when there is one."""
-        number = ask.question.number
+        request: TurnRequest = ask.question
+        number = request.number
+
+        async def hold() -> None:
+            with suppress(WorkerLost):  # who wanted it learns that too
+                try:
+                    async with turn_in(self._limits, request.model, request.tokens) as turn:
+                        granted = self._granted[number] = asyncio.Future()
+                        turn.usage = Usage()
+                        await reader.answer(ask.number, Result())
+                        turn.usage = None  # if it is lost from here on, its estimate counts
+                        if (usage := await granted) is None:
+                            turn.unsend()
+                        else:
+                            turn.usage = usage
+                except BudgetExceeded as error:
+                    await reader.answer(ask.number, Result(failure=error))
 
         def over(_: object) -> None:
             del self._turns[number]
             self._granted.pop(number, None)
-            self.moved.set()
+            self.progress.set()
 
-        self._turns[number] = asyncio.ensure_future(self._hold_turn(reader, ask))
+        self._turns[number] = asyncio.ensure_future(hold())
         self._turns[number].add_done_callback(over)
 
     def end_turn(self, returned: TurnReturned) -> None:
@@ -179,22 +198,6 @@ class RemoteCall:
             granted.set_result(returned.usage)
         elif (turn := self._turns.get(returned.number)) is not None:
             turn.cancel()
-
-    async def _hold_turn(self, reader: StreamReader, ask: Ask) -> None:
-        request: TurnRequest = ask.question
-        with suppress(WorkerLost):  # who wanted it learns that too
-            try:
-                async with turn_in(self._limits, request.model, request.tokens) as turn:
-                    granted = self._granted[request.number] = asyncio.Future()
-                    turn.usage = Usage()
-                    await reader.answer(ask.number, Result())
-                    turn.usage = None  # if it is lost from here on, its estimate counts
-                    if (usage := await granted) is None:
-                        turn.unsend()
-                    else:
-                        turn.usage = usage
-            except BudgetExceeded as error:
-                await reader.answer(ask.number, Result(failure=error))
 
 
 @dataclass(frozen=True, slots=True)

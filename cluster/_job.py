@@ -124,7 +124,7 @@ class _Attempt:
 
     async def _wait(self, over: asyncio.Future[TaskResult], lost: asyncio.Future[str]) -> None:
         """Wait for the end; as long as the task has not begun, see whether it ever can."""
-        if not self._cluster.machines.found(self._job.place):
+        if not self._cluster.machines.is_known(self._job.place):
             self._check_machines()
         ends: set[asyncio.Future[Any]] = {over, lost}
         while True:
@@ -152,7 +152,7 @@ class _Attempt:
     async def _take(self, result: TaskResult) -> Outcome:
         """Take what was reported before, then what is left; return how the job has ended."""
         received, pending, last = result
-        await self._call.caught_up(received)
+        await self._call.wait_for_reports(received)
         if pending is not None:
             self._call.take(received + 1, pending)
         self._call.check()

@@ -61,11 +61,11 @@ class Mailbox(ActorHandle):
             raise translate_error(error, self.path) from None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return mailbox_named, (self.name,)
+        return _get_mailbox, (self.name,)
 
 
 @lru_cache(16)
-def mailbox_named(name: str) -> Mailbox:
+def _get_mailbox(name: str) -> Mailbox:
     """Return the handle: one for all that comes to a process from there, located once."""
     return Mailbox(name)
 
@@ -136,7 +136,7 @@ async def mailbox_of(cluster: Cluster) -> Mailbox:
     """
 
     def make() -> Mailbox:
-        mailbox = mailbox_named(uuid4().hex)
+        mailbox = _get_mailbox(uuid4().hex)
         try:
             mailbox.start_beside(cluster, MailboxActor)
         except cluster.ray.exceptions.RayError as error:

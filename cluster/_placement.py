@@ -66,7 +66,7 @@ class Ray:
 
     def describe(self) -> str:
         """Return the needs in words."""
-        return in_words(self.needs()) or "that needs nothing"
+        return _in_words(self.needs()) or "that needs nothing"
 
 
 Needs: TypeAlias = "frozenset[tuple[str, float]]"
@@ -79,13 +79,13 @@ class Machines:
         self._ray = ray
         self._address = address
         # What some machine has been seen to have.
-        self._found: set[Needs] = set()
+        self._known: set[Needs] = set()
         # The last check of each, and when it began: however many wait, one looks.
         self._checks: dict[Needs, tuple[float, Future[None]]] = {}
 
-    def found(self, place: Ray) -> bool:
+    def is_known(self, place: Ray) -> bool:
         """Whether a check has ever found a machine for `place`."""
-        return frozenset(place.needs().items()) in self._found
+        return frozenset(place.needs().items()) in self._known
 
     def check_in_thread(self, place: Ray) -> Future[None]:
         """Call `check` in a thread, unless somebody has lately."""
@@ -104,16 +104,16 @@ class Machines:
             all(machine.get(name, 0) >= amount for name, amount in needs.items())
             for machine in machines
         ):
-            self._found.add(frozenset(needs.items()))
+            self._known.add(frozenset(needs.items()))
             return
         most = {name: max((each.get(name, 0) for each in machines), default=0) for name in needs}
         raise ConfigurationError(
-            f"no machine of the Ray cluster at {self._address} has {in_words(needs)}: "
-            f"{len(machines)} machines, which have at most {in_words(most)}; ask for less, add a "
+            f"no machine of the Ray cluster at {self._address} has {_in_words(needs)}: "
+            f"{len(machines)} machines, which have at most {_in_words(most)}; ask for less, add a "
             "machine, or say Ray(autoscaled=True) if one will come by itself"
         )
 
 
-def in_words(needs: Mapping[str, float]) -> str:
+def _in_words(needs: Mapping[str, float]) -> str:
     """Return an amount of resources as text: `1 CPU and 2 GPU`."""
     return " and ".join(f"{amount:g} {name}" for name, amount in needs.items())

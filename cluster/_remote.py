@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ..agents._scope import Scope
     from ._inbox import RemoteCall
 
-__all__ = ["REPORT_DELAY", "RemoteCommander", "RemoteNode", "Reporter", "failed"]
+__all__ = ["REPORT_DELAY", "RemoteCommander", "RemoteNode", "Reporter", "failure_outcome"]
 
 # What happens is reported so many seconds later at most, unless home is slow to take reports.
 REPORT_DELAY = 0.005
@@ -75,7 +75,7 @@ class RemoteNode:
     def context(self, node: Node[Any], call: RemoteCall | None) -> TreeContext:
         """Return what the far end has to know of `node`; `call` is where it reaches home."""
         assert node.parent is not None
-        scope = current_scope()
+        scope = _current_scope()
         return TreeContext(
             node.node_id,
             node.parent.path,
@@ -137,7 +137,7 @@ class RemoteNode:
             relay(node, Event(kind, number, parent, name, clock, origin, data))
         for account, amount in report.charges.items():
             charge(account, amount)
-        if report.messages and (scope := current_scope()) is not None:
+        if report.messages and (scope := _current_scope()) is not None:
             scope.left = max(0, scope.left - report.messages)
 
     def end(self, node: Node[Any], outcome: Outcome) -> Any:
@@ -188,7 +188,7 @@ class _ClockOffset:
         return time + self._offset
 
 
-def current_scope() -> Scope | None:
+def _current_scope() -> Scope | None:
     """Return the conversation in which this runs."""
     # Whoever has not imported the agents is in no conversation of theirs.
     agents = sys.modules.get(__name__.replace("cluster._remote", "agents._scope"))
@@ -225,18 +225,18 @@ class RemoteCommander(SubtreeCommander, internal=True):
                 return ("completed", dump(root.result))
         except Exception as error:  # noqa: BLE001 - whatever pickling raises
             what = f"{root.path} returned a {type(root.result).__name__}"
-            return failed(TypeError(f"{what} that cannot be sent home: {error}"))
+            return failure_outcome(TypeError(f"{what} that cannot be sent home: {error}"))
         if root.state == "cancelled":
             return ("cancelled", cancel_reason(root) or "")
         assert root.error is not None
-        return failed(root.error)
+        return failure_outcome(root.error)
 
     def usage(self, node: Node[Any] | None = None) -> dict[str, Any]:
         """Return what `node`, or the root, and all below it have spent so far."""
         return super().usage(node or self._root)
 
 
-def failed(error: BaseException) -> Outcome:
+def failure_outcome(error: BaseException) -> Outcome:
     """Return the outcome of what has failed, with the traceback from here."""
     where = f"anabranch: in the Ray worker {os.getpid()} on {this_host()}"
     return ("failed", dump_error(error, where))
@@ -301,12 +301,9 @@ class Reporter:
         try:
             return dump(report)
         except Exception:  # noqa: BLE001 - whatever pickling the data of an event raises
-            return dump(report._replace(events=[_sendable(event) for event in events]))
-
-
-def _sendable(event: EventRecord) -> EventRecord:
-    try:
-        dump(event[-1])
-    except Exception:  # noqa: BLE001 - as above
-        return (*event[:-1], repr(event[-1]))
-    return event
+            for number, event in enumerate(events):
+                try:
+                    dump(event[-1])
+                except Exception:  # noqa: BLE001 - as above
+                    events[number] = (*event[:-1], repr(event[-1]))
+            return dump(report)

@@ -283,15 +283,16 @@ class StreamReader:
             raise self._failure
         return None
 
-    def _beat(self) -> None:
-        """Renew the lease: this process is alive, however long its reader takes."""
-        if self._cluster.usable:
-            self._actor.keep.remote(self._key, self._handle.lease)
-            self._beat_later()
-
     def _beat_later(self) -> None:
-        delay = self._handle.lease / 3
-        self._heartbeat = asyncio.get_running_loop().call_later(delay, self._beat)
+        """Renew the lease from time to time: this process is alive, however slow its reader."""
+
+        def beat() -> None:
+            if self._cluster.usable:
+                self._actor.keep.remote(self._key, self._handle.lease)
+                self._beat_later()
+
+        loop = asyncio.get_running_loop()
+        self._heartbeat = loop.call_later(self._handle.lease / 3, beat)
 
     async def answer(self, number: int, result: Result) -> None:
         """Answer an `Ask` that was among the items."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ._payload import load, unpack_job
 from ._protocol import Delivery, Outcome, TaskResult, TaskSpec
 from ._ray import import_ray
-from ._remote import REPORT_DELAY, RemoteCommander, Reporter, failed
+from ._remote import REPORT_DELAY, RemoteCommander, Reporter, failure_outcome
 
 if TYPE_CHECKING:
     from ..agents._scope import Scope
@@ -41,7 +41,7 @@ BEGIN_REPORT = 0.02
 def run_task(packed: bytes) -> TaskResult:
     """Drive the job of a `TaskSpec` to its end; return what home has not been told by then."""
     global _main_thread
-    loop, main = worker_loop(), MainThread()
+    loop, main = _worker_loop(), MainThread()
     tree = TaskTree(load(packed), main)
     _main_thread = main
     # Ray cancels a task by an interrupt: it is taken as a word to `main`, not as an exception.
@@ -136,7 +136,7 @@ def _pipe() -> tuple[int, int]:
 
 
 @cache
-def worker_loop() -> asyncio.AbstractEventLoop:
+def _worker_loop() -> asyncio.AbstractEventLoop:
     """Return the loop on which this worker's trees live, one after the other."""
     loop = asyncio.new_event_loop()
 
@@ -197,7 +197,7 @@ class TaskTree:
                 with continued(*self._spec.context.messages, None) as self._scope:
                     outcome = await self._drive()
         except BaseException as error:  # noqa: BLE001 - nobody else is there to report it
-            outcome = failed(error)
+            outcome = failure_outcome(error)
         if self._timer is not None:
             self._timer.cancel()
         self._main.end((self._received, self._pending, self._report(outcome)))

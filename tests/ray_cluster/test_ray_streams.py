@@ -275,6 +275,6 @@ def test_texts_arrive_whole_whatever_was_joined(read_each: int) -> None:
             assert each.content == told[each.sender] + each.extra.get("delta", "")
             told[each.sender] = "" if each.stream_state == "end" else each.content
         assert told == {"alice": said["alice"], "bob": "again"}
-        assert [each.content for each in texts.broken_off()] == [said["alice"], "again"]
+        assert [each.content for each in texts.break_off()] == [said["alice"], "again"]
 
     run_seeded(main, seed=0)
