@@ -70,7 +70,7 @@ async def _ask(
     tools: Sequence[AnyTool] = agent.hooked_tools()
     for left in reversed(range((parser.retries if parser else 0) + 1)):
         message = await respond(
-            backend, conversation, tools, view, rounds=agent.max_turns, **wanted
+            backend, conversation, tools, view, max_rounds=agent.max_turns, **wanted
         )
         if parser is None:
             return message, cast("F", None)

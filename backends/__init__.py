@@ -5,9 +5,9 @@ so that no extra is needed for those that are not.
 """
 
 from ._backend import Backend as Backend
-from ._connect import connect as connect
 from ._fallback import Fallback as Fallback
 from ._model import ModelBackend as ModelBackend
+from ._providers import connect as connect
 from ._retry import Breaker as Breaker
 from ._retry import Retries as Retries
 from ._timeout import Timeouts as Timeouts

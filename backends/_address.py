@@ -1,21 +1,40 @@
-"""Addresses of servers: which are none, what in them is a secret, and what of them may be shown."""
+"""Addresses of servers: which are none, what in them is a secret, and what of them may be shown.
+
+Also what is peculiar to a hosted provider's own address; the providers are in `_providers.py`.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from ipaddress import ip_address
+from typing import Any
 from urllib.parse import SplitResult, unquote, unquote_plus, urlsplit, urlunsplit
 
 from pydantic import SecretStr
 
 from ..commander.errors import ConfigurationError
 
-__all__ = ["endpoint", "has_user", "is_address", "secrets_of", "server_address", "shown"]
+__all__ = ["Host", "endpoint", "has_user", "is_address", "secrets_of", "server_address", "shown"]
 
 _ENDPOINT = "/chat/completions"
 _NETLOC = re.compile(r"(?:.*@)?(?:\[[^\[\]@]+\]|[^\[\]:@]+)(?::[0-9]*)?")
 _HOST = re.compile(r"[A-Za-z0-9_.-]+")
 _LONGEST = 200  # characters of one that are shown
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where a hosted provider's models are, where its key is found, how its options are named."""
+
+    name: str
+    base_url: str
+    key_variable: str
+    base_url_variable: str | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
+    left_out: frozenset[str] = frozenset()
+    go_on: Mapping[str, Any] | None = None  # put into the message to go on after; None: it cannot
 
 
 def is_address(spec: str) -> bool:
@@ -74,8 +93,8 @@ def secrets_of(address: str) -> list[SecretStr]:
         return []
     user = url.netloc.rpartition("@")[0]
     values = {user, unquote(user), *map(unquote, user.split(":", 1)), url.fragment}
-    for field in url.query.split("&"):
-        name, equals, written = field.partition("=")
+    for pair in url.query.split("&"):
+        name, equals, written = pair.partition("=")
         if "version" not in name:
             value = written if equals else name
             values |= {value, unquote(value), unquote_plus(value)}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from ..commander.errors import BackendError, BadResponse
+from ..dispatch import Format
 from ..dispatch._speech import Sink
 from ..dispatch.assembly import Assembly, Branches
 from ..messages import Delta, Message
@@ -22,14 +24,14 @@ def _drop(_: object) -> None:
 _NOBODY = Branches(Sink(_drop), Sink(_drop), Sink(_drop), Sink(_drop))
 
 
-def assemble(deltas: Iterable[Delta]) -> Message:
+def assemble(deltas: Iterable[Delta], formats: Sequence[Format] = ()) -> Message:
     """Return the message that the endpoint would have given without streaming.
 
     Raises `BadResponse` for deltas that make none.
     """
 
     def whole() -> Message:
-        assembly = _fed(deltas)
+        assembly = _fed(deltas, formats)
         for call in assembly.end():
             assembly.refuse(call)
         return assembly.message()
@@ -61,8 +63,9 @@ def _made(make: Callable[[], _M]) -> _M:
     raise BadResponse(f"what came makes no message ({kind})")
 
 
-def _fed(deltas: Iterable[Delta]) -> Assembly:
-    assembly = Assembly(_NOBODY)
+def _fed(deltas: Iterable[Delta], formats: Sequence[Format] = ()) -> Assembly:
+    ignored = {each.branch: Sink(_drop) for each in formats if each.branch is not None}
+    assembly = Assembly(replace(_NOBODY, others=ignored), formats=formats)
     for delta in deltas:
         assembly.feed((delta,))
     return assembly

@@ -4,36 +4,52 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex
+from typing import Any, Self, SupportsIndex
 
+from ..commander.errors import ConfigurationError
+from ..dispatch import Format
 from ..messages import Delta, Message, Request
 from ._assemble import assemble
 
-if TYPE_CHECKING:
-    from ._recipe import Recipe
+__all__ = ["Backend", "Recipe"]
 
-__all__ = ["Backend"]
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Recipe:
+    """How to make a backend again in another process, and whether a key would have to travel."""
+
+    make: Callable[[], Backend]
+    has_key: bool
 
 
 class Backend(ABC):
     """A model that answers requests with a stream of deltas.
 
     `model` is its name, `provider` the kind of backend (`openai`, `http`, `local`, `vllm`).
-    `default_options` have the wire's names; a request's own options win. Entering opens
+    `default_options` have the wire's names; a request's own options win. `formats` are the ways in
+    which the model writes calls into its text, where neither its server nor `stream` reads them:
+    `respond` and `complete` do, and whoever forks a reply can. Entering opens
     connections or loads the model; leaving closes them; both may be done again. One backend may
     serve any number of streams at once.
+
+    `recipe` is set by `connect`: with it a backend travels to another process, where it is made
+    again and finds its key by name.
     """
 
     provider: str = "unknown"
+    recipe: Recipe | None = None
 
-    # How `connect` made it: in another process it is made again, and finds its key there by name.
-    _recipe: Recipe | None = None
+    formats: Sequence[Format] = ()
 
-    def __init__(self, model: str, **default_options: Any) -> None:
+    def __init__(
+        self, model: str, *, formats: Sequence[Format] = (), **default_options: Any
+    ) -> None:
         self.model = model
+        self.formats = formats
         self.default_options = default_options
 
     def __repr__(self) -> str:
@@ -55,7 +71,7 @@ class Backend(ABC):
     async def complete(self, request: Request) -> Message:
         """Answer `request` with the whole message. Raises and is cancelled as `stream` is."""
         async with aclosing(self.stream(request)) as deltas:
-            return assemble([delta async for delta in deltas])
+            return assemble([delta async for delta in deltas], self.formats)
 
     def stream_sync(self, request: Request) -> Generator[Delta, None, None]:
         """Answer `request` as `stream` does, for code without an event loop.
@@ -74,9 +90,15 @@ class Backend(ABC):
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         """Travel as what `connect` was given; a key that was given by value does not travel."""
-        if self._recipe is None:
+        if self.recipe is None:
             return super().__reduce_ex__(protocol)
-        return self._recipe.travelling()
+        if self.recipe.has_key:
+            raise ConfigurationError(
+                "this backend cannot be sent to another process, since its key was given by value:"
+                " set the environment variable there (OPENAI_API_KEY, with base_url= for other"
+                " servers) and leave out api_key, and what is secret in the address"
+            )
+        return self.recipe.make, ()
 
     async def _finish(self, source: AsyncGenerator[Delta, None]) -> None:
         try:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..commander.errors import BackendError, ConfigurationError
+from ..dispatch import Format
 from ..messages import Delta, Request
 from ._backend import Backend
 from ._tape import Tape, Track, key_of, line_of
@@ -43,16 +44,20 @@ class CassetteBackend(Backend):
         *,
         record: Backend | None = None,
         realtime: bool = False,
+        formats: Sequence[Format] = (),
         **unknown: Any,
     ) -> None:
         if unknown:
             raise ConfigurationError(
-                f"a cassette has no option {', '.join(sorted(unknown))}; it has record and"
-                " realtime; all others belong to the backend that is recorded"
+                f"a cassette has no option {', '.join(sorted(unknown))}; it has record,"
+                " realtime and formats; all others belong to the backend that is recorded"
             )
         if not (record is None or isinstance(record, Backend)):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
             raise ConfigurationError(f"record={record!r}: it is a backend, as connect() makes it")
-        super().__init__(record.model if record else Path(file).stem)
+        super().__init__(
+            record.model if record else Path(file).stem,
+            formats=formats or (record.formats if record else ()),
+        )
         self.file = Path(file)
         self.record = record
         self.realtime = realtime

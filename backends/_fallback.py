@@ -31,7 +31,8 @@ class Fallback(Backend):
             raise ConfigurationError("Fallback needs at least one backend")
         if not all(isinstance(each, Backend) for each in backends):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
             raise ConfigurationError("Fallback takes backends, as connect() makes them")
-        super().__init__(backends[0].model)
+        formats = {each.open: each for backend in reversed(backends) for each in backend.formats}
+        super().__init__(backends[0].model, formats=[*formats.values()])
         self.backends = tuple(backends)
         self._breakers = [Breaker(failures, reset_after) for _ in backends]
 

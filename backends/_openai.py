@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from pydantic import SecretStr
 
 from ..commander.errors import BackendError, ConfigurationError, MissingExtra
 from ..messages import Message, Request
-from ._address import shown
+from ._address import Host, shown
 from ._failure import failure_from_library, whole_reply
 from ._secret import as_secret
 from ._wire import Connections, WireBackend
@@ -26,43 +25,13 @@ if TYPE_CHECKING:
     from httpx2 import Response
     from openai import AsyncOpenAI
 
-__all__ = ["HOSTS", "OpenAIBackend"]
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """Where a provider's models are, where its key is found, and how its options are named."""
-
-    base_url: str
-    key_variable: str
-    base_url_variable: str | None = None
-    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
-    left_out: frozenset[str] = frozenset()
-    go_on: Mapping[str, Any] | None = None  # put into the message to go on after; None: it cannot
-
-
-HOSTS = {
-    "openai": Host(
-        "https://api.openai.com/v1",
-        "OPENAI_API_KEY",
-        "OPENAI_BASE_URL",
-        renamed={"max_tokens": "max_completion_tokens"},
-    ),
-    "mistral": Host(
-        "https://api.mistral.ai/v1",
-        "MISTRAL_API_KEY",
-        renamed={"seed": "random_seed"},
-        left_out=frozenset({"stream_options"}),  # it sends the usage anyway
-        go_on={"prefix": True},
-    ),
-    "groq": Host("https://api.groq.com/openai/v1", "GROQ_API_KEY", go_on={}),
-}
+__all__ = ["OpenAIBackend"]
 
 
 class OpenAIBackend(WireBackend):
-    """A model of OpenAI, Mistral or Groq, or of any server that their SDK can reach.
+    """A model of a hosted provider, or of any server that their SDK can reach.
 
-    The key comes from `api_key` or the provider's variable. The SDK does not try again by itself:
+    The key comes from `api_key` or the host's variable. The SDK does not try again by itself:
     `retries` does, as for every backend. Options are renamed where a provider's own address names
     them otherwise; at another `base_url` they go as they are. Proxies named in the environment are
     used to reach a provider's own address, and no other.
@@ -71,24 +40,22 @@ class OpenAIBackend(WireBackend):
     def __init__(
         self,
         model: str,
+        host: Host,
         base_url: str | None = None,
         api_key: str | SecretStr | None = None,
-        *,
-        provider: str = "openai",
         **settings: Any,
     ) -> None:
-        host = HOSTS[provider]
         variable = host.base_url_variable
         base_url = base_url or (variable and os.environ.get(variable)) or host.base_url
         key = as_secret(api_key) or as_secret(os.environ.get(host.key_variable))
         if key is None:
             raise ConfigurationError(
-                f"{provider}: no key: set {host.key_variable}, or pass api_key= "
+                f"{host.name}: no key: set {host.key_variable}, or pass api_key= "
                 "(any text for a server that needs none)"
             )
         _import_sdk()
         super().__init__(model, base_url, key, **settings)
-        self.provider = provider
+        self.provider = host.name
         self._host = host if self.base_url == host.base_url else None
         self._where = shown(self.base_url)
         self._clients = Connections(self._open_client)

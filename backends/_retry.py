@@ -18,14 +18,14 @@ class Retries:
     """How often a request is tried before its first token has come, and how long between.
 
     `attempts` includes the first. Tried again are `BackendUnavailable` and `RateLimited`. The
-    pause, in seconds, doubles from `first` to `longest` and is shortened by chance by up to half,
-    so that many do not come back at once. A server's Retry-After is waited for instead, and up to
-    a tenth longer; if it asks for more than `patience` the failure is raised at once.
+    pause, in seconds, doubles from `backoff` to `max_backoff` and is shortened by chance by up to
+    half, so that many do not come back at once. A server's Retry-After is waited for instead, and
+    up to a tenth longer; if it asks for more than `patience` the failure is raised at once.
     """
 
     attempts: int = 3
-    first: float = 0.5
-    longest: float = 8.0
+    backoff: float = 0.5
+    max_backoff: float = 8.0
     patience: float = 120.0
 
     def pause(self, attempt: int, error: BackendError) -> float | None:
@@ -34,8 +34,8 @@ class Retries:
             return None
         asked = getattr(error, "retry_after", None)
         if asked is None:
-            longest = min(self.longest, self.first * 2.0 ** (attempt - 1))
-            return longest * random.uniform(0.5, 1.0)  # noqa: S311 - not a secret
+            pause = min(self.max_backoff, self.backoff * 2.0 ** (attempt - 1))
+            return pause * random.uniform(0.5, 1.0)  # noqa: S311 - not a secret
         return asked * random.uniform(1.0, 1.1) if asked <= self.patience else None  # noqa: S311
 
 

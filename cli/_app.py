@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +15,9 @@ from typing import Annotated, Any
 import typer
 
 from ..backends import Backend, connect
-from ..commander import AnabranchError
+from ..commander import AnabranchError, ConfigurationError
+from ..dispatch import Format
+from ..dispatch.formats import FORMATS
 from ..messages import Conversation
 from ..tools import AnyTool, open_tools
 from ._session import INTERRUPTED, chat_session
@@ -81,6 +83,14 @@ def chat(
     ] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="How freely to choose.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="The longest reply.")] = None,
+    formats: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--format",
+            help=f"How the model writes calls of tools, if it writes them into its text: "
+            f"{', '.join(FORMATS)}. May be given several times. Default: what is known of it.",
+        ),
+    ] = None,
     load: Annotated[
         Path | None, typer.Option(help="Go on with a conversation saved by /save.")
     ] = None,
@@ -96,9 +106,10 @@ def chat(
     logging.getLogger().addHandler(LegibleLog())
     with _told(USAGE, debug):
         backend = connect(model, model=name, base_url=base_url, **given)
+        reads = None if formats is None else [_format(each) for each in formats]
         conversation = Conversation.load(load) if load else Conversation(system=system)
     with _told(FAILED, debug):
-        raise SystemExit(asyncio.run(_chat(backend, conversation, tools, debug)))
+        raise SystemExit(asyncio.run(_chat(backend, conversation, tools, reads, debug)))
 
 
 @contextmanager
@@ -121,12 +132,22 @@ def _told(status: int, debug: bool) -> Generator[None]:
 
 
 async def _chat(
-    backend: Backend, conversation: Conversation, specs: list[str] | None, debug: bool
+    backend: Backend,
+    conversation: Conversation,
+    specs: list[str] | None,
+    formats: Sequence[Format] | None,
+    debug: bool,
 ) -> int:
     async with AsyncExitStack() as stack:
         with _told(USAGE, debug):
             tools = await _tools(specs, stack)
-        return await chat_session(backend, conversation, tools, debug=debug)
+        return await chat_session(backend, conversation, tools, formats, debug=debug)
+
+
+def _format(name: str) -> Format:
+    if (make := FORMATS.get(name)) is None:
+        raise ConfigurationError(f"there is no format {name!r}; there are: {', '.join(FORMATS)}")
+    return make()
 
 
 async def _tools(specs: list[str] | None, stack: AsyncExitStack) -> list[AnyTool]:

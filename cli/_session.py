@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 from ..backends import Backend
 from ..commander import Commander, Node, NodeCancelled
+from ..dispatch import Format
 from ..jobs import ChatJob
 from ..messages import Conversation, Message
 from ..tools import AnyTool
@@ -84,7 +85,12 @@ class TerminalChat(ChatJob):
 
 
 async def chat_session(
-    backend: Backend, conversation: Conversation, tools: Sequence[AnyTool], *, debug: bool
+    backend: Backend,
+    conversation: Conversation,
+    tools: Sequence[AnyTool],
+    formats: Sequence[Format] | None = None,
+    *,
+    debug: bool,
 ) -> int:
     """Hold a chat until the user leaves or the input ends; return the exit status."""
     terminal = Terminal(COMMANDS, debug=debug)
@@ -94,7 +100,7 @@ async def chat_session(
             terminal.note(f"anabranch {version('anabranch')}, {about(backend)}")
             terminal.note("/help lists the commands; Ctrl-C stops the model, or leaves")
         desk = Desk(backends)
-        first = TerminalChat(backend, conversation, tools, terminal, desk=desk)
+        first = TerminalChat(backend, conversation, tools, terminal, formats, desk=desk)
         commander = Commander(policy="fail_fast", slow_after=0.1 if debug else None)
         try:
             with _interrupts(commander, desk, terminal):

@@ -110,6 +110,12 @@ class RayBackend(ModelBackend):
         lease: float = LEASE,
         **settings: Any,
     ) -> None:
+        if not name:
+            raise ConfigurationError("which engine? 'ray:NAME', as it was given to cluster.serve")
+        if settings.keys() & {"base_url", "api_key"}:
+            raise ConfigurationError(
+                "an engine on Ray is reached by its name: no base_url, no api_key"
+            )
         timeouts = timeouts or Timeouts(None, None, None, None)
         super().__init__(name, timeouts=timeouts, retries=retries or Retries(1), **settings)
         self._engine = Engine(name, lease=lease)

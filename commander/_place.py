@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+
+from .plugins import find_plugin, plugin_names
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -47,11 +48,11 @@ class Place(Protocol):
         ...
 
 
-On: TypeAlias = Place | Literal["ray"]
+On: TypeAlias = Place | str
+"""A place, or the name under which an installed package has registered one: `"ray"`."""
 
-# The engine stands below the rooms that offer places and must not import them: so a place that
-# goes by a name is looked up when it is first used.
-PLACES = {"ray": ("..cluster", "Ray")}
+# Each entry point of this group is a place, or a class that is made one without arguments.
+GROUP = "anabranch.places"
 
 
 def send(job: Node[Any], on: On | None) -> None:
@@ -65,15 +66,16 @@ def send(job: Node[Any], on: On | None) -> None:
 
 
 @cache
-def _named(on: str) -> Place:
-    room, name = PLACES[on]
-    return getattr(import_module(room, __package__), name)()
+def _named(name: str) -> Place:
+    found = find_plugin(GROUP, name)
+    if found is None:
+        names = ", ".join(map(repr, plugin_names(GROUP))) or "none"
+        raise ValueError(f"there is no place {name!r} to run on; installed packages have: {names}")
+    return found() if isinstance(found, type) else found
 
 
 def _place(on: object) -> Place:
-    if isinstance(on, str) and on in PLACES:
-        return _named(on)
-    if isinstance(on, Place) and not isinstance(on, type):
-        return on
-    names = ", ".join(map(repr, PLACES))
-    raise ValueError(f"on= must be {names} or a place such as Ray(num_gpus=1), not {on!r}")
+    place = _named(on) if isinstance(on, str) else on
+    if isinstance(place, Place) and not isinstance(place, type):
+        return place
+    raise ValueError(f"on= must be a name or a place such as Ray(num_gpus=1), not {on!r}")

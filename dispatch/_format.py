@@ -8,6 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from ..messages import ToolCall
+
 __all__ = ["Body", "CollectedBody", "Format", "Output", "Stepwise", "Until", "write_whole"]
 
 
@@ -73,6 +75,10 @@ class Format:
     end of the reply does), and writes `read`, which makes calls of what stands between. Or it sets
     `branch`: what stands between goes there as it arrives (`reply.branch(name)`). A format keeps
     no state, so one may serve many replies.
+
+    Most models know their format, and servers tell them of the tools. One that does not is told by
+    `instruction`, where `{tools}` is the list of those that `tool` allows (None: all); what it has
+    called before is then put to it as `write` gives it.
     """
 
     open: str
@@ -80,6 +86,8 @@ class Format:
     branch: str | None = None
     at_line_start: bool = False
     """Whether `open` counts only at the start of a line."""
+    instruction: str = ""
+    tool: str | None = None
 
     def read(self, body: str) -> Iterable[tuple[str, str | dict[str, Any]]]:
         """Give the calls in `body`: of each the tool's name and its arguments, JSON or an object.
@@ -91,6 +99,11 @@ class Format:
     def body(self, output: Output) -> Body:
         """Make the reader of one body; override it to read calls while they arrive."""
         return CollectedBody(output, self) if self.branch is None else _Passed(output, self)
+
+    def write(self, call: ToolCall) -> str:
+        """Write a call as the model does."""
+        body = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
+        return f"{self.open}{body}{self.close or ''}"
 
 
 class Until:

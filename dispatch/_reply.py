@@ -41,11 +41,14 @@ def fork(
 
     The source's failure is raised from every branch and from `reply.message`, after what came
     before it; if nobody takes it, `node` fails with it. Cancelling `node` closes the source.
-    Raises `TypeError` if `source` is nothing that can be read, `NodeClosed` as `call_handler`;
-    then, too, the source is closed.
+    Raises `TypeError` if `source` is nothing that can be read or a format is none, `NodeClosed` as
+    `call_handler`; then, too, the source is closed.
     """
     try:
         check_source(source)
+        for each in formats:
+            if not isinstance(each, Format):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
+                raise TypeError(f"a format is an instance, as Hermes(); {each!r:.80} is none")
         keepers = frozenset(each.name for each in tools if to_user and has_parameter(each, to_user))
         pump = Pump(source, to_user, formats, repair, limit, keepers)
         return Reply(node.call_handler(pump, claim=True))

@@ -7,12 +7,13 @@ from typing import Any
 
 from ..backends import Backend
 from ..commander import BadResponse, Node
-from ..dispatch import fork
+from ..dispatch import Format, fork
 from ..messages import Conversation, Message
 from ..tools import AnyTool, narrated
 from ..tools.toolkits import flatten
 from ._call_tools import CallTools, call_tools
 from ._handler import handler
+from ._in_text import in_text
 from ._show import show
 from ._view import View
 
@@ -28,17 +29,22 @@ async def respond(
     view: View | None = None,
     *,
     narrate: bool = False,
-    rounds: int = 10,
+    max_rounds: int = 10,
     repairs: int = 2,
+    formats: Sequence[Format] | None = None,
     **options: Any,
 ) -> Message:
     """Let the model answer the conversation, as often as it calls tools; return its last message.
 
     Text goes to `view` as it arrives. With `narrate` the model may also speak to the user inside a
     call (the argument `to_user`, which a tool that has one of its own keeps). `options` have the
-    wire's names. After `rounds` replies with tool calls, or more than `repairs` with a call that
-    was wrong, the model has to answer without tools; if it calls one all the same, that is a
+    wire's names. After `max_rounds` replies with tool calls, or more than `repairs` with a call
+    that was wrong, the model has to answer without tools; if it calls one all the same, that is a
     `BadResponse`.
+
+    `formats` are the ways in which the model writes calls into its text; None: as its backend
+    knows of it. One with an `instruction` tells the model of the tools by the system prompt, and
+    puts earlier calls and their results to it as text.
 
     Each reply enters the conversation together with the results of its calls, whole. If the reply
     fails or is cancelled, what it told the user by then enters as a message without calls; if its
@@ -48,12 +54,14 @@ async def respond(
     """
     view = view or View()
     tools = flatten(tools)
-    last = bool(tools) and (rounds < 1 or repairs < 0)
+    last = bool(tools) and (max_rounds < 1 or repairs < 0)
     offered = narrated(tools) if narrate else tools
     request = conversation.request(
         tools=offered, **options, **({"tool_choice": "none"} if last else {})
     )
-    reply = fork(node, backend.stream(request), to_user="to_user", tools=tools)
+    formats = backend.formats if formats is None else formats
+    stream = backend.stream(in_text(request, formats))
+    reply = fork(node, stream, to_user="to_user", tools=tools, formats=formats)
     node.call_handler(show(reply.text, view.write).at_done(lambda _: view.ended()))
     results = node.call_handler(call_tools(reply.tool_calls, tools, view))
     message: Message | None = None
@@ -75,8 +83,9 @@ async def respond(
         tools,
         view,
         narrate=narrate,
-        rounds=rounds - 1,
+        max_rounds=max_rounds - 1,
         repairs=repairs - wrong,
+        formats=formats,
         **options,
     )
 

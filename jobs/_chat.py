@@ -8,6 +8,7 @@ from dataclasses import field
 from typing import Self
 
 from ..backends import Backend
+from ..dispatch import Format
 from ..handlers import View
 from ..messages import Conversation, Message
 from ..tools import AnyTool
@@ -23,13 +24,15 @@ class ChatJob(Job[None]):
 
     The next round starts from a callback at the end of this one, under the commander, so rounds
     do not nest however long the chat is. The chat ends when `read` returns None. A subclass
-    changes `read`, `response`, `answer` or `again`; what is seen is up to `view`.
+    changes `read`, `response`, `answer` or `again`; what is seen is up to `view`. `formats` are the
+    ways in which the model writes calls into its text, if not as the backend knows of it.
     """
 
     backend: Backend
     conversation: Conversation
     tools: Sequence[AnyTool] = ()
     view: View = field(default_factory=View)
+    formats: Sequence[Format] | None = None
 
     async def task(self) -> None:
         """Do one round; a model that fails ends the round, not the chat."""
@@ -57,7 +60,9 @@ class ChatJob(Job[None]):
 
     def response(self) -> ResponseJob:
         """Make the job that answers."""
-        return ResponseJob(self.backend, self.conversation, self.tools, self.view)
+        return ResponseJob(
+            self.backend, self.conversation, self.tools, self.view, formats=self.formats
+        )
 
     def again(self) -> Self:
         """Make the next round."""

@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import Any
 
 from ..backends import Backend
+from ..dispatch import Format
 from ..handlers import View, respond
 from ..messages import Conversation, Message
 from ..tools import AnyTool
@@ -18,7 +19,8 @@ __all__ = ["ResponseJob"]
 class ResponseJob(Job[Message]):
     """Let the model answer the conversation, tools included; the result is its last message.
 
-    It adds to `conversation` what `respond` adds. `options` have the wire's names.
+    It adds to `conversation` what `respond` adds. `options` have the wire's names. `formats` are
+    the ways in which the model writes calls into its text, if not as the backend knows of it.
     """
 
     backend: Backend
@@ -27,6 +29,7 @@ class ResponseJob(Job[Message]):
     view: View = field(default_factory=View)
     narrate: bool = False
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    formats: Sequence[Format] | None = None
 
     async def task(self) -> Message:
         """Hand the work to `respond`."""
@@ -36,5 +39,6 @@ class ResponseJob(Job[Message]):
             self.tools,
             self.view,
             narrate=self.narrate,
+            formats=self.formats,
             **self.options,
         )

@@ -197,7 +197,7 @@ CASES: dict[str, Callable[[Subject], Awaitable[None]]] = {
         "between tokens timeout", StreamInterrupted, timeouts=Timeouts(between_tokens=0.001)
     ),
     "whole timeout": _fails("whole timeout", StreamInterrupted, timeouts=Timeouts(whole=_WHOLE)),
-    "retries": _fails("retries", BackendUnavailable, retries=Retries(first=0)),
+    "retries": _fails("retries", BackendUnavailable, retries=Retries(backoff=0)),
     "nobody there": _fails("nobody there", BackendUnavailable, retries=_ONCE),
     "wrong key": _fails("wrong key", AuthenticationError),
     "unknown model": _fails("unknown model", ModelNotFound),

@@ -20,7 +20,7 @@ __all__ = ["ASK", "KEY", "Line", "ask", "failure_of", "line", "read_all"]
 
 KEY = "sk-secret-0123456789/+="
 ASK = Request([Message(role="user", content="Hello?")])
-AT_ONCE = Retries(first=0.0)
+AT_ONCE = Retries(backoff=0.0)
 
 
 def ask(**options: Any) -> Request:

@@ -224,7 +224,7 @@ async def test_retry_after_is_waited_for(line: Line) -> None:
     line.server.script(Reply.error(429, "slowly", Retry_After="30"), text("Hi"))
     limits = Passing()
 
-    backend = line.connect(retries=Retries(first=0), limits=limits)
+    backend = line.connect(retries=Retries(backoff=0), limits=limits)
 
     assert (await backend.complete(ASK)).content == "Hi"
     assert 30 <= limits.held <= 33

@@ -55,7 +55,7 @@ DOWN = BackendUnavailable("down")
 @jumping
 async def test_pauses_double_and_vary() -> None:
     """Within half of what they would be at most."""
-    backend = Scripted([DOWN], retries=Retries(attempts=6, first=1, longest=4))
+    backend = Scripted([DOWN], retries=Retries(attempts=6, backoff=1, max_backoff=4))
 
     with pytest.raises(BackendUnavailable):
         await backend.complete(ASK)

@@ -71,7 +71,7 @@ async def test_what_a_broken_reply_told_is_charged_too() -> None:
     async with (
         asyncio.timeout(20),
         ScriptedServer(Reply.error(503, "down"), broken, text("Hi", usage=(5, 7))) as server,
-        connect(server.url, model="tiny", retries=Retries(first=0)) as backend,
+        connect(server.url, model="tiny", retries=Retries(backoff=0)) as backend,
         Commander() as commander,
     ):
         with pytest.raises(StreamInterrupted):

@@ -152,3 +152,26 @@ async def test_help_and_version_are_there() -> None:
     )
     out, _ = await process.communicate()
     assert re.fullmatch(rb"anabranch \d+\.\d+\.\d+\n", out)
+
+
+async def test_calls_that_a_model_writes_as_text_are_read(tmp_path: Path) -> None:
+    """With --format, of which there may be several; a name that is none is an error with all."""
+    called = '<tool_call>{"name": "calculate", "arguments": {"expression": "6 * 7"}}</tool_call>'
+    path = tmp_path / "kept.json"
+    async with ScriptedServer(text(called), text("It is 42.")) as server:
+        to = ("--model", server.url, "--name", "tiny")
+        status, out, err = await chat(
+            *to, "--format", "hermes", "--format", "think", said=f"6 * 7?\n/save {path}\n"
+        )
+        assert (status, out) == (0, "It is 42.\n"), err
+        assert [each["role"] for each in messages(path)] == [
+            "user",
+            "assistant",
+            "tool",
+            "assistant",
+        ]
+        assert messages(path)[2]["content"] == "6 * 7 = 42"
+
+        status, out, err = await chat(*to, "--format", "Hermes", said="Hi\n")
+        assert (status, out) == (2, "")
+        assert "no format 'Hermes'; there are: hermes, mistral," in err

@@ -9,6 +9,7 @@ from typing import Any
 from anabranch import Commander, Conversation, Message, ToolCall, fork, handler, tool
 from anabranch.commander import Node
 from anabranch.dispatch import Format
+from anabranch.dispatch.formats import FORMATS
 from anabranch.handlers import call_tools
 from anabranch.messages import Delta
 from anabranch.testing import ScriptedBackend
@@ -76,12 +77,13 @@ def test_a_format_of_ones_own_takes_ten_lines() -> None:
 
 
 def test_the_page_names_every_format() -> None:
-    """Those that the package exports."""
+    """Those that the package exports, with the name that the terminal knows them by."""
     from anabranch import dispatch
 
     formats = {
         each.__name__ for each in Format.__subclasses__() if hasattr(dispatch, each.__name__)
     }
     assert formats >= {"Hermes", "ReAct", "BareJSON"}
-    for name in formats:
+    for name in formats | FORMATS.keys():
         assert f"`{name}`" in TEXT
+    assert {make.__name__ for make in FORMATS.values()} == formats

@@ -306,11 +306,11 @@ async def test_a_model_that_keeps_calling_wrongly_is_told_to_answer():
 
 
 async def test_a_model_that_calls_for_ever_is_stopped():
-    """After `rounds`, and one more reply that calls all the same."""
+    """After `max_rounds`, and one more reply that calls all the same."""
     conversation = Conversation()
     backend = ScriptedBackend(otherwise=calling(("look", {"place": "x"})))
     with pytest.raises(BadResponse, match="goes on calling"):
-        await exchange(backend, conversation, look, rounds=3)
+        await exchange(backend, conversation, look, max_rounds=3)
 
     assert len(backend.requests) == 4
     assert conversation.messages[-1].role == "tool"

@@ -74,7 +74,7 @@ async def test_a_secret_is_not_sent_in_a_runtime_env(monkeypatch: pytest.MonkeyP
 
 async def test_no_such_place_is_told() -> None:
     """With those that there are."""
-    assert "on= must be 'ray' or a place" in str(await refused(Double(1), "spark"))
+    assert "there is no place 'spark'" in str(await refused(Double(1), "spark"))
     assert "on= must be" in str(await refused(Double(1), Ray))
 
 

@@ -260,7 +260,7 @@ async def test_a_tool_is_called_and_its_result_answered(engine: Engine) -> None:
 
 async def test_a_reply_goes_on_when_its_engine_dies(engine: Engine) -> None:
     """With resume="continue" a new engine is started, and asked to go on after what came."""
-    backend = vllm(resume="continue", retries=Retries(first=0))
+    backend = vllm(resume="continue", retries=Retries(backoff=0))
     text = ""
     async with asyncio.timeout(600), backend:
         async with aclosing(

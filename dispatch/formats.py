@@ -1,16 +1,21 @@
-"""The ways in which models write tool calls as text, one small class each."""
+"""The ways in which models write tool calls as text, one small class each.
+
+A further one is a class here, with a line in `FORMATS`; in an application, a class of its own.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ..messages import ToolCall
 from ._body import ChoiceBody, CodeBody, NamedBody
 from ._format import Body, CollectedBody, Format, Output
 from ._json_body import JsonBody
 
 __all__ = [
+    "FORMATS",
     "BareJSON",
     "FencedCode",
     "Hermes",
@@ -117,12 +122,20 @@ class FencedCode(Format):
         self, language: str = "python", tool: str = "python", argument: str = "code"
     ) -> None:
         self.open = f"```{language}\n"
-        self._tool = tool
+        self.instruction = (
+            f"To run {language} code, write it in a block of its own, and end your message there:\n"
+            f"```{language}\n...\n```"
+        )
+        self.tool = self._tool = tool
         self._argument = argument
 
     def body(self, output: Output) -> Body:
         """Read the code as it arrives, up to a fence at the start of a line."""
         return CodeBody(output, self._tool, self._argument, "\n```")
+
+    def write(self, call: ToolCall) -> str:
+        """Write the code between fences."""
+        return f"{self.open}{call.arguments.get(self._argument, call.text)}\n```"
 
 
 class ReAct(Format):
@@ -130,10 +143,19 @@ class ReAct(Format):
 
     open = "Action:"
     at_line_start = True
+    instruction = (
+        "You can use these tools:\n{tools}\n\nTo use one, write two lines in this form, and end"
+        " your message there:\nAction: NAME\nAction Input: ARGUMENTS AS A JSON OBJECT\n"
+        "The next message then begins with 'Observation:' and holds the result."
+    )
 
     def body(self, output: Output) -> Body:
         """Read the name, then the object as it arrives."""
         return NamedBody(output, _REACT, _NOT_REACT, "Observation:", "\nAction:")
+
+    def write(self, call: ToolCall) -> str:
+        """Write the name, then the object."""
+        return f"Action: {call.name}\nAction Input: {call.text}"
 
 
 class BareJSON(Format):
@@ -154,3 +176,17 @@ class Think(Format):
 
     open, close = "<think>", "</think>"
     branch = "reasoning"
+
+
+FORMATS: Mapping[str, Callable[[], Format]] = {
+    "hermes": Hermes,
+    "mistral": Mistral,
+    "llama": Llama,
+    "internlm-plugin": InternLMPlugin,
+    "internlm-interpreter": InternLMInterpreter,
+    "fenced-code": FencedCode,
+    "react": ReAct,
+    "bare-json": BareJSON,
+    "think": Think,
+}
+"""Each by the name that the terminal takes."""

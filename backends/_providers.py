@@ -1,0 +1,173 @@
+"""From a name to a backend: `connect`, and the provider that stands before the colon.
+
+A further hosted provider is a row of `HOSTS`; another kind of model is a function beside `_local`
+and its row of `_PROVIDERS`. Other people's packages register theirs as entry points in the group
+`anabranch.providers`: docs/backends.md, "A backend of your own".
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from functools import partial
+from typing import Any, Protocol
+
+from pydantic import SecretStr
+
+from ..commander.errors import ConfigurationError
+from ..commander.plugins import find_plugin, plugin_names
+from ._address import Host, is_address, secrets_of, shown
+from ._backend import Backend, Recipe
+
+__all__ = ["HOSTS", "connect"]
+
+HOSTS = (
+    Host(
+        "openai",
+        "https://api.openai.com/v1",
+        "OPENAI_API_KEY",
+        "OPENAI_BASE_URL",
+        renamed={"max_tokens": "max_completion_tokens"},
+    ),
+    Host(
+        "mistral",
+        "https://api.mistral.ai/v1",
+        "MISTRAL_API_KEY",
+        renamed={"seed": "random_seed"},
+        left_out=frozenset({"stream_options"}),  # it sends the usage anyway
+        go_on={"prefix": True},
+    ),
+    Host("groq", "https://api.groq.com/openai/v1", "GROQ_API_KEY", go_on={}),
+)
+_GROUP = "anabranch.providers"
+
+
+class Provider(Protocol):
+    """Makes a backend of what follows the colon, "" for nothing; a `Backend` class is one.
+
+    `settings` are those of `connect`, among them `base_url` and `api_key` if they were given.
+    """
+
+    def __call__(self, name: str, /, **settings: Any) -> Backend:
+        """Raise `ConfigurationError` for a name or settings of which no backend can be made."""
+        ...
+
+
+def connect(
+    spec: str,
+    *,
+    model: str | None = None,
+    base_url: str | None = None,
+    api_key: str | SecretStr | None = None,
+    **settings: Any,
+) -> Backend:
+    """Return the backend that `spec` names; nothing is opened before it is entered or used.
+
+    - `"local"`, `"local:NAME"`: a small model in this process
+    - `"openai:MODEL"`, `"mistral:MODEL"`, `"groq:MODEL"`: hosted, with a key
+    - `"http://HOST/v1"` or https, with `model=`: any server with the same wire
+    - `"vllm:MODEL"`: the vLLM engine in this process
+    - `"cassette:FILE"`: what was recorded there; with `record=backend`, records it
+    - `"ray:NAME"`: an engine that `anabranch.cluster.serve` has put on a Ray cluster
+    - whatever installed packages register
+
+    `settings` are the model's default options in the wire's terms (`temperature`, `top_p`,
+    `top_k`, `stop`, `max_tokens`, `seed`, and whatever the server knows) and, for every model,
+    `timeouts`, `retries`, `limits`, `breaker`, `resume`, and `formats`, the ways in which it writes
+    calls into its text.
+
+    A backend can be sent to another process, where it is made again and finds its key in the
+    environment; one whose key was given here cannot.
+
+    Raises `ConfigurationError`, which says what to do, and `MissingExtra`.
+    """
+    for argument, value in ("spec", spec), ("model", model or ""), ("base_url", base_url or ""):
+        if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
+            raise ConfigurationError(f"{argument} is text, not {type(value).__name__}")
+    server = {"base_url": base_url, "api_key": api_key}
+    given = settings | {name: value for name, value in server.items() if value is not None}
+    prefix, _, name = spec.partition(":")
+    if is_address(spec):
+        backend = _server(spec, model, **given)
+    elif (provider := _PROVIDERS.get(prefix) or find_plugin(_GROUP, prefix)) is not None:
+        backend = provider(name or model or "", **given)
+        if not isinstance(backend, Backend):
+            raise ConfigurationError(
+                f"the provider {prefix!r} made {type(backend).__name__}, not a Backend"
+            )
+    else:
+        known = [*_PROVIDERS, *plugin_names(_GROUP)]
+        close = get_close_matches(prefix, (*known, "http", "https"), n=1)
+        hint = f": did you mean {shown(spec).replace(prefix, close[0], 1)!r}?" if close else "."
+        raise ConfigurationError(
+            f"nothing is known as {shown(spec)!r}{hint} There are: {', '.join(known)}, and"
+            " http(s) addresses"
+        )
+    address = base_url or (spec if is_address(spec) else "")
+    backend.recipe = Recipe(
+        partial(connect, spec, model=model, base_url=base_url, **settings),
+        has_key=api_key is not None or bool(secrets_of(address)),
+    )
+    return backend
+
+
+def _server(spec: str, model: str | None, **settings: Any) -> Backend:
+    from ._http import HttpBackend
+
+    if "base_url" in settings:
+        raise ConfigurationError("give the server's address once: as the spec or as base_url")
+    if not model:
+        raise ConfigurationError(f"which model? connect({shown(spec)!r}, model='...')")
+    return HttpBackend(model, spec, **settings)
+
+
+def _hosted(host: Host, name: str, /, **settings: Any) -> Backend:
+    from ._openai import OpenAIBackend
+
+    _need_model(host.name, name)
+    return OpenAIBackend(name, host, **settings)
+
+
+def _local(name: str, /, **settings: Any) -> Backend:
+    from ._local import LocalBackend
+
+    _refuse_server("local", settings)
+    return LocalBackend(name or None, **settings)
+
+
+def _vllm(name: str, /, **settings: Any) -> Backend:
+    from ._vllm import VLLMBackend
+
+    _need_model("vllm", name)
+    _refuse_server("vllm", settings)
+    return VLLMBackend(name, **settings)
+
+
+def _cassette(name: str, /, **settings: Any) -> Backend:
+    from ._cassette import CassetteBackend
+
+    if not name:
+        raise ConfigurationError("which file? 'cassette:FILE'")
+    _refuse_server("cassette", settings)
+    return CassetteBackend(name, **settings)
+
+
+_PROVIDERS: dict[str, Provider] = {
+    "local": _local,
+    **{host.name: partial(_hosted, host) for host in HOSTS},
+    "vllm": _vllm,
+    "cassette": _cassette,
+}
+
+
+def _need_model(prefix: str, name: str) -> None:
+    if not name:
+        raise ConfigurationError(f"which model? '{prefix}:MODEL'")
+    if is_address(name):
+        raise ConfigurationError(
+            f"{shown(name)!r} is an address, not a model: give it as base_url=, or as the spec"
+        )
+
+
+def _refuse_server(prefix: str, settings: dict[str, Any]) -> None:
+    if settings.keys() & {"base_url", "api_key"}:
+        raise ConfigurationError(f"{prefix!r} runs in this process: it has no base_url or api_key")
