@@ -53,7 +53,7 @@ class ActorHandle:
     """An agent or a backend in an actor, by its name; it can be sent anywhere.
 
     Nothing is asked of the cluster before it is needed. `lease`, in seconds: what this process
-    has begun there is cancelled when it has not been heard of for so long.
+    has begun there is cancelled when it gave no sign of life for so long.
     """
 
     kind: ClassVar[str]

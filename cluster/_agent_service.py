@@ -114,7 +114,7 @@ class LocalCallNode(Node[Any], internal=True):
 
 
 class MessageQuota:
-    """What a call has taken of its conversation's messages, and not yet told its caller."""
+    """What a call has taken of its conversation's messages, and its caller does not know yet."""
 
     def __init__(self, scope: Scope | None) -> None:
         self._scope = scope

@@ -49,7 +49,8 @@ def serve(
     plain or async, that makes one there. Its limits are those of all who use it. At the end of the
     block, or by `close`, it ends; also with this program, unless `detached`.
 
-    Raises what loading raises, and what `ActorHandle.start` does. A key is found there in the
+    Raises what loading raises, and what `ActorHandle.start` does; `TypeError` for settings that
+    nothing would use. A key is found there in the
     environment: `api_key=` is refused.
     """
     if api_key is not None:
@@ -57,9 +58,12 @@ def serve(
             "a key is not sent to another machine: set the environment variable of its name there"
             " (OPENAI_API_KEY), and leave out api_key"
         )
-    source = connect(backend, **settings) if isinstance(backend, str) else backend
-    loading = pack(_EngineFactory(source), f"the backend of {name!r}")
-    return PendingActor(Engine(name), loading, on, detached=detached)
+    if isinstance(backend, str):
+        backend = connect(backend, **settings)
+    elif settings:
+        raise TypeError(f"{', '.join(settings)}: settings are for connect, and {backend!r} is made")
+    factory = pack(_EngineFactory(backend), f"the backend of {name!r}")
+    return PendingActor(Engine(name), factory, on, detached=detached)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,8 +65,8 @@ class Inbox:
                 while (items := await reader.take()) is not None:
                     for item in items:
                         self._dispatch(reader, item)
-        except Exception as error:  # noqa: BLE001 - what runs goes on, and is heard at its end
-            logger.warning("nothing is heard any more of what runs elsewhere: %r", error)
+        except Exception as error:  # noqa: BLE001 - jobs go on, and report at their end
+            logger.warning("no more reports from jobs elsewhere before their end: %r", error)
         finally:
             self.closed = True
             for call in self.calls.values():
@@ -76,7 +76,7 @@ class Inbox:
         self, reader: StreamReader, item: Delivery | Ask | CancelAsk | TurnReturned
     ) -> None:
         if isinstance(item, CancelAsk):
-            return  # a turn that is not wanted any more is also told to be over
+            return  # of such a turn a `TurnReturned` comes too
         message = item.question if isinstance(item, Ask) else item
         if (call := self.calls.get(message.call)) is None:
             return  # it has ended; who asks learns that when its stream ends
@@ -89,7 +89,7 @@ class Inbox:
 
 
 class RemoteCall:
-    """Something elsewhere, as it is heard at home: its reports in order, and its turns.
+    """A call of something elsewhere, as home sees it: its reports in order, and its turns.
 
         async with RemoteCall(node, inbox, on_report) as call: ...
 

@@ -113,7 +113,7 @@ class RemoteNode:
         return found
 
     def take(self, node: Node[Any], report: Report) -> None:
-        """Take a report in: its events are told here, and what was spent is charged to `node`."""
+        """Take a report in: publish its events here, and charge `node` with what was spent."""
         if self.host is None:
             self.host, self.pid = report.host, report.pid
             publish(node, "placed", report.host)

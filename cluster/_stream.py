@@ -52,7 +52,7 @@ class StreamWriter:
         self._space = asyncio.Event()
         self._numbers = count(1)
         self._asks: dict[int, asyncio.Future[Any]] = {}
-        # What a reader is told that reads on after a cancel.
+        # The failure that a reader gets which reads on after a cancel.
         self._cancel_error: Exception = RuntimeError("the stream was cancelled in its actor")
         self._task = asyncio.ensure_future(produce(self))
         self._task.add_done_callback(lambda _: self._news.set())
@@ -149,9 +149,9 @@ class ServiceActor:
         # Calls may overtake each other: streams that were closed before they were opened.
         self._closed: deque[str] = deque(maxlen=10_000)
         self._expiring: set[asyncio.Task[None]] = set()
-        # What a reader is told that reads on where a stream was ended.
+        # The failure that a reader gets which reads on where a stream was ended.
         self._end_error: Exception = TimeoutError(
-            "the stream was ended: its reader had not been heard of for too long"
+            "the stream was ended: its reader gave no sign of life for the time of its lease"
         )
 
     async def host(self) -> str:

@@ -39,7 +39,7 @@ BEGIN_REPORT = 0.02
 
 
 def run_task(packed: bytes) -> TaskResult:
-    """Drive the job of a `TaskSpec` to its end; return what home has not been told by then."""
+    """Drive the job of a `TaskSpec` to its end; return what home does not know by then."""
     global _main_thread
     loop, main = _worker_loop(), MainThread()
     tree = TaskTree(load(packed), main)
@@ -245,8 +245,8 @@ class TaskTree:
         mailbox, inbox, call = self._address
         try:
             await mailbox.deliver(Delivery(inbox, call, self._received + 1, report))
-        except Exception as error:  # noqa: BLE001 - from now on all is reported at the end alone
-            logger.warning("home cannot be told what happens here: %r", error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on
+            logger.warning("no more reports to home before the end of this job: %r", error)
         else:
             self._received, self._pending = self._received + 1, None
             loop = asyncio.get_running_loop()

@@ -173,6 +173,12 @@ async def test_no_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "sk-" not in str(refused.value)
 
 
+def test_settings_that_nothing_would_use_are_refused() -> None:
+    """They are for `connect`; a backend that is made has its own."""
+    with pytest.raises(TypeError, match="temperature"):
+        serve("llm", ScriptedBackend([text("said")]), temperature=0)
+
+
 async def test_what_cannot_be_loaded_says_so_as_it_does_here() -> None:
     """And the name stays free."""
     async with asyncio.timeout(60):
