@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Callable
-from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -95,15 +94,18 @@ class _Attempt:
             task = submitting.result()
             cluster.ready = True
 
-        def kill() -> None:
-            with suppress(Exception):  # without a head, Ray may not be able to
-                cluster.ray.cancel(task, force=True, recursive=False)
+        def kill() -> None:  # without a head, Ray may not be able to, or hang
+            call_in_thread(partial(cluster.ray.cancel, task, force=True, recursive=False))
 
-        def give_up() -> None:
-            call_in_thread(kill)
-
-        async with Monitor(cluster, self._node.path, give_up) as monitor:
+        async with Monitor(cluster, self._node.path, kill) as monitor:
             over: asyncio.Future[TaskResult] = asyncio.wrap_future(task.future())
+
+            async def take_rest() -> None:
+                """Wait for the end of what was cancelled, and take what it still had to report."""
+                await asyncio.wait((over, monitor.lost), return_when="FIRST_COMPLETED")
+                if over.done() and over.exception() is None:
+                    await self._take(over.result())
+
             try:
                 if interrupted is not None:
                     raise interrupted
@@ -112,7 +114,7 @@ class _Attempt:
             except BaseException:
                 if cluster.usable:
                     cluster.ray.cancel(task, recursive=False)
-                    await outlast(asyncio.ensure_future(self._take_rest(over, monitor.lost)))
+                    await outlast(asyncio.ensure_future(take_rest()))
                 raise
             finally:
                 over.cancel()
@@ -142,12 +144,6 @@ class _Attempt:
     def _check_machines(self) -> None:
         checking = self._cluster.machines.check_in_thread(self._job.place)
         self._check = asyncio.wrap_future(checking)
-
-    async def _take_rest(self, over: asyncio.Future[TaskResult], lost: asyncio.Future[str]) -> None:
-        """Wait for the end of what was cancelled, and take what it still had to report."""
-        await asyncio.wait((over, lost), return_when="FIRST_COMPLETED")
-        if over.done() and over.exception() is None:
-            await self._take(over.result())
 
     async def _take(self, result: TaskResult) -> Outcome:
         """Take what was reported before, then what is left; return how the job has ended."""
