@@ -63,7 +63,7 @@ class RemoteAgent(ActorHandle):
 
         What is returned is a copy. Raises what the method raises.
         """
-        return await in_tree(RemoteCallNode(self, name, args, kwargs))
+        return await in_tree(AgentCallNode(self, name, args, kwargs))
 
     async def answer_request(self, request: CallerRequest) -> Any:
         """Answer what the agent asks of this process."""
@@ -90,7 +90,7 @@ class RemoteAgent(ActorHandle):
         await super().close()
 
 
-class RemoteCallNode(Node[Any], internal=True):
+class AgentCallNode(Node[Any], internal=True):
     """One call of a remote agent as a node of the tree here."""
 
     def __init__(

@@ -85,7 +85,7 @@ class AgentService:
                         writer.send_nowait(reporter.report(quota.take_spent()))
 
                 reporting = asyncio.ensure_future(report())
-                commander.put_root(LocalCallNode(self._agent, call))
+                commander.put_root(ServedCallNode(self._agent, call))
                 commander.at_done(lambda _: reporting.cancel())
             writer.send_nowait(reporter.report(quota.take_spent(), commander.outcome()))
 
@@ -93,7 +93,7 @@ class AgentService:
         """An agent holds nothing."""
 
 
-class LocalCallNode(Node[Any], internal=True):
+class ServedCallNode(Node[Any], internal=True):
     """A call as a node of the tree in the actor."""
 
     def __init__(self, agent: Any, call: AgentCall) -> None:
