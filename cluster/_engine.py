@@ -1,7 +1,7 @@
 """Engines: a backend in an actor, and the backend by which every tree in the cluster reaches it.
 
-Ray Serve would put a proxy, replicas and http between them: here one actor has one model, whose own
-engine batches, a slow reader holds it back, and a cancel reaches the model.
+Not a deployment of Ray Serve: its replicas would not share limits, and a model's own engine batches
+already. One actor is enough, and by its streams a slow reader holds the model back.
 """
 
 from __future__ import annotations

@@ -27,12 +27,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+from ..agents import AgentMessage
 from ..commander import EventKind, NodeState, Policy
 from ..messages import Usage
 from ._payload import JobPayload
 
 if TYPE_CHECKING:
-    from ..agents import AgentMessage
     from ._inbox import RemoteLimits
     from ._mailbox import Mailbox
 

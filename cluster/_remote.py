@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..agents import current_scope
 from ..commander import Node, NodeSnapshot, NodeState, charge
 from ..commander.remote import (
     DONE,
@@ -33,7 +33,6 @@ from ._protocol import EventRecord, NodeRecord, Outcome, Report, TreeContext
 from ._ray import this_host
 
 if TYPE_CHECKING:
-    from ..agents._scope import Scope
     from ._inbox import RemoteCall
 
 __all__ = ["REPORT_DELAY", "RemoteCommander", "RemoteNode", "Reporter", "failure_outcome"]
@@ -75,7 +74,7 @@ class RemoteNode:
     def context(self, node: Node[Any], call: RemoteCall | None) -> TreeContext:
         """Return what the far end has to know of `node`; `call` is where it reaches home."""
         assert node.parent is not None
-        scope = _current_scope()
+        scope = current_scope()
         return TreeContext(
             node.node_id,
             node.parent.path,
@@ -137,7 +136,7 @@ class RemoteNode:
             relay(node, Event(kind, number, parent, name, clock, origin, data))
         for account, amount in report.charges.items():
             charge(account, amount)
-        if report.messages and (scope := _current_scope()) is not None:
+        if report.messages and (scope := current_scope()) is not None:
             scope.left = max(0, scope.left - report.messages)
 
     def end(self, node: Node[Any], outcome: Outcome) -> Any:
@@ -186,13 +185,6 @@ class _ClockOffset:
     def at_home(self, time: float) -> float:
         """Return what the clock at home showed."""
         return time + self._offset
-
-
-def _current_scope() -> Scope | None:
-    """Return the conversation in which this runs."""
-    # Whoever has not imported the agents is in no conversation of theirs.
-    agents = sys.modules.get(__name__.replace("cluster._remote", "agents._scope"))
-    return None if agents is None else agents.current_scope()
 
 
 # --- the far end

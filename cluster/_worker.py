@@ -18,15 +18,13 @@ from contextlib import contextmanager, nullcontext, suppress
 from contextvars import Context
 from functools import cache
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..agents._scope import Scope, continued
 from ._payload import load, unpack_job
 from ._protocol import Delivery, Outcome, TaskResult, TaskSpec
 from ._ray import import_ray
 from ._remote import REPORT_DELAY, RemoteCommander, Reporter, failure_outcome
-
-if TYPE_CHECKING:
-    from ..agents._scope import Scope
 
 __all__ = ["lend_while_waiting", "run_task"]
 
@@ -192,8 +190,6 @@ class TaskTree:
             if self._spec.context.messages is None:
                 outcome = await self._drive()
             else:  # it goes on with the conversation in which it was put
-                from ..agents._scope import continued
-
                 with continued(*self._spec.context.messages, None) as self._scope:
                     outcome = await self._drive()
         except BaseException as error:  # noqa: BLE001 - nobody else is there to report it
