@@ -1,7 +1,21 @@
 """One async interface to models, and each implementation.
 
-`connect` makes a backend from a name. The implementations are imported when they are asked for,
-so that no extra is needed for those that are not.
+A `Request` comes in and goes to a model; what the model says comes out as `Delta`s.
+
+    _providers                   `connect`: the prefixes, such as `openai:`, and what each makes
+    _backend, _model             the interface; what is done around each attempt
+    _retry, _timeout, _fallback  when to try again, how long to wait, whom to ask instead
+    limits, _turn, _estimate     the rules of all limits; who goes first where many wait
+    _wire, _http, _openai, _sse  servers: a request as JSON, a reply as events; aiohttp or the SDK
+    _address, _secret, _failure  addresses; keys that never show; what a refusal means
+    _engine, _per_loop, _prompt  models in this process: one thread for all event loops
+    _local*, _weights*           the small model or a GGUF file; how its weights are fetched
+    _vllm*                       the vLLM engine
+    _cassette, _tape             replies that are recorded and played
+    _assemble                    the message that deltas make
+
+The implementations are imported when they are asked for, so that no extra is needed for those
+that are not. `limits` is public for other rooms, which keep limits and take turns in them too.
 """
 
 from ._backend import Backend as Backend

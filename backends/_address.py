@@ -16,7 +16,15 @@ from pydantic import SecretStr
 
 from ..commander.errors import ConfigurationError
 
-__all__ = ["Host", "endpoint", "has_user", "is_address", "secrets_of", "server_address", "shown"]
+__all__ = [
+    "Host",
+    "endpoint",
+    "has_user",
+    "hide_secrets",
+    "is_address",
+    "secrets_of",
+    "server_address",
+]
 
 _ENDPOINT = "/chat/completions"
 _NETLOC = re.compile(r"(?:.*@)?(?:\[[^\[\]@]+\]|[^\[\]:@]+)(?::[0-9]*)?")
@@ -47,10 +55,10 @@ def server_address(base_url: str) -> str:
 
     Raises `ConfigurationError` if it is not an http or https address.
     """
-    url = _parsed(base_url)
+    url = _parse(base_url)
     if url is None:
         raise ConfigurationError(
-            f"{shown(base_url)!r} is not an address of a server: "
+            f"{hide_secrets(base_url)!r} is not an address of a server: "
             "it should look like 'http://localhost:8000/v1'"
         )
     path = url.path.rstrip("/").removesuffix(_ENDPOINT)
@@ -63,9 +71,9 @@ def endpoint(base_url: str) -> str:
     return urlunsplit((url.scheme, url.netloc, url.path + _ENDPOINT, url.query, ""))
 
 
-def shown(address: str) -> str:
+def hide_secrets(address: str) -> str:
     """Return `address`, well formed or not, without what may be a key: user, password, query."""
-    url = _parsed(address)
+    url = _parse(address)
     if url is not None:
         whole = urlunsplit((url.scheme, url.netloc.rpartition("@")[2], url.path, "", ""))
     else:
@@ -101,7 +109,7 @@ def secrets_of(address: str) -> list[SecretStr]:
     return [SecretStr(value) for value in sorted(values) if value]
 
 
-def _parsed(address: str) -> SplitResult | None:
+def _parse(address: str) -> SplitResult | None:
     """Return the parts of a well-formed address; None for what some library would stumble over."""
     text = str(address).strip()
     if not text.isprintable() or " " in text:

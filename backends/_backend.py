@@ -12,8 +12,8 @@ from typing import Any, Self, SupportsIndex
 
 from ..commander.errors import ConfigurationError
 from ..dispatch import Format
+from ..dispatch.assembly import assemble
 from ..messages import Delta, Message, Request
-from ._assemble import assemble
 
 __all__ = ["Backend", "Recipe"]
 
@@ -79,14 +79,28 @@ class Backend(ABC):
         The connections it opens last as long as the generator. Inside a running loop it is a
         `RuntimeError`, raised at the first step.
         """
-        _refuse_running_loop()
-        with asyncio.Runner() as runner:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
             source = self.stream(request)
+        else:
+            raise RuntimeError("stream_sync is for code without an event loop; use stream here")
+
+        async def step() -> Delta | None:
+            return await anext(source, None)
+
+        async def finish() -> None:
             try:
-                while (delta := runner.run(_next(source))) is not None:
+                await source.aclose()
+            finally:
+                await self.leave_loop()
+
+        with asyncio.Runner() as runner:
+            try:
+                while (delta := runner.run(step())) is not None:
                     yield delta
             finally:
-                runner.run(self._finish(source))
+                runner.run(finish())
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         """Travel as what `connect` was given; a key that was given by value does not travel."""
@@ -100,13 +114,7 @@ class Backend(ABC):
             )
         return self.recipe.make, ()
 
-    async def _finish(self, source: AsyncGenerator[Delta, None]) -> None:
-        try:
-            await source.aclose()
-        finally:
-            await self._leave_loop()
-
-    async def _leave_loop(self) -> None:  # noqa: B027 - most backends hold nothing of the sort
+    async def leave_loop(self) -> None:  # noqa: B027 - most backends hold nothing of the sort
         """Free what is bound to the running loop, which is about to end."""
 
     async def aclose(self) -> None:  # noqa: B027 - most backends hold nothing
@@ -122,15 +130,3 @@ class Backend(ABC):
         traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
-
-
-async def _next(source: AsyncGenerator[Delta, None]) -> Delta | None:
-    return await anext(source, None)
-
-
-def _refuse_running_loop() -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise RuntimeError("stream_sync is for code without an event loop; use stream here")

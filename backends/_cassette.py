@@ -69,7 +69,7 @@ class CassetteBackend(Backend):
     def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         """Play the reply to `request`, or record it."""
         if self.record is not None:
-            return self._recorded(self.record, request)
+            return self._record(self.record, request)
         return self._play(request)
 
     def redact(self, text: str) -> str:
@@ -83,11 +83,11 @@ class CassetteBackend(Backend):
         if self.record is not None:
             await self.record.aclose()
 
-    async def _leave_loop(self) -> None:
+    async def leave_loop(self) -> None:
         if self.record is not None:
-            await self.record._leave_loop()
+            await self.record.leave_loop()
 
-    async def _recorded(self, source: Backend, request: Request) -> AsyncGenerator[Delta, None]:
+    async def _record(self, source: Backend, request: Request) -> AsyncGenerator[Delta, None]:
         clock = asyncio.get_running_loop().time
         start = clock()
         track = Track(key_of(request), next(self._numbers), left=True)
@@ -121,7 +121,17 @@ class CassetteBackend(Backend):
             raise ConfigurationError(f"cannot record to {str(self.file)!r}: {error}") from None
 
     async def _play(self, request: Request) -> AsyncGenerator[Delta, None]:
-        track = self._find(key_of(request))
+        if self._tape is None:
+            self._tape = Tape(self.file)
+        key = key_of(request)
+        tracks = self._tape.find(key)
+        if not tracks:
+            difference = _difference(key, self._tape.requests())
+            raise BackendError(
+                f"{self.file} has no reply to this request; the nearest one differs so:{difference}"
+            )
+        track = tracks[min(self._played[key], len(tracks) - 1)]
+        self._played[key] += 1
         clock = asyncio.get_running_loop().time
         start = clock()
         for at, delta in track.deltas:
@@ -131,30 +141,20 @@ class CassetteBackend(Backend):
         if (failure := track.ending(self.file)) is not None:
             raise failure
 
-    def _find(self, key: str) -> Track:
-        if self._tape is None:
-            self._tape = Tape(self.file)
-        tracks = self._tape.find(key)
-        if not tracks:
-            raise BackendError(_not_there(key, self._tape.requests(), self.file))
-        number = self._played[key]
-        self._played[key] += 1
-        return tracks[min(number, len(tracks) - 1)]
 
+def _difference(key: str, known: Sequence[str]) -> str:
+    """Say how a request differs from the nearest one that was recorded."""
 
-def _not_there(key: str, known: Sequence[str], file: Path) -> str:
-    """Say that a request was not recorded, which one is nearest, and how they differ."""
-    nearest = max(known, key=lambda other: _likeness(key, other))
-    lines = unified_diff(_pretty(nearest), _pretty(key), "recorded", "asked", n=1, lineterm="")
+    def pretty(key: str) -> list[str]:
+        return json.dumps(json.loads(key), indent=1, sort_keys=True).splitlines()
+
+    asked = pretty(key)
+    nearest = max(
+        map(pretty, known),
+        key=lambda other: SequenceMatcher(None, asked, other, autojunk=False).ratio(),
+    )
+    lines = unified_diff(nearest, asked, "recorded", "asked", n=1, lineterm="")
     shown = list(islice(lines, _SHOWN + 1))
     if len(shown) > _SHOWN:
         shown[-1] = "..."
-    return "\n".join((f"{file} has no reply to this request; the nearest one differs so:", *shown))
-
-
-def _likeness(one: str, other: str) -> float:
-    return SequenceMatcher(None, _pretty(one), _pretty(other), autojunk=False).ratio()
-
-
-def _pretty(key: str) -> list[str]:
-    return json.dumps(json.loads(key), indent=1, sort_keys=True).splitlines()
+    return "".join(f"\n{line}" for line in shown)

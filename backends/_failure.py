@@ -19,9 +19,9 @@ from ..commander.errors import (
     RateLimited,
 )
 from ..messages import error_from_wire
-from ._address import shown
+from ._address import hide_secrets
 
-__all__ = ["LONGEST", "failure_from_library", "failure_from_response", "told", "whole_reply"]
+__all__ = ["LONGEST", "failure_from_library", "failure_from_response", "whole_reply"]
 
 LONGEST = 8 * 2**20  # bytes that a server may send without a delta, and of a reply in one piece
 _LONGEST_REFUSAL = 65_536  # bytes read of a body that refuses
@@ -32,8 +32,8 @@ _TOO_LONG = re.compile(
     re.IGNORECASE,
 )
 _TRY_AGAIN = frozenset({408, 409, 425})  # the request never ran, or ran into another
-_SHOWN = 300  # characters of a body that is no error object
-_TOLD = 2_000  # characters of what a server says in one
+_LONGEST_EXCERPT = 300  # characters of a body that is no error object
+_LONGEST_MESSAGE = 2_000  # characters of what an error object says
 
 
 async def whole_reply(
@@ -43,21 +43,29 @@ async def whole_reply(
 
     Raises the error that a refusal stands for, and `BadResponse` for what is not the protocol.
     """
+    body = bytearray()
     async with aclosing(pieces):
         if status != 200:
-            body = await _beginning(pieces)
-            raise failure_from_response(status, headers, body, where)
+            with suppress(Exception):  # it broke off, or takes too long
+                async with asyncio.timeout(_REFUSAL):
+                    async for piece in pieces:
+                        body += piece
+                        if len(body) >= _LONGEST_REFUSAL:
+                            break
+            refusal = bytes(body[:_LONGEST_REFUSAL])
+            raise failure_from_response(status, headers, refusal, where)
         kind = headers.get("content-type", "")
         if "json" not in kind.lower():
-            kind = _cut(kind, _SHOWN) or "nothing known"
+            kind = _cut(kind, _LONGEST_EXCERPT) or "nothing known"
             raise BadResponse(f"{where} answered {kind}, not events")
-        body = bytearray()
         async for piece in pieces:
             body += piece
             if len(body) > LONGEST:
                 raise BadResponse(f"{where} answered with more than {LONGEST} bytes in one piece")
     if _says_nothing(body):
-        text = _cut(" ".join(body.decode("utf-8", "replace").split()), _SHOWN) or "nothing"
+        text = (
+            _cut(" ".join(body.decode("utf-8", "replace").split()), _LONGEST_EXCERPT) or "nothing"
+        )
         raise BadResponse(f"{where} answered {text}, not a reply")
     return b"data: " + b" ".join(body.splitlines()) + b"\n\ndata: [DONE]\n\n"
 
@@ -74,27 +82,21 @@ def _says_nothing(body: bytes | bytearray) -> bool:
     return not (fields.get("choices") or fields.get("error") or fields.get("object") == "error")
 
 
-async def _beginning(pieces: AsyncGenerator[bytes, None]) -> bytes:
-    body = bytearray()
-    with suppress(Exception):  # it broke off, or takes too long
-        async with asyncio.timeout(_REFUSAL):
-            async for piece in pieces:
-                body += piece
-                if len(body) >= _LONGEST_REFUSAL:
-                    break
-    return bytes(body[:_LONGEST_REFUSAL])
-
-
 def failure_from_response(
     status: int, headers: Mapping[str, str], body: bytes, where: str
 ) -> BackendError:
     """Make the error that a response with this status stands for; `where` is the address asked."""
-    plain = _plain(status, headers, body, where)
+    plain = _cut(" ".join(body.decode("utf-8", "replace").split()), _LONGEST_EXCERPT)
+    if 300 <= status < 400:
+        there = hide_secrets(headers.get("location", ""))
+        plain = f"{where} redirects to {there!r}: give that as base_url"
+    elif not plain or plain.startswith("<"):
+        plain = f"{where} answered with status {status}"
     try:
         made = error_from_wire(_error_object(body) or plain, status)
     except Exception:  # noqa: BLE001 - an error object with anything in it: the status counts
         made = error_from_wire(plain, status)
-    text = f"{_cut(str(made), _TOLD)} ({status})"
+    text = f"{_cut(str(made), _LONGEST_MESSAGE)} ({status})"
     if status < 300:
         return BadResponse(text, status=status)
     if status == 413 or (status in {400, 422} and _TOO_LONG.search(text)):
@@ -116,9 +118,9 @@ def failure_from_library(error: BaseException, where: str) -> BackendError:
 
     while not isinstance(error, aiohttp.ClientResponseError):
         if error.__cause__ is None:
-            return BackendUnavailable(f"{where}: {told(error)}")
+            return BackendUnavailable(f"{where}: {describe(error)}")
         error = error.__cause__
-    return BadResponse(f"{where}: {_cut(' '.join(error.message.split()), _SHOWN)}")
+    return BadResponse(f"{where}: {_cut(' '.join(error.message.split()), _LONGEST_EXCERPT)}")
 
 
 def _error_object(body: bytes) -> object:
@@ -132,16 +134,6 @@ def _error_object(body: bytes) -> object:
         return None
     fields = cast("dict[str, Any]", value)
     return fields.get("error") or fields.get("detail") or (fields if "message" in fields else None)
-
-
-def _plain(status: int, headers: Mapping[str, str], body: bytes, where: str) -> str:
-    if 300 <= status < 400:
-        there = shown(headers.get("location", ""))
-        return f"{where} redirects to {there!r}: give that as base_url"
-    text = " ".join(body.decode("utf-8", "replace").split())
-    if not text or text.startswith("<"):
-        return f"{where} answered with status {status}"
-    return _cut(text, _SHOWN)
 
 
 def _cut(text: str, longest: int) -> str:
@@ -166,8 +158,8 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-def told(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """Say what happened in words; the library's own are sometimes none."""
     if isinstance(error, TimeoutError):
         return "no connection in time"
-    return _cut(str(error), _SHOWN) or type(error).__name__
+    return _cut(str(error), _LONGEST_EXCERPT) or type(error).__name__

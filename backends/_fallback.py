@@ -55,13 +55,10 @@ class Fallback(Backend):
                 if begun:
                     raise
                 failures.append(error)
-        raise self._all_failed(failures)
-
-    def _all_failed(self, failures: Sequence[BackendError]) -> BackendError:
         for backend, failure in zip(self.backends, failures, strict=True):
             with suppress(Exception):  # a user's own backend or error, whose text raises
                 failures[-1].add_note(f"{backend!r}: {failure}")
-        return failures[-1]
+        raise failures[-1]
 
     def redact(self, text: str) -> str:
         """Return `text` without the keys of any of the backends."""
@@ -74,6 +71,6 @@ class Fallback(Backend):
         for backend in self.backends:
             await backend.aclose()
 
-    async def _leave_loop(self) -> None:
+    async def leave_loop(self) -> None:
         for backend in self.backends:
-            await backend._leave_loop()
+            await backend.leave_loop()

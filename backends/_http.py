@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import SecretStr
 
 from ..commander.errors import BackendError, MissingExtra
-from ._address import endpoint, shown
+from ._address import endpoint, hide_secrets
 from ._failure import failure_from_library, whole_reply
-from ._wire import Connections, WireBackend
+from ._per_loop import Connections
+from ._wire import WireBackend
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
@@ -42,7 +43,7 @@ class HttpBackend(WireBackend):
             raise MissingExtra("the http backend", "http") from None
         self._aiohttp = aiohttp
         self._endpoint = endpoint(self.base_url)
-        self._where = shown(self._endpoint)
+        self._where = hide_secrets(self._endpoint)
         self._sessions = Connections(self._open_session)
 
     async def aclose(self) -> None:
@@ -66,7 +67,8 @@ class HttpBackend(WireBackend):
         response: ClientResponse | None = None
         failure: BackendError
         try:
-            response = await self._post(body)
+            session = await self._sessions.get()
+            response = await session.post(self._endpoint, json=body, allow_redirects=False)
             if response.status != 200 or response.content_type != "text/event-stream":
                 pieces, headers = _pieces(response), response.headers
                 yield await whole_reply(response.status, headers, pieces, self._where)
@@ -84,10 +86,6 @@ class HttpBackend(WireBackend):
             if response is not None and not response.content.at_eof():
                 response.close()
         raise failure
-
-    async def _post(self, body: dict[str, Any]) -> ClientResponse:
-        session = await self._sessions.get()
-        return await session.post(self._endpoint, json=body, allow_redirects=False)
 
 
 async def _pieces(response: ClientResponse) -> AsyncGenerator[bytes, None]:

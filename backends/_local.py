@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Self
 
 from ..messages import Delta, Request
-from ._local_engine import Engine, Work
+from ._engine import EngineBackend
+from ._local_engine import LocalEngine, Work
 from ._local_model import Model, Source
 from ._local_options import read_options
-from ._local_small import SMALL_MANNER
-from ._local_tools import Manner, reply
-from ._model import ModelBackend
+from ._local_reply import SMALL_MANNER, Deltas, Manner, reply
 from ._timeout import Timeouts
 from ._weights import Progress
 from ._weights_progress import show_progress
@@ -23,7 +21,7 @@ _SMALL = "SmolLM2-135M-Instruct"
 _ACCURACY = "picks the right tool, or none, for 36 of 40 questions (benchmarks/tool_choice.py)"
 
 
-class LocalBackend(ModelBackend):
+class LocalBackend(EngineBackend[LocalEngine]):
     """A language model in this process: no key, no server, no GPU.
 
     `model` is None for the small model (92 MB, fetched once into the user's cache), the path of
@@ -65,47 +63,26 @@ class LocalBackend(ModelBackend):
         self._manner = Manner() if model else SMALL_MANNER
         self._source = Source.parse(model, in_situ_quant)
         self._progress = progress
-        self._engine: Engine | None = None
 
     async def __aenter__(self) -> Self:
         """Load the model; cancelled or failed meanwhile, it leaves nothing half done behind."""
         try:
-            await self._load()
+            await self.prepare()
         except BaseException:
             await self.aclose()
             raise
         return self
 
-    async def aclose(self) -> None:
-        """Give the model back; the last backend to do so ends its thread and frees it.
-
-        A reply that is still being given there breaks off. The backend may be used again.
-        """
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            await engine.close()
-
-    async def _load(self) -> None:
-        async for _ in self._run(lambda _: (delta for delta in ())):
-            pass
-
-    def _run(self, work: Work) -> AsyncGenerator[Delta, None]:
-        if self._engine is None:
-            self._engine = Engine.open(self._source)
-        return self._engine.run(work, self._progress or show_progress())
-
-    async def _once(self, request: Request, reply: Any) -> AsyncGenerator[Delta, None]:
-        """Load the model first: the timeouts count from the sending."""
+    async def prepare(self) -> None:
         if self._engine is None or not self._engine.loaded:
-            await self._load()
-        async with aclosing(super()._once(request, reply)) as deltas:
-            async for delta in deltas:
-                yield delta
+            async for _ in self._run(lambda _: (delta for delta in ())):
+                pass
 
-    def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
+    def _run(self, answer: Callable[[Model], Deltas]) -> AsyncGenerator[Delta, None]:
+        if self._engine is None:
+            self._engine = LocalEngine.open(self._source)
+        return self._engine.run(Work(answer, self._progress or show_progress()))
+
+    def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         options = read_options({**self.default_options, **request.options})
-
-        def work(model: Model) -> Generator[Delta | None, None, None]:
-            return reply(model, request, options, self._manner)
-
-        return self._run(work)
+        return self._run(lambda model: reply(model, request, options, self._manner))

@@ -51,6 +51,22 @@ class _Sorting:
     headings: tuple[str, ...]
     shown: tuple[tuple[str, str], ...]
 
+    @classmethod
+    def under(cls, tools: Sequence[ToolSchema]) -> _Sorting:
+        """Make the prompt for these tools, of their own descriptions."""
+        headings = (*_headings([tool.name for tool in tools]), _NONE)
+        about: list[tuple[str, str]] = []
+        for tool, heading in zip(tools, headings, strict=False):
+            first_line = tool.description.strip().partition("\n")[0]
+            about.append((first_line or " ".join(_words(tool.name)), heading))
+        rules = ["Sort each request under one heading."]
+        rules += [f"{heading}: {text}" for text, heading in about]
+        rules += [f"{_NONE}: Anything else."]
+        shown = [("system", "\n".join(rules))]
+        for request, heading in [*((request, _NONE) for request in _PLAIN), *about]:
+            shown += [("user", request), ("assistant", heading)]
+        return cls(headings, tuple(shown))
+
     def ask(self, model: Model, request: str) -> tuple[list[float], Usage]:
         """Return how much likelier each tool's heading is than the one for plain answers."""
         chat = [{"role": role, "content": text} for role, text in (*self.shown, ("user", request))]
@@ -83,44 +99,21 @@ def _gains(
     model: Model, request: str, tools: Sequence[ToolSchema]
 ) -> Generator[None, None, tuple[list[float], Usage]]:
     """Return by how much each tool's heading is likelier than usual, and the cost of asking."""
-    sorting = _sorting(tools)
-    usual, cost = yield from _usual(model, sorting)
-    scores, usage = sorting.ask(model, request)
-    yield
-    return [score - mean for score, mean in zip(scores, usual, strict=True)], cost + usage
-
-
-def _usual(model: Model, sorting: _Sorting) -> Generator[None, None, tuple[Sequence[float], Usage]]:
-    """Return the average scores over requests that need no tool, and what it cost to ask."""
+    sorting = _Sorting.under(tools)
     cost = Usage()
-    known: list[float] | None = model.memory.get(sorting)
-    if known is None:
+    usual: list[float] | None = model.memory.get(sorting)
+    if usual is None:  # the average scores over requests that need no tool
         rows: list[list[float]] = []
-        for request in _NEUTRAL:
-            row, usage = sorting.ask(model, request)
+        for neutral in _NEUTRAL:
+            row, usage = sorting.ask(model, neutral)
             rows.append(row)
             cost += usage
             yield
-        known = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
-        model.memory[sorting] = known
-    return known, cost
-
-
-def _sorting(tools: Sequence[ToolSchema]) -> _Sorting:
-    headings = (*_headings([tool.name for tool in tools]), _NONE)
-    about = [f"{heading}: {_about(tool)}" for heading, tool in zip(headings, tools, strict=False)]
-    rules = "\n".join(["Sort each request under one heading.", *about, f"{_NONE}: Anything else."])
-    examples = [(request, _NONE) for request in _PLAIN]
-    examples += [(_about(tool), heading) for heading, tool in zip(headings, tools, strict=False)]
-    shown = [("system", rules)]
-    for request, heading in examples:
-        shown += [("user", request), ("assistant", heading)]
-    return _Sorting(headings, tuple(shown))
-
-
-def _about(tool: ToolSchema) -> str:
-    """Return the first line of a tool's description, or its name in words."""
-    return tool.description.strip().partition("\n")[0] or " ".join(_words(tool.name))
+        usual = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+        model.memory[sorting] = usual
+    scores, usage = sorting.ask(model, request)
+    yield
+    return [score - mean for score, mean in zip(scores, usual, strict=True)], cost + usage
 
 
 def _headings(names: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..commander.errors import (
     BackendError,
@@ -16,11 +16,11 @@ from ..commander.errors import (
     MissingExtra,
 )
 from ..messages import Usage
+from ._local_options import Sampling
+from ._prompt import Chat
 from ._weights import Progress, ensure_weights
 
-__all__ = ["Chat", "Model", "Piece", "Sampling", "Source"]
-
-Chat = list[dict[str, str]]
+__all__ = ["Model", "Source"]
 
 # Enough of the distribution to hold the labels of some tens of tools, see `Model.first_tokens`.
 _TOP = 3000
@@ -54,30 +54,12 @@ class Source:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How to draw tokens; with a `schema` (JSON text) the reply is JSON that obeys it."""
-
-    max_tokens: int = 512
-    temperature: float = 0.0
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    stop: tuple[str, ...] = ()
-    seed: int | None = None
-    schema: str | None = None
-
-
-@dataclass(slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Some text of a reply; the last piece has the reason for the end and the usage."""
 
-    text: str = ""
-    finish_reason: str | None = None
-    usage: Usage | None = None
+    text: str
+    finish_reason: str | None
+    usage: Usage | None
 
 
 class Model:
@@ -99,11 +81,21 @@ class Model:
     def generate(self, messages: Chat, sampling: Sampling) -> Generator[Piece, None, None]:
         """Answer `messages`. Closing the iterator stops the model at the next token."""
         if sampling.seed is not None and sampling.temperature > 0:
-            self._reseed(sampling.seed)
+            # mistralrs starts each runner from one fixed random state and takes no seed for a
+            # request: a new runner and some tokens drawn in vain give each seed (modulo 32) a state
+            # of its own.
+            del self._runner
+            self._runner = _load(self._source)
+            waste = Sampling(max_tokens=1 + sampling.seed % 32, temperature=1.0)
+            request = _request([{"role": "user", "content": "."}], waste, ignore_eos=True)
+            for _ in self._runner.send_chat_completion_request(request):
+                pass
         with _mapped_errors():
             chunks = self._runner.send_chat_completion_request(_request(messages, sampling))
             for chunk in chunks:
-                yield _piece(chunk)
+                choice, usage = chunk.choices[0], chunk.usage
+                text = choice.delta.content or ""
+                yield Piece(text, choice.finish_reason, None if usage is None else _usage(usage))
 
     def first_tokens(self, messages: Chat) -> tuple[dict[str, float], Usage]:
         """Return the log probabilities of the likeliest first tokens of a reply."""
@@ -113,38 +105,20 @@ class Model:
         tokens = response.choices[0].logprobs.content[0].top_logprobs
         return {str(t.bytes): t.logprob for t in tokens}, _usage(response.usage)
 
-    def _reseed(self, seed: int) -> None:
-        # mistralrs starts each runner from one fixed random state and takes no seed for a request:
-        # a new runner and some tokens drawn in vain give each seed (modulo 32) a state of its own.
-        del self._runner
-        self._runner = _load(self._source)
-        waste = Sampling(max_tokens=1 + seed % 32, temperature=1.0)
-        request = _request([{"role": "user", "content": "."}], waste, ignore_eos=True)
-        for _ in self._runner.send_chat_completion_request(request):
-            pass
-
 
 def _load(source: Source) -> Any:
-    with _quiet():
-        try:
-            import mistralrs
-        except ImportError as error:
-            raise MissingExtra("a model in this process", "local") from error
-        gguf: Any = mistralrs.Which.GGUF  # an enum to checkers, a class of its own in truth
-        which = gguf(quantized_model_id=source.folder or "", quantized_filename=source.file)
-        try:
-            return mistralrs.Runner(which=which, in_situ_quant=source.in_situ_quant)
-        except ValueError as error:
-            raise ConfigurationError(f"cannot load {source.file}: {_first_line(error)}") from error
-
-
-@contextmanager
-def _quiet() -> Generator[None, None, None]:
-    """Keep mistralrs's log off the standard output, unless RUST_LOG asks for it."""
-    asked = "RUST_LOG" in os.environ
+    asked = "RUST_LOG" in os.environ  # else mistralrs's log is kept off the standard output
     os.environ.setdefault("RUST_LOG", "off")
     try:
-        yield
+        import mistralrs
+
+        gguf: Any = mistralrs.Which.GGUF  # an enum to checkers, a class of its own in truth
+        which = gguf(quantized_model_id=source.folder or "", quantized_filename=source.file)
+        return mistralrs.Runner(which=which, in_situ_quant=source.in_situ_quant)
+    except ImportError as error:
+        raise MissingExtra("a model in this process", "local") from error
+    except ValueError as error:
+        raise ConfigurationError(f"cannot load {source.file}: {_first_line(error)}") from error
     finally:
         if not asked:
             del os.environ["RUST_LOG"]
@@ -192,13 +166,6 @@ def _request(
         grammar_type="json_schema" if sampling.schema is not None else None,
         **more,
     )
-
-
-def _piece(chunk: Any) -> Piece:
-    choice = chunk.choices[0]
-    reason = choice.finish_reason
-    usage = _usage(chunk.usage) if chunk.usage is not None else None
-    return Piece(choice.delta.content or "", reason, usage)
 
 
 def _usage(usage: Any) -> Usage:

@@ -9,9 +9,26 @@ from typing import Any
 
 from ..commander.errors import ConfigurationError
 from ..messages.text import quote
-from ._local_model import Sampling
 
-__all__ = ["Options", "read_options"]
+__all__ = ["Options", "Sampling", "read_options"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to draw tokens; with a `schema` (JSON text) the reply is JSON that obeys it."""
+
+    max_tokens: int = 512
+    temperature: float = 0.0
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    schema: str | None = None
+
 
 _SAMPLING = frozenset(Sampling.__dataclass_fields__) - {"schema"}
 _KNOWN = _SAMPLING | {"response_format", "tool_choice"}
@@ -36,34 +53,27 @@ def read_options(options: Mapping[str, Any]) -> Options:
             f"the local model has no option {', '.join(sorted(unknown))};"
             f" it has {', '.join(sorted(_KNOWN))}"
         )
-    choice = _tool_choice(given.pop("tool_choice", "auto"))
+    match choice := given.pop("tool_choice", "auto"):
+        case "auto" | "none" | "required" | {"function": {"name": str()}}:
+            pass
+        case _:
+            raise ConfigurationError(
+                f"tool_choice {quote(choice)}: expected 'auto', 'none', 'required' or"
+                " {'type': 'function', 'function': {'name': ...}}"
+            )
     schema = _schema(given.pop("response_format", {"type": "text"}))
-    stop = _stop(given.pop("stop", ()))
+    match stop := given.pop("stop", ()):
+        case str():
+            stop = (stop,)
+        case [*texts] if all(isinstance(text, str) for text in texts):
+            stop = tuple(texts)
+        case _:
+            raise ConfigurationError(f"stop {quote(stop)}: expected a text or a list of texts")
     return Options(Sampling(stop=stop, schema=schema, **given), choice)
 
 
-def _stop(given: Any) -> tuple[str, ...]:
-    match given:
-        case str():
-            return (given,)
-        case [*texts] if all(isinstance(text, str) for text in texts):
-            return tuple(texts)
-        case _:
-            raise ConfigurationError(f"stop {quote(given)}: expected a text or a list of texts")
-
-
-def _tool_choice(given: Any) -> str | Mapping[str, Any]:
-    match given:
-        case "auto" | "none" | "required" | {"function": {"name": str()}}:
-            return given
-        case _:
-            raise ConfigurationError(
-                f"tool_choice {quote(given)}: expected 'auto', 'none', 'required' or"
-                " {'type': 'function', 'function': {'name': ...}}"
-            )
-
-
 def _schema(response_format: Any) -> str | None:
+    """Return the JSON schema that a reply must obey, as text; None for one in plain text."""
     match response_format:
         case {"type": "text"}:
             return None

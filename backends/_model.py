@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, nullcontext
 from typing import Any, Literal
 
 from ..commander import charge
@@ -17,14 +17,14 @@ from ..commander.errors import (
     RateLimited,
     StreamInterrupted,
 )
+from ..dispatch.assembly import assemble_partial
 from ..messages import Delta, Message, Request, Usage
 from ..messages.text import quote
-from ._assemble import partial_message
 from ._backend import Backend
 from ._estimate import estimate_tokens, usage_of
 from ._retry import Breaker, Retries
-from ._timeout import Arrived, Timeouts, timed
-from .limits import Limits, Turn, tree_limits, turn_in
+from ._timeout import Arrived, Timeouts, watch
+from .limits import Limits, tree_limits, turn_in
 
 __all__ = ["ModelBackend"]
 
@@ -46,21 +46,21 @@ class _Reply:
 
     def interrupted(self, why: BackendError) -> StreamInterrupted:
         return StreamInterrupted(
-            f"the reply broke off: {why}", partial=partial_message(self.deltas)
+            f"the reply broke off: {why}", partial=assemble_partial(self.deltas)
         )
 
 
 class ModelBackend(Backend):
-    """A backend with timeouts, retries, limits and a breaker; subclasses write `_attempt`.
+    """A backend with timeouts, retries, limits and a breaker; subclasses write `attempt`.
 
     A request waits for its turn in `limits`, is sent, and is tried again as `retries` says as long
     as no delta has come. A reply that breaks off later is `StreamInterrupted`; with
     `resume="continue"` the model is then asked to go on after the text that came, as one more of
-    the attempts, where the server can (`_continued`). Without `limits` it has some of its own that
+    the attempts, where the server can (`continuation`). Without `limits` it has its own, which
     limit nothing, so that one 429 holds back all of its requests. What an attempt took is charged
     to its limits and, under the model's name, to the current node, also if the reply breaks off or
-    is cancelled: the usage that it told, and an estimate of what came after that. Before the first
-    delta that is nothing.
+    is cancelled: the usage that came with it, and an estimate of what came after that. Before the
+    first delta that is nothing.
     """
 
     def __init__(
@@ -75,10 +75,13 @@ class ModelBackend(Backend):
         **default_options: Any,
     ) -> None:
         super().__init__(model, **default_options)
-        _check("timeouts", timeouts, Timeouts)
-        _check("retries", retries, Retries)
-        _check("limits", limits, Limits)
-        _check("breaker", breaker, Breaker)
+        given = {Timeouts: timeouts, Retries: retries, Limits: limits, Breaker: breaker}
+        for kind, value in given.items():
+            if not isinstance(value, kind | None):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
+                name = kind.__name__
+                raise ConfigurationError(
+                    f"{name.lower()}={quote(value)}: it is {name}(...) or None"
+                )
         if resume not in (None, "continue"):
             raise ConfigurationError(f"resume={quote(resume)}: it is 'continue' or None")
         self.timeouts = timeouts or Timeouts()
@@ -93,14 +96,17 @@ class ModelBackend(Backend):
             " there too"
         )
 
+    async def prepare(self) -> None:
+        """Get ready to send, such as by loading a model; the timeouts count from after this."""
+
     @abstractmethod
-    def _attempt(self, request: Request) -> AsyncGenerator[Arrived, None]:
+    def attempt(self, request: Request) -> AsyncGenerator[Arrived, None]:
         """Answer `request` once, without timeouts; raises a `BackendError` that holds no key.
 
         Deltas that came together may be yielded as one list, which is never empty.
         """
 
-    def _continued(self, request: Request, partial: Message) -> Request | None:
+    def continuation(self, request: Request, partial: Message) -> Request | None:
         """Return the request that goes on after `partial`, None if the server cannot."""
         return None
 
@@ -120,17 +126,26 @@ class ModelBackend(Backend):
             if reply.whole:  # only what follows the end is missing
                 return
             if len(reply.deltas) > before:
-                asked = self._resumed(request, reply, failure)
-            await self._pause(failure, reply)
+                asked = self._resume(request, reply, failure)
+            pause = self.retries.pause(reply.attempt, failure)
+            if pause is None or (self.breaker is not None and self.breaker.state == "open"):
+                if reply.deltas:
+                    raise reply.interrupted(failure) from failure
+                raise failure
+            await asyncio.sleep(pause)
             reply.attempt += 1
 
     async def _once(self, request: Request, reply: _Reply) -> AsyncGenerator[Delta, None]:
         """Make one attempt: wait for a turn, pass the deltas on, see that the reply is whole."""
+        await self.prepare()
         before = len(reply.deltas)
-        async with self._turn(request) as turn:
+        limits = [*tree_limits(), self.limits]
+        counted = any(each.counts_tokens for each in limits)
+        tokens = estimate_tokens(request, self.default_options) if counted else 0
+        async with turn_in(limits, self.model, tokens) as turn:
             try:
                 with self.breaker.attempt() if self.breaker else nullcontext():
-                    async with aclosing(timed(self._attempt(request), self.timeouts)) as arriving:
+                    async with aclosing(watch(self.attempt(request), self.timeouts)) as arriving:
                         async for arrived in arriving:
                             for delta in arrived if isinstance(arrived, list) else (arrived,):
                                 reply.add(delta)
@@ -144,51 +159,19 @@ class ModelBackend(Backend):
                     self.limits.slow_down(hold)
                 raise
             finally:
-                turn.usage = self._charge(request, reply.deltas[before:])
+                turn.usage = Usage()  # before the first delta nobody knows whether a model ran
+                if came := reply.deltas[before:]:
+                    turn.usage = usage_of(request, came)
+                    charge(self.model, turn.usage)
 
-    def _turn(self, request: Request) -> AbstractAsyncContextManager[Turn]:
-        """Hold a turn in the tree's limits and in the backend's own."""
-        limits = [*tree_limits(), self.limits]
-        counted = any(each.counts_tokens for each in limits)
-        tokens = estimate_tokens(request, self.default_options) if counted else 0
-        return turn_in(limits, self.model, tokens)
-
-    def _charge(self, request: Request, deltas: Sequence[Delta]) -> Usage:
-        """Charge the current node with what an attempt took; return that.
-
-        Before its first delta nobody knows whether a model ran: then it took nothing.
-        """
-        if not deltas:
-            return Usage()
-        usage = usage_of(request, deltas)
-        charge(self.model, usage)
-        return usage
-
-    def _resumed(self, request: Request, reply: _Reply, failure: BackendError) -> Request:
+    def _resume(self, request: Request, reply: _Reply, failure: BackendError) -> Request:
         """Return the request that goes on after what came, or raise that it broke off."""
         if isinstance(failure, BadResponse | StreamInterrupted):
             raise failure  # it says already what came of the reply
         interrupted = reply.interrupted(failure)
         partial: Message | None = interrupted.partial
         if self.resume and partial is not None and not any(d.tool_calls for d in reply.deltas):
-            asked = self._continued(request, partial)
+            asked = self.continuation(request, partial)
             if asked is not None:
                 return asked
         raise interrupted from failure
-
-    async def _pause(self, failure: BackendError, reply: _Reply) -> None:
-        """Wait until the next attempt, or raise that there is none."""
-        seconds = self.retries.pause(reply.attempt, failure)
-        if self.breaker is not None and self.breaker.state == "open":
-            seconds = None
-        if seconds is not None:
-            await asyncio.sleep(seconds)
-        elif reply.deltas:
-            raise reply.interrupted(failure) from failure
-        else:
-            raise failure
-
-
-def _check(name: str, given: object, kind: type) -> None:
-    if not isinstance(given, kind | None):
-        raise ConfigurationError(f"{name}={quote(given)}: it is {kind.__name__}(...) or None")

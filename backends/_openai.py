@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,11 @@ from pydantic import SecretStr
 
 from ..commander.errors import BackendError, ConfigurationError, MissingExtra
 from ..messages import Message, Request
-from ._address import Host, shown
+from ._address import Host, hide_secrets
 from ._failure import failure_from_library, whole_reply
+from ._per_loop import Connections
 from ._secret import as_secret
-from ._wire import Connections, WireBackend
+from ._wire import WireBackend
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -53,11 +54,16 @@ class OpenAIBackend(WireBackend):
                 f"{host.name}: no key: set {host.key_variable}, or pass api_key= "
                 "(any text for a server that needs none)"
             )
-        _import_sdk()
+        try:  # here and now: it takes a second, which no reply should wait for
+            for name in "aiohttp", "openai", "openai.resources.chat.completions":
+                import_module(name)
+        except ImportError:
+            raise MissingExtra("the openai backend", "openai") from None
+        _trust()
         super().__init__(model, base_url, key, **settings)
         self.provider = host.name
         self._host = host if self.base_url == host.base_url else None
-        self._where = shown(self.base_url)
+        self._where = hide_secrets(self.base_url)
         self._clients = Connections(self._open_client)
 
     async def aclose(self) -> None:
@@ -89,10 +95,10 @@ class OpenAIBackend(WireBackend):
             ),
         )
 
-    def _continued(self, request: Request, partial: Message) -> Request | None:
+    def continuation(self, request: Request, partial: Message) -> Request | None:
         if self._host is not None and self._host.go_on is None:
             return None
-        return super()._continued(request, partial)
+        return super().continuation(request, partial)
 
     def _body(self, request: Request) -> dict[str, Any]:
         body = super()._body(request)
@@ -106,22 +112,34 @@ class OpenAIBackend(WireBackend):
         return {renamed.get(key, key): v for key, v in body.items() if key not in left_out}
 
     async def _send(self, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+        response: Response | None = None
         failure: BackendError
+        own = {"model", "messages", "stream"}
         try:
             client = await self._clients.get()
-            async with _posted(client, body) as response:
-                pieces = response.aiter_bytes()
-                kind = response.headers.get("content-type", "")
-                if not kind.lower().startswith("text/event-stream"):
-                    yield await whole_reply(200, response.headers, pieces, self._where)
-                    return
-                async for piece in pieces:
-                    yield piece
+            opening = client.chat.completions.with_streaming_response.create(
+                model=body["model"],
+                messages=body["messages"],
+                stream=True,
+                extra_body={key: value for key, value in body.items() if key not in own},
+            )
+            response = (await opening.__aenter__()).http_response
+            pieces = response.aiter_bytes()
+            kind = response.headers.get("content-type", "")
+            if not kind.lower().startswith("text/event-stream"):
+                yield await whole_reply(200, response.headers, pieces, self._where)
+                return
+            async for piece in pieces:
+                yield piece
             return
         except BackendError as error:
             failure = error
         except Exception as error:  # noqa: BLE001 - whatever the libraries make of what they get
             failure = failure_from_library(error, self._where)
+        finally:
+            if response is not None:
+                with suppress(Exception):  # a connection that broke may say so once more
+                    await response.aclose()
         raise failure
 
     async def _refuse(self, response: Response) -> None:
@@ -129,33 +147,6 @@ class OpenAIBackend(WireBackend):
         if response.status_code != 200:
             pieces = response.aiter_bytes()
             await whole_reply(response.status_code, response.headers, pieces, self._where)
-
-
-@asynccontextmanager
-async def _posted(client: AsyncOpenAI, body: dict[str, Any]) -> AsyncGenerator[Response, None]:
-    own = {"model", "messages", "stream"}
-    opening = client.chat.completions.with_streaming_response.create(
-        model=body["model"],
-        messages=body["messages"],
-        stream=True,
-        extra_body={key: value for key, value in body.items() if key not in own},
-    )
-    response = (await opening.__aenter__()).http_response
-    try:
-        yield response
-    finally:
-        with suppress(Exception):  # a connection that broke may say so once more
-            await response.aclose()
-
-
-def _import_sdk() -> None:
-    """Import it when the backend is made: it takes a second, which no reply should wait for."""
-    try:
-        for name in "aiohttp", "openai", "openai.resources.chat.completions":
-            import_module(name)
-    except ImportError:
-        raise MissingExtra("the openai backend", "openai") from None
-    _trust()
 
 
 @cache

@@ -7,7 +7,6 @@ and its row of `_PROVIDERS`. Other people's packages register theirs as entry po
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,7 +14,7 @@ from pydantic import SecretStr
 
 from ..commander.errors import ConfigurationError
 from ..commander.plugins import find_plugin, plugin_names
-from ._address import Host, is_address, secrets_of, shown
+from ._address import Host, hide_secrets, is_address, secrets_of
 from ._backend import Backend, Recipe
 
 __all__ = ["HOSTS", "connect"]
@@ -87,20 +86,28 @@ def connect(
     given = settings | {name: value for name, value in server.items() if value is not None}
     prefix, _, name = spec.partition(":")
     if is_address(spec):
-        backend = _server(spec, model, **given)
+        from ._http import HttpBackend
+
+        if base_url is not None:
+            raise ConfigurationError("give the server's address once: as the spec or as base_url")
+        if not model:
+            raise ConfigurationError(f"which model? connect({hide_secrets(spec)!r}, model='...')")
+        backend: Backend = HttpBackend(model, spec, api_key, **settings)
     elif (provider := _PROVIDERS.get(prefix) or find_plugin(_GROUP, prefix)) is not None:
         backend = provider(name or model or "", **given)
-        if not isinstance(backend, Backend):
+        if not isinstance(backend, Backend):  # pyright: ignore[reportUnnecessaryIsInstance] - others' own
             raise ConfigurationError(
                 f"the provider {prefix!r} made {type(backend).__name__}, not a Backend"
             )
     else:
-        known = [*_PROVIDERS, *plugin_names(_GROUP)]
+        from difflib import get_close_matches
+
+        asked, known = hide_secrets(spec), [*_PROVIDERS, *plugin_names(_GROUP)]
         close = get_close_matches(prefix, (*known, "http", "https"), n=1)
-        hint = f": did you mean {shown(spec).replace(prefix, close[0], 1)!r}?" if close else "."
+        hint = f": did you mean {asked.replace(prefix, close[0], 1)!r}?" if close else "."
         raise ConfigurationError(
-            f"nothing is known as {shown(spec)!r}{hint} There are: {', '.join(known)}, and"
-            " http(s) addresses"
+            f"nothing is known as {asked!r}{hint} There are: {', '.join(known)}, and http(s)"
+            " addresses"
         )
     address = base_url or (spec if is_address(spec) else "")
     backend.recipe = Recipe(
@@ -108,16 +115,6 @@ def connect(
         has_key=api_key is not None or bool(secrets_of(address)),
     )
     return backend
-
-
-def _server(spec: str, model: str | None, **settings: Any) -> Backend:
-    from ._http import HttpBackend
-
-    if "base_url" in settings:
-        raise ConfigurationError("give the server's address once: as the spec or as base_url")
-    if not model:
-        raise ConfigurationError(f"which model? connect({shown(spec)!r}, model='...')")
-    return HttpBackend(model, spec, **settings)
 
 
 def _hosted(host: Host, name: str, /, **settings: Any) -> Backend:
@@ -164,7 +161,8 @@ def _need_model(prefix: str, name: str) -> None:
         raise ConfigurationError(f"which model? '{prefix}:MODEL'")
     if is_address(name):
         raise ConfigurationError(
-            f"{shown(name)!r} is an address, not a model: give it as base_url=, or as the spec"
+            f"{hide_secrets(name)!r} is an address, not a model:"
+            " give it as base_url=, or as the spec"
         )
 
 

@@ -32,11 +32,13 @@ class Retries:
         """Return how long to wait after `attempt` (from 1) failed so, None for no other try."""
         if attempt >= self.attempts or not isinstance(error, BackendUnavailable | RateLimited):
             return None
-        asked = getattr(error, "retry_after", None)
-        if asked is None:
+        retry_after: float | None = getattr(error, "retry_after", None)
+        if retry_after is None:
             pause = min(self.max_backoff, self.backoff * 2.0 ** (attempt - 1))
             return pause * random.uniform(0.5, 1.0)  # noqa: S311 - not a secret
-        return asked * random.uniform(1.0, 1.1) if asked <= self.patience else None  # noqa: S311
+        if retry_after > self.patience:
+            return None
+        return retry_after * random.uniform(1.0, 1.1)  # noqa: S311 - not a secret
 
 
 @dataclass(slots=True)
@@ -65,7 +67,14 @@ class Breaker:
     @contextmanager
     def attempt(self) -> Generator[None, None, None]:
         """Let one attempt through, or raise `BackendUnavailable`; learn from how it ends."""
-        trial = self._enter()
+        state = self.state
+        if state == "open" or (state == "half open" and self._trying):
+            raise BackendUnavailable(
+                f"not asked: it failed {self._in_a_row} times in a row; "
+                f"it is tried again {self.reset_after:g} s after the last failure"
+            )
+        is_trial = state == "half open"
+        self._trying = self._trying or is_trial
         try:
             yield
         except BackendError as error:
@@ -74,20 +83,8 @@ class Breaker:
         else:
             self._learn(down=False)
         finally:
-            if trial:
+            if is_trial:
                 self._trying = False
-
-    def _enter(self) -> bool:
-        """Return whether this is the one attempt that a half-open breaker lets through."""
-        state = self.state
-        if state == "open" or (state == "half open" and self._trying):
-            raise BackendUnavailable(
-                f"not asked: it failed {self._in_a_row} times in a row; "
-                f"it is tried again {self.reset_after:g} s after the last failure"
-            )
-        trial = state == "half open"
-        self._trying = self._trying or trial
-        return trial
 
     def _learn(self, down: bool) -> None:
         if not down:

@@ -19,7 +19,7 @@ from pydantic import SecretStr
 
 from ..commander.errors import AnabranchError, ConfigurationError
 
-__all__ = ["Cut", "Redactor", "as_secret", "cleaned", "keep_from_logs"]
+__all__ = ["Cut", "Redactor", "as_secret", "clean", "keep_from_logs"]
 
 _E = TypeVar("_E", bound=AnabranchError)
 Cut: TypeAlias = Callable[[str], str]
@@ -81,25 +81,25 @@ class Redactor:
 
     def error(self, error: _E) -> _E:
         """Return `error` without keys in what it tells, and without what it was made from."""
-        error.args = cleaned(error.args, self.text)
+        error.args = clean(error.args, self.text)
         for name, value in vars(error).items():
             if isinstance(value, str | list | tuple | dict):
-                setattr(error, name, cleaned(value, self.text))
+                setattr(error, name, clean(value, self.text))
         error.__cause__ = error.__context__ = None
         return error.with_traceback(None)
 
 
-def cleaned(value: Any, cut: Cut) -> Any:
+def clean(value: Any, cut: Cut) -> Any:
     """Return a value of JSON's kinds with `cut` done to all text in it."""
     match value:
         case str():
             return cut(value)
         case list() | tuple():
-            items = [cleaned(each, cut) for each in cast("Iterable[Any]", value)]
+            items = [clean(each, cut) for each in cast("Iterable[Any]", value)]
             return items if isinstance(value, list) else tuple(items)
         case dict():
             fields = cast("Mapping[Any, Any]", value)
-            return {cleaned(name, cut): cleaned(each, cut) for name, each in fields.items()}
+            return {clean(name, cut): clean(each, cut) for name, each in fields.items()}
         case _:
             return value
 
@@ -121,9 +121,19 @@ class _Needles:
         for form in self._literal:
             text = text.replace(form, _STARS)
         plain = _plain(text)
+        words, pieces, size = plain.text, self._pieces, self.piece
+        spans = [m.span() for form in self._wholes for m in re.finditer(re.escape(form), words)]
+        starts = range(len(words) - size + 1 if pieces else 0)
+        spans += [(at, at + size) for at in starts if words[at : at + size] in pieces]
+        joined: list[tuple[int, int]] = []  # in order, none over another
+        for begin, end in sorted(spans):
+            if joined and begin <= joined[-1][1]:
+                joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+            else:
+                joined.append((begin, end))
         kept: list[str] = []
         at = 0
-        for begin, end in self._found(plain.text):
+        for begin, end in joined:
             start = max(at, plain.starts[begin])
             kept += (text[at:start], _STARS)
             at = plain.ends[end - 1]
@@ -132,7 +142,13 @@ class _Needles:
     @cached_property
     def _literal(self) -> list[str]:
         """The keys as the usual writers write them, whatever stands beside them."""
-        return sorted({form for key in self.keys for form in _forms(key)}, key=len, reverse=True)
+        forms: set[str] = set()
+        for key in self.keys:
+            written = json.dumps(key)[1:-1]
+            forms |= {key, written, written.replace("/", "\\/"), html.escape(key)}
+            forms |= {quote(key, safe, errors="surrogatepass") for safe in ("", "/")}
+            forms |= {repr(f.encode("utf-8", "surrogatepass"))[2:-1] for f in (key, written)}
+        return sorted(forms, key=len, reverse=True)
 
     @cached_property
     def _wholes(self) -> list[str]:
@@ -145,27 +161,6 @@ class _Needles:
         forms = {f for k in self.keys for f in ((() if _is_word(k) else (k,)) + _encoded(k))}
         plain, size = [_plain(form).text for form in forms], self.piece
         return frozenset(text[i : i + size] for text in plain for i in range(len(text) - size + 1))
-
-    def _found(self, text: str) -> list[tuple[int, int]]:
-        """Return where keys and pieces of them stand, in order, none over another."""
-        spans = [m.span() for form in self._wholes for m in re.finditer(re.escape(form), text)]
-        pieces, size = self._pieces, self.piece
-        starts = range(len(text) - size + 1 if pieces else 0)
-        spans += [(at, at + size) for at in starts if text[at : at + size] in pieces]
-        joined: list[tuple[int, int]] = []
-        for begin, end in sorted(spans):
-            if joined and begin <= joined[-1][1]:
-                joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-            else:
-                joined.append((begin, end))
-        return joined
-
-
-def _forms(key: str) -> set[str]:
-    written = json.dumps(key)[1:-1]
-    forms = {key, written, written.replace("/", "\\/"), html.escape(key)}
-    forms |= {quote(key, safe, errors="surrogatepass") for safe in ("", "/")}
-    return forms | {repr(form.encode("utf-8", "surrogatepass"))[2:-1] for form in (key, written)}
 
 
 def _encoded(key: str) -> tuple[str, ...]:
@@ -204,33 +199,30 @@ def _plain(text: str) -> _Plain:
     for _ in range(_TIMES):
         if not _ESCAPE.search(plain.text):
             break
-        plain = _undone(plain)
+        plain = _unescape(plain)
     return plain
 
 
-def _undone(plain: _Plain) -> _Plain:
+def _unescape(plain: _Plain) -> _Plain:
+    """Put what is meant for each escape: nothing for blanks, and for backslashes by themselves."""
     text, kept, starts, ends = plain.text, list[str](), list[int](), list[int]()
     at = 0
     for escape in _ESCAPE.finditer(text):
+        percent, u, x, decimal, hexadecimal, name = escape.groups()
+        if name:
+            meant = html5.get(name + ";", escape[0])
+        elif decimal:
+            meant = chr(min(int(decimal), 0x10FFFF))
+        else:
+            digits = percent or u or x or hexadecimal
+            meant = chr(min(int(digits, 16), 0x10FFFF)) if digits else ""
         begin, end = escape.span()
-        meant = _meant(escape)
         kept += (text[at:begin], meant)
         starts += (*plain.starts[at:begin], *[plain.starts[begin]] * len(meant))
         ends += (*plain.ends[at:begin], *[plain.ends[end - 1]] * len(meant))
         at = end
     kept.append(text[at:])
     return _Plain("".join(kept), [*starts, *plain.starts[at:]], [*ends, *plain.ends[at:]])
-
-
-def _meant(escape: re.Match[str]) -> str:
-    """Return what an escape stands for: nothing for blanks, and for backslashes by themselves."""
-    percent, u, x, decimal, hexadecimal, name = escape.groups()
-    if name:
-        return html5.get(name + ";", escape[0])
-    if decimal:
-        return chr(min(int(decimal), 0x10FFFF))
-    digits = percent or u or x or hexadecimal
-    return chr(min(int(digits, 16), 0x10FFFF)) if digits else ""
 
 
 class _LogFilter(logging.Filter):
@@ -242,12 +234,12 @@ class _LogFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         try:
-            text = told = record.getMessage()
+            text = message = record.getMessage()
         except Exception:  # noqa: BLE001 - a record that cannot be written: logging says so itself
             return True
         for redactor in tuple(self.redactors):
             text = redactor.text(text)
-        if text != told:
+        if text != message:
             record.msg, record.args = text, ()
         return True
 

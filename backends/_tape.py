@@ -14,9 +14,9 @@ from typing import Any, cast
 
 from ..commander import errors
 from ..commander.errors import BackendError, ConfigurationError, RateLimited, StreamInterrupted
+from ..dispatch.assembly import assemble_partial
 from ..messages import Delta, Request, ToolCallDelta, Usage, request_body
-from ._assemble import partial_message
-from ._secret import Cut, cleaned
+from ._secret import Cut, clean
 
 __all__ = ["Tape", "Track", "key_of", "line_of"]
 
@@ -71,18 +71,18 @@ class Track:
 
     def ending(self, file: Path) -> BackendError | None:
         """Return the error that the reply ended with, None if it was whole."""
-        told = self.failure
-        if told is None and not self.left:
+        if self.failure is None and not self.left:
             return None
-        message = told["message"] if told else f"{file}: the recorded reader left here"
-        kind: Any = getattr(errors, told["kind"], None) if told else StreamInterrupted
+        failure = self.failure or {"message": f"{file}: the recorded reader left here"}
+        message: str = failure["message"]
+        kind: Any = getattr(errors, failure.get("kind", "StreamInterrupted"), None)
         if not (isinstance(kind, type) and issubclass(kind, BackendError)):
             kind = BackendError  # one of the recording program's own
         if kind is StreamInterrupted:
-            return kind(message, partial=partial_message(delta for _, delta in self.deltas))
-        more: dict[str, Any] = {"status": told and told.get("status")}
+            return kind(message, partial=assemble_partial(delta for _, delta in self.deltas))
+        more: dict[str, Any] = {"status": failure.get("status")}
         if kind is RateLimited:
-            more["retry_after"] = told and told.get("retry_after")
+            more["retry_after"] = failure.get("retry_after")
         return kind(message, **more)
 
 
@@ -110,11 +110,18 @@ class Tape:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
-                    key, track = _track_from_json(line, number)
+                    fields = _fields("the line", json.loads(line), _LINE, ("request", "deltas"))
+                    failure = fields.get("failure")
+                    if failure is not None:
+                        _fields("failure", failure, _FAILURE, ("kind", "message"))
+                    request = json.dumps(fields["request"], sort_keys=True)
+                    deltas = [_delta_from_json(delta) for delta in fields["deltas"]]
                 except (ValueError, RecursionError) as error:
                     why = f"{file}, line {number}: not a recording: {_reason(error)}"
                     raise ConfigurationError(why) from None
-                self._tracks[key].append(track)
+                number, left = fields.get("number", number), fields.get("left", False)
+                key = fields.get("sha256", request)
+                self._tracks[key].append(Track(request, number, deltas, failure, left))
         if not self._tracks:
             raise ConfigurationError(f"the cassette {str(file)!r} is empty: nothing was recorded")
         for tracks in self._tracks.values():
@@ -135,29 +142,27 @@ def line_of(track: Track, model: str, cut: Cut) -> str:
     A request from which something was cut is found by a digest of what it was.
     """
     asked = json.loads(track.request)
-    request = cleaned(asked, cut)
+    request = clean(asked, cut)
     found_by = {} if request == asked else {"sha256": _digest(track.request)}
-    deltas = [{"at": round(at, 4), **_delta_to_json(delta)} for at, delta in track.deltas]
-    _join_cut(deltas, cut)
-    line = {"request": request, **found_by, "model": model, "number": track.number}
-    line["deltas"] = [cleaned(delta, cut) for delta in deltas]
-    line |= {"failure": cleaned(track.failure, cut)} if track.failure else {}
-    line |= {"left": True} if track.left else {}
-    return json.dumps(line) + "\n"
-
-
-def _join_cut(deltas: list[dict[str, Any]], cut: Cut) -> None:
-    """Take out what is cut into pieces: the text then stands where it began."""
+    deltas: list[dict[str, Any]] = [
+        {"at": round(at, 4), **_delta_to_json(delta)} for at, delta in track.deltas
+    ]
+    # A key that was cut into pieces is taken out of the whole, which then stands where it began.
     pieces = [piece for delta in deltas for piece in delta.get("tool_calls", ())]
     calls = [[p for p in pieces if p["index"] == i] for i in {p["index"] for p in pieces}]
     fields = [(deltas, name) for name in ("text", "reasoning", "refusal")]
     for parts, name in (*fields, *((call, "arguments") for call in calls)):
         holders = [part for part in parts if name in part]
         whole = "".join(part[name] for part in holders)
-        if (clean := cut(whole)) != whole:
+        if (clean_whole := cut(whole)) != whole:
             for part in holders:
                 del part[name]
-            holders[0][name] = clean
+            holders[0][name] = clean_whole
+    line = {"request": request, **found_by, "model": model, "number": track.number}
+    line["deltas"] = [clean(delta, cut) for delta in deltas]
+    line |= {"failure": clean(track.failure, cut)} if track.failure else {}
+    line |= {"left": True} if track.left else {}
+    return json.dumps(line) + "\n"
 
 
 def _digest(key: str) -> str:
@@ -167,17 +172,6 @@ def _digest(key: str) -> str:
 def _reason(error: Exception) -> str:
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(text.split())
-
-
-def _track_from_json(written: bytes, number: int) -> tuple[str, Track]:
-    line = _fields("the line", json.loads(written), _LINE, ("request", "deltas"))
-    request = json.dumps(line["request"], sort_keys=True)
-    failure = line.get("failure")
-    if failure is not None:
-        _fields("failure", failure, _FAILURE, ("kind", "message"))
-    deltas = [_delta_from_json(delta) for delta in line["deltas"]]
-    track = Track(request, line.get("number", number), deltas, failure, line.get("left", False))
-    return line.get("sha256", request), track
 
 
 def _fields(what: str, value: object, kinds: _Kinds, needed: Iterable[str]) -> dict[str, Any]:
@@ -196,21 +190,20 @@ def _fields(what: str, value: object, kinds: _Kinds, needed: Iterable[str]) -> d
 
 
 def _delta_to_json(delta: Delta) -> dict[str, Any]:
+    pieces: list[dict[str, Any]] = []
+    for piece in delta.tool_calls:
+        texts = {"id": piece.id, "name": piece.name, "arguments": piece.arguments}
+        pieces.append({"index": piece.index, **{k: v for k, v in texts.items() if v}})
     fields = {
         "text": delta.text,
         "reasoning": delta.reasoning,
         "refusal": delta.refusal,
-        "tool_calls": [_piece_to_json(piece) for piece in delta.tool_calls],
+        "tool_calls": pieces,
         "usage": delta.usage and delta.usage.model_dump(exclude_defaults=True),
         "finish_reason": delta.finish_reason,
         "done": delta.done,
     }
     return {k: v for k, v in fields.items() if v or (k == "usage" and v is not None)}
-
-
-def _piece_to_json(piece: ToolCallDelta) -> dict[str, Any]:
-    fields = {"id": piece.id, "name": piece.name, "arguments": piece.arguments}
-    return {"index": piece.index} | {k: v for k, v in fields.items() if v}
 
 
 def _delta_from_json(value: object) -> tuple[float, Delta]:

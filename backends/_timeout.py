@@ -11,7 +11,7 @@ from typing import TypeAlias
 from ..commander.errors import BackendUnavailable
 from ..messages import Delta
 
-__all__ = ["Arrived", "Timeouts", "timed"]
+__all__ = ["Arrived", "Timeouts", "watch"]
 
 Arrived: TypeAlias = Delta | list[Delta]
 """One delta, or several that came together."""
@@ -85,7 +85,7 @@ class _Watch:
         self._task.cancel()
 
 
-async def timed(
+async def watch(
     source: AsyncGenerator[Arrived, None], timeouts: Timeouts
 ) -> AsyncGenerator[Arrived, None]:
     """Pass on what comes; raise `BackendUnavailable` when one is late. Closes `source`."""
@@ -116,10 +116,6 @@ async def timed(
             raise
     finally:
         watch.close()
-    raise _late(what, patience, timeouts.whole, whole=clock() >= end)
-
-
-def _late(what: str, patience: float, limit: float | None, whole: bool) -> BackendUnavailable:
-    if whole:
-        return BackendUnavailable(f"the reply was not whole within {limit:g} s")
-    return BackendUnavailable(f"no {what} within {patience:g} s")
+    if clock() >= end:
+        raise BackendUnavailable(f"the reply was not whole within {timeouts.whole:g} s")
+    raise BackendUnavailable(f"no {what} within {patience:g} s")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
 from importlib.util import find_spec
 from typing import Any, Self
 
 from ..commander.errors import MissingExtra
 from ..messages import Delta, Message, Request
-from ._model import ModelBackend
-from ._vllm_engine import Engine
+from ._engine import EngineBackend
+from ._vllm_engine import VLLMEngine
 from ._vllm_reply import answer, check_options
 
 __all__ = ["VLLMBackend"]
@@ -18,7 +17,7 @@ __all__ = ["VLLMBackend"]
 _QUIET = {"disable_log_stats": True, "use_tqdm_on_load": False}
 
 
-class VLLMBackend(ModelBackend):
+class VLLMBackend(EngineBackend[VLLMEngine]):
     """A language model in this process, on vLLM's engine.
 
     `model` is a folder or a name on the model hub. `engine` holds arguments of the engine, all
@@ -50,38 +49,24 @@ class VLLMBackend(ModelBackend):
         check_options(self.default_options)
         self._arguments = {**_QUIET, **(engine or {}), "model": model}
         self._chat_template = chat_template
-        self._engine: Engine | None = None
 
     async def __aenter__(self) -> Self:
-        await self._running().loaded()
+        await self.prepare()
         return self
 
-    async def aclose(self) -> None:
-        """Give the engine back; the last backend to do so shuts it down.
+    async def prepare(self) -> None:
+        await self._running().loaded()
 
-        A reply that is still being given there breaks off. The backend may be used again.
-        """
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            await engine.close()
-
-    def _running(self) -> Engine:
+    def _running(self) -> VLLMEngine:
         if self._engine is None or self._engine.dead:
-            self._engine = Engine.open(self._arguments)
+            self._engine = VLLMEngine.open(self._arguments)
         return self._engine
 
-    def _continued(self, request: Request, partial: Message) -> Request | None:
+    def continuation(self, request: Request, partial: Message) -> Request | None:
         said = Message(role="assistant", content=partial.content)
         options = {**request.options, "continue_final_message": True}
         return Request([*request.messages, said], request.tools, options)
 
-    async def _once(self, request: Request, reply: Any) -> AsyncGenerator[Delta, None]:
-        """Load the model first: the timeouts count from the sending."""
-        await self._running().loaded()
-        async with aclosing(super()._once(request, reply)) as deltas:
-            async for delta in deltas:
-                yield delta
-
-    def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
+    def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         defaults, template = self.default_options, self._chat_template
         return self._running().run(lambda loaded: answer(loaded, request, defaults, template))

@@ -1,4 +1,4 @@
-"""The vLLM engine: a thread and loop of its own, shared by all who ask for the same settings.
+"""The vLLM engine, in an event loop of its own.
 
 vLLM binds an engine to the loop that starts it. In a loop of its own it outlives the program's
 loops (a `run` after a `run`, `stream_sync`), is never held up by a job that blocks, and serves
@@ -10,17 +10,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib
-import json
 import os
 import signal
-import threading
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 from ..commander.errors import (
     AnabranchError,
@@ -30,9 +27,9 @@ from ..commander.errors import (
     ModelNotFound,
 )
 from ..messages import Delta
-from ._wire import PerLoop
+from ._engine import SharedEngine, Ticket
 
-__all__ = ["Engine", "Loaded", "Work", "vllm_module"]
+__all__ = ["Loaded", "VLLMEngine", "vllm_module"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +41,8 @@ class Loaded:
     chat_template: str
 
 
-Work = Callable[[Loaded], AsyncGenerator[Delta, None]]
-_Item = Delta | BaseException | None  # None: the end
+Work: TypeAlias = Callable[[Loaded], AsyncGenerator[Delta, None]]
+"""Runs in the engine's loop."""
 
 
 def vllm_module(name: str = "vllm") -> Any:
@@ -60,100 +57,24 @@ def vllm_module(name: str = "vllm") -> Any:
     return importlib.import_module(name)
 
 
-class _Mailbox:
-    """The way from the engine's thread to one loop.
-
-    A wake-up is sent only if none is under way, so that what the engine makes in one step for
-    many requests crosses together.
-    """
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._items: deque[tuple[_Ticket, _Item]] = deque()
-        self._waking = False
-
-    def put(self, ticket: _Ticket, item: _Item) -> None:
-        """Hand an item to the loop; called in the engine's thread. Raises if the loop is closed."""
-        self._items.append((ticket, item))
-        if not self._waking:
-            self._waking = True
-            self._loop.call_soon_threadsafe(self._deliver)
-
-    def _deliver(self) -> None:
-        # Before the items are read: one that is appended after this sends a wake-up of its own.
-        self._waking = False
-        while self._items:
-            ticket, item = self._items.popleft()
-            ticket.items.append(item)
-            ticket.over = not isinstance(item, Delta)
-            ticket.ready.set()
-
-
-class _Ticket:
-    """One request: what came for it and was not yet read, and the task that works on it."""
-
-    __slots__ = ("items", "over", "ready", "task")
-
-    def __init__(self) -> None:
-        self.items: deque[_Item] = deque()
-        self.ready = asyncio.Event()
-        self.over = False  # nothing more will come
-        self.task: asyncio.Task[None] | None = None  # of the engine's loop, touched only there
-
-    async def take(self) -> Delta | None:
-        """Wait for the next delta; None is the end. Raises the failure that ended it."""
-        while not self.items:
-            self.ready.clear()
-            await self.ready.wait()
-        item = self.items.popleft()
-        if isinstance(item, BaseException):
-            raise item
-        return item
-
-    async def ended(self) -> None:
-        """Wait until nothing more will come."""
-        while not self.over:
-            self.ready.clear()
-            await self.ready.wait()
-
-
-class Engine:
-    """A running vLLM engine. Get it with `Engine.open`, give it back with `close`.
+class VLLMEngine(SharedEngine[Mapping[str, Any], Work]):
+    """Loads the model as soon as it is opened, and works on all requests at once.
 
     `dead` says that it failed for good; whoever asks next is given a new one.
     """
 
-    _open: dict[str, Engine] = {}  # noqa: RUF012 - process-wide on purpose
-    _lock = threading.Lock()
+    thread_name: ClassVar = "anabranch-vllm"
 
-    def __init__(self, key: str, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, key: Hashable, arguments: Mapping[str, Any]) -> None:
+        super().__init__(key, arguments)
         self.dead = False
-        self._key = key
-        self._arguments = arguments
-        self._users = 0
-        self._mailboxes = PerLoop(_Mailbox)
+        self.model: Loaded | None = None  # while it is loaded
         self._loop = asyncio.new_event_loop()
-        self._stop = asyncio.Event()  # of the engine's loop
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._model: Loaded | None = None
         self._loaded: Future[None] = Future()
-        self._ended: Future[None] = Future()
-        for future in (self._loaded, self._ended):
-            future.set_running_or_notify_cancel()  # so that no waiter can cancel it for all
-        # A daemon: a program that ends without closing its backend does not wait for the engine.
-        self._thread = threading.Thread(target=self._serve, name="anabranch-vllm", daemon=True)
-        self._thread.start()
-
-    @classmethod
-    def open(cls, arguments: Mapping[str, Any]) -> Engine:
-        """Return the engine with these arguments, made now if there is none, with one user more."""
-        key = json.dumps(arguments, sort_keys=True, default=repr)
-        with cls._lock:
-            engine = cls._open.get(key)
-            if engine is None:
-                engine = cls._open[key] = cls(key, arguments)
-            engine._users += 1
-            return engine
+        self._loaded.set_running_or_notify_cancel()  # so that no waiter can cancel it for all
+        # Of the engine's loop, and touched only there.
+        self._stopping = asyncio.Event()
+        self._tasks: dict[Ticket[Work], asyncio.Task[None]] = {}
 
     async def loaded(self) -> None:
         """Wait until the model is loaded; cancelling stops the wait, not the loading.
@@ -162,126 +83,101 @@ class Engine:
         """
         await asyncio.wrap_future(self._loaded)
 
-    async def close(self) -> None:
-        """Give the engine back; the last user's call waits until it is shut down.
+    def begin(self, ticket: Ticket[Work]) -> None:
+        """Start a task for it."""
 
-        A reply that is still being given there breaks off. Loading cannot be interrupted: it is
-        waited for.
-        """
-        with self._lock:
-            self._users -= 1
-            if self._users:
-                return
-        self._retire()
-        await asyncio.wrap_future(self._ended)
-        self._thread.join()  # it has nothing left to do
+        def start() -> None:
+            self._tasks[ticket] = task = self._loop.create_task(self._answer(ticket))
+            task.add_done_callback(lambda _: self._tasks.pop(ticket))
 
-    async def run(self, work: Work) -> AsyncGenerator[Delta, None]:
-        """Do `work` in the engine's loop and yield what it makes.
+        self._call(start)
 
-        Closing the generator cancels the work and waits until it has ended. Raises
-        `BackendUnavailable` if the engine dies or is closed meanwhile.
-        """
-        ticket = _Ticket()
-        self._call(self._begin, ticket, self._mailboxes.get(), work)
-        try:
-            while (delta := await ticket.take()) is not None:
-                yield delta
-        finally:
-            if not ticket.over:
-                self._call(self._cancel, ticket)
-                await ticket.ended()
+    async def leave(self, ticket: Ticket[Work]) -> None:
+        """Cancel its task, which aborts the request in vLLM, and wait until that is done."""
 
-    def _call(self, fn: Callable[..., None], *arguments: Any) -> None:
-        try:
-            self._loop.call_soon_threadsafe(fn, *arguments)
-        except RuntimeError:  # its loop is closed
-            raise BackendUnavailable("the vLLM engine was closed") from None
+        def cancel() -> None:
+            if ticket in self._tasks:
+                self._tasks[ticket].cancel()
 
-    def _retire(self) -> None:
-        """Serve nobody new, and end."""
-        with self._lock:
-            if self._open.get(self._key) is self:
-                del self._open[self._key]
-        try:
-            self._loop.call_soon_threadsafe(self._stop.set)
-        except RuntimeError:
-            return  # it has ended already
+        self._call(cancel)
+        await ticket.ended()
 
-    # What follows runs in the engine's thread.
+    def stop(self) -> None:
+        """Break off every reply and shut vLLM down. Loading cannot be interrupted."""
+        self._call(self._stopping.set)
 
-    def _serve(self) -> None:
+    def _call(self, fn: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the engine has ended, and all tickets
+            self._loop.call_soon_threadsafe(fn)
+
+    def serve(self) -> None:
+        """Load the model and run the loop until `stop`."""
         try:
             asyncio.set_event_loop(self._loop)
-            self._loop.run_until_complete(self._live())
+            self._loop.run_until_complete(self._serve())
         finally:
             self._loop.close()
-            self._ended.set_result(None)
 
-    async def _live(self) -> None:
+    async def _serve(self) -> None:
         try:
-            self._model = model = _load(self._arguments)
+            self.model = model = _load(self.arguments)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the waiters get it
             self.dead = True
-            self._retire()
+            self.retire()
             self._loaded.set_exception(error)
             return
         self._loaded.set_result(None)
-        await self._stop.wait()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks)
+        await self._stopping.wait()
+        await _cancel(self._tasks.values())
         model.llm.shutdown()
         del model
-        self._model = None
+        self.model = None
         gc.collect()  # vLLM leaves cycles, which would be taken apart as the interpreter ends
-        await _cancel_all_others()
+        await _cancel(asyncio.all_tasks() - {asyncio.current_task()})
 
-    def _begin(self, ticket: _Ticket, mailbox: _Mailbox, work: Work) -> None:
-        ticket.task = asyncio.ensure_future(self._work(ticket, mailbox, work))
-        self._tasks.add(ticket.task)
-        ticket.task.add_done_callback(self._tasks.discard)
-
-    def _cancel(self, ticket: _Ticket) -> None:
-        assert ticket.task is not None
-        ticket.task.cancel()
-
-    async def _work(self, ticket: _Ticket, mailbox: _Mailbox, work: Work) -> None:
+    async def _answer(self, ticket: Ticket[Work]) -> None:
         end: BaseException | None = None
         try:
-            if self._stop.is_set() or self._model is None:
+            if self._stopping.is_set() or self.model is None:
                 raise asyncio.CancelledError
-            async with aclosing(work(self._model)) as deltas:
+            async with aclosing(ticket.work(self.model)) as deltas:
                 async for delta in deltas:
-                    mailbox.put(ticket, delta)
+                    ticket.put(delta)
+                    if ticket.left:
+                        break
         except asyncio.CancelledError:
             end = BackendUnavailable("the vLLM engine was closed while it answered")
+        except AnabranchError as error:
+            end = error
         except Exception as error:  # noqa: BLE001 - it is raised where the reply is read
-            end = self._failure(error)
-        try:
-            mailbox.put(ticket, end)
-        except RuntimeError:
-            return  # the reader's loop is closed: nobody can be waiting
+            if isinstance(error, vllm_module("vllm.v1.engine.exceptions").EngineDeadError):
+                self.dead = True
+                self.retire()
+                end = BackendUnavailable("the vLLM engine died; the next request starts a new one")
+            else:  # a chat template, a schema: these may raise anything
+                end = BackendError(f"vLLM failed: {type(error).__name__}: {error}")
+            end.__cause__ = error
+        ticket.put(end)
 
-    def _failure(self, error: Exception) -> Exception:
-        failure: BackendError
-        if isinstance(error, AnabranchError):
-            return error
-        if isinstance(error, vllm_module("vllm.v1.engine.exceptions").EngineDeadError):
-            self.dead = True
-            self._retire()
-            failure = BackendUnavailable("the vLLM engine died; the next request starts a new one")
-        else:  # a chat template, a schema: these may raise anything
-            failure = BackendError(f"vLLM failed: {type(error).__name__}: {error}")
-        failure.__cause__ = error
-        return failure
+
+async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    tasks = [*tasks]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _load(arguments: Mapping[str, Any]) -> Loaded:
     """Start the engine and wait for it."""
     vllm = vllm_module()
-    _check_arguments(vllm.AsyncEngineArgs, arguments)
-    _keep_interrupts_from_children()
+    if unknown := arguments.keys() - vllm.AsyncEngineArgs.__dataclass_fields__.keys():
+        raise ConfigurationError(f"vLLM has no engine argument {', '.join(sorted(unknown))}")
+    # Let Ctrl-C reach this process alone. A terminal sends it to the engine's processes as well,
+    # and they would end with it. They inherit this thread's mask; Python's own threads do not need
+    # the signal.
+    if hasattr(signal, "pthread_sigmask"):
+        resource_tracker.ensure_running()  # it would unblock the signal if it started later
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         args = vllm.AsyncEngineArgs(**arguments)
         make = vllm_module("vllm.v1.engine.async_llm").AsyncLLM.from_engine_args
@@ -299,26 +195,3 @@ def _load(arguments: Mapping[str, Any]) -> Loaded:
 def _loaded(llm: Any) -> Loaded:
     template = getattr(llm.get_tokenizer(), "chat_template", None)
     return Loaded(llm, llm.model_config.get_diff_sampling_param(), str(template or ""))
-
-
-def _check_arguments(made_of: Any, arguments: Mapping[str, Any]) -> None:
-    if unknown := arguments.keys() - made_of.__dataclass_fields__.keys():
-        raise ConfigurationError(f"vLLM has no engine argument {', '.join(sorted(unknown))}")
-
-
-def _keep_interrupts_from_children() -> None:
-    """Let Ctrl-C reach this process alone.
-
-    A terminal sends it to the engine's processes as well, and they would end with it. They
-    inherit this thread's mask; Python's own threads do not need the signal.
-    """
-    if hasattr(signal, "pthread_sigmask"):
-        resource_tracker.ensure_running()  # it would unblock the signal if it started later
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-
-
-async def _cancel_all_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)

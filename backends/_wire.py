@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, cast
 
 from pydantic import SecretStr
 from pydantic_core import from_json
 
 from ..commander.errors import AnabranchError, BackendError, BadResponse, ConfigurationError
 from ..messages import Delta, Message, Request, delta_from_chunk, request_body
-from ._address import has_user, secrets_of, server_address, shown
-from ._failure import LONGEST, told
+from ._address import has_user, hide_secrets, secrets_of, server_address
+from ._failure import LONGEST, describe
 from ._model import ModelBackend
 from ._secret import Redactor, as_secret, keep_from_logs
 from ._sse import EventReader
 
-__all__ = ["Connections", "PerLoop", "WireBackend"]
+__all__ = ["WireBackend"]
 
-_T = TypeVar("_T")
 _LONGEST_REPLY = 32 * LONGEST  # bytes of one stream: a million tokens, with all that is around them
 _NO_FIELDS = frozenset(
     {"default_headers", "default_query", "extra_body", "extra_headers", "extra_query", "headers"}
@@ -54,7 +52,7 @@ class WireBackend(ModelBackend):
         keep_from_logs(self._redactor)
 
     def __repr__(self) -> str:
-        where = self._redactor.text(shown(self.base_url))
+        where = self._redactor.text(hide_secrets(self.base_url))
         return f"{type(self).__name__}({self.model!r}, base_url={where!r})"
 
     @abstractmethod
@@ -68,7 +66,7 @@ class WireBackend(ModelBackend):
         """Return `text` with stars where the key stood, if that is more than a word."""
         return self._redactor.prose(text)
 
-    async def _leave_loop(self) -> None:
+    async def leave_loop(self) -> None:
         await self.aclose()
 
     def _body(self, request: Request) -> dict[str, Any]:
@@ -76,25 +74,28 @@ class WireBackend(ModelBackend):
         body.pop("extra", None)
         return body
 
-    def _extra(self, request: Request) -> dict[str, Any]:
-        default, own = self.default_options.get("extra"), request.options.get("extra")
-        return {**(default or {}), **(own or {})}
-
-    def _written(self, request: Request) -> dict[str, Any]:
-        """Return the body; raises `ConfigurationError` for what is no request, or has no JSON."""
+    def _write(self, request: Request) -> dict[str, Any]:
+        """Make the body; raises `ConfigurationError` for what is no request, or has no JSON."""
         _check_options(request.options)
         try:
-            return _sendable(self._body(request) | self._extra(request))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ConfigurationError(f"the request cannot be written: {told(error)}") from None
+            body = self._body(request)
+            for extra in self.default_options.get("extra"), request.options.get("extra"):
+                body |= extra or {}
+            text = json.dumps(body, allow_nan=False)
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ConfigurationError(f"the request cannot be written: {describe(error)}") from None
+        if "\\ud" not in text:
+            return body
+        # Lone surrogates are refused by servers, and the SDK cannot write them.
+        return json.loads(_SURROGATE.sub(lambda found: "\\ufffd" if found[1] else found[0], text))
 
-    def _continued(self, request: Request, partial: Message) -> Request | None:
+    def continuation(self, request: Request, partial: Message) -> Request | None:
         """Ask as vLLM and SGLang want it; llama.cpp and Ollama go on anyway."""
         go_on = {"continue_final_message": True, "add_generation_prompt": False}
         said = Message(role="assistant", content=partial.content)
         return Request([*request.messages, said], request.tools, {**request.options, **go_on})
 
-    async def _attempt(self, request: Request) -> AsyncGenerator[list[Delta], None]:
+    async def attempt(self, request: Request) -> AsyncGenerator[list[Delta], None]:
         """What comes in one piece is passed on in one: a wait for each delta would cost more.
 
         Whatever goes wrong in reading a reply is a `BadResponse`: a server may say anything.
@@ -102,28 +103,33 @@ class WireBackend(ModelBackend):
         failure: AnabranchError
         silent = whole = 0  # bytes since the last delta, and all of them
         try:
-            body = self._written(request)
+            body = self._write(request)
             async with aclosing(self._send(body)) as pieces:
                 reader = EventReader()
                 async for piece in pieces:
                     deltas, failed = _read(reader.feed(piece))
-                    size = len(piece)
-                    whole += size
-                    silent = 0 if deltas else silent + size
+                    whole += len(piece)
+                    silent = 0 if deltas else silent + len(piece)
                     if deltas:
                         yield deltas
                     if failed is not None:
                         raise failed
-                    if silent > LONGEST or whole > _LONGEST_REPLY:
-                        raise BadResponse(_too_long(silent, whole))
-            if (delta := _last_delta(reader.close())) is not None:
-                yield [delta]
+                    if silent > LONGEST:
+                        raise BadResponse(f"more than {LONGEST} bytes came without a delta")
+                    if whole > _LONGEST_REPLY:
+                        raise BadResponse(f"the reply is longer than {_LONGEST_REPLY} bytes")
+            # An event that the end of the stream cut off counts only if it is whole.
+            deltas, failed = _read([(reader.close() or b"").strip()])
+            if deltas:
+                yield deltas
+            if not (failed is None or isinstance(failed, BadResponse)):
+                raise failed
             return
         except AnabranchError as error:
             failure = error
         except Exception as error:  # noqa: BLE001 - nothing else may leave a backend
             failure = BadResponse(
-                f"the reply cannot be read: {type(error).__name__}: {told(error)}"
+                f"the reply cannot be read: {type(error).__name__}: {describe(error)}"
             )
         piece = b""  # some tracebacks show variables
         raise self._redactor.error(failure)
@@ -138,128 +144,28 @@ def _check_options(options: Iterable[str]) -> None:
         )
 
 
-def _sendable(body: dict[str, Any]) -> dict[str, Any]:
-    """Return `body` without lone surrogates, which servers refuse and the SDK cannot write."""
-    try:
-        text = json.dumps(body, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"the request cannot be written as JSON: {error}") from None
-    if "\\ud" not in text:
-        return body
-    return json.loads(_SURROGATE.sub(lambda found: "\\ufffd" if found[1] else found[0], text))
-
-
-def _too_long(silent: int, whole: int) -> str:
-    if silent > LONGEST:
-        return f"more than {LONGEST} bytes came without a delta"
-    return f"the reply is longer than {_LONGEST_REPLY} bytes"
-
-
 def _read(events: list[bytes]) -> tuple[list[Delta], BackendError | None]:
     """Return what the events say, up to the first that is a failure."""
     deltas: list[Delta] = []
     try:
         for event in events:
-            if (delta := _delta(event)) is not None:
-                deltas.append(delta)  # noqa: PERF401 - what comes before a failure is kept
+            if event == b"[DONE]":
+                deltas.append(Delta(done=True))
+                continue
+            try:
+                chunk: Any = from_json(event)
+            except ValueError:
+                if not event.strip():
+                    continue
+                try:  # takes what the fast reader does not: lone surrogates
+                    chunk = json.loads(event.decode("utf-8", "replace"))
+                except (ValueError, RecursionError):
+                    raise BadResponse(f"an event that is not JSON: {event[:200]!r}") from None
+            if not isinstance(chunk, dict):
+                raise BadResponse(f"an event that is not an object: {event[:200]!r}")
+            fields = cast("dict[str, Any]", chunk)
+            if (delta := delta_from_chunk(fields)) is not None:
+                deltas.append(delta)
     except BackendError as failure:
         return deltas, failure
     return deltas, None
-
-
-def _delta(event: bytes) -> Delta | None:
-    if event == b"[DONE]":
-        return Delta(done=True)
-    return delta_from_chunk(_chunk(event)) if event.strip() else None
-
-
-def _chunk(event: bytes) -> dict[str, Any]:
-    """Read one event. The slower reader takes what the fast one does not: lone surrogates."""
-    try:
-        chunk: Any = from_json(event)
-    except ValueError:
-        try:
-            chunk = json.loads(event.decode("utf-8", "replace"))
-        except (ValueError, RecursionError):
-            raise BadResponse(f"an event that is not JSON: {event[:200]!r}") from None
-    if not isinstance(chunk, dict):
-        raise BadResponse(f"an event that is not an object: {event[:200]!r}")
-    return chunk  # pyright: ignore[reportUnknownVariableType] - JSON
-
-
-def _last_delta(event: bytes | None) -> Delta | None:
-    """Read an event that the end of the stream cut off: counts only if it is whole."""
-    if not event:
-        return None
-    try:
-        return _delta(event.strip())
-    except BadResponse:
-        return None
-
-
-class Closable(Protocol):
-    """What has connections to close."""
-
-    async def close(self) -> None:
-        """Close them."""
-        ...
-
-
-_C = TypeVar("_C", bound=Closable)
-
-
-class Connections(Generic[_C]):
-    """A client for each event loop, opened at first use, closed by `close`.
-
-    A client that nobody closes is closed with its loop: each is held by an async generator, and
-    `asyncio.run` and our own `run` close these before the loop.
-    """
-
-    __slots__ = ("_kept",)
-
-    def __init__(self, open_client: Callable[[], _C]) -> None:
-        self._kept: PerLoop[AsyncGenerator[_C, None]] = PerLoop(lambda: _keep(open_client()))
-
-    async def get(self) -> _C:
-        """Return the running loop's client."""
-        return await anext(self._kept.get())
-
-    async def close(self) -> None:
-        """Close the running loop's client; the next request opens another."""
-        if kept := self._kept.pop():
-            await kept.aclose()
-
-
-async def _keep(client: _C) -> AsyncGenerator[_C, None]:
-    try:
-        while True:
-            yield client
-    finally:
-        await client.close()
-
-
-class PerLoop(Generic[_T]):
-    """One thing for each event loop, made at first use."""
-
-    __slots__ = ("_made", "_make")
-
-    def __init__(self, make: Callable[[], _T]) -> None:
-        self._make = make
-        self._made: dict[asyncio.AbstractEventLoop, _T] = {}
-
-    def get(self) -> _T:
-        """Return the running loop's own."""
-        loop = asyncio.get_running_loop()
-        made = self._made.get(loop)
-        if made is None:
-            self._forget_closed_loops()
-            made = self._made[loop] = self._make()
-        return made
-
-    def pop(self) -> _T | None:
-        """Forget the running loop's own and return it, None if there is none."""
-        return self._made.pop(asyncio.get_running_loop(), None)
-
-    def _forget_closed_loops(self) -> None:
-        for loop in [loop for loop in self._made if loop.is_closed()]:
-            del self._made[loop]

@@ -1,10 +1,14 @@
-"""Limits that many share: requests and tokens a minute, how many at once, and a budget."""
+"""Limits that many share: requests and tokens a minute, how many at once, and a budget.
+
+`Limits` has the rules; who goes first where many wait is in `_turn.py`. Other rooms take turns by
+`turn_in`, in the limits that `limits_of` a node gives, and bring limits of their own as `Turns`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Hashable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +17,7 @@ from typing import Any, Protocol
 from ..commander import Node, current_node
 from ..commander.errors import BudgetExceeded, ConfigurationError
 from ..messages import Usage
-from ._turn import Line, Turn
+from ._turn import Gate, Turn
 
 __all__ = ["Limits", "Price", "Turn", "Turns", "limits_of", "tree_limits", "turn_in"]
 
@@ -58,7 +62,7 @@ class Turns(Protocol):
         ...
 
 
-class Limits:
+class Limits(Gate):
     """Holds requests back until they may start; give one object to all that should share it.
 
     It goes to a backend, `connect(..., limits=Limits(...))`, or to a whole tree, whichever backends
@@ -91,15 +95,17 @@ class Limits:
         budget: float | None = None,
         prices: Mapping[str, Price] | None = None,
     ) -> None:
-        self.requests_per_minute = _positive("requests_per_minute", requests_per_minute)
-        self.tokens_per_minute = _positive("tokens_per_minute", tokens_per_minute)
-        self.concurrency = _positive("concurrency", concurrency)
+        super().__init__()
+        self.requests_per_minute = requests_per_minute
+        self.tokens_per_minute = tokens_per_minute
+        self.concurrency = concurrency
+        for name in "requests_per_minute", "tokens_per_minute", "concurrency":
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigurationError(f"{name}={value!r}: it must be at least 1")
         self.budget = budget
         self.prices = prices
         self.spent = 0.0
-        # Those that wait for a turn in these limits, in their lines; see `Turn`.
-        self._lines: dict[Hashable, Line] = {}
-        self._running: set[Turn] = set()
+        self._running: dict[Turn, Start | None] = {}
         self._recent: deque[Start] = deque()  # oldest first
         self._recent_tokens = 0
         self._held_until = 0.0  # a 429 said to wait until then
@@ -132,19 +138,15 @@ class Limits:
     # --- what a `Turn` asks and says, all of its limits in one moment
 
     @property
-    def _active(self) -> int:
-        return len(self._running)
-
-    @property
-    def _full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether nothing can start before something ends."""
-        return self.concurrency is not None and self._active >= self.concurrency
+        return self.concurrency is not None and len(self._running) >= self.concurrency
 
-    def _held(self, now: float) -> bool:
-        """Whether a 429 keeps everything from starting."""
+    def is_held(self, now: float) -> bool:
+        """Say whether a 429 keeps everything from starting."""
         return self._held_until > now
 
-    def _refusal(self, model: str) -> BudgetExceeded | None:
+    def refusal(self, model: str) -> BudgetExceeded | None:
         """Return why a request to `model` is refused, None if it is not."""
         if self.budget is None:
             return None
@@ -155,62 +157,52 @@ class Limits:
         unit = "tokens" if self.prices is None else "of the prices' money"
         return BudgetExceeded(f"{self.spent:g} of {self.budget:g} {unit} are spent")
 
-    def _opens(self, turn: Turn, now: float) -> float | None:
+    def opens(self, turn: Turn, now: float) -> float | None:
         """Return when `turn` may start: 0 is now, None is not before something ends."""
-        if self._full:
+        if self.is_full:
             return None
         while self._recent and self._recent[0].at + _MINUTE <= now:
             self._recent[0].old = True
             self._recent_tokens -= self._recent.popleft().tokens
-        until = max(self._held_until, self._rates_allow(turn.tokens))
+        most_requests, most_tokens = self.requests_per_minute, self.tokens_per_minute
+        requests, tokens = len(self._recent) + 1, self._recent_tokens + turn.tokens
+        until = self._held_until
+        for start in self._recent:
+            if (most_requests is None or requests <= most_requests) and (
+                most_tokens is None or tokens <= most_tokens
+            ):
+                break
+            until = max(self._held_until, start.at + _MINUTE)
+            requests, tokens = requests - 1, tokens - start.tokens
         return until if until > now else 0.0
 
-    def _start(self, turn: Turn, now: float) -> Start | None:
+    def start(self, turn: Turn, now: float) -> None:
         """Take note that `turn` has started."""
-        self._running.add(turn)
-        if self.requests_per_minute is None and self.tokens_per_minute is None:
-            return None
-        start = Start(now, turn.tokens)
-        self._recent.append(start)
-        self._recent_tokens += turn.tokens
-        return start
+        start = None
+        if self.requests_per_minute is not None or self.tokens_per_minute is not None:
+            start = Start(now, turn.tokens)
+            self._recent.append(start)
+            self._recent_tokens += turn.tokens
+        self._running[turn] = start
 
-    def _end(self, turn: Turn, start: Start | None) -> None:
+    def end(self, turn: Turn) -> None:
         """Take note that `turn` has ended, and of what it took."""
-        self._running.discard(turn)
+        start, took = self._running.pop(turn), turn.took
         if start is not None and not start.old:
-            tokens = max(0, turn.took.total_tokens)
+            tokens = max(0, took.total_tokens)
             self._recent_tokens += tokens - start.tokens
             start.tokens = tokens
-            if not turn._begun:
+            if not turn.was_sent:
                 self._recent.remove(start)
-        self.spent += max(0.0, self._cost(turn.model, turn.took))
-
-    def _forget_lost(self) -> None:
-        """End those whose event loop was closed while they ran."""
-        for turn in [turn for turn in self._running if turn._lost]:
-            turn.leave()
-
-    def _rates_allow(self, tokens: int) -> float:
-        """Return when the rates let so much start, 0 for now."""
-        when, requests, tokens = 0.0, len(self._recent) + 1, self._recent_tokens + tokens
-        for start in self._recent:
-            if not self._too_many(requests, tokens):
-                break
-            when = start.at + _MINUTE
-            requests, tokens = requests - 1, tokens - start.tokens
-        return when
-
-    def _too_many(self, requests: int, tokens: int) -> bool:
-        return (self.requests_per_minute is not None and requests > self.requests_per_minute) or (
-            self.tokens_per_minute is not None and tokens > self.tokens_per_minute
-        )
-
-    def _cost(self, model: str, usage: Usage) -> float:
         if self.prices is None:
-            return usage.total_tokens
-        price = self.prices.get(model)
-        return 0.0 if price is None else price.of(usage)
+            self.spent += max(0, took.total_tokens)
+        elif (price := self.prices.get(turn.model)) is not None:
+            self.spent += max(0.0, price.of(took))
+
+    def end_lost(self) -> None:
+        """Let those leave whose event loop was closed while they ran."""
+        for turn in [turn for turn in self._running if turn.is_lost]:
+            turn.leave()
 
 
 @asynccontextmanager
@@ -246,20 +238,14 @@ async def turn_in(
                         yield turn
                         return
                 finally:
-                    if turn._begun:
+                    if turn.was_sent:
                         turn.leave()  # before anybody elsewhere starts instead: it is paid for
                     for each in given:
                         each.usage = turn.took
-                        if not turn._begun:
+                        if not turn.was_sent:
                             each.unsend()
     finally:
         turn.leave()
-
-
-def _positive(name: str, value: int | None) -> int | None:
-    if value is not None and value < 1:
-        raise ConfigurationError(f"{name}={value!r}: it must be at least 1")
-    return value
 
 
 def limits_of(node: Node[Any]) -> list[Turns]:

@@ -30,7 +30,7 @@ sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file_
 
 from anabranch.backends import _vllm, _vllm_engine  # noqa: E402 - see above
 from anabranch.backends._vllm import VLLMBackend  # noqa: E402
-from anabranch.backends._vllm_engine import Engine, Loaded  # noqa: E402
+from anabranch.backends._vllm_engine import Loaded, VLLMEngine  # noqa: E402
 from anabranch.messages import Delta, Message, Request  # noqa: E402
 
 TOKENS = 200  # of a reply with --pipe
@@ -76,10 +76,10 @@ async def speed(reply: Callable[[], Awaitable[int]], concurrent: int) -> float:
     return sum(counts) / (time.perf_counter() - start)
 
 
-async def compare(backend: VLLMBackend, engine: Engine, concurrent: int, args: Any) -> str:
+async def compare(backend: VLLMBackend, engine: VLLMEngine, concurrent: int, args: Any) -> str:
     """Run both sides in turn, the order changing; the ratio is the median of the rounds'."""
-    assert engine._model is not None
-    llm = engine._model.llm
+    assert engine.model is not None
+    llm = engine.model.llm
 
     async def theirs() -> float:
         work = speed(lambda: direct(llm, args.tokens), concurrent)

@@ -11,9 +11,8 @@ from contextlib import suppress
 from inspect import signature
 from typing import Any, ClassVar
 
-from ..agents import AgentMessage, Answer, Directory, Participant, current_scope
-from ..agents._chat import in_tree
-from ..agents._scope import listened_to
+from ..agents import AgentMessage, Answer, Directory, Participant
+from ..agents.remote import audible_scope, current_scope, run_in_tree
 from ..backends.limits import limits_of
 from ..commander import Node, WorkerLost
 from ..commander.remote import send
@@ -63,7 +62,7 @@ class RemoteAgent(ActorHandle):
 
         What is returned is a copy. Raises what the method raises.
         """
-        return await in_tree(AgentCallNode(self, name, args, kwargs))
+        return await run_in_tree(AgentCallNode(self, name, args, kwargs))
 
     async def answer_request(self, request: CallerRequest) -> Any:
         """Answer what the agent asks of this process."""
@@ -139,7 +138,7 @@ class RemoteAgentCall(RemoteNode):
         return self.end(node, outcome)
 
     async def _read(self, node: Node[Any], call: RemoteCall | None) -> Outcome:
-        context, listened = self.context(node, call), listened_to() is not None
+        context, listened = self.context(node, call), audible_scope() is not None
         request = AgentCall(self._method, self._arguments, context, listened)
         async with StreamReader(self._agent, pack(request, "the call")) as reader:
             while (items := await reader.take()) is not None:
@@ -176,7 +175,7 @@ class RemoteAgentCall(RemoteNode):
 
 
 def _tell_listeners(part: AgentMessage) -> None:
-    if (scope := listened_to()) is not None:
+    if (scope := audible_scope()) is not None:
         scope.tell(part)
 
 

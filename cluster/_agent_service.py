@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from inspect import isawaitable, signature
 from typing import Any
 
-from ..agents import AgentMessage, Answer, ConversableAgent, Directory, Participant, UnknownAgent
-from ..agents._group import Group
-from ..agents._scope import Scope, continued
+from ..agents import AgentMessage, Answer, ConversableAgent, Directory, Participant
+from ..agents.conversation import Group
+from ..agents.errors import UnknownAgent
+from ..agents.remote import Scope, continue_scope
 from ..commander import Node
 from ._payload import unpack
 from ._protocol import AgentCall, CallerRequest, MessagePart
@@ -67,7 +68,7 @@ class AgentService:
         conversation: AbstractContextManager[Scope | None] = nullcontext()
         if call.context.messages is not None:
             listener = MessageSender(writer) if call.listened else None
-            conversation = continued(*call.context.messages, listener)
+            conversation = continue_scope(*call.context.messages, listener)
         with conversation as scope:
             quota = MessageQuota(scope)
             CALLER.set(Caller(writer, quota))  # in this stream's own task

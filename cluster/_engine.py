@@ -129,7 +129,7 @@ class RayBackend(ModelBackend):
         await self._engine.locate()
         return self
 
-    async def _attempt(self, request: Request) -> AsyncGenerator[list[Delta], None]:
+    async def attempt(self, request: Request) -> AsyncGenerator[list[Delta], None]:
         # With this backend's options, and of the tools only what models see.
         tools = [_Schema(tool.name, tool.description, tool.parameters) for tool in request.tools]
         options = {**self.default_options, **request.options}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..agents import current_scope
+from ..agents.remote import current_scope
 from ..commander import Node, NodeSnapshot, NodeState, charge
 from ..commander.remote import (
     DONE,

@@ -20,7 +20,7 @@ from functools import cache
 from types import FrameType
 from typing import Any
 
-from ..agents._scope import Scope, continued
+from ..agents.remote import Scope, continue_scope
 from ._payload import load, unpack_job
 from ._protocol import Delivery, Outcome, TaskResult, TaskSpec
 from ._ray import import_ray
@@ -190,7 +190,7 @@ class TaskTree:
             if self._spec.context.messages is None:
                 outcome = await self._drive()
             else:  # it goes on with the conversation in which it was put
-                with continued(*self._spec.context.messages, None) as self._scope:
+                with continue_scope(*self._spec.context.messages, None) as self._scope:
                     outcome = await self._drive()
         except BaseException as error:  # noqa: BLE001 - nobody else is there to report it
             outcome = failure_outcome(error)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from ..messages import ToolCall
+from ..messages.text import overlap
 
 __all__ = ["Body", "CollectedBody", "Format", "Output", "Stepwise", "Until", "write_whole"]
 
@@ -98,7 +99,7 @@ class Format:
 
     def body(self, output: Output) -> Body:
         """Make the reader of one body; override it to read calls while they arrive."""
-        return CollectedBody(output, self) if self.branch is None else _Passed(output, self)
+        return CollectedBody(output, self) if self.branch is None else _PassedBody(output, self)
 
     def write(self, call: ToolCall) -> str:
         """Write a call as the model does."""
@@ -120,7 +121,7 @@ class Until:
         if found := self._pattern.search(text):
             self._held = ""
             return text[: found.start()], found[0], text[found.end() :]
-        end = len(text) - max((_overlap(text, mark) for mark in self._marks), default=0)
+        end = len(text) - max((overlap(text, mark) for mark in self._marks), default=0)
         self._held = text[end:]
         return text[:end], "", ""
 
@@ -132,14 +133,6 @@ class Until:
         """Return what was held back because it might have begun a mark."""
         held, self._held = self._held, ""
         return held
-
-
-def _overlap(text: str, marker: str) -> int:
-    """Return how many characters at the end of `text` may begin `marker`."""
-    for size in range(min(len(marker) - 1, len(text)), 0, -1):
-        if text.endswith(marker[:size]):
-            return size
-    return 0
 
 
 def write_whole(output: Output, name: str | None, arguments: str | dict[str, Any]) -> None:
@@ -187,7 +180,7 @@ class CollectedBody(Body):
             write_whole(self._output, name, arguments)
 
 
-class _Passed(Body):
+class _PassedBody(Body):
     """Passes the body on to a branch as it arrives."""
 
     def __init__(self, output: Output, format: Format) -> None:  # noqa: A002 - what it is

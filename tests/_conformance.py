@@ -346,7 +346,7 @@ class OpenAISubject(HttpSubject):
 
 
 def pass_time_after_the_first_delta(backend: Any) -> None:
-    attempt = backend._attempt
+    attempt = backend.attempt
 
     async def late(request: Request) -> AsyncGenerator[Delta, None]:
         async with aclosing(attempt(request)) as deltas:
@@ -354,7 +354,7 @@ def pass_time_after_the_first_delta(backend: Any) -> None:
                 yield delta
                 let_pass(_WHOLE)
 
-    backend._attempt = late
+    backend.attempt = late
 
 
 class CassetteSubject(HttpSubject):

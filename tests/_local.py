@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from anabranch.backends._local_engine import Engine
+from anabranch.backends._local_engine import LocalEngine, Work
 from anabranch.backends._local_model import Model, Source
 from anabranch.messages import Delta, Message, Request
 
@@ -23,9 +23,9 @@ class Tool:
 
 
 @contextmanager
-def kept_open() -> Generator[Engine]:
+def kept_open() -> Generator[LocalEngine]:
     """Keep the model from being freed when a test closes its backend."""
-    engine = Engine.open(Source.parse(None, None))
+    engine = LocalEngine.open(Source.parse(None, None))
     yield engine
     asyncio.run(engine.close())
 
@@ -55,7 +55,7 @@ class Drawn:
 
 
 @asynccontextmanager
-async def counting(engine: Engine) -> AsyncIterator[Drawn]:
+async def counting(engine: LocalEngine) -> AsyncIterator[Drawn]:
     """Count what is drawn from the model of `engine`."""
     models: list[Any] = []
     await _served(engine, models.append)
@@ -67,17 +67,17 @@ async def counting(engine: Engine) -> AsyncIterator[Drawn]:
         model._runner = drawn.runner
 
 
-async def idle(engine: Engine) -> None:
+async def idle(engine: LocalEngine) -> None:
     """Return once the owner thread has come back for work and has done none."""
     await _served(engine, lambda _: None)
 
 
-async def _served(engine: Engine, see: Callable[[Model], None]) -> None:
-    def work(model: Model) -> Generator[Delta | None, None, None]:
+async def _served(engine: LocalEngine, see: Callable[[Model], None]) -> None:
+    def answer(model: Model) -> Generator[Delta | None, None, None]:
         see(model)
         yield None
 
-    async with aclosing(engine.run(work, lambda _: None)) as deltas:
+    async with aclosing(engine.run(Work(answer, lambda _: None))) as deltas:
         assert [delta async for delta in deltas] == []
 
 

@@ -12,7 +12,7 @@ from _conformance import HELLO
 
 from anabranch.backends import Backend
 from anabranch.backends._vllm import VLLMBackend
-from anabranch.backends._vllm_engine import Engine
+from anabranch.backends._vllm_engine import VLLMEngine
 from anabranch.messages import Delta, Message, Request
 
 __all__ = [
@@ -41,7 +41,7 @@ ARGUMENTS = {
 }
 LONG = {"ignore_eos": True}  # a reply that lasts long enough to be broken off
 
-_kept: Engine | None = None
+_kept: VLLMEngine | None = None
 
 
 def vllm(**settings: Any) -> VLLMBackend:
@@ -50,11 +50,11 @@ def vllm(**settings: Any) -> VLLMBackend:
     return VLLMBackend(**settings)
 
 
-async def keep_engine() -> Engine:
+async def keep_engine() -> VLLMEngine:
     """Return the shared engine, loaded; it is kept from closing with the test, unless it died."""
     global _kept
     if _kept is None or _kept.dead:
-        _kept = Engine.open(vllm()._arguments)
+        _kept = VLLMEngine.open(vllm()._arguments)
     await _kept.loaded()
     return _kept
 
@@ -67,10 +67,10 @@ async def close_engine() -> None:
         await engine.close()
 
 
-def running(engine: Engine) -> Any:
+def running(engine: VLLMEngine) -> Any:
     """Return the AsyncLLM of an engine that is loaded."""
-    assert engine._model is not None
-    return engine._model.llm
+    assert engine.model is not None
+    return engine.model.llm
 
 
 def processes(llm: Any) -> Any:
@@ -124,7 +124,7 @@ class Ordered(VLLMBackend):
     kills the engine in the middle of the reply, "long" answers a question that is too long.
     """
 
-    async def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
+    async def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         options = {**request.options}
         order = options.pop("order", None)
         messages = [_TOO_LONG] if order == "long" else request.messages
@@ -135,7 +135,7 @@ class Ordered(VLLMBackend):
             return
         with Killer(llm) if order == "drop" else nullcontext():
             asked = Request(messages, request.tools, options)
-            async with aclosing(super()._attempt(asked)) as deltas:
+            async with aclosing(super().attempt(asked)) as deltas:
                 async for delta in deltas:
                     yield delta
 

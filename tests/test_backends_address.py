@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.backends import Retries, connect
-from anabranch.backends._address import secrets_of, server_address, shown
+from anabranch.backends._address import hide_secrets, secrets_of, server_address
 from anabranch.commander import BackendError, ConfigurationError
 
 _PLAIN = "http https HTTP ftp : // / @ [ ] ::1 127.0.0.1 h .. . ? # % %zz \\ u:p@ v1 a=b & * ~"
@@ -78,7 +78,7 @@ def test_an_address_may_hold_what_addresses_hold() -> None:
     ):
         assert server_address(f" {address} ") == address
     assert server_address("HTTP://Host/v1/") == "http://Host/v1"
-    assert shown("https://u:p@h:1/a@b?c=d#e") == "https://h:1/a@b"
+    assert hide_secrets("https://u:p@h:1/a@b?c=d#e") == "https://h:1/a@b"
 
 
 def test_the_secrets_of_an_address_are_all_that_names_no_place() -> None:

@@ -31,7 +31,7 @@ class Slow(ModelBackend):
 
     count = 0
 
-    async def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
+    async def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         self.count += 1
         for said in "a", "b":
             await virtual_seconds(1)
@@ -163,7 +163,7 @@ async def test_requests_that_are_alike_are_played_in_the_order_they_were_asked(
     file = tmp_path / "a.jsonl"
 
     class Shrinking(Slow):
-        async def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
+        async def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
             self.count += 1
             yield Delta(f"{self.count}")
             await virtual_seconds(10 - self.count)

@@ -126,7 +126,7 @@ def test_a_provider_is_asked_to_go_on_as_it_wants_it(
     assert isinstance(backend, OpenAIBackend)
     request = Request([Message(role="user", content="Tell me.")])
 
-    asked = backend._continued(request, Message(role="assistant", content="Once "))
+    asked = backend.continuation(request, Message(role="assistant", content="Once "))
 
     assert (asked and backend._body(asked)["messages"][-1]) == said
     assert asked is None or not {"continue_final_message", "add_generation_prompt"} & set(

@@ -14,7 +14,7 @@ from _local import Tool, ask, counting, idle
 
 from anabranch.backends import connect
 from anabranch.backends._local import LocalBackend
-from anabranch.backends._local_engine import Engine
+from anabranch.backends._local_engine import LocalEngine
 from anabranch.commander import (
     BackendUnavailable,
     ConfigurationError,
@@ -195,7 +195,7 @@ async def test_a_conversation_that_does_not_fit_is_an_error_that_says_so() -> No
 # --- stopping and turns
 
 
-async def test_leaving_a_stream_stops_the_model(small_model: Engine) -> None:
+async def test_leaving_a_stream_stops_the_model(small_model: LocalEngine) -> None:
     """What it was making is dropped, nothing more is drawn, and its thread waits for work."""
     async with (
         asyncio.timeout(PATIENCE),
@@ -213,7 +213,7 @@ async def test_leaving_a_stream_stops_the_model(small_model: Engine) -> None:
         assert drawn.chunks == made
 
 
-async def test_a_cancelled_reader_stops_the_model(small_model: Engine) -> None:
+async def test_a_cancelled_reader_stops_the_model(small_model: LocalEngine) -> None:
     """As one that leaves; and the next is served."""
     async with (
         asyncio.timeout(PATIENCE),
@@ -241,7 +241,7 @@ async def test_a_cancelled_reader_stops_the_model(small_model: Engine) -> None:
 
 
 async def test_requests_made_together_are_served_in_order_and_do_not_mix(
-    small_model: Engine,
+    small_model: LocalEngine,
 ) -> None:
     """One at a time, each with the answer that it gets alone."""
     ended: list[int] = []

@@ -14,7 +14,7 @@ from _local import Tool, ask
 
 from anabranch.backends._local import LocalBackend
 from anabranch.backends._local_choice import _headings
-from anabranch.backends._local_tools import _bounded, _fill_in
+from anabranch.backends._local_reply import _bounded, _fill_in
 
 QUESTIONS = json.loads((Path(__file__).parent / "data" / "tool_choice.json").read_text("utf-8"))
 # Another processor adds up in another order: a question or two may fall on the other side.

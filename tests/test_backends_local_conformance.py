@@ -10,7 +10,7 @@ from _conformance import Subject, cases, show
 
 from anabranch.backends import Backend
 from anabranch.backends._local import LocalBackend
-from anabranch.backends._local_tools import Manner
+from anabranch.backends._local_reply import Manner
 
 pytestmark = pytest.mark.usefixtures("small_model")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,20 @@ from typing import Any
 import pytest
 from _until import settled
 
-from anabranch.backends._local_engine import Engine, Work
+from anabranch.backends._local_engine import LocalEngine, Work
 from anabranch.backends._local_model import Source
 from anabranch.commander import BackendError
 from anabranch.messages import Delta
 
 Steps = Generator[Delta | None, None, None]
+Answer = Callable[[Any], Steps]
 
 
 @asynccontextmanager
-async def an_engine(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Engine, None]:
+async def an_engine(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[LocalEngine, None]:
     """Open an engine whose model is nothing: its work makes the deltas itself."""
     monkeypatch.setattr("anabranch.backends._local_engine.Model", lambda *_: object())
-    engine = Engine.open(Source("nowhere", "none.gguf"))
+    engine = LocalEngine.open(Source("nowhere", "none.gguf"))
     try:
         async with asyncio.timeout(30):
             yield engine
@@ -32,16 +33,16 @@ async def an_engine(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Engine, N
         await engine.close()
 
 
-def run(engine: Engine, work: Work) -> AsyncGenerator[Delta, None]:
-    return engine.run(work, lambda _: None)
+def run(engine: LocalEngine, answer: Answer) -> AsyncGenerator[Delta, None]:
+    return engine.run(Work(answer, lambda _: None))
 
 
-async def texts(engine: Engine, work: Work) -> list[str]:
-    async with aclosing(run(engine, work)) as deltas:
+async def texts(engine: LocalEngine, answer: Answer) -> list[str]:
+    async with aclosing(run(engine, answer)) as deltas:
         return [delta.text async for delta in deltas]
 
 
-def saying(*words: str) -> Work:
+def saying(*words: str) -> Answer:
     def work(_: Any) -> Steps:
         for word in words:
             yield Delta(text=word)
@@ -62,7 +63,7 @@ async def test_requests_are_served_first_come_first_served(
     """One at a time."""
     order: list[str] = []
 
-    def noting(name: str) -> Work:
+    def noting(name: str) -> Answer:
         def work(_: Any) -> Steps:
             order.append(f"{name} begins")
             yield Delta(text=name)
@@ -191,7 +192,7 @@ async def test_one_source_has_one_engine_and_the_last_to_close_ends_its_thread(
 ) -> None:
     """Others keep it."""
     async with an_engine(monkeypatch) as engine:
-        again = Engine.open(Source("nowhere", "none.gguf"))
+        again = LocalEngine.open(Source("nowhere", "none.gguf"))
         assert again is engine
         await again.close()
         assert await texts(engine, saying("still here")) == ["still here"]
@@ -203,7 +204,7 @@ def test_an_engine_serves_one_loop_after_another(
 ) -> None:
     """A loop that ended in the midst of a reply does not stop the thread."""
     monkeypatch.setattr("anabranch.backends._local_engine.Model", lambda *_: object())
-    engine = Engine.open(Source(str(tmp_path), "none.gguf"))
+    engine = LocalEngine.open(Source(str(tmp_path), "none.gguf"))
     assert asyncio.run(texts(engine, saying("one"))) == ["one"]
     assert asyncio.run(texts(engine, saying("two"))) == ["two"]
     asyncio.run(engine.close())

@@ -33,7 +33,7 @@ class Scripted(ModelBackend):
         self.times: list[float] = []
         self.requests: list[Request] = []
 
-    async def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
+    async def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         self.times.append(asyncio.get_running_loop().time())
         self.requests.append(request)
         steps = self.attempts.pop(0) if len(self.attempts) > 1 else self.attempts[0]
@@ -45,7 +45,7 @@ class Scripted(ModelBackend):
             else:
                 yield step
 
-    def _continued(self, request: Request, partial: Message) -> Request | None:
+    def continuation(self, request: Request, partial: Message) -> Request | None:
         return Request([*request.messages, partial], options={"go_on": True})
 
 

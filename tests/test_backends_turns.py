@@ -152,16 +152,16 @@ class World:
             self.over[limits] -= 1
             assert self.over[limits] >= 0
         elif limits.budget is not None and self.spent[limits] >= limits.budget:
-            self.over[limits] = limits._active - 1
+            self.over[limits] = len(limits._running) - 1
 
     def check(self) -> None:
         for each in self.limits:
-            assert 0 <= self.running[each] <= each._active
-            assert each._active <= (each.concurrency or each._active)
+            assert 0 <= self.running[each] <= len(each._running)
+            assert len(each._running) <= (each.concurrency or len(each._running))
 
     def check_end(self, asks: list[Ask]) -> None:
         for each in self.limits:
-            assert (each._active, each._lines, each.spent) == (0, {}, self.spent[each])
+            assert (len(each._running), each.lines, each.spent) == (0, {}, self.spent[each])
             assert each._recent_tokens == sum(start.tokens for start in each._recent)
         for needs in {frozenset(ask.needs) for ask in asks}:
             same = [
@@ -315,7 +315,7 @@ async def test_a_start_that_was_cancelled_at_once_does_not_count_for_the_rate() 
     async with limits.request("m"):
         cancelled = Place(limits, tokens=100)
         await settled()
-    assert limits._active == 1  # it has started, but has not gone on yet
+    assert len(limits._running) == 1  # it has started, but has not gone on yet
     cancelled.task.cancel()
     await Place(limits, tokens=100).end()
 
@@ -355,7 +355,7 @@ async def test_a_refusal_and_a_cancel_in_one_turn_leave_nothing(hops: int) -> No
     await asyncio.wait(waiting)
     await holding[1].end()
 
-    assert (limits._active, limits._lines) == (0, {})
+    assert (len(limits._running), limits.lines) == (0, {})
     assert all(task.cancelled() or task.exception() for task in waiting)
 
 
@@ -379,14 +379,14 @@ def test_a_second_loop_finds_no_trace_of_the_first() -> None:
     left = [torn.run_until_complete(_started(limits, torn)) for _ in range(2)]
     torn.close()
     asyncio.run(one())
-    assert limits._lines == {}
+    assert limits.lines == {}
 
     torn = asyncio.new_event_loop()
     torn.call_soon(limits.slow_down, 0.01)
     left += [torn.run_until_complete(_started(limits, torn)) for _ in range(2)]
     torn.close()
     asyncio.run(one())
-    assert (limits._active, limits._lines) == (0, {})
+    assert (len(limits._running), limits.lines) == (0, {})
     for task in left:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
 
@@ -425,4 +425,4 @@ def test_loops_of_several_threads_share_limits() -> None:
     asyncio.run(run())
     assert max(most) <= 2
     assert len(most) == 800
-    assert (limits._active, limits._lines) == (0, {})
+    assert (len(limits._running), limits.lines) == (0, {})

@@ -23,7 +23,7 @@ class Paid(ModelBackend):
 
     opened = 0
 
-    async def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
+    async def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         self.opened += 1
         try:
             await virtual_seconds(1)
@@ -151,7 +151,7 @@ async def test_a_429_slows_its_backend_and_no_other_of_the_tree() -> None:
     """Another server has not complained."""
 
     class Refused(Paid):
-        async def _attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
+        async def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
             raise RateLimited("slowly", retry_after=20)
             yield Delta()
 

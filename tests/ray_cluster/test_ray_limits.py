@@ -148,4 +148,4 @@ async def test_who_gives_the_turns_may_be_lost_and_comes_again(nodes: Any) -> No
 
 async def waiting(limits: Any, count: int) -> None:
     """Wait until so many requests wait for their turn, here and elsewhere."""
-    await until(lambda: sum(map(len, limits._lines.values())) == count)
+    await until(lambda: sum(map(len, limits.lines.values())) == count)

@@ -10,11 +10,11 @@ import pytest
 from _suite import skip_suite, tell_skipped
 from _vllm import MODEL, close_engine, keep_engine
 
-from anabranch.backends._vllm_engine import Engine
+from anabranch.backends._vllm_engine import VLLMEngine
 
 
 @pytest.fixture
-async def engine() -> Engine:
+async def engine() -> VLLMEngine:
     """The shared engine, loaded."""
     async with asyncio.timeout(600):
         return await keep_engine()

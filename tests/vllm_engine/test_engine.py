@@ -14,7 +14,7 @@ from _vllm import close_engine, keep_engine, kill, processes, vllm
 
 from anabranch import Commander, Conversation, tool
 from anabranch.backends import Retries
-from anabranch.backends._vllm_engine import Engine
+from anabranch.backends._vllm_engine import VLLMEngine
 from anabranch.commander import ConfigurationError
 from anabranch.handlers import View
 from anabranch.jobs import ChatJob
@@ -30,9 +30,9 @@ FRANCE = ask("What is the capital of France?", max_tokens=20)
 LONG = ask("Count.", max_tokens=900, ignore_eos=True)
 
 
-def _llm(engine: Engine) -> Any:
-    assert engine._model is not None
-    return engine._model.llm
+def _llm(engine: VLLMEngine) -> Any:
+    assert engine.model is not None
+    return engine.model.llm
 
 
 class Steps:
@@ -62,7 +62,7 @@ class Steps:
 
 
 @contextmanager
-def _recorded(engine: Engine) -> Iterator[Steps]:
+def _recorded(engine: VLLMEngine) -> Iterator[Steps]:
     logger = _llm(engine)._logger_ref
     before, logger[0] = logger[0], Steps()
     try:
@@ -84,7 +84,7 @@ async def test_loading_writes_nothing_to_the_standard_output(
     assert capfd.readouterr().out == ""
 
 
-async def test_an_abandoned_reply_leaves_the_scheduler_within_one_step(engine: Engine) -> None:
+async def test_an_abandoned_reply_leaves_the_scheduler_within_one_step(engine: VLLMEngine) -> None:
     """Of two replies one is closed: the engine's next step but the one under way runs one."""
     backend = vllm()
     async with asyncio.timeout(120), backend, aclosing(backend.stream(LONG)) as stays:
@@ -99,7 +99,7 @@ async def test_an_abandoned_reply_leaves_the_scheduler_within_one_step(engine: E
     assert steps.running[at_close:].count(2) <= 1
 
 
-async def test_cancelling_a_task_aborts_its_request(engine: Engine) -> None:
+async def test_cancelling_a_task_aborts_its_request(engine: VLLMEngine) -> None:
     """And the task ends only when the engine knows."""
     backend = vllm()
     async with asyncio.timeout(120), backend:
@@ -113,7 +113,7 @@ async def test_cancelling_a_task_aborts_its_request(engine: Engine) -> None:
         assert _llm(engine).get_num_unfinished_requests() == 0
 
 
-async def test_backends_with_the_same_settings_share_an_engine(engine: Engine) -> None:
+async def test_backends_with_the_same_settings_share_an_engine(engine: VLLMEngine) -> None:
     """Whatever their options; closing one leaves it to the others."""
     first, second = vllm(), vllm(temperature=0.7, max_tokens=5)
     async with asyncio.timeout(120), second:
@@ -123,7 +123,7 @@ async def test_backends_with_the_same_settings_share_an_engine(engine: Engine) -
         assert (await second.complete(FRANCE)).content
 
 
-async def test_one_engine_serves_code_of_any_loop_or_none(engine: Engine) -> None:
+async def test_one_engine_serves_code_of_any_loop_or_none(engine: VLLMEngine) -> None:
     """A loop in another thread, and a thread without one, while this loop reads too."""
     backend = vllm()
 
@@ -143,7 +143,7 @@ async def test_one_engine_serves_code_of_any_loop_or_none(engine: Engine) -> Non
     assert here.content == there.content == text
 
 
-async def test_an_interrupt_of_the_terminal_does_not_reach_the_engine(engine: Engine) -> None:
+async def test_an_interrupt_of_the_terminal_does_not_reach_the_engine(engine: VLLMEngine) -> None:
     """Ctrl-C goes to every process of a terminal's group; it may stop a reply, not the engine."""
     async with asyncio.timeout(120), vllm() as backend:
         for process in processes(_llm(engine)):
@@ -153,7 +153,7 @@ async def test_an_interrupt_of_the_terminal_does_not_reach_the_engine(engine: En
         assert not engine.dead
 
 
-async def test_the_options_of_a_request_reach_the_engine(engine: Engine) -> None:
+async def test_the_options_of_a_request_reach_the_engine(engine: VLLMEngine) -> None:
     """A seed repeats a reply that chance makes; a stop word ends it; top_k leaves no chance."""
     backend = vllm(temperature=1.0, max_tokens=12)
     async with asyncio.timeout(120), backend:
@@ -169,7 +169,7 @@ async def test_the_options_of_a_request_reach_the_engine(engine: Engine) -> None
         assert word not in await said(top_k=1, stop=word)
 
 
-async def test_the_arguments_of_the_engine_reach_it(engine: Engine) -> None:
+async def test_the_arguments_of_the_engine_reach_it(engine: VLLMEngine) -> None:
     """They are its own: what is said here of its length holds for its parallelism as well."""
     config = _llm(engine).vllm_config
 
@@ -178,7 +178,7 @@ async def test_the_arguments_of_the_engine_reach_it(engine: Engine) -> None:
     assert config.parallel_config.tensor_parallel_size == 1
 
 
-async def test_a_template_of_the_users_is_used(engine: Engine) -> None:
+async def test_a_template_of_the_users_is_used(engine: VLLMEngine) -> None:
     """Instead of the tokenizer's own."""
     async with asyncio.timeout(120):
         usage = (await vllm(chat_template="1 2 3").complete(ask("?", max_tokens=1))).usage
@@ -187,7 +187,7 @@ async def test_a_template_of_the_users_is_used(engine: Engine) -> None:
     assert usage.input_tokens < 10
 
 
-async def test_a_response_format_bounds_the_reply(engine: Engine) -> None:
+async def test_a_response_format_bounds_the_reply(engine: VLLMEngine) -> None:
     """In the wire's terms."""
     schema = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
     bound = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema}}
@@ -222,7 +222,7 @@ class _Heard(View):
         self.text += text
 
 
-async def test_a_chat_on_it(engine: Engine) -> None:
+async def test_a_chat_on_it(engine: VLLMEngine) -> None:
     """Two rounds; nothing above the backend knows which it is."""
     conversation, view = Conversation(), _Heard()
     backend = vllm(max_tokens=30)
@@ -233,7 +233,7 @@ async def test_a_chat_on_it(engine: Engine) -> None:
     assert "Paris" in view.text
 
 
-async def test_a_tool_is_called_and_its_result_answered(engine: Engine) -> None:
+async def test_a_tool_is_called_and_its_result_answered(engine: VLLMEngine) -> None:
     """The model is made to call; its call is run; the answer to the result is text."""
 
     @tool(read_only=True)
@@ -258,7 +258,7 @@ async def test_a_tool_is_called_and_its_result_answered(engine: Engine) -> None:
     assert not answer.tool_calls
 
 
-async def test_a_reply_goes_on_when_its_engine_dies(engine: Engine) -> None:
+async def test_a_reply_goes_on_when_its_engine_dies(engine: VLLMEngine) -> None:
     """With resume="continue" a new engine is started, and asked to go on after what came."""
     backend = vllm(resume="continue", retries=Retries(backoff=0))
     text = ""
@@ -276,7 +276,7 @@ async def test_a_reply_goes_on_when_its_engine_dies(engine: Engine) -> None:
     assert delta.finish_reason == "length"
 
 
-async def test_the_last_one_to_close_shuts_the_engine_down(engine: Engine) -> None:
+async def test_the_last_one_to_close_shuts_the_engine_down(engine: VLLMEngine) -> None:
     """Its processes and its thread have ended when the close returns."""
     running = list(processes(_llm(engine)))
     async with asyncio.timeout(120):
@@ -288,4 +288,4 @@ async def test_the_last_one_to_close_shuts_the_engine_down(engine: Engine) -> No
     assert running
     assert not any(process.is_alive() for process in running)
     assert not engine._thread.is_alive()
-    assert Engine._open == {}
+    assert VLLMEngine._shared == {}

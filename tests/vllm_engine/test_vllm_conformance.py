@@ -10,7 +10,7 @@ from _conformance import Subject, cases, show
 from _vllm import LONG, Killer, drop_last, half_way, running, vllm
 
 from anabranch.backends import Backend, Timeouts
-from anabranch.backends._vllm_engine import Engine
+from anabranch.backends._vllm_engine import VLLMEngine
 
 
 class VLLMSubject(Subject):
@@ -23,7 +23,7 @@ class VLLMSubject(Subject):
         "too long": {"chat_template": "{{ 'many words ' * 2000 }}"},
     }
 
-    def __init__(self, folder: Path, engine: Engine) -> None:
+    def __init__(self, folder: Path, engine: VLLMEngine) -> None:
         super().__init__(folder)
         self.engine = engine
 
@@ -41,6 +41,6 @@ class VLLMSubject(Subject):
 
 
 @pytest.mark.parametrize(("kind", "case"), drop_last(cases("vllm")))
-async def test_vllm_shows(kind: str, case: str, engine: Engine, tmp_path: Path) -> None:
+async def test_vllm_shows(kind: str, case: str, engine: VLLMEngine, tmp_path: Path) -> None:
     """Each case, or declares why it cannot."""
     await show(VLLMSubject(tmp_path, engine), case, seconds=120)

@@ -109,7 +109,7 @@ async def test_vllm_serve_goes_on_where_a_reply_broke_off(address: str) -> None:
         async with aclosing(backend.stream(ask)) as deltas:
             said = "".join([(await anext(deltas)).text for _ in range(5)])
         partial = Message(role="assistant", content=said)
-        rest = backend._continued(ask, partial)  # type: ignore[attr-defined]
+        rest = backend.continuation(ask, partial)  # type: ignore[attr-defined]
         more = (await backend.complete(rest)).content or ""
 
     assert said
