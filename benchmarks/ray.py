@@ -5,9 +5,9 @@
 
 All on one machine, in one run. Nodes a second: jobs of 10 ms against Ray tasks of 10 ms, in turn,
 medians of the rounds' own ratios. Lag: how long after it was said a piece of text comes home, and
-how long an item of Ray's own stream takes, which does not go by a desk. Conversations: 200 at once
-with a model that answers in pieces, on one node of a cluster and on three, each node with room for
-8.
+how long an item of Ray's own stream takes, which does not go by a mailbox. Conversations: 200 at
+once with a model that answers in pieces, on one node of a cluster and on three, each node with room
+for 8.
 """
 
 from __future__ import annotations

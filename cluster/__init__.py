@@ -2,15 +2,30 @@
 
 `Ray` says where a thing runs. `put_job(job, on=Ray(...))`, or `on="ray"`, runs a job there;
 `remote` makes an agent there, `serve` puts a backend there that `connect("ray:NAME")` reaches.
+
+| file | what lives there |
+|---|---|
+| `_protocol` | the messages between the processes, with a table of who says what to whom |
+| `_payload` | what travels, as bytes; secrets are refused |
+| `_ray`, `_placement`, `_cluster` | Ray's errors; `Ray` and machines; joining and leaving |
+| `_job`, `_worker` | a job at home, and the Ray task that drives it |
+| `_remote` | both ends of a subtree that runs elsewhere: nodes here, a commander there |
+| `_mailbox`, `_inbox` | by which what runs elsewhere reaches home: reports, turns in limits |
+| `_actor`, `_stream` | named actors and their handles; streams out of them |
+| `_agent`, `_agent_service` | an agent, seen from home; in its actor |
+| `_engine` | a backend in an actor, and `connect("ray:NAME")` |
+
+In come a node and its inputs; out go events, charges, snapshots and a result, by the engine's
+`commander.remote`.
 """
 
+from ._actor import PendingActor as PendingActor
 from ._agent import RemoteAgent as RemoteAgent
 from ._agent import find as find
 from ._agent import remote as remote
-from ._directory import ClusterDirectory as ClusterDirectory
+from ._agent_service import ClusterDirectory as ClusterDirectory
 from ._engine import Engine as Engine
 from ._engine import RayBackend as RayBackend
 from ._engine import serve as serve
-from ._ray import Ray as Ray
-from ._resident import NoResident as NoResident
-from ._resident import Opening as Opening
+from ._placement import Ray as Ray
+from ._ray import ActorNotFound as ActorNotFound

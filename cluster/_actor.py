@@ -1,235 +1,278 @@
-"""An actor with one tenant, an agent or a backend, and the streams that it gives.
-
-A stream is pulled: its reader asks for the next batch and gets all there is, at once or as soon as
-there is something. So a slow reader holds the tenant back, and one who leaves, or is gone, ends it:
-neither holds of Ray's own streams.
-"""
+"""Named Ray actors as other processes see them: how one is made, found, called and closed."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from itertools import count
-from typing import Any, Protocol, TypeAlias
+import logging
+import os
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from typing import Any, ClassVar, Generic, TypeVar
 
-from ..commander.errors import WorkerLost
-from ._pack import Outcome, unpack, unpack_code
-from ._ray import this_host
+from ..commander import current_node
+from ..commander.errors import ConfigurationError, WorkerLost
+from ..commander.waiting import outlast
+from ._cluster import Cluster, Monitor, join
+from ._payload import Result
+from ._placement import Ray
+from ._ray import ActorNotFound, call_in_thread, import_ray, this_host
+from ._stream import ServiceActor
 
-__all__ = ["Actor", "Ask", "Drop", "Outlet", "Tenant"]
+__all__ = ["ANYWHERE", "LEASE", "ActorHandle", "PendingActor"]
 
-Batch: TypeAlias = tuple[bytes, bool]
-"""What came of a part of a stream, packed: its items and a failure; and whether it is the last."""
+logger = logging.getLogger("anabranch.cluster")
 
-ROOM = 256
-"""How many items a stream holds before its producer waits."""
+T = TypeVar("T")
+H = TypeVar("H", bound="ActorHandle")
 
+# An actor takes little of a machine by itself; what its agent or model needs is to be said.
+ANYWHERE = Ray(num_cpus=0)
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """An item by which a tenant asks its reader something; the reader answers by the number."""
+NAMESPACE = "anabranch"
 
-    number: int
-    question: Any
+LEASE = 30.0
+"""After so many seconds without a heartbeat of its reader's process a stream is cancelled."""
 
+# Each stream that waits is a call that its actor has under way; Ray starts no thread for it.
+MAX_CALLS = 100_000
 
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """An item that takes an `Ask` back."""
+# The cluster's own machine must answer what it knows by heart within so many seconds.
+ANSWER_TIMEOUT = 10.0
 
-    number: int
+# How long what is closed has to free what it holds, before its process is ended.
+CLOSE_TIMEOUT = 20.0
 
-
-class Tenant(Protocol):
-    """What lives in an actor."""
-
-    async def play(self, outlet: Outlet, request: Any) -> None:
-        """Answer `request` by items to `outlet`; cancelled when nobody reads them any more."""
-        ...
-
-    async def aclose(self) -> None:
-        """Free what it holds."""
-        ...
+# Ray ends an actor that nobody holds; these are held until they are closed, or their driver ends.
+_held: dict[str, Any] = {}
 
 
-class Outlet:
-    """One stream, as its producer sees it. It belongs to the loop in which it is made."""
+class ActorHandle:
+    """An agent or a backend in an actor, by its name; it can be sent anywhere.
 
-    def __init__(self, produce: Callable[[Outlet], Awaitable[None]]) -> None:
-        self._items: deque[Any] = deque()
-        self._news = asyncio.Event()
-        self._space = asyncio.Event()
-        self._numbers = count(1)
-        self._asked: dict[int, asyncio.Future[Any]] = {}
-        self._why: Exception = RuntimeError("the stream was cancelled in its actor")
-        self._task = asyncio.ensure_future(produce(self))
-        self._task.add_done_callback(lambda _: self._news.set())
+    Nothing is asked of the cluster before it is needed. `lease`, in seconds: what this process
+    has begun there is cancelled when it gave no sign of life for so long.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, name: str, *, lease: float = LEASE) -> None:
+        self.name = name
+        self.lease = lease
+        self.host = ""  # the machine on which it lives, once that is known
+        self._location: tuple[Cluster, Any] | None = None
+        self.lost = False  # whether its actor was; it is looked for anew
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name,)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}{self.host and f' on {self.host}'}>"
 
     @property
-    def last(self) -> Any:
-        """The item that was sent last and not read yet, None if there is none."""
-        return self._items[-1] if self._items else None
+    def path(self) -> str:
+        """Who is lost if its actor is: the current node, outside any tree itself."""
+        try:
+            return current_node().path
+        except LookupError:
+            return repr(self)
 
-    def send_nowait(self, item: Any) -> None:
-        """Add an item, however many there are."""
-        self._items.append(item)
-        self._news.set()
+    async def locate(self) -> tuple[Cluster, Any]:
+        """Return the cluster and the actor, which is looked for at first.
 
-    def send_instead(self, item: Any) -> None:
-        """Put an item in the place of `last`."""
-        self._items[-1] = item
-
-    async def send(self, item: Any) -> None:
-        """Wait until there is room, then add an item."""
-        await self.room()
-        self.send_nowait(item)
-
-    async def room(self) -> None:
-        """Wait until there is room."""
-        while len(self._items) >= ROOM:
-            self._space.clear()
-            await self._space.wait()
-
-    async def deliver(self, item: Any) -> None:
-        """Add an item, and wait until the reader has taken it."""
-        self.send_nowait(item)
-        self._space.clear()
-        await self._space.wait()
-
-    async def ask(self, question: Any) -> Any:
-        """Ask the reader; return the answer, or raise its failure. Cancelling it tells the reader.
-
-        Raises `RuntimeError` if the stream is over.
+        Raises `ActorNotFound` if there is none, `ConfigurationError` if there is no cluster, and
+        `WorkerLost` if it has been found in a cluster that lost its head.
         """
-        if self._task.done():
-            raise RuntimeError(
-                "who could answer has gone: the call in which this was asked is over"
-            )
-        number = next(self._numbers)
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
-        self.send_nowait(Ask(number, question))
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            self.send_nowait(Drop(number))
-            raise
-        finally:
-            del self._asked[number]
+        if self._location is not None and (why := self._location[0].head.lost) is not None:
+            raise WorkerLost(self.path, why)  # Ray itself might join another cluster now
+        if self._location is None or self.lost:
+            cluster, actor = await self._find()
+            async with Monitor(cluster, self.path) as monitor:
+                self.host = await monitor.call(actor.host)
+            self._location, self.lost = (cluster, actor), False
+        return self._location
 
-    def answered(self, number: int, outcome: Outcome) -> None:
-        """Give the answer of the reader; one that nobody waits for any more is dropped."""
-        waiting = self._asked.get(number)
-        if waiting is not None and not waiting.done():
-            outcome.settle(waiting)
+    async def _find(self) -> tuple[Cluster, Any]:
+        # The cluster of this process, or one that it finds; it never starts one.
+        joined = import_ray().is_initialized()
+        cluster = await join(None if joined else os.environ.get("RAY_ADDRESS") or "auto")
+        return cluster, await _ask_cluster(_get_actor, cluster, self.kind, self.name)
 
-    async def take(self) -> Batch:
-        """Wait until there is something, or the end; return all there is."""
-        await self._news.wait()
-        items, last = [*self._items], self._task.done()
-        self._items.clear()
-        self._space.set()
-        if not last:
-            self._news.clear()
-        failure = self._failure() if last else None
-        return Outcome(items, failure).packed(), last
+    def forget(self) -> None:
+        """Look for the actor anew when it is needed next: another may have taken the name."""
+        self.lost = True
 
-    def _failure(self) -> BaseException | None:
-        return self._why if self._task.cancelled() else self._task.exception()
+    async def start(self, make: bytes, on: Ray, *, detached: bool) -> None:
+        """Make an actor of this name and let it make its service; cancelled, it leaves nothing.
 
-    async def end(self, why: Exception) -> None:
-        """Cancel the producer and wait for its end; who still reads is told why."""
-        self._why = why
-        self._task.cancel()
-        await asyncio.wait((self._task,))
-        if not self._task.cancelled():
-            self._task.exception()  # nobody reads it
-
-
-class Actor:
-    """The actor. All its methods are called by `_resident` alone."""
-
-    def __init__(self) -> None:
-        self._tenant: Tenant | None = None
-        self._outlets: dict[str, Outlet] = {}
-        self._leashes: dict[str, asyncio.TimerHandle] = {}
-        # Calls may overtake each other: streams that were closed before they were opened.
-        self._closed: deque[str] = deque(maxlen=10_000)
-        self._ending: set[asyncio.Task[None]] = set()
-        # What is told to one who reads on where a stream was ended.
-        self._why: Exception = TimeoutError(
-            "the stream was ended: its reader had not been heard of for too long"
+        Waits for what a machine has but others use. Raises `ConfigurationError` for a name that is
+        taken, resources that no machine has, what cannot be imported there; and what making it
+        raises there.
+        """
+        cluster = await join(on.address)
+        await _ask_cluster(cluster.machines.check, on)
+        creating = _ask_cluster(
+            partial(_create, detached=detached), cluster, self.kind, self.name, on
         )
-
-    async def host(self) -> str:
-        """Return the name of the machine."""
-        return this_host()
-
-    async def start(self, packed: bytes) -> bytes:
-        """Make the tenant with an async function; return the outcome, packed."""
+        created = asyncio.ensure_future(creating)
+        interrupted = await outlast(created)
+        actor = created.result()
         try:
-            self._tenant = await unpack_code(packed)()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told at home
-            return Outcome(failure=error).packed()
-        return Outcome().packed()
+            if interrupted is not None:
+                raise interrupted
+            async with Monitor(cluster, self.path) as monitor:
+                placed = asyncio.ensure_future(monitor.call(actor.host))
+                try:
+                    if not (await asyncio.wait((placed,), timeout=ANSWER_TIMEOUT))[0]:
+                        logger.warning("%r waits for a Ray worker (%s)", self, on.describe())
+                    self.host = await placed
+                finally:
+                    placed.cancel()
+                Result.load(await monitor.call(actor.start, make)).get()
+        except BaseException:
+            _kill(cluster, actor)
+            raise
+        self._location = cluster, actor
+        _held[f"{self.kind}:{self.name}"] = actor
 
-    async def stop(self) -> None:
-        """End all streams, then let the tenant free what it holds."""
-        self._why = WorkerLost("a stream from another process", "what gave it was closed")
-        await asyncio.gather(*(self.close(key) for key in [*self._outlets]))
-        if self._tenant is not None:
-            await self._tenant.aclose()
+    def start_beside(self, cluster: Cluster, kind: type[ServiceActor]) -> None:
+        """Make an actor of this name and kind on this machine; it blocks.
 
-    async def open(self, key: str, packed: bytes, patience: float) -> Batch:
-        """Begin a stream and return its first batch; it ends when not asked for so many seconds."""
-        if key in self._closed:
-            return Outcome([]).packed(), True
-        self._outlets[key] = Outlet(lambda outlet: self._play(outlet, packed))
-        return await self.next(key, patience)
+        It ends with this process.
+        """
+        actor = _create(cluster, self.kind, self.name, ANYWHERE, beside=kind)
+        cluster.ray.get(actor.host.remote())
+        self.host = this_host()
+        self._location = cluster, actor
 
-    async def next(self, key: str, patience: float) -> Batch:
-        """Return the next batch of a stream."""
-        outlet = self._outlets.get(key)
-        if outlet is None:
-            return Outcome([], self._why).packed(), True
-        await self.keep(key, patience)
-        batch, last = await outlet.take()
-        if last:
-            self._forget(key)
-        return batch, last
+    async def close(self) -> None:
+        """End what it is doing, let it free what it holds, and end its actor. Twice is harmless.
 
-    async def keep(self, key: str, patience: float) -> None:
-        """Take note that the reader of a stream is still there."""
-        if key in self._outlets:
-            self._loosen(key)
-            loop = asyncio.get_running_loop()
-            self._leashes[key] = loop.call_later(patience, self._abandon, key)
+        For those who wait for it, it is lost.
+        """
+        _held.pop(f"{self.kind}:{self.name}", None)
+        with suppress(ActorNotFound):
+            cluster, actor = self._location or await self._find()
+            self._location = None
+            if not cluster.usable:
+                return  # it has ended with its cluster
 
-    async def answer(self, key: str, number: int, packed: bytes) -> None:
-        """Pass on what the reader of a stream was asked."""
-        if (outlet := self._outlets.get(key)) is not None:
-            outlet.answered(number, Outcome.unpacked(packed))
+            async def end() -> None:
+                try:
+                    with suppress(TimeoutError, cluster.ray.exceptions.RayError):
+                        async with asyncio.timeout(CLOSE_TIMEOUT):
+                            await actor.stop.remote()
+                finally:
+                    _kill(cluster, actor)
 
-    async def close(self, key: str) -> None:
-        """End a stream, and return when its producer has ended."""
-        self._closed.append(key)
-        if (outlet := self._forget(key)) is not None:
-            await outlet.end(self._why)
+            ending = asyncio.ensure_future(end())
+            if (interrupted := await outlast(ending)) is not None:
+                raise interrupted
+            ending.result()
 
-    async def _play(self, outlet: Outlet, packed: bytes) -> None:
-        assert self._tenant is not None
-        await self._tenant.play(outlet, unpack(packed))
 
-    def _abandon(self, key: str) -> None:
-        ending = asyncio.ensure_future(self.close(key))
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
+class PendingActor(Generic[H]):
+    """What `remote` and `serve` return: awaited it is the handle, as a block it is closed too."""
 
-    def _forget(self, key: str) -> Outlet | None:
-        self._loosen(key)
-        return self._outlets.pop(key, None)
+    def __init__(self, handle: H, make: bytes, on: Ray, *, detached: bool) -> None:
+        self._handle = handle
+        self._start = partial(handle.start, make, on, detached=detached)
 
-    def _loosen(self, key: str) -> None:
-        if (leash := self._leashes.pop(key, None)) is not None:
-            leash.cancel()
+    def __await__(self) -> Generator[Any, None, H]:
+        return self.__aenter__().__await__()
+
+    async def __aenter__(self) -> H:
+        await self._start()
+        return self._handle
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._handle.close()
+
+
+async def _ask_cluster(function: Callable[..., T], *args: Any) -> T:
+    """Call what asks the cluster something, in a thread; give up after `ANSWER_TIMEOUT` seconds."""
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT):  # wait_for of Python 3.11 may lose a cancel
+            return await asyncio.wrap_future(call_in_thread(function, *args))
+    except TimeoutError:
+        raise ConfigurationError(
+            f"the Ray cluster does not answer within {ANSWER_TIMEOUT:g} s: is it up ('ray status')?"
+        ) from None
+
+
+# --- what blocks, in a thread
+
+
+def _get_actor(cluster: Cluster, kind: str, name: str) -> Any:
+    try:
+        return cluster.ray.get_actor(f"{kind}:{name}", namespace=NAMESPACE)
+    except ValueError:
+        listed = cluster.ray.util.list_named_actors(all_namespaces=True)
+        there = (each["name"].partition(":") for each in listed if each["namespace"] == NAMESPACE)
+        known = sorted(other for of, _, other in there if of == kind)
+        raise ActorNotFound(kind, name, known, cluster.address) from None
+
+
+def _create(
+    cluster: Cluster,
+    kind: str,
+    name: str,
+    on: Ray,
+    *,
+    detached: bool = False,
+    beside: type[ServiceActor] | None = None,
+) -> Any:
+    strategy: Any = "SPREAD"
+    if beside is not None:
+        here = cluster.ray.get_runtime_context().get_node_id()
+        strategies = import_module("ray.util.scheduling_strategies")
+        strategy = strategies.NodeAffinitySchedulingStrategy(here, soft=False)
+    options = {
+        "name": f"{kind}:{name}",
+        "namespace": NAMESPACE,
+        "lifetime": "detached" if detached else None,
+        "max_concurrency": MAX_CALLS,
+        "max_restarts": 0,
+        "max_task_retries": 0,
+        "scheduling_strategy": strategy,
+    }
+    make = cluster.ray.remote(beside or ServiceActor).options(**options, **on.options()).remote
+    taken = cluster.ray.exceptions.ActorAlreadyExistsError
+    with suppress(taken):
+        return make()
+    # Ray keeps the name of an actor that has died as long as somebody holds the actor: free it.
+    with suppress(ActorNotFound):
+        actor = _get_actor(cluster, kind, name)
+        if _has_died(cluster, actor):
+            cluster.ray.kill(actor)
+    try:
+        return make()
+    except taken:
+        raise ConfigurationError(
+            f"the Ray cluster at {cluster.address} has {kind} {name!r} already: close that one, or "
+            "take another name"
+        ) from None
+
+
+def _has_died(cluster: Cluster, actor: Any) -> bool:
+    exceptions = cluster.ray.exceptions
+    until = time.monotonic() + ANSWER_TIMEOUT / 2
+    while (rest := until - time.monotonic()) > 0:
+        try:
+            cluster.ray.get(actor.host.remote(), timeout=rest)
+        except exceptions.ActorDiedError:
+            return True
+        except exceptions.ActorUnavailableError:  # Ray does not know yet
+            time.sleep(0.1)
+        except exceptions.GetTimeoutError:
+            return False
+        else:
+            return False
+    return False
+
+
+def _kill(cluster: Cluster, actor: Any) -> None:
+    if cluster.usable:  # or Ray would start a new one here
+        cluster.ray.kill(actor)

@@ -1,11 +1,15 @@
-"""Agents on other machines: made there, reached by name, heard here while they speak."""
+"""Agents in actors, seen from home: made there, reached by name, heard here while they speak.
+
+An agent is a named Ray actor with `max_restarts=0`: its memory would not come back with it. Ray
+Serve's replicas have no state of one conversation, and their streams cannot ask their caller.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from inspect import signature
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from ..agents import AgentMessage, Answer, Directory, Participant
 from ..agents.remote import audible_scope, current_scope, run_in_tree
@@ -13,24 +17,19 @@ from ..backends.limits import limits_of
 from ..commander import Node, WorkerLost
 from ..commander.remote import send
 from ..handlers import handler
-from ._actor import Ask, Drop
-from ._agent_tenant import MakingAgent
-from ._directory import ClusterDirectory
-from ._elsewhere import Elsewhere, ended
-from ._pack import pack
-from ._parcel import load_report
-from ._pull import Pull
-from ._ray import Cluster, Ray
-from ._report import End, Report, Stand
-from ._resident import ANYWHERE, PATIENCE, Opening, Resident
-from ._seat import Call, seat_of
-from ._speech import Texts, Told
-from ._visit import Question, Visit
+from ._actor import ANYWHERE, LEASE, ActorHandle, PendingActor
+from ._agent_service import AgentFactory, ClusterDirectory, TextCache
+from ._inbox import RemoteCall, inbox_of
+from ._payload import Result, load_lenient, pack
+from ._placement import Ray
+from ._protocol import AgentCall, Ask, CallerRequest, CancelAsk, MessagePart, Outcome, Report
+from ._remote import RemoteNode
+from ._stream import StreamReader
 
 __all__ = ["RemoteAgent", "find", "remote"]
 
 
-class RemoteAgent(Resident):
+class RemoteAgent(ActorHandle):
     """A handle of an agent in an actor; it is a `Participant`, and can be sent anywhere.
 
     Conversations with the agent are as with one that is here: it streams its answers, ends by its
@@ -42,10 +41,10 @@ class RemoteAgent(Resident):
     kind: ClassVar[str] = "agent"
 
     def __init__(
-        self, name: str, *, directory: Directory | None = None, patience: float = PATIENCE
+        self, name: str, *, directory: Directory | None = None, lease: float = LEASE
     ) -> None:
-        super().__init__(name, patience=patience)
-        self._directory = directory
+        super().__init__(name, lease=lease)
+        self.directory = directory
 
     async def receive(self, message: AgentMessage, *, request_reply: bool = True) -> Answer:
         """Let the agent take a message and, if asked to, answer it; see `Participant`."""
@@ -63,42 +62,34 @@ class RemoteAgent(Resident):
 
         What is returned is a copy. Raises what the method raises.
         """
-        return await run_in_tree(Visiting(self, name, args, kwargs))
+        return await run_in_tree(AgentCallNode(self, name, args, kwargs))
 
-    def known_to(self, directory: Directory) -> Self:
-        """Let those whom `directory` finds be asked for by the agent, unless it has one already."""
-        self._directory = self._directory or directory
-        return self
-
-    async def asked(self, question: Question) -> Any:
+    async def answer_request(self, request: CallerRequest) -> Any:
         """Answer what the agent asks of this process."""
-        directory = self._directory or ClusterDirectory()
-        participant = await directory.find(question.name)
-        if question.method == "find":
+        participant = await (self.directory or ClusterDirectory()).find(request.name)
+        if request.method == "find":
             return participant if isinstance(participant, RemoteAgent) else None
-        return await getattr(participant, question.method)(*question.args, **question.kwargs)
+        return await getattr(participant, request.method)(*request.args, **request.kwargs)
 
-    async def settle(self, make: bytes, on: Ray, *, detached: bool) -> None:
+    async def start(self, make: bytes, on: Ray, *, detached: bool) -> None:
         """Make the agent in an actor, and enter the handle in the directory."""
-        if self._directory is not None:
-            self._directory.add(self)
+        if self.directory is not None:
+            self.directory.add(self)
         try:
-            await super().settle(make, on, detached=detached)
+            await super().start(make, on, detached=detached)
         except BaseException:
-            self._leave()
+            if self.directory is not None:
+                self.directory.remove(self.name)
             raise
-
-    def _leave(self) -> None:
-        if self._directory is not None:
-            self._directory.remove(self.name)
 
     async def close(self) -> None:
         """End the agent and its actor; its name is free again. Twice is harmless."""
-        self._leave()
+        if self.directory is not None:
+            self.directory.remove(self.name)
         await super().close()
 
 
-class Visiting(Node[Any], internal=True):
+class AgentCallNode(Node[Any], internal=True):
     """One call of a remote agent as a node of the tree here."""
 
     def __init__(
@@ -106,21 +97,22 @@ class Visiting(Node[Any], internal=True):
     ) -> None:
         name = f"{agent.name}.{method}"
         super().__init__(name)
-        send(self, Called(agent, method, pack((args, kwargs), f"what {name} is given")))
+        arguments = pack((args, kwargs), f"what {name} is given")
+        send(self, RemoteAgentCall(agent, method, arguments))
 
 
-class Called(Elsewhere):
-    """What is asked of an agent elsewhere."""
+class RemoteAgentCall(RemoteNode):
+    """The body of that node: it runs in the agent's actor."""
 
     place = None  # an agent stays where it is
 
-    def __init__(self, agent: RemoteAgent, method: str, given: bytes) -> None:
+    def __init__(self, agent: RemoteAgent, method: str, arguments: bytes) -> None:
         super().__init__()
         self._agent = agent
         self._method = method
-        self._given = given
-        self._texts = Texts()
-        self._asked: dict[int, Node[Any]] = {}
+        self._arguments = arguments
+        self._texts = TextCache()
+        self._asks: dict[int, Node[Any]] = {}
 
     def explain(self) -> str:
         """Say where the agent lives."""
@@ -128,70 +120,61 @@ class Called(Elsewhere):
 
     async def run(self, node: Node[Any]) -> Any:
         """Read what comes until the agent is done; cancelled, wait until it is over there."""
-        cluster, _ = await self._agent.located()
+        cluster, _ = await self._agent.locate()
         self.begin(node)
         try:
-            end = await self._read(node, cluster)
+            if limits_of(node):
+                inbox = await inbox_of(node.commander, cluster)
+                async with RemoteCall(node, inbox) as call:  # its reports come by the stream
+                    outcome = await self._read(node, call)
+            else:
+                outcome = await self._read(node, None)
         except BaseException:
-            for part in self._texts.broken_off():
-                _tell(part)
+            for part in self._texts.break_off():
+                _tell_listeners(part)
             raise
         finally:
             self.clear()
-        return ended(node, end)
+        return self.end(node, outcome)
 
-    async def _read(self, node: Node[Any], cluster: Cluster) -> End:
-        if not limits_of(node):
-            return await self._hear(node, Stand.of(node, None))
-        async with Call(node, await seat_of(node.commander, cluster), _unheard) as call:
-            return await self._hear(node, Stand.of(node, call))
-
-    async def _hear(self, node: Node[Any], stand: Stand) -> End:
-        scope = current_scope()
-        said = None if scope is None else (scope.limit, scope.left)
-        visit = Visit(self._method, self._given, stand, said, audible_scope() is not None)
-        async with Pull(self._agent, pack(visit, "the visit")) as pull:
-            while (items := await pull.take()) is not None:
+    async def _read(self, node: Node[Any], call: RemoteCall | None) -> Outcome:
+        context, listened = self.context(node, call), audible_scope() is not None
+        request = AgentCall(self._method, self._arguments, context, listened)
+        async with StreamReader(self._agent, pack(request, "the call")) as reader:
+            while (items := await reader.take()) is not None:
                 for item in items:
-                    if (end := self._took(node, item, pull)) is not None:
-                        return end
+                    if isinstance(item, MessagePart):
+                        _tell_listeners(self._texts.expand(item.part))
+                    elif isinstance(item, Ask):
+                        asking = node.call_handler(self.answer(reader, item))
+                        self._asks[item.number] = asking
+                    elif isinstance(item, CancelAsk):
+                        if (asked := self._asks.get(item.number)) is not None:
+                            asked.cancel("it is not waited for any more")
+                    else:
+                        report: Report = load_lenient(item)
+                        self.take(node, report)
+                        if report.outcome is not None:
+                            return report.outcome
         raise WorkerLost(node.path, "its agent has left off")
 
-    def _took(self, node: Node[Any], item: Any, pull: Pull) -> End | None:
-        if isinstance(item, Told):
-            _tell(self._texts.restored(item.part))
-        elif isinstance(item, Ask):
-            self._asked[item.number] = node.call_handler(self.answer(pull, item))
-        elif isinstance(item, Drop):
-            if (asked := self._asked.get(item.number)) is not None:
-                asked.cancel("it is not waited for any more")
-        else:
-            report: Report = load_report(item)
-            self.take(node, report)
-            return report.end
-        return None
-
     @handler
-    async def answer(self, node: Node[Any], pull: Pull, ask: Ask) -> None:
+    async def answer(self, node: Node[Any], reader: StreamReader, ask: Ask) -> None:
         """Answer what the agent asks; its failure is the agent's to take."""
         scope, failure, value = current_scope(), None, None
         if scope is not None:
-            scope.left -= ask.question.spent
+            scope.left -= ask.question.messages
         try:
-            value = await self._agent.asked(ask.question)
+            value = await self._agent.answer_request(ask.question)
         except Exception as error:  # noqa: BLE001 - it is raised where it was asked
             failure = error
-        with suppress(WorkerLost):  # who reads the stream is told as well
+        with suppress(WorkerLost):  # who reads the stream learns that too
             left = None if scope is None else scope.left
-            await pull.answer(ask.number, (value, left), failure)
-        self._asked.pop(ask.number, None)
+            await reader.answer(ask.number, Result((value, left), failure))
+        self._asks.pop(ask.number, None)
 
 
-def _unheard(report: bytes) -> None:
-    raise AssertionError("what an agent does is told by its own stream")
-
-
-def _tell(part: AgentMessage) -> None:
+def _tell_listeners(part: AgentMessage) -> None:
     if (scope := audible_scope()) is not None:
         scope.tell(part)
 
@@ -206,9 +189,9 @@ def remote(
     on: Ray = ANYWHERE,
     directory: Directory | None = None,
     detached: bool = False,
-    patience: float = PATIENCE,
+    lease: float = LEASE,
     **kwargs: Any,
-) -> Opening[RemoteAgent]:
+) -> PendingActor[RemoteAgent]:
     """Make `agent(name, *args, **kwargs)` in an actor: awaited, or as a block, it is a handle.
 
         bob = await remote(Bob, "bob", backend)
@@ -220,47 +203,40 @@ def remote(
 
     Each argument travels: a backend by what `connect` was given, without its key, which is found
     there in the environment. Raises `TypeError`, before anything starts, for one that cannot, which
-    it names; and what `Resident.settle` and making the agent raise.
+    it names; and what `ActorHandle.start` and making the agent raise.
     """
-    making = MakingAgent(agent, *_packed(agent, (name, *args), kwargs))
-    handle = RemoteAgent(name, directory=directory, patience=patience)
-    return Opening(handle, pack(making, f"the class of {name!r}"), on, detached=detached)
+    args = (name, *args)
+    signature(agent).bind(*args, **kwargs)  # or it is a TypeError, here and now
+    parameters = signature(agent).parameters.values()
+    names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    positions = [names[n] if n < len(names) else n + 1 for n in range(len(args))]
+
+    def pack_argument(value: Any, position: str | int) -> bytes:
+        what = f"argument {position!r} of {getattr(agent, '__name__', repr(agent))}"
+        several = issubclass(type(value), (list, tuple))
+        parts: list[Any] = [*value] if several else [value]
+        for part in parts:
+            if isinstance(part, Participant) and not isinstance(part, ActorHandle):
+                raise TypeError(
+                    f"{what}: the agent {part.name!r} lives in this process, and there would be a "
+                    "copy of it: give its name, or make it by cluster.remote too"
+                )
+        return pack(value, what)
+
+    factory = AgentFactory(
+        agent,
+        [pack_argument(value, position) for value, position in zip(args, positions, strict=True)],
+        {position: pack_argument(value, position) for position, value in kwargs.items()},
+    )
+    handle = RemoteAgent(name, directory=directory, lease=lease)
+    return PendingActor(handle, pack(factory, f"the class of {name!r}"), on, detached=detached)
 
 
 async def find(name: str, *, directory: Directory | None = None) -> RemoteAgent:
     """Return a handle of the agent that lives in the cluster under `name`.
 
-    Raises `NoResident` if there is none, `ConfigurationError` if there is no cluster.
+    Raises `ActorNotFound` if there is none, `ConfigurationError` if there is no cluster.
     """
     handle = RemoteAgent(name, directory=directory)
-    await handle.located()
+    await handle.locate()
     return handle
-
-
-def _packed(
-    agent: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[list[bytes], dict[str, bytes]]:
-    """Pack the arguments of an agent one by one, so that a refusal names one."""
-    signature(agent).bind(*args, **kwargs)  # or it is a TypeError, here and now
-    parameters = signature(agent).parameters.values()
-    names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
-    places = [names[n] if n < len(names) else n + 1 for n in range(len(args))]
-    of = getattr(agent, "__name__", repr(agent))
-    return (
-        [_argument(value, place, of) for value, place in zip(args, places, strict=True)],
-        {name: _argument(value, name, of) for name, value in kwargs.items()},
-    )
-
-
-def _argument(value: object, name: str | int, of: str) -> bytes:
-    for each in _parts(value):
-        if isinstance(each, Participant) and not isinstance(each, Resident):
-            raise TypeError(
-                f"argument {name!r} of {of}: the agent {each.name!r} lives in this process, and "
-                "there would be a copy of it: give its name, or make it by cluster.remote too"
-            )
-    return pack(value, f"argument {name!r} of {of}")
-
-
-def _parts(value: Any) -> list[Any]:
-    return [*value] if isinstance(value, (list, tuple)) else [value]

@@ -1,4 +1,8 @@
-"""Engines: a backend in an actor, and the backend by which every tree in the cluster reaches it."""
+"""Engines: a backend in an actor, and the backend by which every tree in the cluster reaches it.
+
+Not a deployment of Ray Serve: its replicas would not share limits, and a model's own engine batches
+already. One actor is enough, and by its streams a slow reader holds the model back.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +17,15 @@ from pydantic import SecretStr
 from ..backends import Backend, ModelBackend, Retries, Timeouts, connect
 from ..commander.errors import ConfigurationError
 from ..messages import Delta, Request
-from ._actor import Outlet
-from ._pack import pack
-from ._pull import Pull
-from ._ray import Ray
-from ._resident import ANYWHERE, PATIENCE, Opening, Resident
+from ._actor import ANYWHERE, LEASE, ActorHandle, PendingActor
+from ._payload import pack
+from ._placement import Ray
+from ._stream import StreamReader, StreamWriter
 
 __all__ = ["Engine", "RayBackend", "serve"]
 
 
-class Engine(Resident):
+class Engine(ActorHandle):
     """A handle of a backend in an actor: `connect("ray:NAME")` is a backend that reaches it."""
 
     kind: ClassVar[str] = "engine"
@@ -36,7 +39,7 @@ def serve(
     detached: bool = False,
     api_key: str | SecretStr | None = None,
     **settings: Any,
-) -> Opening[Engine]:
+) -> PendingActor[Engine]:
     """Put a backend into an actor under `name`: awaited, or as a block, its model is loaded there.
 
         async with serve("llm", "vllm:Qwen/Qwen3-8B", on=Ray(num_gpus=1)):
@@ -46,7 +49,8 @@ def serve(
     plain or async, that makes one there. Its limits are those of all who use it. At the end of the
     block, or by `close`, it ends; also with this program, unless `detached`.
 
-    Raises what loading raises, and what `Resident.settle` does. A key is found there in the
+    Raises what loading raises, and what `ActorHandle.start` does; `TypeError` for settings that
+    nothing would use. A key is found there in the
     environment: `api_key=` is refused.
     """
     if api_key is not None:
@@ -54,31 +58,34 @@ def serve(
             "a key is not sent to another machine: set the environment variable of its name there"
             " (OPENAI_API_KEY), and leave out api_key"
         )
-    source = connect(backend, **settings) if isinstance(backend, str) else backend
-    loading = pack(_Loading(source), f"the backend of {name!r}")
-    return Opening(Engine(name), loading, on, detached=detached)
+    if isinstance(backend, str):
+        backend = connect(backend, **settings)
+    elif settings:
+        raise TypeError(f"{', '.join(settings)}: settings are for connect, and {backend!r} is made")
+    factory = pack(_EngineFactory(backend), f"the backend of {name!r}")
+    return PendingActor(Engine(name), factory, on, detached=detached)
 
 
 @dataclass(frozen=True, slots=True)
-class _Loading:
-    """Makes the tenant, in the actor."""
+class _EngineFactory:
+    """Makes the service, in the actor."""
 
     source: Backend | Callable[[], Backend]
 
-    async def __call__(self) -> _Tenant:
+    async def __call__(self) -> _EngineService:
         made = self.source if isinstance(self.source, Backend) else self.source()
         backend = await made if isawaitable(made) else made
-        return _Tenant(await backend.__aenter__())
+        return _EngineService(await backend.__aenter__())
 
 
-class _Tenant:
+class _EngineService:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    async def play(self, outlet: Outlet, request: Request) -> None:
+    async def serve(self, writer: StreamWriter, request: Request) -> None:
         async with aclosing(self._backend.stream(request)) as deltas:
             async for delta in deltas:
-                await outlet.send(delta)
+                await writer.send(delta)
 
     async def aclose(self) -> None:
         await self._backend.aclose()
@@ -89,11 +96,11 @@ class RayBackend(ModelBackend):
 
     What its settings are there (timeouts, retries, limits, options) holds for all who use it; those
     given here are this tree's, and come on top: by default it waits and tries no further than the
-    engine does. Usage is charged to the engine's name. `patience`, in seconds: if this process
+    engine does. Usage is charged to the engine's name. `lease`, in seconds: if this process
     dies, its replies are cancelled there after that time.
 
     Raises what the backend there raises, `WorkerLost` if its actor or machine is gone, and at first
-    use `NoResident` or `ConfigurationError` if there is none.
+    use `ActorNotFound` or `ConfigurationError` if there is none.
     """
 
     provider = "ray"
@@ -104,7 +111,7 @@ class RayBackend(ModelBackend):
         *,
         timeouts: Timeouts | None = None,
         retries: Retries | None = None,
-        patience: float = PATIENCE,
+        lease: float = LEASE,
         **settings: Any,
     ) -> None:
         if not name:
@@ -115,22 +122,21 @@ class RayBackend(ModelBackend):
             )
         timeouts = timeouts or Timeouts(None, None, None, None)
         super().__init__(name, timeouts=timeouts, retries=retries or Retries(1), **settings)
-        self._engine = Engine(name, patience=patience)
+        self._engine = Engine(name, lease=lease)
 
     async def __aenter__(self) -> Self:
         """Find the engine."""
-        await self._engine.located()
+        await self._engine.locate()
         return self
 
     async def attempt(self, request: Request) -> AsyncGenerator[list[Delta], None]:
-        async with Pull(self._engine, pack(self._travelling(request), "the request")) as pull:
-            while (deltas := await pull.take()) is not None:
-                yield deltas
-
-    def _travelling(self, request: Request) -> Request:
-        """Return the request with this backend's options, of its tools only what models see."""
+        # With this backend's options, and of the tools only what models see.
         tools = [_Schema(tool.name, tool.description, tool.parameters) for tool in request.tools]
-        return Request(request.messages, tools, {**self.default_options, **request.options})
+        options = {**self.default_options, **request.options}
+        packed = pack(Request(request.messages, tools, options), "the request")
+        async with StreamReader(self._engine, packed) as reader:
+            while (deltas := await reader.take()) is not None:
+                yield deltas
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from anabranch.agents import (
     UserProxyAgent,
     reply,
 )
-from anabranch.cluster import Opening, Ray, RemoteAgent, remote
+from anabranch.cluster import PendingActor, Ray, RemoteAgent, remote
 
 ROLES = {
     "optimist": "You see what is good in everything. Answer in one sentence.",
@@ -54,7 +54,7 @@ async def ask(backend: Backend, question: str, on: Ray) -> ChatResult:
     Moderator("moderator", backend, directory=directory)
     user = UserProxyAgent(human_input_mode="NEVER", max_consecutive_auto_reply=0)
 
-    def member(name: str) -> Opening[RemoteAgent]:
+    def member(name: str) -> PendingActor[RemoteAgent]:
         return remote(ConversableAgent, name, backend, ROLES[name], on=on, directory=directory)
 
     members = await asyncio.gather(*(member(name) for name in ROLES))

@@ -76,13 +76,13 @@ class Nodes:
         """Take a machine away, without a word to what runs on it."""
         self.cluster.remove_node(node, allow_graceful=False)
 
-    async def lose_desk(self) -> None:
+    async def lose_mailbox(self) -> None:
         """End the actor by which this program hears of what runs elsewhere."""
-        from anabranch.cluster._desk import _desks
-        from anabranch.cluster._ray import join
+        from anabranch.cluster._cluster import join
+        from anabranch.cluster._mailbox import _mailboxes
 
-        cluster, desk = await _desks[await join()].result().located()
-        cluster.ray.kill(desk)
+        cluster, mailbox = await _mailboxes[await join()].result().locate()
+        cluster.ray.kill(mailbox)
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from anabranch.agents import (
     UserProxyAgent,
 )
 from anabranch.agents.errors import UnknownAgent
-from anabranch.cluster import ClusterDirectory, NoResident, Ray, find, remote
+from anabranch.cluster import ActorNotFound, ClusterDirectory, Ray, find, remote
 
 pytestmark = pytest.mark.usefixtures("nodes")
 
@@ -126,7 +126,7 @@ async def test_an_agent_is_found_by_its_name_alone() -> None:
         alice = await ClusterDirectory().find("alice")
         assert (await a_user().send("Who?", alice)).text == "Bob says: I am bob."
         assert (await a_user(directory=ClusterDirectory()).send("Who?", "bob")).text == "I am bob."
-    with pytest.raises(NoResident, match="no agent called 'bob'"):
+    with pytest.raises(ActorNotFound, match="no agent called 'bob'"):
         await find("bob")
     with pytest.raises(UnknownAgent, match="bob"):
         await a_user(directory=ClusterDirectory()).send("Who?", "bob")

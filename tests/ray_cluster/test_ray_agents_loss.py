@@ -18,7 +18,7 @@ from _until import until
 
 from anabranch import Commander, WorkerLost
 from anabranch.agents import Chat, Directory, UserProxyAgent
-from anabranch.cluster import NoResident, Ray, RemoteAgent, find, remote
+from anabranch.cluster import ActorNotFound, Ray, RemoteAgent, find, remote
 from anabranch.commander import ConfigurationError
 
 pytestmark = pytest.mark.usefixtures("nodes")
@@ -63,7 +63,7 @@ async def test_a_process_killed_in_the_middle_of_a_reply_is_lost(tmp_path: Path)
         assert loss.heard == HALF
         assert "bob was to answer user" in lost.value.__notes__
         await asyncio.wait([loss.task])
-        with pytest.raises((WorkerLost, NoResident)):
+        with pytest.raises((WorkerLost, ActorNotFound)):
             await a_user().send("Well?", bob)
         await bob.close()
         async with remote(Bob, "bob") as bob:
@@ -123,7 +123,7 @@ from anabranch.cluster import Ray, remote
 async def main(address, server):
     model = connect(server, model="tiny")
     on = Ray(num_cpus=0, address=address)
-    stays = await remote(ConversableAgent, "stays", model, on=on, detached=True, patience=2)
+    stays = await remote(ConversableAgent, "stays", model, on=on, detached=True, lease=2)
     await remote(ConversableAgent, "goes", model, on=on)
     user = UserProxyAgent(human_input_mode="NEVER", max_consecutive_auto_reply=0)
     await user.send("Well?", stays)
@@ -147,7 +147,7 @@ async def test_a_driver_that_is_killed_takes_its_agents_with_it(nodes: Any) -> N
         stays = await find("stays")
         assert [m.content for m in (await stays.invoke("chat_messages"))["user"]] == ["Well?"]
         await stays.close()
-        with pytest.raises((NoResident, WorkerLost)):
+        with pytest.raises((ActorNotFound, WorkerLost)):
             while True:
                 await (await find("goes")).invoke("name")
 

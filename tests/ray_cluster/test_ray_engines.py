@@ -20,7 +20,7 @@ from _server import ScriptedServer, calls, text
 from anabranch import Commander, Conversation, Message, WorkerLost, connect, tool
 from anabranch.agents import ConversableAgent, UserProxyAgent
 from anabranch.backends import Backend, Limits, Retries, Timeouts
-from anabranch.cluster import Engine, NoResident, Ray, remote, serve
+from anabranch.cluster import ActorNotFound, Engine, Ray, remote, serve
 from anabranch.commander import BackendUnavailable, BudgetExceeded, ConfigurationError
 from anabranch.handlers import View, respond
 from anabranch.messages import Request
@@ -152,10 +152,10 @@ async def test_a_reader_who_takes_its_time_is_waited_for(tmp_path: Path) -> None
     (tmp_path / "go").touch()
     async with asyncio.timeout(60), serve("llm", Held(tmp_path)):
         said = ""
-        async with aclosing(connect("ray:llm", patience=0.6).stream(HELLO)) as deltas:
+        async with aclosing(connect("ray:llm", lease=0.6).stream(HELLO)) as deltas:
             async for delta in deltas:
                 said += delta.text
-                await asyncio.sleep(0.8)  # longer than its patience
+                await asyncio.sleep(0.8)  # longer than its lease
     assert said == "Half of it, and the rest."
 
 
@@ -173,12 +173,18 @@ async def test_no_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "sk-" not in str(refused.value)
 
 
+def test_settings_that_nothing_would_use_are_refused() -> None:
+    """They are for `connect`; a backend that is made has its own."""
+    with pytest.raises(TypeError, match="temperature"):
+        serve("llm", ScriptedBackend([text("said")]), temperature=0)
+
+
 async def test_what_cannot_be_loaded_says_so_as_it_does_here() -> None:
     """And the name stays free."""
     async with asyncio.timeout(60):
         with pytest.raises(ConfigurationError, match=r"no/such\.gguf"):
             await serve("llm", "local:/no/such.gguf")
-        with pytest.raises(NoResident, match="no engine called 'llm'"):
+        with pytest.raises(ActorNotFound, match="no engine called 'llm'"):
             await connect("ray:llm").complete(HELLO)
 
 
@@ -186,7 +192,7 @@ async def test_where_no_cluster_is_an_error_says_so() -> None:
     """In a process of its own, whose address leads nowhere."""
     program = (
         "import asyncio, anabranch as a\n"
-        "from anabranch.dispatch import Request\n"
+        "from anabranch.messages import Request\n"
         "asyncio.run(a.connect('ray:llm').complete(Request([])))"
     )
     async with asyncio.timeout(60):

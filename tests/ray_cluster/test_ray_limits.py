@@ -141,7 +141,7 @@ async def test_who_gives_the_turns_may_be_lost_and_comes_again(nodes: Any) -> No
         commander.limits = Limits(concurrency=1)
         backend = connect(server.url, model="tiny")
         assert await commander.run(Ask(backend), on=LEFT) == "x"
-        await nodes.lose_desk()
+        await nodes.lose_mailbox()
         again = Retry(attempts=3, on=WorkerLost)
         assert await commander.run(Ask(backend), on=LEFT, retry=again) == "x"
 

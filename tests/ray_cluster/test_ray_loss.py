@@ -138,7 +138,7 @@ async def test_a_job_outlives_the_way_by_which_it_is_heard(nodes: Any, file: str
         other = commander.put_job(Stand(file), on=RIGHT, claim=True)
         await line_in(file, "standing")
         said = [(await anext(aiter(events))).data]
-        await nodes.lose_desk()
+        await nodes.lose_mailbox()
         assert await job == 300
         other.cancel()
         await _ended(other)
@@ -223,11 +223,11 @@ async def test_a_cluster_that_the_process_has_left_is_not_used(nodes: Any) -> No
     """Another one may have been joined since."""
     import ray
 
-    from anabranch.cluster._ray import Cluster, join
+    from anabranch.cluster._cluster import Cluster, join
 
     assert (await join()).usable
     assert (await join()).address == nodes.address
-    assert not Cluster(ray, "127.0.0.1:1", ours=False).usable
+    assert not Cluster(ray, "127.0.0.1:1", joined_here=False).usable
 
 
 async def test_a_head_that_goes_away_fails_its_nodes(tmp_path: Path, file: str, noted: Any) -> None:

@@ -10,27 +10,35 @@ import pytest
 from _clock import virtual_seconds
 
 from anabranch import AgentMessage
-from anabranch.cluster._actor import ROOM, Actor, Ask, Drop, Outlet
-from anabranch.cluster._desk import DeskActor, DeskTenant, News, Returned, Sit, Wanted
-from anabranch.cluster._pack import Outcome, pack
-from anabranch.cluster._speech import Teller, Texts
+from anabranch.cluster._agent_service import MessageSender, TextCache
+from anabranch.cluster._mailbox import MailboxActor
+from anabranch.cluster._payload import Result, pack
+from anabranch.cluster._protocol import (
+    Ask,
+    CancelAsk,
+    Delivery,
+    Subscribe,
+    TurnRequest,
+    TurnReturned,
+)
+from anabranch.cluster._stream import CAPACITY, ServiceActor, StreamWriter
 from anabranch.commander import WorkerLost
 from anabranch.messages import Usage
 from anabranch.testing import run_seeded
 
-Play = Callable[[Outlet], Awaitable[None]]
+Play = Callable[[StreamWriter], Awaitable[None]]
 
 
 class Playing:
-    """A tenant whose streams are the functions that it is given."""
+    """A service whose streams are the functions that it is given."""
 
     def __init__(self, play: Play) -> None:
         self.play_one = play
         self.ended = 0
 
-    async def play(self, outlet: Outlet, request: Any) -> None:
+    async def serve(self, writer: StreamWriter, request: Any) -> None:
         try:
-            await self.play_one(outlet)
+            await self.play_one(writer)
         finally:
             self.ended += 1
 
@@ -38,22 +46,21 @@ class Playing:
         """It holds nothing."""
 
 
-def an_actor(play: Play) -> tuple[Actor, Playing]:
-    actor = Actor()
-    actor._tenant = tenant = Playing(play)
-    return actor, tenant
+def an_actor(play: Play) -> tuple[ServiceActor, Playing]:
+    service = Playing(play)
+    return ServiceActor(service), service
 
 
-async def call(actor: Actor, key: str = "a", patience: float = 30) -> tuple[Outcome, bool]:
-    if key in actor._outlets:
-        packed, last = await actor.next(key, patience)
+async def call(actor: ServiceActor, key: str = "a", lease: float = 30) -> tuple[Result, bool]:
+    if key in actor._writers:
+        packed, last = await actor.next(key, lease)
     else:
-        packed, last = await actor.open(key, pack(None, "nothing"), patience)
-    return Outcome.unpacked(packed), last
+        packed, last = await actor.open(key, pack(None, "nothing"), lease)
+    return Result.load(packed), last
 
 
-async def for_ever(outlet: Outlet) -> None:
-    outlet.send_nowait("begun")
+async def for_ever(writer: StreamWriter) -> None:
+    writer.send_nowait("begun")
     await asyncio.Event().wait()
 
 
@@ -61,10 +68,10 @@ def test_a_producer_waits_for_its_reader() -> None:
     """All that there is room for is made and comes at once, in order; nothing more before."""
     made = 0
 
-    async def play(outlet: Outlet) -> None:
+    async def play(writer: StreamWriter) -> None:
         nonlocal made
-        for made in range(3 * ROOM):
-            await outlet.send(made)
+        for made in range(3 * CAPACITY):
+            await writer.send(made)
 
     async def main() -> None:
         actor, _ = an_actor(play)
@@ -74,8 +81,8 @@ def test_a_producer_waits_for_its_reader() -> None:
             outcome, last = await call(actor)
             read += outcome.get()
             await virtual_seconds(1)  # whatever can happen does
-            assert made <= len(read) + ROOM
-        assert read == list(range(3 * ROOM))
+            assert made <= len(read) + CAPACITY
+        assert read == list(range(3 * CAPACITY))
 
     run_seeded(main, seed=0)
 
@@ -83,8 +90,8 @@ def test_a_producer_waits_for_its_reader() -> None:
 def test_a_failure_comes_after_what_came_before_it() -> None:
     """In the same batch, if both are there."""
 
-    async def play(outlet: Outlet) -> None:
-        outlet.send_nowait("begun")
+    async def play(writer: StreamWriter) -> None:
+        writer.send_nowait("begun")
         raise KeyError("x")
 
     async def main() -> None:
@@ -99,16 +106,16 @@ def test_a_stream_whose_reader_is_not_heard_of_is_ended() -> None:
     """A word of its process is enough to go on."""
 
     async def main() -> None:
-        actor, tenant = an_actor(for_ever)
-        await call(actor, patience=30)
+        actor, service = an_actor(for_ever)
+        await call(actor, lease=30)
         for _ in range(5):
             await virtual_seconds(20)
             await actor.keep("a", 30)
-            assert not tenant.ended
+            assert not service.ended
         await virtual_seconds(40)
-        assert tenant.ended
+        assert service.ended
         packed, last = await actor.next("a", 30)
-        assert isinstance(Outcome.unpacked(packed).failure, TimeoutError)
+        assert isinstance(Result.load(packed).failure, TimeoutError)
         assert last
 
     run_seeded(main, seed=0)
@@ -118,13 +125,13 @@ def test_closing_waits_for_the_producers_end_and_may_overtake_the_opening() -> N
     """Calls of an actor may come in any order: what was closed before is not begun."""
 
     async def main() -> None:
-        actor, tenant = an_actor(for_ever)
+        actor, service = an_actor(for_ever)
         await call(actor)
         await actor.close("a")
-        assert tenant.ended == 1
+        assert service.ended == 1
         await actor.close("b")
         outcome, last = await call(actor, "b")
-        assert (outcome.value, last, tenant.ended) == ([], True, 1)
+        assert (outcome.value, last, service.ended) == ([], True, 1)
 
     run_seeded(main, seed=0)
 
@@ -140,7 +147,7 @@ def test_who_still_reads_when_an_actor_is_stopped_is_told() -> None:
         await virtual_seconds(1)
         await actor.stop()
         packed, last = await actor.next("b", 30)
-        for outcome in ((await waiting)[0], Outcome.unpacked(packed)):
+        for outcome in ((await waiting)[0], Result.load(packed)):
             with pytest.raises(WorkerLost, match="closed"):
                 outcome.get()
         assert last
@@ -151,44 +158,43 @@ def test_who_still_reads_when_an_actor_is_stopped_is_told() -> None:
 def test_a_producer_may_ask_its_reader() -> None:
     """It gets the answer, or its failure; one that gives up takes its question back."""
 
-    async def play(outlet: Outlet) -> None:
-        outlet.send_nowait(await outlet.ask("first"))
+    async def play(writer: StreamWriter) -> None:
+        writer.send_nowait(await writer.ask("first"))
         try:
-            await outlet.ask("second")
+            await writer.ask("second")
         except KeyError:
-            outlet.send_nowait("refused")
+            writer.send_nowait("refused")
         try:
             async with asyncio.timeout(5):
-                await outlet.ask("third")
+                await writer.ask("third")
         except TimeoutError:
-            outlet.send_nowait("given up")
+            writer.send_nowait("given up")
 
     async def main() -> None:
         actor, _ = an_actor(play)
         assert (await call(actor))[0].get() == [Ask(1, "first")]
-        await actor.answer("a", 1, Outcome("well").packed())
+        await actor.answer("a", 1, Result("well").dump())
         assert (await call(actor))[0].get() == ["well", Ask(2, "second")]
-        await actor.answer("a", 2, Outcome(failure=KeyError("no")).packed())
+        await actor.answer("a", 2, Result(failure=KeyError("no")).dump())
         assert (await call(actor))[0].get() == ["refused", Ask(3, "third")]
-        assert (await call(actor))[0].get() == [Drop(3), "given up"]
-        await actor.answer("a", 3, Outcome("too late").packed())
+        assert (await call(actor))[0].get() == [CancelAsk(3), "given up"]
+        await actor.answer("a", 3, Result("too late").dump())
 
     run_seeded(main, seed=0)
 
 
 def test_a_report_waits_for_home_and_is_answered_when_it_is_taken() -> None:
-    """However early it comes; the desk holds one of each call at most."""
+    """However early it comes; the mailbox holds one of each call at most."""
 
     async def main() -> None:
-        actor = DeskActor()
-        actor._tenant = DeskTenant()
-        telling = asyncio.ensure_future(actor.tell("seat", "call", 1, b"report"))
+        actor = MailboxActor()
+        telling = asyncio.ensure_future(actor.deliver("inbox", "call", 1, b"report"))
         await virtual_seconds(1)
-        packed, last = await actor.open("home", pack(Sit("seat"), "a seat"), 30)
-        assert Outcome.unpacked(packed).get() == [News("seat", "call", 1, b"report")]
+        packed, last = await actor.open("home", pack(Subscribe("inbox"), "an inbox"), 30)
+        assert Result.load(packed).get() == [Delivery("inbox", "call", 1, b"report")]
         assert not last
         await telling
-        telling = asyncio.ensure_future(actor.tell("seat", "call", 2, b"more"))
+        telling = asyncio.ensure_future(actor.deliver("inbox", "call", 2, b"more"))
         await virtual_seconds(1)
         assert not telling.done()
         await actor.next("home", 30)
@@ -201,31 +207,30 @@ def test_a_turn_is_over_when_it_is_given_back_or_whoever_had_it_has_gone() -> No
     """Home is told, with what was used if that is known."""
 
     async def main() -> None:
-        actor = DeskActor()
-        actor._tenant = DeskTenant()
+        actor = MailboxActor()
         seen: list[Any] = []
 
         async def read() -> None:
-            packed, _ = await actor.open("home", pack(Sit("seat"), "a seat"), 1_000)
+            packed, _ = await actor.open("home", pack(Subscribe("inbox"), "an inbox"), 1_000)
             while True:
-                for item in Outcome.unpacked(packed).get():
+                for item in Result.load(packed).get():
                     seen.append(item)
                     if isinstance(item, Ask):
-                        await actor.answer("home", item.number, Outcome(None).packed())
+                        await actor.answer("home", item.number, Result(None).dump())
                 packed, _ = await actor.next("home", 1_000)
 
         reading = asyncio.ensure_future(read())
         for number in ("kept", "lost"):
-            wanted = Wanted("seat", "call", number, "tiny", 9)
+            wanted = TurnRequest("inbox", "call", number, "tiny", 9)
             packed, _ = await actor.open(number, pack(wanted, "a turn"), 30)
-            (given,) = Outcome.unpacked(packed).get()
+            (given,) = Result.load(packed).get()
             if number == "kept":
                 usage = Usage(output_tokens=3)
-                await actor.answer(number, given.number, Outcome(usage).packed())
+                await actor.answer(number, given.number, Result(usage).dump())
         await virtual_seconds(60)
-        assert [item for item in seen if isinstance(item, Returned)] == [
-            Returned("call", "kept", Usage(output_tokens=3)),
-            Returned("call", "lost", None),
+        assert [item for item in seen if isinstance(item, TurnReturned)] == [
+            TurnReturned("call", "kept", Usage(output_tokens=3)),
+            TurnReturned("call", "lost", None),
         ]
         reading.cancel()
         await actor.close("home")
@@ -252,24 +257,24 @@ def test_texts_arrive_whole_whatever_was_joined(read_each: int) -> None:
     parts.append(part("bob", "again", "again", "begin"))
 
     async def main() -> None:
-        async def play(outlet: Outlet) -> None:
-            teller = Teller(outlet)
+        async def play(writer: StreamWriter) -> None:
+            teller = MessageSender(writer)
             for n, each in enumerate(parts, 1):
                 teller(each)
                 if n % read_each == 0:
                     await virtual_seconds(1)
 
         actor, _ = an_actor(play)
-        texts, heard, last = Texts(), list[AgentMessage](), False
+        texts, heard, last = TextCache(), list[AgentMessage](), False
         while not last:
             outcome, last = await call(actor)
             assert all(told.part.content is None for told in outcome.get()[:-2])
-            heard += [texts.restored(told.part) for told in outcome.get()]
+            heard += [texts.expand(told.part) for told in outcome.get()]
         told = {"alice": "", "bob": ""}
         for each in heard:
             assert each.content == told[each.sender] + each.extra.get("delta", "")
             told[each.sender] = "" if each.stream_state == "end" else each.content
         assert told == {"alice": said["alice"], "bob": "again"}
-        assert [each.content for each in texts.broken_off()] == [said["alice"], "again"]
+        assert [each.content for each in texts.break_off()] == [said["alice"], "again"]
 
     run_seeded(main, seed=0)

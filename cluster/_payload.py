@@ -1,0 +1,333 @@
+"""What travels, as bytes: requests, a job's declared fields, results and failures.
+
+Keys do not. What cannot be sent is named before anything starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import pickle
+import re
+import traceback
+from asyncio import Future
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib import import_module
+from types import FunctionType
+from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
+
+from ..commander import Node
+from ..commander.errors import ConfigurationError, MissingExtra
+from ..commander.remote import inputs
+from ._ray import this_host
+
+__all__ = [
+    "Failure",
+    "JobPayload",
+    "Result",
+    "dump",
+    "dump_error",
+    "load",
+    "load_error",
+    "load_lenient",
+    "pack",
+    "pack_job",
+    "refuse_secrets",
+    "unpack",
+    "unpack_job",
+]
+
+# What any pickler writes alike; cloudpickle takes ten times as long to begin.
+PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
+
+
+# --- values
+
+
+def dump(value: object, *, guarded: bool = False) -> bytes:
+    """Pickle `value`; classes and functions of a script go by value, those of modules by name.
+
+    If `guarded`, raise `ConfigurationError` for a secret.
+    """
+    parts: list[Any] = [value]
+    if type(value) is dict:
+        fields = cast("dict[Any, Any]", value)
+        parts = [*fields, *fields.values()]
+    if all(type(part) in PLAIN for part in parts):
+        packed = pickle.dumps(value)
+    else:
+        buffer = io.BytesIO()
+        _pickler(guarded=guarded)(buffer).dump(value)
+        packed = buffer.getvalue()
+    return refuse_secrets(packed) if guarded else packed
+
+
+def load(packed: bytes) -> Any:
+    """Undo `dump`."""
+    return pickle.loads(packed)  # noqa: S301 - a process of this program wrote it
+
+
+def pack(value: object, what: str, remedy: str = "") -> bytes:
+    """Pickle a value that leaves this process.
+
+    Raises `TypeError` for what cannot be sent, `ConfigurationError` for a secret; both name `what`.
+    """
+    try:
+        return dump(value, guarded=True)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{what} cannot be sent: {error}") from None
+    except Exception as error:  # whatever pickling raises
+        raise TypeError(f"{what} cannot be sent to another machine: {error}{remedy}") from error
+
+
+def unpack(packed: bytes) -> Any:
+    """Undo `pack`; raise `ConfigurationError` if it needs a module that is not here."""
+    try:
+        return load(packed)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{this_host()} cannot import what it was sent ({error}): install it on all machines,"
+            " or send it with Ray(runtime_env={'working_dir': ...})"
+        ) from error
+
+
+@cache
+def _pickler(*, guarded: bool) -> Any:
+    try:
+        base: Any = import_module("cloudpickle").Pickler
+    except ImportError:
+        raise MissingExtra("running on a Ray cluster", "ray") from None
+    secrets: tuple[type, ...] = ()
+    if guarded:
+        from pydantic import SecretBytes, SecretStr
+
+        secrets = SecretStr, SecretBytes
+
+    class Pickler(base):
+        """Takes exceptions apart whose classes take other arguments than they keep."""
+
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, secrets):
+                raise ConfigurationError(
+                    "it holds a secret; send the name of an environment variable and read that in "
+                    "task()"
+                )
+            if isinstance(obj, BaseException):
+                kind = type(obj)
+                plain = kind.__reduce__ is BaseException.__reduce__
+                if plain and isinstance(kind.__init__, FunctionType):
+                    return _make_error, (kind, obj.args, obj.__dict__)
+            return base.reducer_override(self, obj)
+
+    return Pickler
+
+
+def _make_error(
+    kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]
+) -> BaseException:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
+
+
+# --- secrets
+
+SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
+SHORTEST = 8  # a shorter value may stand anywhere by chance
+
+# The environment when it was last searched, and the secrets in it.
+_secrets: tuple[dict[Any, Any], list[tuple[str, bytes]]] = ({}, [])
+
+
+def refuse_secrets(packed: bytes) -> bytes:
+    """Return `packed`; a `ConfigurationError` if it holds the value of a variable named like a key.
+
+    These are the variables of the environment with KEY, TOKEN, SECRET or PASSWORD in their names.
+    """
+    global _secrets
+    # What lies behind it: to read it by its own methods decodes every variable, for every job.
+    environment = getattr(os.environ, "_data", None) or dict(os.environ)
+    if environment != _secrets[0]:
+        found = [
+            (name, os.fsencode(value))
+            for name, value in os.environ.items()
+            if len(value) >= SHORTEST and SECRET_NAME.search(name)
+        ]
+        _secrets = dict(environment), found
+    for name, value in _secrets[1]:
+        if value in packed:
+            raise ConfigurationError(
+                f"it holds the value of {name}, and keys travel by name: set {name} on the other "
+                "machines and read it in task(), or send a backend that connect() made without "
+                "api_key="
+            )
+    return packed
+
+
+# --- jobs
+
+
+class JobPayload(NamedTuple):
+    """A job as it is sent: its class, and the values of its fields."""
+
+    kind: bytes
+    fields: bytes
+
+
+# Of classes, which are the same for many jobs.
+_kinds: WeakKeyDictionary[type, bytes] = WeakKeyDictionary()
+
+
+def pack_job(job: Node[Any]) -> JobPayload:
+    """Return `job` as bytes: its class and its declared fields, and nothing that is private.
+
+    Raises `ConfigurationError` where a secret would travel and `TypeError` for what cannot be
+    sent; both name the field.
+    """
+    kind, fields = type(job), inputs(job)
+    declared = {field.name for field in dataclasses.fields(cast("Any", job))}
+    for name in fields.keys() - declared:
+        raise TypeError(
+            f"{kind.__name__}.{name} is no declared field, so it cannot be sent with the job: "
+            f"declare it ('{name}: ...'), or make it in task()"
+        )
+    try:
+        if kind not in _kinds:
+            _kinds[kind] = dump(kind)
+        return JobPayload(_kinds[kind], dump(fields, guarded=True))
+    except Exception:  # whatever pickling raises; now field by field, for its name
+        remedy = "; send what it is made from, and make it in task()"
+        for name, value in fields.items():
+            pack(value, f"{kind.__name__}.{name}", remedy)
+        raise
+
+
+def unpack_job(payload: JobPayload) -> Node[Any]:
+    """Return the job, which has not started; raises `ImportError` for a class not known here."""
+    job: Node[Any] = object.__new__(_load_kind(payload.kind))
+    vars(job).update(load(payload.fields), on=None)  # it has arrived
+    return job
+
+
+_load_kind = lru_cache(256)(load)
+
+
+# --- results and failures
+
+
+class Failure(NamedTuple):
+    """A failure on its way home: pickled, and as text for whoever cannot read that."""
+
+    packed: bytes
+    text: str
+    notes: list[str]
+
+
+def dump_error(error: BaseException, where: str) -> Failure:
+    """Pickle a failure with its traceback in a note; one that cannot be is sent as text alone."""
+    trace = traceback.TracebackException.from_exception(error)
+    trace.__notes__ = None  # they travel as what they are
+    error.add_note(f"{where}:\n{''.join(trace.format()).rstrip()}")
+    text, notes = f"{type(error).__name__}: {error}", list(error.__notes__)
+    # What led to it, which pickle leaves out; the causes may form a ring.
+    causes: list[tuple[BaseException, bool]] = []
+    cause: BaseException | None = error
+    while cause is not None and all(cause is not known for known, _ in causes):
+        causes.append((cause, cause.__suppress_context__))
+        cause = cause.__cause__
+    try:
+        return Failure(dump(causes), text, notes)
+    except Exception as why:  # noqa: BLE001 - whatever its own pickling raises
+        return Failure(b"", text, [*notes, f"it could not be sent as it was: {why}"])
+
+
+def load_error(failure: Failure) -> BaseException:
+    """Return the failure, with the causes that it had; else a `RuntimeError` with its text."""
+    notes = failure.notes
+    if failure.packed:
+        try:
+            cause: BaseException | None = None
+            for error, suppressed in reversed(load(failure.packed)):
+                error.__cause__ = cause
+                error.__suppress_context__ = suppressed  # the line before has changed it
+                cause = error
+            if cause is not None:
+                return cause
+        except Exception as why:  # noqa: BLE001 - it cannot be imported here, or not be read again
+            notes = [*notes, f"it could not be read as it was: {why}"]
+    stand_in = RuntimeError(failure.text)
+    for note in notes:
+        stand_in.add_note(note)
+    return stand_in
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A value, or the failure that came after it or in its place."""
+
+    value: Any = None
+    failure: BaseException | None = None
+
+    def dump(self) -> bytes:
+        """Pickle it; a value that cannot be sent is a failure."""
+        where = f"in another process, on {this_host()}"
+        failure = None if self.failure is None else dump_error(self.failure, where)
+        try:
+            return dump((self.value, failure))
+        except Exception as error:  # noqa: BLE001 - whatever pickling raises
+            unsent = TypeError(f"{type(self.value).__name__} cannot be sent back: {error}")
+            return dump((None, dump_error(unsent, where)))
+
+    @staticmethod
+    def load(packed: bytes) -> Result:
+        """Undo `dump`."""
+        value, failure = load(packed)
+        return Result(value, None if failure is None else load_error(failure))
+
+    def settle(self, future: Future[Any]) -> None:
+        """Hand it to those who wait for `future`."""
+        if self.failure is None:
+            future.set_result(self.value)
+        else:
+            future.set_exception(self.failure)
+
+    def get(self) -> Any:
+        """Return the value or raise the failure."""
+        if self.failure is not None:
+            raise self.failure
+        return self.value
+
+
+def load_lenient(packed: bytes) -> Any:
+    """Undo `dump`; stand-ins take the place of objects whose classes are not known here."""
+    try:
+        return load(packed)
+    except Exception:  # noqa: BLE001 - whatever importing a module raises
+        return _LenientUnpickler(io.BytesIO(packed)).load()
+
+
+class _LenientUnpickler(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        try:
+            return super().find_class(module_name, global_name)
+        except Exception:  # noqa: BLE001 - as above
+            return type(global_name, (_StandIn,), {"__module__": module_name})
+
+
+class _StandIn:
+    """Data of an event whose class is not known here."""
+
+    def __new__(cls, *args: object, **kwargs: object) -> _StandIn:
+        return object.__new__(cls)
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.{type(self).__qualname__}, which is not known here>"

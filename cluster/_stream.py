@@ -1,0 +1,312 @@
+"""Streams out of an actor: its writer and the actor itself there, its reader here.
+
+A stream is pulled: its reader asks for the next batch and gets all there is, at once or as soon as
+there is something. So a slow reader holds the producer back, and one who leaves, or whose process
+is gone, ends it: Ray's streaming generators go on without a reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol, Self
+from uuid import uuid4
+
+from ..commander.errors import WorkerLost
+from ..commander.waiting import outlast
+from ._cluster import Monitor
+from ._payload import Result, unpack
+from ._protocol import Ask, Batch, CancelAsk
+from ._ray import this_host
+
+if TYPE_CHECKING:
+    from ._actor import ActorHandle
+
+__all__ = ["CAPACITY", "Service", "ServiceActor", "StreamReader", "StreamWriter"]
+
+CAPACITY = 256
+"""How many items a stream holds before its producer waits."""
+
+
+class Service(Protocol):
+    """What lives in an actor: an agent, a backend, a mailbox."""
+
+    async def serve(self, writer: StreamWriter, request: Any) -> None:
+        """Answer `request` by items to `writer`; cancelled when nobody reads them any more."""
+        ...
+
+    async def aclose(self) -> None:
+        """Free what it holds."""
+        ...
+
+
+class StreamWriter:
+    """One stream, as its producer sees it. It belongs to the loop in which it is made."""
+
+    def __init__(self, produce: Callable[[StreamWriter], Awaitable[None]]) -> None:
+        self._items: deque[Any] = deque()
+        self._news = asyncio.Event()
+        self._space = asyncio.Event()
+        self._numbers = count(1)
+        self._asks: dict[int, asyncio.Future[Any]] = {}
+        # The failure that a reader gets which reads on after a cancel.
+        self._cancel_error: Exception = RuntimeError("the stream was cancelled in its actor")
+        self._task = asyncio.ensure_future(produce(self))
+        self._task.add_done_callback(lambda _: self._news.set())
+
+    @property
+    def last(self) -> Any:
+        """The item that was sent last and not read yet, None if there is none."""
+        return self._items[-1] if self._items else None
+
+    def send_nowait(self, item: Any) -> None:
+        """Add an item, however many there are."""
+        self._items.append(item)
+        self._news.set()
+
+    def replace_last(self, item: Any) -> None:
+        """Put an item in the place of `last`."""
+        self._items[-1] = item
+
+    async def send(self, item: Any) -> None:
+        """Wait until there is room, then add an item."""
+        await self.wait_for_room()
+        self.send_nowait(item)
+
+    async def wait_for_room(self) -> None:
+        """Wait until there is room for an item."""
+        while len(self._items) >= CAPACITY:
+            self._space.clear()
+            await self._space.wait()
+
+    async def deliver(self, item: Any) -> None:
+        """Add an item, and wait until the reader has taken it."""
+        self.send_nowait(item)
+        self._space.clear()
+        await self._space.wait()
+
+    async def ask(self, question: Any) -> Any:
+        """Ask the reader; return the answer, or raise its failure. Cancelling it tells the reader.
+
+        Raises `RuntimeError` if the stream is over.
+        """
+        if self._task.done():
+            raise RuntimeError(
+                "who could answer has gone: the call in which this was asked is over"
+            )
+        number = next(self._numbers)
+        answer = self._asks[number] = asyncio.get_running_loop().create_future()
+        self.send_nowait(Ask(number, question))
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self.send_nowait(CancelAsk(number))
+            raise
+        finally:
+            del self._asks[number]
+
+    def resolve(self, number: int, result: Result) -> None:
+        """Give an `ask` the reader's answer; one that nobody waits for any more is dropped."""
+        answer = self._asks.get(number)
+        if answer is not None and not answer.done():
+            result.settle(answer)
+
+    async def take(self) -> Batch:
+        """Wait until there is something, or the end; return all there is."""
+        await self._news.wait()
+        items, last = [*self._items], self._task.done()
+        self._items.clear()
+        self._space.set()
+        failure: BaseException | None = None
+        if not last:
+            self._news.clear()
+        elif self._task.cancelled():
+            failure = self._cancel_error
+        else:
+            failure = self._task.exception()
+        return Result(items, failure).dump(), last
+
+    async def cancel(self, error: Exception) -> None:
+        """Cancel the producer and wait for its end; who still reads gets `error`."""
+        self._cancel_error = error
+        self._task.cancel()
+        await asyncio.wait((self._task,))
+        if not self._task.cancelled():
+            self._task.exception()  # nobody reads it
+
+
+class ServiceActor:
+    """The Ray actor around a service. Its methods are called by `_actor` and `StreamReader`."""
+
+    def __init__(self, service: Service | None = None) -> None:
+        self._service = service
+        self._writers: dict[str, StreamWriter] = {}
+        # When the lease of each stream's reader ends.
+        self._leases: dict[str, asyncio.TimerHandle] = {}
+        # Calls may overtake each other: streams that were closed before they were opened.
+        self._closed: deque[str] = deque(maxlen=10_000)
+        self._expiring: set[asyncio.Task[None]] = set()
+        # The failure that a reader gets which reads on where a stream was ended.
+        self._end_error: Exception = TimeoutError(
+            "the stream was ended: its reader gave no sign of life for the time of its lease"
+        )
+
+    async def host(self) -> str:
+        """Return the name of the machine."""
+        return this_host()
+
+    async def start(self, packed: bytes) -> bytes:
+        """Make the service with an async function; return the outcome, packed."""
+        try:
+            self._service = await unpack(packed)()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is raised at home
+            return Result(failure=error).dump()
+        return Result().dump()
+
+    async def stop(self) -> None:
+        """End all streams, then let the service free what it holds."""
+        self._end_error = WorkerLost("a stream from another process", "what gave it was closed")
+        await asyncio.gather(*(self.close(key) for key in [*self._writers]))
+        if self._service is not None:
+            await self._service.aclose()
+
+    async def open(self, key: str, packed: bytes, lease: float) -> Batch:
+        """Begin a stream and return its first batch; `lease` is that of its reader, in seconds."""
+        if key in self._closed:
+            return Result([]).dump(), True
+
+        async def produce(writer: StreamWriter) -> None:
+            assert self._service is not None
+            await self._service.serve(writer, unpack(packed))
+
+        self._writers[key] = StreamWriter(produce)
+        return await self.next(key, lease)
+
+    async def next(self, key: str, lease: float) -> Batch:
+        """Return the next batch of a stream."""
+        writer = self._writers.get(key)
+        if writer is None:
+            return Result([], self._end_error).dump(), True
+        await self.keep(key, lease)
+        batch, last = await writer.take()
+        if last:
+            self._remove(key)
+        return batch, last
+
+    async def keep(self, key: str, lease: float) -> None:
+        """Renew the lease of a stream: its reader is still there."""
+
+        def expire() -> None:
+            closing = asyncio.ensure_future(self.close(key))
+            self._expiring.add(closing)
+            closing.add_done_callback(self._expiring.discard)
+
+        if key in self._writers:
+            self._end_lease(key)
+            self._leases[key] = asyncio.get_running_loop().call_later(lease, expire)
+
+    async def answer(self, key: str, number: int, packed: bytes) -> None:
+        """Pass on the answer of a stream's reader to an `Ask`."""
+        if (writer := self._writers.get(key)) is not None:
+            writer.resolve(number, Result.load(packed))
+
+    async def close(self, key: str) -> None:
+        """End a stream, and return when its producer has ended."""
+        self._closed.append(key)
+        if (writer := self._remove(key)) is not None:
+            await writer.cancel(self._end_error)
+
+    def _remove(self, key: str) -> StreamWriter | None:
+        self._end_lease(key)
+        return self._writers.pop(key, None)
+
+    def _end_lease(self, key: str) -> None:
+        if (lease := self._leases.pop(key, None)) is not None:
+            lease.cancel()
+
+
+class StreamReader:
+    """A stream out of an actor; leaving the block ends it there, and waits for that.
+
+        async with StreamReader(handle, request) as reader:
+            while (items := await reader.take()) is not None:
+                ...
+
+    `request` is packed. Each `take` is one call to the actor; nothing is fetched before.
+    """
+
+    def __init__(self, handle: ActorHandle, request: bytes) -> None:
+        self._handle = handle
+        self._request = request
+        self._key = uuid4().hex
+        self._opened = False
+        self._ended = False
+        self._failure: BaseException | None = None
+        self._heartbeat: asyncio.TimerHandle | None = None
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        self._cluster, self._actor = await self._handle.locate()
+        monitor = Monitor(self._cluster, self._handle.path)
+        self._monitor = await self._stack.enter_async_context(monitor)
+        return self
+
+    async def take(self) -> list[Any] | None:
+        """Wait until there is something, and return all there is; None at the end.
+
+        Raises what the stream failed with, after what came before it, and `WorkerLost` if the actor
+        is gone.
+        """
+        if not self._ended:
+            lease = self._handle.lease
+            try:
+                if self._opened:
+                    batch = await self._monitor.call(self._actor.next, self._key, lease)
+                else:
+                    self._opened = True
+                    self._beat_later()
+                    begin = self._actor.open
+                    batch = await self._monitor.call(begin, self._key, self._request, lease)
+            except WorkerLost:
+                self._ended = True
+                self._handle.forget()
+                raise
+            packed, self._ended = batch
+            result = Result.load(packed)
+            self._failure = result.failure
+            if result.value:
+                return result.value
+        if self._failure is not None:
+            raise self._failure
+        return None
+
+    def _beat_later(self) -> None:
+        """Renew the lease from time to time: this process is alive, however slow its reader."""
+
+        def beat() -> None:
+            if self._cluster.usable:
+                self._actor.keep.remote(self._key, self._handle.lease)
+                self._beat_later()
+
+        loop = asyncio.get_running_loop()
+        self._heartbeat = loop.call_later(self._handle.lease / 3, beat)
+
+    async def answer(self, number: int, result: Result) -> None:
+        """Answer an `Ask` that was among the items."""
+        await self._monitor.call(self._actor.answer, self._key, number, result.dump())
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+        async with self._stack:
+            if not self._opened or self._ended:
+                return
+            closing = asyncio.ensure_future(self._monitor.call(self._actor.close, self._key))
+            interrupted = await outlast(closing)
+            with suppress(WorkerLost):
+                closing.result()
+            if interrupted is not None:
+                raise interrupted
