@@ -30,7 +30,7 @@ __all__ = ["OpenAIBackend"]
 
 
 class OpenAIBackend(WireBackend):
-    """A model of a hosted provider, or of any server that their SDK can reach.
+    """A model of a hosted provider, or of any server that OpenAI's SDK can reach.
 
     The key comes from `api_key` or the host's variable. The SDK does not try again by itself:
     `retries` does, as for every backend. Options are renamed where a provider's own address names
