@@ -12,8 +12,8 @@ from typing import Any, Self, SupportsIndex
 
 from ..commander.errors import ConfigurationError
 from ..dispatch import Format
+from ..dispatch.assembly import assemble
 from ..messages import Delta, Message, Request
-from ._assemble import assemble
 
 __all__ = ["Backend", "Recipe"]
 

@@ -17,9 +17,9 @@ from ..commander.errors import (
     RateLimited,
     StreamInterrupted,
 )
+from ..dispatch.assembly import assemble_partial
 from ..messages import Delta, Message, Request, Usage
 from ..messages.text import quote
-from ._assemble import partial_message
 from ._backend import Backend
 from ._estimate import estimate_tokens, usage_of
 from ._retry import Breaker, Retries
@@ -46,7 +46,7 @@ class _Reply:
 
     def interrupted(self, why: BackendError) -> StreamInterrupted:
         return StreamInterrupted(
-            f"the reply broke off: {why}", partial=partial_message(self.deltas)
+            f"the reply broke off: {why}", partial=assemble_partial(self.deltas)
         )
 
 

@@ -14,8 +14,8 @@ from typing import Any, cast
 
 from ..commander import errors
 from ..commander.errors import BackendError, ConfigurationError, RateLimited, StreamInterrupted
+from ..dispatch.assembly import assemble_partial
 from ..messages import Delta, Request, ToolCallDelta, Usage, request_body
-from ._assemble import partial_message
 from ._secret import Cut, clean
 
 __all__ = ["Tape", "Track", "key_of", "line_of"]
@@ -79,7 +79,7 @@ class Track:
         if not (isinstance(kind, type) and issubclass(kind, BackendError)):
             kind = BackendError  # one of the recording program's own
         if kind is StreamInterrupted:
-            return kind(message, partial=partial_message(delta for _, delta in self.deltas))
+            return kind(message, partial=assemble_partial(delta for _, delta in self.deltas))
         more: dict[str, Any] = {"status": failure.get("status")}
         if kind is RateLimited:
             more["retry_after"] = failure.get("retry_after")

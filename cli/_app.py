@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import AsyncExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +16,6 @@ import typer
 
 from ..backends import Backend, connect
 from ..commander import AnabranchError, ConfigurationError
-from ..dispatch import Format
 from ..dispatch.formats import FORMATS
 from ..messages import Conversation
 from ..tools import AnyTool, open_tools
@@ -77,8 +76,8 @@ def chat(
             "--tools",
             "-t",
             help="Tools for the model, with commas between: python, web, mcp:COMMAND_OR_URL, "
-            "module:name, module for all in it, or none. May be given several times. Default: the "
-            "time, arithmetic and an example of weather.",
+            "module:name, module for all in it, a package's NAME, or none. May be given "
+            "several times. Default: the time, arithmetic and an example of weather.",
         ),
     ] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="How freely to choose.")] = None,
@@ -104,16 +103,15 @@ def chat(
     options = {"temperature": temperature, "max_tokens": max_tokens}
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     logging.getLogger().addHandler(LegibleLog())
-    with _told(USAGE, debug):
+    with _report_errors(USAGE, debug):
         backend = connect(model, model=name, base_url=base_url, **given)
-        reads = None if formats is None else [_format(each) for each in formats]
         conversation = Conversation.load(load) if load else Conversation(system=system)
-    with _told(FAILED, debug):
-        raise SystemExit(asyncio.run(_chat(backend, conversation, tools, reads, debug)))
+    with _report_errors(FAILED, debug):
+        raise SystemExit(asyncio.run(_chat(backend, conversation, tools, formats, debug)))
 
 
 @contextmanager
-def _told(status: int, debug: bool) -> Generator[None]:
+def _report_errors(status: int, debug: bool) -> Generator[None]:
     """Turn an error into one line on the standard error and an exit status."""
     try:
         yield
@@ -135,25 +133,22 @@ async def _chat(
     backend: Backend,
     conversation: Conversation,
     specs: list[str] | None,
-    formats: Sequence[Format] | None,
+    formats: list[str] | None,
     debug: bool,
 ) -> int:
     async with AsyncExitStack() as stack:
-        with _told(USAGE, debug):
-            tools = await _tools(specs, stack)
-        return await chat_session(backend, conversation, tools, formats, debug=debug)
+        with _report_errors(USAGE, debug):
+            if specs is None:
+                from ..tools.examples import EXAMPLE_TOOLS
 
-
-def _format(name: str) -> Format:
-    if (make := FORMATS.get(name)) is None:
-        raise ConfigurationError(f"there is no format {name!r}; there are: {', '.join(FORMATS)}")
-    return make()
-
-
-async def _tools(specs: list[str] | None, stack: AsyncExitStack) -> list[AnyTool]:
-    if specs is None:
-        from ..tools.examples import EXAMPLE_TOOLS
-
-        return list(EXAMPLE_TOOLS)
-    wanted = [spec for spec in specs if spec != "none"]
-    return await stack.enter_async_context(open_tools(*wanted))
+                tools: list[AnyTool] = list(EXAMPLE_TOOLS)
+            else:
+                wanted = [spec for spec in specs if spec != "none"]
+                tools = await stack.enter_async_context(open_tools(*wanted))
+            for name in formats or ():
+                if name not in FORMATS:
+                    raise ConfigurationError(
+                        f"there is no format {name!r}; there are: {', '.join(FORMATS)}"
+                    )
+            reads = None if formats is None else [FORMATS[name]() for name in formats]
+        return await chat_session(backend, conversation, tools, reads, debug=debug)

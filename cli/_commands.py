@@ -1,4 +1,7 @@
-"""What the user can tell the chat itself: lines that begin with a slash."""
+"""The commands of the chat: lines that begin with a slash, which the user says to the chat itself.
+
+Each is a function marked `@command`: of the chat, and of the text after its name.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from difflib import get_close_matches
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..backends import Backend, connect
 from ..commander import Node
@@ -16,7 +19,27 @@ from ._terminal import complain
 if TYPE_CHECKING:
     from ._session import TerminalChat
 
-__all__ = ["COMMANDS", "Leave", "about", "obey"]
+__all__ = ["COMMANDS", "Leave", "describe_model", "obey"]
+
+Command: TypeAlias = Callable[["TerminalChat", str], Awaitable[str | None]]
+"""Does what the user wants; returns what the model is to hear instead, None for nothing.
+
+An empty string lets the model answer the conversation as it stands.
+"""
+
+COMMANDS: dict[str, Command] = {}
+HELP: list[str] = []
+
+
+def command(usage: str) -> Callable[[Command], Command]:
+    """Make a function the command that `usage` begins with; its docstring is the help."""
+
+    def add(function: Command) -> Command:
+        COMMANDS[usage.split()[0]] = function
+        HELP.append(f"{usage:<21}{inspect.getdoc(function) or ''}")
+        return function
+
+    return add
 
 
 class Leave(Exception):
@@ -25,20 +48,18 @@ class Leave(Exception):
 
 @handler
 async def obey(node: Node[Any], chat: TerminalChat, line: str) -> str | None:
-    """Do what `line` says; return what the model is to hear instead, None for nothing.
+    """Do what `line` says; return what its command does.
 
-    An empty string lets the model answer the conversation as it stands. A command that fails says
-    why in one line and changes nothing.
+    A command that fails says why in one line and changes nothing.
     """
     name, argument = (*line.split(maxsplit=1), "")[:2]
-    command = _COMMANDS.get(name)
-    if command is None:
-        close = get_close_matches(name[:40], _COMMANDS, n=1)
+    if (wanted := COMMANDS.get(name)) is None:
+        close = get_close_matches(name[:40], COMMANDS, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         complain(f"there is no command {name}{hint} /help lists them")
         return None
     try:
-        return await command(chat, argument.strip())
+        return await wanted(chat, argument.strip())
     except (Leave, BrokenPipeError):
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - what the user types ends no chat
@@ -46,34 +67,37 @@ async def obey(node: Node[Any], chat: TerminalChat, line: str) -> str | None:
         return None
 
 
-def about(backend: Backend) -> str:
+def describe_model(backend: Backend) -> str:
     """Say in a line which model speaks, and how good its choice of tools is if that is known."""
     figure = getattr(backend, "tool_choice_accuracy", "")
     return f"{backend.model} ({backend.provider})" + (f"; {figure}" if figure else "")
 
 
-async def _help(chat: TerminalChat, argument: str) -> None:
-    """/help                list these commands"""
-    for command in _COMMANDS.values():
-        chat.terminal.note(inspect.getdoc(command) or "", "")
+@command("/help")
+async def list_commands(chat: TerminalChat, argument: str) -> None:
+    """list these commands"""
+    for line in HELP:
+        chat.terminal.note(line, "")
     chat.terminal.note("Alt-Enter, or a backslash at the end of a line, begins another line", "")
 
 
-async def _model(chat: TerminalChat, argument: str) -> None:
-    """/model [NAME]        say which model speaks, or let another one speak"""
+@command("/model [NAME]")
+async def choose_model(chat: TerminalChat, argument: str) -> None:
+    """say which model speaks, or let another one speak"""
     if not argument:
-        chat.terminal.note(about(chat.backend), "")
+        chat.terminal.note(describe_model(chat.backend), "")
         chat.terminal.note("others: local, openai:NAME, mistral:NAME, groq:NAME, vllm:NAME", "")
         chat.terminal.note("or a server: http://localhost:8000/v1 NAME", "")
         return
     spec, _, name = argument.partition(" ")
     backend = connect(spec, model=name.strip() or None)
-    chat.backend = await chat.desk.backends.enter_async_context(backend)
-    chat.terminal.note(about(backend), "")
+    chat.backend = await chat.session.backends.enter_async_context(backend)
+    chat.terminal.note(describe_model(backend), "")
 
 
-async def _tools(chat: TerminalChat, argument: str) -> None:
-    """/tools               list the tools that the model may call"""
+@command("/tools")
+async def list_tools(chat: TerminalChat, argument: str) -> None:
+    """list the tools that the model may call"""
     for tool in chat.tools:
         first, *_ = (*tool.description.strip().splitlines(), "")
         chat.terminal.note(f"{tool.name}: {first}", "")
@@ -81,8 +105,9 @@ async def _tools(chat: TerminalChat, argument: str) -> None:
         chat.terminal.note("none; start with --tools module:name", "")
 
 
-async def _save(chat: TerminalChat, argument: str) -> None:
-    """/save [FILE]         save the conversation as JSON (conversation.json)"""
+@command("/save [FILE]")
+async def save(chat: TerminalChat, argument: str) -> None:
+    """save the conversation as JSON (conversation.json)"""
     path = argument or "conversation.json"
     try:
         chat.conversation.save(path)
@@ -92,8 +117,9 @@ async def _save(chat: TerminalChat, argument: str) -> None:
     chat.terminal.note(f"saved {len(chat.conversation)} messages to {path}", "")
 
 
-async def _retry(chat: TerminalChat, argument: str) -> str | None:
-    """/retry               ask the model again for its last answer"""
+@command("/retry")
+async def retry(chat: TerminalChat, argument: str) -> str | None:
+    """ask the model again for its last answer"""
     messages = chat.conversation.messages
     asked = [place for place, each in enumerate(messages) if each.role in ("user", "tool")]
     if not asked:
@@ -103,8 +129,9 @@ async def _retry(chat: TerminalChat, argument: str) -> str | None:
     return ""
 
 
-async def _undo(chat: TerminalChat, argument: str) -> None:
-    """/undo                forget the last turn: what you said, and all that came of it"""
+@command("/undo")
+async def undo(chat: TerminalChat, argument: str) -> None:
+    """forget the last turn: what you said, and all that came of it"""
     messages = chat.conversation.messages
     turns = [number for number, message in enumerate(messages) if message.role == "user"]
     if not turns:
@@ -115,18 +142,7 @@ async def _undo(chat: TerminalChat, argument: str) -> None:
     chat.terminal.note(f"forgotten: {shorten(said, 60, placeholder=' ...')}", "")
 
 
-async def _exit(chat: TerminalChat, argument: str) -> None:
-    """/exit                leave (also Ctrl-D, and Ctrl-C at an empty prompt)"""
+@command("/exit")
+async def leave(chat: TerminalChat, argument: str) -> None:
+    """leave (also Ctrl-D, and Ctrl-C at an empty prompt)"""
     raise Leave
-
-
-_COMMANDS: dict[str, Callable[[TerminalChat, str], Awaitable[str | None]]] = {
-    "/help": _help,
-    "/model": _model,
-    "/tools": _tools,
-    "/save": _save,
-    "/retry": _retry,
-    "/undo": _undo,
-    "/exit": _exit,
-}
-COMMANDS = list(_COMMANDS)

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -31,7 +32,6 @@ class LineEditor:
     def __init__(self, commands: list[str]) -> None:
         self.edits = os.environ.get("TERM", "dumb") != "dumb" and sys.stdout.isatty()
         self._commands = commands
-        self._session: PromptSession[str] | None = None
 
     async def read(self, prompt: str) -> str | None:
         """Return what the user says, None at the end of the input.
@@ -41,8 +41,6 @@ class LineEditor:
         """
         if not self.edits:
             return await _read_plain(prompt)
-        if self._session is None:
-            self._session = _session(self._commands)
         while True:
             try:
                 said = await self._session.prompt_async(prompt, handle_sigint=False)
@@ -53,6 +51,41 @@ class LineEditor:
                 if not self._session.default_buffer.text:
                     raise
 
+    @cached_property
+    def _session(self) -> PromptSession[str]:
+        from platformdirs import user_state_path
+
+        keys = KeyBindings()
+
+        @keys.add("escape", "enter")
+        def begin_line(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
+            event.current_buffer.insert_text("\n")
+
+        @keys.add("enter")
+        def enter(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
+            buffer: Any = event.current_buffer
+            if buffer.document.char_before_cursor == "\\":
+                buffer.delete_before_cursor()
+                buffer.insert_text("\n")
+            else:
+                buffer.validate_and_handle()
+
+        history: FileHistory | InMemoryHistory
+        try:
+            path: Path = user_state_path("anabranch", ensure_exists=True) / "history"
+            with path.open("ab"):
+                path.chmod(0o600)
+            history = _History(path)
+        except OSError:  # a home that cannot be written: arrow keys still know this session
+            history = InMemoryHistory()
+        return PromptSession(
+            history=history,
+            key_bindings=keys,
+            completer=WordCompleter(self._commands, sentence=True),
+            complete_while_typing=False,
+            output=_output(),
+        )
+
     async def answer(self, prompt: str, draft: str = "") -> str | None:
         """Return the answer to a question, None for none; `draft` stands there to be changed.
 
@@ -61,7 +94,7 @@ class LineEditor:
         if not self.edits:
             return await _read_plain(prompt)
         session: PromptSession[str] = PromptSession(output=_output(), enable_open_in_editor=True)
-        return await _prompted(session, prompt, draft)
+        return await _prompt(session, prompt, draft)
 
     async def choose(self, prompt: str) -> tuple[str | None, bool]:
         """Return the answer to a question, None for none, and whether it was typed by itself.
@@ -72,9 +105,15 @@ class LineEditor:
         if not self.edits:
             answer = await _ask_plain(prompt)
             return answer, not await drop_typeahead()
-        session: PromptSession[str] = PromptSession(output=_output(), key_bindings=_no_paste())
+        keys = KeyBindings()
+
+        @keys.add(Keys.BracketedPaste)
+        def refuse_paste(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
+            event.app.output.bell()
+
+        session: PromptSession[str] = PromptSession(output=_output(), key_bindings=keys)
         clear_typeahead(session.app.input)
-        answer = await _prompted(session, prompt)
+        answer = await _prompt(session, prompt)
         return answer, not get_typeahead(session.app.input) and not await drop_typeahead()
 
 
@@ -83,7 +122,7 @@ def screen() -> TextIO:
     return sys.stderr if sys.stderr.isatty() and not sys.stdout.isatty() else sys.stdout
 
 
-async def _prompted(session: PromptSession[str], prompt: str, draft: str = "") -> str | None:
+async def _prompt(session: PromptSession[str], prompt: str, draft: str = "") -> str | None:
     try:
         with patch_stdout(raw=True):
             return await session.prompt_async(prompt, default=draft, handle_sigint=False)
@@ -108,16 +147,6 @@ async def _read_plain(prompt: str) -> str | None:
             return "\n".join(lines)
 
 
-def _session(commands: list[str]) -> PromptSession[str]:
-    return PromptSession(
-        history=_history(),
-        key_bindings=_keys(),
-        completer=WordCompleter(commands, sentence=True),
-        complete_while_typing=False,
-        output=_output(),
-    )
-
-
 def _output() -> Output:
     """Return the terminal, never asked where its cursor is: some do not answer.
 
@@ -128,18 +157,6 @@ def _output() -> Output:
     if isinstance(output, Vt100_Output):
         output.enable_cpr = False
     return output
-
-
-def _history() -> FileHistory | InMemoryHistory:
-    from platformdirs import user_state_path
-
-    try:
-        path: Path = user_state_path("anabranch", ensure_exists=True) / "history"
-        with path.open("ab"):
-            path.chmod(0o600)
-    except OSError:  # a home that cannot be written: arrow keys still know this session
-        return InMemoryHistory()
-    return _History(path)
 
 
 class _History(FileHistory):
@@ -153,32 +170,3 @@ class _History(FileHistory):
     def store_string(self, string: str) -> None:
         with suppress(OSError):
             super().store_string(string)
-
-
-def _no_paste() -> KeyBindings:
-    keys = KeyBindings()
-
-    @keys.add(Keys.BracketedPaste)
-    def _(event: KeyPressEvent) -> None:
-        event.app.output.bell()
-
-    return keys
-
-
-def _keys() -> KeyBindings:
-    keys = KeyBindings()
-
-    @keys.add("escape", "enter")
-    def _(event: KeyPressEvent) -> None:
-        event.current_buffer.insert_text("\n")
-
-    @keys.add("enter")
-    def _(event: KeyPressEvent) -> None:
-        buffer: Any = event.current_buffer
-        if buffer.document.char_before_cursor == "\\":
-            buffer.delete_before_cursor()
-            buffer.insert_text("\n")
-        else:
-            buffer.validate_and_handle()
-
-    return keys

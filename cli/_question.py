@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..handlers.legible import exact, spelled, width
 from ..tools import AnyTool
+from ._exact import exact, replace_unfit, width
 
 __all__ = ["Question", "draft"]
 
@@ -44,32 +44,27 @@ class Question:
         Only with `lines` is anything left out: the middle of what is longest, and a row says so.
         """
         columns = max(columns, NARROWEST)
-        tool, arguments = self._tool(columns), self._arguments(columns)
-        if lines is None:
-            return _joined(tool + arguments)
-        room = max(lines - AROUND, LOWEST)
-        least = sum(min(len(rows), MOST) for rows in tool)
-        if FEWEST * len(arguments) > room - least:
-            arguments = [_joined(arguments)]
-        given = _all_capped(arguments, max(room - least, FEWEST), columns)
-        said = _all_capped(tool, max(room - sum(map(len, given)), least), columns)
-        return _joined(said + given)
-
-    def _tool(self, columns: int) -> list[list[str]]:
-        tool = self.tool
-        fields = {"tool": tool.name, "from": tool.source, "says": tool.description}
-        found = [
-            _in_rows(name, _exact_lines(text, self.encoding), INDENT, columns)
+        says = self.tool.description
+        fields = {"tool": self.tool.name, "from": self.tool.source, "says": says}
+        tool = [
+            _lay_out(name, _exact_lines(text, self.encoding), INDENT, columns)
             for name, text in fields.items()
             if text
         ]
-        return [*found, [f"{INDENT}with:" if self.arguments else f"{INDENT}with no arguments"]]
-
-    def _arguments(self, columns: int) -> list[list[str]]:
-        return [
-            _in_rows(*_named(name, value, columns, self.encoding), INDENT * 2, columns)
+        tool.append([f"{INDENT}with:" if self.arguments else f"{INDENT}with no arguments"])
+        arguments = [
+            _lay_out(*_argument(name, value, columns, self.encoding), INDENT * 2, columns)
             for name, value in self.arguments.items()
         ]
+        if lines is None:
+            return _join(tool + arguments)
+        room = max(lines - AROUND, LOWEST)
+        least = sum(min(len(rows), MOST) for rows in tool)
+        if FEWEST * len(arguments) > room - least:
+            arguments = [_join(arguments)]
+        given = _cap(arguments, max(room - least, FEWEST), columns)
+        said = _cap(tool, max(room - sum(map(len, given)), least), columns)
+        return _join(said + given)
 
 
 def draft(arguments: Mapping[str, Any], encoding: str = "utf-8") -> str:
@@ -80,17 +75,17 @@ def draft(arguments: Mapping[str, Any], encoding: str = "utf-8") -> str:
 
     # DEL is the one that JSON leaves as it is even in ASCII.
     text = json.dumps(arguments, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return spelled(text, spell, encoding)
+    return replace_unfit(text, spell, encoding)
 
 
-def _in_rows(name: str, lines: list[str], indent: str, columns: int) -> list[str]:
+def _lay_out(name: str, lines: list[str], indent: str, columns: int) -> list[str]:
     """Lay out a field: in one row if it fits, else below its name, none wider than `columns`."""
     if len(lines) == 1 and width(row := f"{indent}{name}: {lines[0]}") < columns:
         return [row]
     below = indent + INDENT
-    head = _wrapped(f"{name}:", indent, below + REST, columns)
+    head = _wrap(f"{name}:", indent, below + REST, columns)
     return head + [
-        row for line in lines for row in _wrapped(line, below + LINE, below + REST, columns)
+        row for line in lines for row in _wrap(line, below + LINE, below + REST, columns)
     ]
 
 
@@ -99,7 +94,7 @@ def _exact_lines(text: str, encoding: str) -> list[str]:
     return [exact(line, encoding) for line in text.split("\n")]
 
 
-def _named(name: str, value: Any, columns: int, encoding: str) -> tuple[str, list[str]]:
+def _argument(name: str, value: Any, columns: int, encoding: str) -> tuple[str, list[str]]:
     """Return the name and the lines of an argument; no two values have the same.
 
     A string stands there as it is, or quoted where that could be taken for something else.
@@ -128,7 +123,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _wrapped(line: str, first: str, rest: str, columns: int) -> list[str]:
+def _wrap(line: str, first: str, rest: str, columns: int) -> list[str]:
     """Cut a line to the screen; marks, which take no cell, stay with their letters."""
     rows, prefix = list[str](), first
     start, used = 0, 0
@@ -143,26 +138,24 @@ def _wrapped(line: str, first: str, rest: str, columns: int) -> list[str]:
     return [*rows, prefix + line[start:]]
 
 
-def _joined(fields: list[list[str]]) -> list[str]:
+def _join(fields: list[list[str]]) -> list[str]:
     return [row for rows in fields for row in rows]
 
 
-def _all_capped(fields: list[list[str]], rows: int, columns: int) -> list[list[str]]:
-    """Divide `rows` among fields: what needs less than a fair share leaves the rest to others."""
+def _cap(fields: list[list[str]], room: int, columns: int) -> list[list[str]]:
+    """Divide `room` rows among fields: what needs less than a fair share leaves the rest to others.
+
+    A field that gets fewer rows than it has loses its middle, and says how much that is.
+    """
     capped = list(fields)
     for done, place in enumerate(sorted(range(len(fields)), key=lambda n: len(fields[n]))):
-        capped[place] = _capped(fields[place], rows // (len(fields) - done), columns)
-        rows -= len(capped[place])
+        rows, limit = fields[place], room // (len(fields) - done)
+        if len(rows) > limit:
+            head, tail = limit // 2, len(rows) - (limit - 1 - limit // 2)
+            hidden = rows[head:tail]
+            size = sum(len(row.lstrip()) for row in hidden)
+            note = f"{len(hidden):,} lines, {size:,} characters not shown; s shows all ..."
+            note = f"{INDENT}... {note}"[: columns - 1]
+            capped[place] = [*rows[:head], note, *rows[tail:]]
+        room -= len(capped[place])
     return capped
-
-
-def _capped(rows: list[str], limit: int, columns: int) -> list[str]:
-    """Leave out the middle of what is longer than `limit`, and say how much that is."""
-    if len(rows) <= limit:
-        return rows
-    head = limit // 2
-    tail = limit - 1 - head
-    hidden = rows[head : len(rows) - tail]
-    size = sum(len(row.lstrip()) for row in hidden)
-    note = f"{INDENT}... {len(hidden):,} lines, {size:,} characters not shown; s shows all ..."
-    return [*rows[:head], note[: columns - 1], *rows[len(rows) - tail :]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,8 +18,13 @@ def rescue(conversation: Conversation) -> None:
     """Save what was said where the user finds it, and say where; show it if it cannot be saved."""
     if not any(message.role == "user" for message in conversation):
         return
+    folders = [Path(tempfile.gettempdir())]
+    with suppress(Exception):
+        from platformdirs import user_state_path
+
+        folders.insert(0, user_state_path("anabranch", ensure_exists=True))
     with suppress(OSError):  # nobody may be there to hear it
-        for folder in _folders():
+        for folder in folders:
             with suppress(Exception):
                 path = folder / f"chat-{conversation.thread_id}.json"
                 conversation.save(path)
@@ -29,11 +33,3 @@ def rescue(conversation: Conversation) -> None:
         complain("the conversation could not be saved; this is what was said:")
         for message in conversation:
             sys.stderr.write(f"{json.dumps([message.role, message.content])}\n")
-
-
-def _folders() -> Iterator[Path]:
-    with suppress(Exception):
-        from platformdirs import user_state_path
-
-        yield user_state_path("anabranch", ensure_exists=True)
-    yield Path(tempfile.gettempdir())

@@ -17,7 +17,7 @@ from ..dispatch import Format
 from ..jobs import ChatJob
 from ..messages import Conversation, Message
 from ..tools import AnyTool
-from ._commands import COMMANDS, Leave, about, obey
+from ._commands import COMMANDS, Leave, describe_model, obey
 from ._rescue import rescue
 from ._terminal import Terminal
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Desk:
+class Session:
     """What the rounds of one session share."""
 
     # Holds the backends of the session open, whichever of them speaks.
@@ -47,7 +47,7 @@ class Desk:
 class TerminalChat(ChatJob):
     """One round at the terminal."""
 
-    desk: Desk = field(kw_only=True)
+    session: Session = field(kw_only=True)
 
     @property
     def terminal(self) -> Terminal:
@@ -77,11 +77,11 @@ class TerminalChat(ChatJob):
         return await self._stoppable(self.put_job(self.response(), claim=True))
 
     async def _stoppable(self, node: Node[T]) -> T:
-        self.desk.busy = node
+        self.session.busy = node
         try:
             return await node
         finally:
-            self.desk.busy = None
+            self.session.busy = None
 
 
 async def chat_session(
@@ -93,17 +93,17 @@ async def chat_session(
     debug: bool,
 ) -> int:
     """Hold a chat until the user leaves or the input ends; return the exit status."""
-    terminal = Terminal(COMMANDS, debug=debug)
+    terminal = Terminal(list(COMMANDS), debug=debug)
     async with AsyncExitStack() as backends:
         await backends.enter_async_context(backend)
         if terminal.interactive:
-            terminal.note(f"anabranch {version('anabranch')}, {about(backend)}")
+            terminal.note(f"anabranch {version('anabranch')}, {describe_model(backend)}")
             terminal.note("/help lists the commands; Ctrl-C stops the model, or leaves")
-        desk = Desk(backends)
-        first = TerminalChat(backend, conversation, tools, terminal, formats, desk=desk)
+        session = Session(backends)
+        first = TerminalChat(backend, conversation, tools, terminal, formats, session=session)
         commander = Commander(policy="fail_fast", slow_after=0.1 if debug else None)
         try:
-            with _interrupts(commander, desk, terminal):
+            with _handle_signals(commander, session, terminal):
                 async with commander:
                     commander.put_job(first)
         except BrokenPipeError:
@@ -111,16 +111,16 @@ async def chat_session(
         except BaseException:
             rescue(conversation)
             raise
-        if desk.killed:
+        if session.killed:
             rescue(conversation)
-            return KILLED + desk.killed
-    if desk.interrupted:
+            return KILLED + session.killed
+    if session.interrupted:
         return INTERRUPTED
     return 1 if terminal.failures and not terminal.interactive else 0
 
 
 @contextmanager
-def _interrupts(commander: Commander, desk: Desk, terminal: Terminal) -> Generator[None]:
+def _handle_signals(commander: Commander, session: Session, terminal: Terminal) -> Generator[None]:
     """Let SIGINT stop what the terminal is busy with, or end a session that waits for input.
 
     From a pipe there is nobody to go on with: there it always ends the session. So do the signals
@@ -129,15 +129,15 @@ def _interrupts(commander: Commander, desk: Desk, terminal: Terminal) -> Generat
     loop = asyncio.get_running_loop()
 
     def interrupt() -> None:
-        if terminal.interactive and desk.busy is not None:
-            desk.busy.cancel("interrupted")
+        if terminal.interactive and session.busy is not None:
+            session.busy.cancel("interrupted")
             terminal.stopped = True
-        elif not terminal.forgives():
-            desk.interrupted = not terminal.interactive
+        elif not terminal.forgive_interrupt():
+            session.interrupted = not terminal.interactive
             commander.exit()
 
     def end(number: int) -> None:
-        desk.killed = number
+        session.killed = number
         commander.exit()
 
     def received(number: int, frame: FrameType | None) -> None:

@@ -19,11 +19,12 @@ from rich.text import Text
 
 from ..commander import NodeCancelled
 from ..handlers import View
-from ..handlers.legible import exact, legible
+from ..handlers.legible import legible
 from ..jobs import read_line
 from ..messages import ToolCall
 from ..tools import AnyTool, Decision, ToolResult
 from ._editor import LineEditor, screen
+from ._exact import exact
 from ._question import Question, draft
 from ._typeahead import drop_typeahead
 
@@ -90,13 +91,13 @@ class Terminal(View):
             try:
                 said = await self._editor.read("> ")
             except KeyboardInterrupt:
-                if self.forgives():
+                if self.forgive_interrupt():
                     continue
                 return None
             self.stopped = False
             return said
 
-    def forgives(self) -> bool:
+    def forgive_interrupt(self) -> bool:
         """Take an interrupt that would leave; whether it is the echo of one that stopped an answer.
 
         Who presses Ctrl-C twice to stop a model does not want to lose the chat.
@@ -174,17 +175,20 @@ class Terminal(View):
         async with self._asking:  # one question at a time, however many calls wait
             self._held = []
             try:
-                return await self._decision(call, tool)
+                return await self._decide(call, tool)
             finally:
                 held, self._held = self._held, None
                 for show in held:
                     show()
 
-    async def _decision(self, call: ToolCall, tool: AnyTool) -> Decision:
+    async def _decide(self, call: ToolCall, tool: AnyTool) -> Decision:
         arguments, whole = call.arguments, False
         while True:
             question = Question(tool, arguments, self._encoding)
-            columns, lines = _size()
+            columns, lines = 80, 24
+            with suppress(OSError):  # of the terminal at which the person sits
+                size = os.get_terminal_size(sys.stdin.fileno())
+                columns, lines = size if all(size) else (columns, lines)
             # In a thread: a megabyte of some scripts takes a second.
             rows = await asyncio.to_thread(question.rows, columns, None if whole else lines)
             self._note("\n".join(rows), "cyan")
@@ -211,28 +215,15 @@ class Terminal(View):
         self._note("Ctrl-X Ctrl-E opens $EDITOR" if self._editor.edits else text)
         while text := await self._editor.answer("arguments: ", text):
             try:
-                tool.check(edited := _json_object(text))
+                edited = json.loads(text)
+                if not isinstance(edited, dict):
+                    raise ValueError("the arguments are a JSON object: {...}")
+                tool.check(edited := cast("dict[str, Any]", edited))
             except Exception as error:  # noqa: BLE001 - whatever is wrong, it can be mended
                 complain(error)
             else:
                 return edited
         return arguments
-
-
-def _size() -> tuple[int, int]:
-    """Return the columns and lines of the terminal at which the person sits."""
-    with suppress(OSError):
-        columns, lines = os.get_terminal_size(sys.stdin.fileno())
-        if columns and lines:
-            return columns, lines
-    return 80, 24
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    found = json.loads(text)
-    if not isinstance(found, dict):
-        raise ValueError("the arguments are a JSON object: {...}")
-    return cast("dict[str, Any]", found)
 
 
 def _in_line(text: str, most: int) -> str:

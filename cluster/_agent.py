@@ -7,9 +7,8 @@ from contextlib import suppress
 from inspect import signature
 from typing import Any, ClassVar, Self
 
-from ..agents import AgentMessage, Answer, Directory, Participant, current_scope
-from ..agents._chat import in_tree
-from ..agents._scope import listened_to
+from ..agents import AgentMessage, Answer, Directory, Participant
+from ..agents.remote import audible_scope, current_scope, run_in_tree
 from ..backends.limits import limits_of
 from ..commander import Node, WorkerLost
 from ..commander.remote import send
@@ -64,7 +63,7 @@ class RemoteAgent(Resident):
 
         What is returned is a copy. Raises what the method raises.
         """
-        return await in_tree(Visiting(self, name, args, kwargs))
+        return await run_in_tree(Visiting(self, name, args, kwargs))
 
     def known_to(self, directory: Directory) -> Self:
         """Let those whom `directory` finds be asked for by the agent, unless it has one already."""
@@ -150,7 +149,7 @@ class Called(Elsewhere):
     async def _hear(self, node: Node[Any], stand: Stand) -> End:
         scope = current_scope()
         said = None if scope is None else (scope.limit, scope.left)
-        visit = Visit(self._method, self._given, stand, said, listened_to() is not None)
+        visit = Visit(self._method, self._given, stand, said, audible_scope() is not None)
         async with Pull(self._agent, pack(visit, "the visit")) as pull:
             while (items := await pull.take()) is not None:
                 for item in items:
@@ -193,7 +192,7 @@ def _unheard(report: bytes) -> None:
 
 
 def _tell(part: AgentMessage) -> None:
-    if (scope := listened_to()) is not None:
+    if (scope := audible_scope()) is not None:
         scope.tell(part)
 
 

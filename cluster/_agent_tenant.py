@@ -10,8 +10,8 @@ from inspect import isawaitable, signature
 from typing import Any
 
 from ..agents import ConversableAgent
-from ..agents._group import Group
-from ..agents._scope import Scope, continued
+from ..agents.conversation import Group
+from ..agents.remote import Scope, continue_scope
 from ..commander import Node
 from ._actor import Outlet
 from ._directory import ClusterDirectory
@@ -89,7 +89,7 @@ async def _tell(outlet: Outlet, feed: Feed, share: Share, news: asyncio.Event) -
 def _conversation(outlet: Outlet, visit: Visit) -> AbstractContextManager[Scope | None]:
     if visit.said is None:
         return nullcontext()
-    return continued(*visit.said, Teller(outlet) if visit.heard else None)
+    return continue_scope(*visit.said, Teller(outlet) if visit.heard else None)
 
 
 class Visited(Node[Any], internal=True):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from ..agents import Directory, Participant, UnknownAgent
+from ..agents import Directory, Participant
+from ..agents.errors import UnknownAgent
 from ._resident import NoResident
 from ._visit import CALLER, AtHome
 

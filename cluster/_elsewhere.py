@@ -14,7 +14,7 @@ from ._parcel import load_error
 from ._report import End, Happened, Report, Standing
 
 if TYPE_CHECKING:
-    from ..agents._scope import Scope
+    from ..agents.remote import Scope
 
 __all__ = ["Elsewhere", "ended", "scope_of"]
 
@@ -153,5 +153,8 @@ class Clock:
 def scope_of() -> Scope | None:
     """Return the conversation in which this runs."""
     # Whoever has not imported the agents is in no conversation of theirs.
-    agents = sys.modules.get(__name__.replace("cluster._elsewhere", "agents._scope"))
-    return None if agents is None else agents.current_scope()
+    if __name__.replace("cluster._elsewhere", "agents") not in sys.modules:
+        return None
+    from ..agents.remote import current_scope
+
+    return current_scope()

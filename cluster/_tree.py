@@ -14,7 +14,7 @@ from ._parcel import unpack
 from ._report import End, Order
 
 if TYPE_CHECKING:
-    from ..agents._scope import Scope
+    from ..agents.remote import Scope
     from ._worker import Line
 
 __all__ = ["Tree"]
@@ -74,9 +74,9 @@ class Tree:
         if self._order.said is None:
             yield
             return
-        from ..agents._scope import continued
+        from ..agents.remote import continue_scope
 
-        with continued(*self._order.said, None) as self._scope:
+        with continue_scope(*self._order.said, None) as self._scope:
             yield
 
     async def _drive(self) -> End:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..agents import AgentMessage, Answer
-from ..agents._scope import Scope
+from ..agents.remote import Scope
 from ._actor import Outlet
 from ._report import Stand
 

@@ -1,4 +1,15 @@
-"""Forking a reply: the incremental JSON reader, text formats, channels, assembly."""
+"""The fork: one reply becomes branches that are read while it arrives, and a message at the end.
+
+A source comes in by `fork` (`_reply`); text, calls and the message go out by the `Reply`.
+
+- `_source`: what a reply is read from, async or blocking; `_pump`: the node that reads it
+- `_channel`: the branches, and when a full one holds the source back
+- `assembly`: from deltas to branches and to the message; also of deltas that are all there
+- `_call`, `_user_text`: one tool call while it arrives, and what the user is told in it
+- `_scan`: the incremental reader of one JSON object
+- `formats`: calls written as text, a class for each way; `_format` is their base
+- `_splitter`, `_body`, `_json_body`, `_marked`: finding formats in text, and reading what they hold
+"""
 
 from ._format import Body as Body
 from ._format import Format as Format

@@ -44,8 +44,13 @@ class NamedBody(Stepwise):
         self._until = Until(close, start)
         self._came = ""  # while the head is not whole
         self._index = -1
-        self._scanner = ObjectScanner()
-        self._object: MarkedObject | None = MarkedObject(self._scanner, self._take, close, start)
+        scanner = ObjectScanner()
+
+        def take(text: str) -> None:
+            after = len(scanner.raw) - scanner.end if scanner.feed(text) else 0
+            output.write(self._index, text[: max(0, len(text) - after)])
+
+        self._object: MarkedObject | None = MarkedObject(scanner, take, close, start)
         self._gap: list[str] = []  # white space after the object
         self._held = ""  # it may begin the close
 
@@ -77,10 +82,6 @@ class NamedBody(Stepwise):
         if text:
             self._state = self._in_object if text[0] == "{" else self._in_text
         return text
-
-    def _take(self, text: str) -> None:
-        after = len(self._scanner.raw) - self._scanner.end if self._scanner.feed(text) else 0
-        self._output.write(self._index, text[: max(0, len(text) - after)])
 
     def _in_object(self, text: str) -> str:
         assert self._object is not None

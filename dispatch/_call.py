@@ -8,32 +8,35 @@ from typing import Any
 
 from ..messages import ToolCall, ToolCallDelta, ToolCallError
 from ..messages.arguments import read_arguments
-from ._scan import HalfKeeper, ObjectScanner, StringDecoder
-from ._speech import Speech, Voice
+from ..messages.text import SurrogateJoiner
+from ._scan import ObjectScanner, StringDecoder
+from ._user_text import TextOrigin, UserText
 
 __all__ = ["OpenCall"]
+
+_LONGEST_NAME = 1024  # of a tool; more of it is dropped, or each piece would copy all that came
 
 
 class OpenCall:
     """A call whose arguments are still coming.
 
-    `spoken` is the key whose text is for the user and not for the tool, but for the tools in
-    `keepers`: theirs is an argument like others. `fault` says why the call cannot be run, once
-    that is known; `handed_on` that it went to its branch. `again` is a head that came once more
-    after the whole arguments: if others follow it, it is that of another call.
+    `to_user` is the argument whose text is for the user and not for the tool, but for the tools
+    named in `exempt`: theirs is an argument like others. `fault` says why the call cannot be run,
+    once that is known; `handed_on` that it went to its branch. `again` is a head that came once
+    more after the whole arguments: if others follow it, it is that of another call.
     """
 
     __slots__ = (
-        "_keepers",
-        "_spoken",
-        "_teller",
+        "_exempt",
+        "_to_user",
+        "_user_part",
         "again",
         "arguments",
         "fault",
-        "halves",
         "handed_on",
         "id",
         "index",
+        "joiner",
         "name",
         "raw",
         "repaired",
@@ -41,43 +44,53 @@ class OpenCall:
     )
 
     def __init__(
-        self, index: int, spoken: str | None, speech: Speech, keepers: Container[str] = ()
+        self, index: int, to_user: str | None, texts: UserText, exempt: Container[str] = ()
     ) -> None:
         self.index = index
         self.id: str | None = None
         self.name = ""
         self.raw = ""  # the arguments as they came, once they were read
-        self.arguments: dict[str, Any] = {}  # all of them, the spoken one too
+        self.arguments: dict[str, Any] = {}  # all of them, also the one for the user
         self.fault: str | None = None
         self.handed_on = False
         self.repaired = False
         self.again: ToolCallDelta | None = None
-        self.halves: HalfKeeper | None = None  # of the arguments, if they are not ASCII
-        self._spoken = spoken
-        self._keepers = keepers
-        self._teller: _ToUser | None = None
-        if spoken is None:
+        self.joiner: SurrogateJoiner | None = None  # of the arguments, if they are not ASCII
+        self._to_user = to_user
+        self._exempt = exempt
+        self._user_part: _UserPart | None = None
+        if to_user is None:
             self.scanner = ObjectScanner()
         else:
-            self._teller = _ToUser(speech, waits=bool(keepers))
-            self.scanner = ObjectScanner((spoken,), self._teller)
+            self._user_part = _UserPart(texts, waits=bool(exempt))
+            self.scanner = ObjectScanner((to_user,), self._user_part)
+
+    def take_name(self, name: str | None) -> None:
+        """Take the name, which may be cut into pieces, all before the arguments.
+
+        One that is repeated adds nothing.
+        """
+        if name and self.name != name and not (self.name and self.scanner.parts):
+            self.name = (self.name + name)[:_LONGEST_NAME]
+            if self.scanner.parts:
+                self.settle_name()
+
+    def settle_name(self) -> None:
+        """Pass the text for the user on, unless it is for the tool: the name is now whole."""
+        if self._user_part is not None and self._user_part.waits:
+            self._user_part.go_on(mute=self.name in self._exempt)
 
     def feed(self, arguments: str) -> bool:
         """Take more of the arguments; return whether they are whole."""
         if self.name:
-            self.tell()
+            self.settle_name()
         return self.scanner.feed(arguments)
 
-    def tell(self) -> None:
-        """Tell the user what the call says, unless it is for the tool: its name is now known."""
-        if self._teller is not None and self._teller.waits:
-            self._teller.go_on(mute=self.name in self._keepers)
-
-    def hush(self) -> None:
-        """Say no more, whether or not the text for the user has an end."""
-        if self._teller is not None:
-            self.tell()
-            self._teller.end()
+    def end_text(self) -> None:
+        """End the text for the user, whether or not it is whole."""
+        if self._user_part is not None:
+            self.settle_name()
+            self._user_part.end()
 
     def read(self, *, truncated: bool = False) -> None:
         """Read the arguments, which are whole or will never be; `truncated` says which.
@@ -104,10 +117,10 @@ class OpenCall:
         return ToolCallError(self.id or "", self.name, self.index, self.raw, self.fault or "")
 
     def for_tool(self) -> ToolCall:
-        """Return what the tool gets: the arguments without the spoken one."""
+        """Return what the tool gets: the arguments without the one for the user."""
         arguments = self.arguments
-        if self._spoken in arguments and self.name not in self._keepers:
-            arguments = {key: arguments[key] for key in arguments if key != self._spoken}
+        if self._to_user in arguments and self.name not in self._exempt:
+            arguments = {key: arguments[key] for key in arguments if key != self._to_user}
         return self._with(arguments)
 
     def for_message(self) -> ToolCall:
@@ -128,20 +141,20 @@ class OpenCall:
         )
 
 
-class _ToUser:
-    """Passes on the text of the spoken key, decoded, as it arrives.
+class _UserPart:
+    """Passes the text of the argument for the user on, decoded, as it arrives.
 
     While it `waits`, because the text may be for the tool, it keeps what it sees.
     """
 
-    __slots__ = ("_decoder", "_kept", "_mute", "_speech", "_voice", "waits")
+    __slots__ = ("_decoder", "_kept", "_mute", "_origin", "_texts", "waits")
 
-    def __init__(self, speech: Speech, *, waits: bool) -> None:
+    def __init__(self, texts: UserText, *, waits: bool) -> None:
         self.waits = waits
         self._kept: list[Callable[[], None]] = []
         self._mute = False
-        self._speech = speech
-        self._voice: Voice | None = None
+        self._texts = texts
+        self._origin: TextOrigin | None = None
         self._decoder = StringDecoder()
 
     def go_on(self, *, mute: bool) -> None:
@@ -155,19 +168,19 @@ class _ToUser:
         if self.waits:
             self._kept.append(partial(self.start, key, kind))
         elif kind == '"' and not self._mute:
-            self._voice = self._speech.open()
+            self._origin = self._texts.begin()
 
     def piece(self, raw: str) -> None:
         if self.waits:
             self._kept.append(partial(self.piece, raw))
-        elif self._voice is not None and (text := self._decoder.feed(raw)):
-            self._speech.say(self._voice, text)
+        elif self._origin is not None and (text := self._decoder.feed(raw)):
+            self._texts.add(self._origin, text)
 
     def end(self) -> None:
         if self.waits:
             self._kept.append(self.end)
-        elif self._voice is not None:
+        elif self._origin is not None:
             if left := self._decoder.end():
-                self._speech.say(self._voice, left)
-            self._voice.close()
-            self._voice = None
+                self._texts.add(self._origin, left)
+            self._texts.end(self._origin)
+            self._origin = None

@@ -9,27 +9,28 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 from ..commander import Node
 from ..commander.waiting import Wait, begin_wait, sleeps, waits_for_tree
-from ._speech import Sink
 
 __all__ = ["Channel", "Gate", "Waiters"]
 
 T = TypeVar("T")
 
 
-class _Here(threading.local):
-    """What the branches of this thread's loop know of each other."""
+class _Holding(threading.local):
+    """The gates of this thread's loop that hold their source.
+
+    They look again when a task begins to wait for a branch.
+    """
 
     def __init__(self) -> None:
-        # Gates that hold their source: they look again when a task begins to wait for a branch.
-        self.holding: set[Gate] = set()
+        self.gates: set[Gate] = set()
 
 
-_here = _Here()
+_holding = _Holding()
 
 # How often, in seconds, a gate that holds looks whether a reader has ended or waits for the tree.
 _LOOK_AGAIN = 0.02
@@ -52,7 +53,7 @@ class Waiters:
         future = begin_wait(self._pump)
         self.futures.append(future)
         loop = asyncio.get_running_loop()
-        for gate in _here.holding:
+        for gate in _holding.gates:
             loop.call_soon(gate.look_again)  # once this task is suspended
         await future
 
@@ -67,49 +68,43 @@ class Waiters:
 class Gate:
     """Holds the source of one reply back while a branch that is being read is too full.
 
-    `limit` is in characters, for each branch. `pressed` says that it is worth asking `wait`.
+    `limit` is in characters, for each of the `channels`. `pressed` says that it is worth asking
+    `wait`, `held` is what a source that is held waits for.
     """
 
-    __slots__ = ("_channels", "_held", "limit", "pressed", "pump")
+    __slots__ = ("channels", "held", "limit", "pressed", "pump")
 
     def __init__(self, limit: int, pump: Node[Any]) -> None:
         self.limit = limit
         self.pump = pump
         self.pressed = False
-        self._channels: list[Channel[Any]] = []
-        self._held: asyncio.Future[None] | None = None
-
-    def add(self, channel: Channel[Any]) -> None:
-        """Let `channel` hold the source back."""
-        self._channels.append(channel)
+        self.channels: list[Channel[Any]] = []
+        self.held: asyncio.Future[None] | None = None
 
     def look_again(self) -> None:
         """Let the source go on if nothing holds it any more."""
-        if self._held is not None and not self._held.done():
-            self._held.set_result(None)
+        if self.held is not None and not self.held.done():
+            self.held.set_result(None)
 
     async def wait(self) -> bool:
         """Wait until no channel holds the source back; return whether any did."""
         self.pressed = held = False
-        while any(channel.holds() for channel in self._channels):
+        loop = asyncio.get_running_loop()
+        while any(channel.holds() for channel in self.channels):
             held = True
-            await self._next_look()
+            self.held = loop.create_future()
+            timer = loop.call_later(_LOOK_AGAIN, self.look_again)
+            _holding.gates.add(self)
+            try:
+                await self.held
+            finally:
+                _holding.gates.discard(self)
+                timer.cancel()
+                self.held = None
         return held
 
-    async def _next_look(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._held = loop.create_future()
-        timer = loop.call_later(_LOOK_AGAIN, self.look_again)
-        _here.holding.add(self)
-        try:
-            await self._held
-        finally:
-            _here.holding.discard(self)
-            timer.cancel()
-            self._held = None
 
-
-class Channel(Sink[T], AsyncIterator[T]):
+class Channel(AsyncIterator[T]):
     """One branch: an async iterator of what the pump puts there, each item once.
 
     Several tasks may read it; each item goes to one of them. After the last item it ends, or
@@ -130,9 +125,6 @@ class Channel(Sink[T], AsyncIterator[T]):
         "_waiters",
     )
 
-    put: Callable[[T], None]
-    """Adds an item. While nobody reads there is nobody to wake and nothing to measure."""
-
     def __init__(
         self, gate: Gate, measure: Callable[[T], int], outcome: Callable[[], Awaitable[object]]
     ) -> None:
@@ -140,28 +132,32 @@ class Channel(Sink[T], AsyncIterator[T]):
         self._measure = measure
         self._outcome = outcome
         self._items: deque[T] = deque()
-        # While nobody reads there is nobody to wake and nothing to measure.
-        super().__init__(self._items.append, self._items.extend)
-        self._size = 0  # of the items, in characters, once somebody reads
+        self._size = 0  # of the items, in characters; 0 until somebody reads
         self._ended = False
         self._reader: asyncio.Task[Any] | None = None  # the task that read it last
         self._waiters = Waiters(gate.pump)
         # How many characters may lie here, and since when more do and nobody has read.
         self._allowed = gate.limit
         self._held_since: float | None = None
-        gate.add(self)
+        gate.channels.append(self)
 
-    def _begin_reading(self) -> None:
-        self._size = sum(map(self._measure, self._items))
-        self.put, self.put_all = self._put, self._put_each
-
-    def _put(self, item: T) -> None:
+    def put(self, item: T) -> None:
+        """Add an item. While nobody reads there is nobody to wake and nothing to measure."""
         self._items.append(item)
-        self._size = size = self._size + self._measure(item)
-        if self._waiters.futures:
-            self._waiters.wake()
-        if size > self._gate.limit:
-            self._gate.pressed = True
+        if self._reader is not None:
+            self._size = size = self._size + self._measure(item)
+            if self._waiters.futures:
+                self._waiters.wake()
+            if size > self._gate.limit:
+                self._gate.pressed = True
+
+    def put_all(self, items: Iterable[T]) -> None:
+        """Add several items."""
+        if self._reader is None:
+            self._items.extend(items)
+        else:
+            for item in items:
+                self.put(item)
 
     def end(self) -> None:
         """Nothing more comes."""
@@ -190,7 +186,7 @@ class Channel(Sink[T], AsyncIterator[T]):
 
     async def __anext__(self) -> T:
         if self._reader is None:
-            self._begin_reading()
+            self._size = sum(map(self._measure, self._items))
         self._reader = asyncio.current_task()
         while not self._items:
             if self._ended:
@@ -201,6 +197,6 @@ class Channel(Sink[T], AsyncIterator[T]):
         self._size -= self._measure(item)
         self._allowed = self._gate.limit
         self._held_since = None
-        if self._size <= self._allowed:
+        if self._gate.held is not None and self._size <= self._allowed:
             self._gate.look_again()
         return item

@@ -99,7 +99,7 @@ class Format:
 
     def body(self, output: Output) -> Body:
         """Make the reader of one body; override it to read calls while they arrive."""
-        return CollectedBody(output, self) if self.branch is None else _Passed(output, self)
+        return CollectedBody(output, self) if self.branch is None else _PassedBody(output, self)
 
     def write(self, call: ToolCall) -> str:
         """Write a call as the model does."""
@@ -180,7 +180,7 @@ class CollectedBody(Body):
             write_whole(self._output, name, arguments)
 
 
-class _Passed(Body):
+class _PassedBody(Body):
     """Passes the body on to a branch as it arrives."""
 
     def __init__(self, output: Output, format: Format) -> None:  # noqa: A002 - what it is

@@ -79,8 +79,21 @@ class JsonBody(Stepwise):
         rest = text[space:]
         if not rest:
             return ""
+        if rest[0] == "{" and "{" in self._signs:
+            self._settle()
+            self._gap.clear()
+            call = self._call = _JsonCall(self._output, hold=self._undecided is not None)
+            self._object = MarkedObject(call.scanner, call.scanner.feed, self._close, self._start)
+            self._state = self._in_object
+            return rest
         if rest[0] in self._signs:
-            return self._begin_object(rest) if rest[0] == "{" else self._take_sign(rest)
+            if self._calls:
+                self._gap.clear()
+                self._signs = _AFTER_LIST if rest[0] == "]" else self._signs
+            else:
+                self._gap.append(rest[0])
+                self._signs = _IN_LIST
+            return rest[1:]
         if self._close is not None and rest.startswith(self._close):
             self._settle()
             return self._leave(rest[len(self._close) :])
@@ -94,24 +107,6 @@ class JsonBody(Stepwise):
             return self._leave(self._be_text(self._undecided))
         self._state = self._after_calls if self._calls else self._in_broken
         return rest
-
-    def _begin_object(self, text: str) -> str:
-        self._settle()
-        self._gap.clear()
-        call = self._call = _JsonCall(self._output, hold=self._undecided is not None)
-        scanner = call.scanner
-        self._object = MarkedObject(scanner, scanner.feed, self._close, self._start)
-        self._state = self._in_object
-        return text
-
-    def _take_sign(self, text: str) -> str:
-        if self._calls:
-            self._gap.clear()
-            self._signs = _AFTER_LIST if text[0] == "]" else self._signs
-        else:
-            self._gap.append(text[0])
-            self._signs = _IN_LIST
-        return text[1:]
 
     def _in_object(self, text: str) -> str:
         call, written = self._call, self._object

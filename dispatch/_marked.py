@@ -67,8 +67,20 @@ class MarkedObject:
             self._brackets = brackets
             self._probe = _Probe(depth)
         self._kept.append(text)
-        over = self._probe.feed(text)
-        return self._decide() if over else None
+        if not self._probe.feed(text):
+            return None
+        kept = "".join(self._kept)
+        end = len(kept) - self._probe.left
+        rest = self._brackets + kept[:end]
+        self.broken = self._probe.broken
+        try:
+            _LENIENT.decode(self._scanner.raw + rest)
+        except (ValueError, RecursionError):
+            self.broken = True
+        if self.broken:
+            return kept
+        self._take(rest)
+        return kept[end:]
 
     def end(self) -> str:
         """Take the end of the reply; return what comes after the object if it ended at a mark."""
@@ -88,25 +100,6 @@ class MarkedObject:
             return found[0]
         self._take(found[0])
         return ""
-
-    def _decide(self) -> str:
-        assert self._probe is not None
-        kept = "".join(self._kept)
-        end = len(kept) - self._probe.left
-        rest = self._brackets + kept[:end]
-        self.broken = self._probe.broken or not _is_json(self._scanner.raw + rest)
-        if self.broken:
-            return kept
-        self._take(rest)
-        return kept[end:]
-
-
-def _is_json(text: str) -> bool:
-    try:
-        _LENIENT.decode(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 class _Probe:
@@ -145,13 +138,10 @@ class _Probe:
                 self._after_string, self.broken = False, sign not in _AFTER_STRING
             else:
                 position += 1
-                self._take_sign(sign)
+                self._in_string = sign == '"'
+                self._depth += _DEEPER.get(sign, 0)
+                self.broken = sign not in _SIGNS
             if self.broken or not self._depth:
                 self.left = len(text) - position
                 return True
         return False
-
-    def _take_sign(self, sign: str) -> None:
-        self._in_string = sign == '"'
-        self._depth += _DEEPER.get(sign, 0)
-        self.broken = sign not in _SIGNS

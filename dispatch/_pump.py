@@ -42,15 +42,19 @@ class Pump(Node[None], internal=True):
         formats: Sequence[Format],
         repair: Repair | None,
         limit: int,
-        keepers: frozenset[str] = frozenset(),
+        exempt: frozenset[str] = frozenset(),
     ) -> None:
         self._gate = Gate(limit, self)
         # Annotated, not subscripted: that would take longer than making them.
         gate, check = self._gate, self.check
         self.text: Channel[str] = Channel(gate, len, check)
         self.reasoning: Channel[str] = Channel(gate, len, check)
-        self.calls: Channel[ToolCall | ToolCallError] = Channel(gate, _call_length, check)
-        self.pieces: Channel[ToolCallDelta] = Channel(gate, _piece_length, check)
+        self.calls: Channel[ToolCall | ToolCallError] = Channel(
+            gate, lambda call: len(call.raw or ""), check
+        )
+        self.pieces: Channel[ToolCallDelta] = Channel(
+            gate, lambda piece: len(piece.arguments), check
+        )
         others = {each.branch for each in formats if each.branch is not None} - {"reasoning"}
         self.others: dict[str, Channel[str]] = {
             name: Channel(gate, len, check) for name in sorted(others)
@@ -66,8 +70,14 @@ class Pump(Node[None], internal=True):
         self._over = False
         self._closed = False  # by `aclose`
         self._listeners = Waiters(self)  # for the message
-        branches = Branches(self.text, self.reasoning, self.calls, self.pieces, self.others)
-        self._assembly = Assembly(branches, to_user, formats, keepers)
+        branches = Branches(
+            self.text.put,
+            self.reasoning.put,
+            self.calls.put,
+            self.pieces.put_all,
+            {name: channel.put for name, channel in self.others.items()},
+        )
+        self._assembly = Assembly(branches, to_user, formats, exempt)
         self.at_terminate(lambda _: self._cancelled())
 
     @property
@@ -77,8 +87,24 @@ class Pump(Node[None], internal=True):
 
     async def task(self) -> None:
         """Read, assemble, repair; whatever happens, end the branches and close the source."""
+        waiting: list[Delta] = []
+
+        def feed() -> None:
+            try:
+                self._assembly.feed(waiting)
+            finally:
+                waiting.clear()
+
         try:
-            await self._run()
+            self._opened = await open_source(self._source)
+            self._iterator = aiter(self._opened)
+            await calling_before_waits(self._read(waiting, feed), feed)
+            if not self._assembly.whole:
+                raise StreamInterrupted("the stream ended without a finish reason or an end mark")
+            for call in self._assembly.end():
+                await self._mend(call)
+            self.message = self._assembly.message()
+            self._end()
         except BaseException as error:
             self._break_off(error)
             if issubclass(type(error), Exception):
@@ -89,33 +115,11 @@ class Pump(Node[None], internal=True):
         finally:
             await self._close_source()
 
-    async def _run(self) -> None:
-        self._opened = await open_source(self._source)
-        self._iterator = aiter(self._opened)
-        await self._read(self._iterator)
-        if not self._assembly.whole:
-            raise StreamInterrupted("the stream ended without a finish reason or an end mark")
-        for call in self._assembly.end():
-            await self._mend(call)
-        self.message = self._assembly.message()
-        self._end()
-
-    async def _read(self, source: Any) -> None:
-        waiting: list[Delta] = []
-
-        def feed() -> None:
-            try:
-                self._assembly.feed(waiting)
-            finally:
-                waiting.clear()
-
-        await calling_before_waits(self._gather(source, waiting, feed), feed)
-
-    async def _gather(self, source: Any, waiting: list[Delta], feed: Callable[[], None]) -> None:
+    async def _read(self, waiting: list[Delta], feed: Callable[[], None]) -> None:
         """Put what the source gives into `waiting`, and feed it now and then."""
         gate, turn = self._gate, max(1, min(_TURN, self._gate.limit // _DELTA))
         left = batch = 0
-        async for item in source:
+        async for item in self._iterator:
             delta = item
             if type(item) is not Delta and (delta := to_delta(item)) is None:
                 continue
@@ -133,11 +137,17 @@ class Pump(Node[None], internal=True):
                 left, batch = 0, 1
 
     async def _mend(self, call: OpenCall) -> None:
-        arguments = None if self._repair is None else await _ask(self._repair, call.error())
-        if arguments is None:
+        """Hand on what a repair makes of a faulty call, else its error."""
+        repaired = None if self._repair is None else self._repair(call.error())
+        if isawaitable(repaired):
+            repaired = await repaired
+        if isinstance(repaired, str):
+            arguments, fault = read_arguments(repaired)
+            repaired = arguments if fault is None else None
+        if repaired is None:
             self._assembly.refuse(call)
         else:
-            call.repair(arguments)
+            call.repair(repaired)
             self._assembly.hand_on(call)
 
     def _break_off(self, error: BaseException) -> None:
@@ -153,7 +163,7 @@ class Pump(Node[None], internal=True):
 
     def _end(self) -> None:
         self._over = True
-        for channel in (self.text, self.reasoning, self.calls, self.pieces, *self.others.values()):
+        for channel in self._gate.channels:
             channel.end()
         self._listeners.wake()
 
@@ -177,13 +187,13 @@ class Pump(Node[None], internal=True):
     async def whole(self) -> Message:
         """Wait for the message, or raise what the reply failed with."""
         while self.message is None:
-            await (self._raise() if self._over else self._listeners.wait())
+            if not self._over:
+                await self._listeners.wait()
+            elif self._closed:
+                raise StreamInterrupted("the reply was closed before its end", partial=self.partial)
+            else:
+                await self
         return self.message
-
-    async def _raise(self) -> None:
-        if self._closed:
-            raise StreamInterrupted("the reply was closed before its end", partial=self.partial)
-        await self
 
     async def aclose(self) -> None:
         """Stop reading, close the source and end the branches; harmless if that is done."""
@@ -200,7 +210,13 @@ class Pump(Node[None], internal=True):
 def calling_before_waits(
     body: Coroutine[Any, Any, None], callback: Callable[[], None]
 ) -> Generator[Any, Any, None]:
-    """Run `body`; call `callback` each time before it waits for the loop, and at its end."""
+    """Run `body`; call `callback` each time before it waits for the loop, and at its end.
+
+    An async function cannot know whether what it awaits will wait. So this steps `body` as a task
+    does, and gives what comes out of each step, the future that it waits for, to the task. Thus
+    all deltas that a source has ready are read together and late by nothing, which halves the
+    cost of a delta (benchmarks/NOTES-fork.md, "What helped").
+    """
     step: Callable[[Any], Any] = body.send
     argument: Any = None
     try:
@@ -221,24 +237,7 @@ def calling_before_waits(
         callback()
 
 
-async def _ask(repair: Repair, error: ToolCallError) -> dict[str, Any] | None:
-    answer = repair(error)
-    repaired = await answer if isawaitable(answer) else answer
-    if not isinstance(repaired, str):
-        return repaired
-    arguments, fault = read_arguments(repaired)
-    return arguments if fault is None else None
-
-
 async def _call_all(callbacks: list[Callable[[], object]]) -> None:
     for callback in callbacks:
         if isawaitable(value := callback()):
             await value
-
-
-def _call_length(call: ToolCall | ToolCallError) -> int:
-    return len(call.raw or "")
-
-
-def _piece_length(piece: ToolCallDelta) -> int:
-    return len(piece.arguments)

@@ -49,8 +49,8 @@ def fork(
         for each in formats:
             if not isinstance(each, Format):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
                 raise TypeError(f"a format is an instance, as Hermes(); {each!r:.80} is none")
-        keepers = frozenset(each.name for each in tools if to_user and has_parameter(each, to_user))
-        pump = Pump(source, to_user, formats, repair, limit, keepers)
+        exempt = frozenset(each.name for each in tools if to_user and has_parameter(each, to_user))
+        pump = Pump(source, to_user, formats, repair, limit, exempt)
         return Reply(node.call_handler(pump, claim=True))
     except BaseException:
         discard_source(source)

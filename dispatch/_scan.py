@@ -12,12 +12,11 @@ from collections.abc import Callable, Container
 from enum import Enum, auto
 from typing import Protocol
 
-from ..messages.text import encodable
+from ..messages.text import SurrogateJoiner
 
 __all__ = [
     "SPACE",
     "STRING_REST",
-    "HalfKeeper",
     "ObjectScanner",
     "StringDecoder",
     "Watcher",
@@ -107,6 +106,7 @@ class ObjectScanner:
         self._key: list[str] = []
         self._awaited = _Await.ANYTHING
         self._missing = 0  # of the brackets that are awaited
+        # The state: what reads on from a position. Not bound, or each scanner would be a cycle.
         self._step: Callable[[ObjectScanner, str, int], int] = ObjectScanner._open
 
     @property
@@ -128,7 +128,15 @@ class ObjectScanner:
     def feed(self, piece: str) -> bool:
         """Take the next piece of text; return whether the object is closed."""
         self.parts.append(piece)
-        if self._wakes(piece):
+        awaited = self._awaited
+        if awaited is _Await.QUOTE:
+            come = '"' in piece
+        elif awaited is _Await.CLOSERS:
+            self._missing -= piece.count("}") + piece.count("]")
+            come = self._missing <= 0
+        else:
+            come = awaited is _Await.ANYTHING
+        if come:
             self._scan()
         return self.done
 
@@ -140,19 +148,6 @@ class ObjectScanner:
         if self._step is ObjectScanner._nested_string:
             return self._depth + (self._watcher is not None)
         return int(self._step in (ObjectScanner._in_key, ObjectScanner._value_string))
-
-    def _wakes(self, piece: str) -> bool:
-        """Whether what is awaited has come, so that the text has to be scanned."""
-        match self._awaited:
-            case _Await.QUOTE:
-                return '"' in piece
-            case _Await.CLOSERS:
-                self._missing -= piece.count("}") + piece.count("]")
-                return self._missing <= 0
-            case _Await.NOTHING:
-                return False
-            case _:
-                return True
 
     def _scan(self) -> None:
         text = self._tail + "".join(self.parts[self._scanned :])
@@ -281,8 +276,10 @@ class ObjectScanner:
         start, position = position, match.end()
         self._depth, self._deepest = depth, deepest
         self._pass_on(text[start:position])
-        if not depth:
-            self._end_nested()
+        if not depth and self._watcher is None:
+            self._finish(broken=False)
+        elif not depth:
+            self._end_value()
         elif match[1] == '"':  # a string that goes on after this text
             self._enter(ObjectScanner._nested_string, _Await.QUOTE)
         else:
@@ -299,12 +296,6 @@ class ObjectScanner:
             self._enter(ObjectScanner._nested_string, _Await.QUOTE)
         return end + closed
 
-    def _end_nested(self) -> None:
-        if self._watcher is None:
-            self._finish(broken=False)
-        else:
-            self._end_value()
-
     def _pass_on(self, raw: str) -> None:
         if self._watching and self._watcher is not None and raw:
             self._watcher.piece(raw)
@@ -316,26 +307,6 @@ class ObjectScanner:
         self._enter(ObjectScanner._top)
 
 
-class HalfKeeper:
-    """Makes text that comes in pieces encodable: keeps the first half of a pair for the next."""
-
-    __slots__ = ("half",)
-
-    def __init__(self) -> None:
-        self.half = ""
-
-    def feed(self, text: str) -> str:
-        """Return `text` with pairs joined, less a half at its end that the next may complete."""
-        text = self.half + text
-        self.half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
-        return encodable(text[: len(text) - len(self.half)])
-
-    def end(self) -> str:
-        """Return what stands for a half that stayed alone, if there is one."""
-        half, self.half = self.half, ""
-        return encodable(half)
-
-
 class StringDecoder:
     """Decodes the inside of a JSON string that comes in pieces.
 
@@ -343,28 +314,28 @@ class StringDecoder:
     JSON does not know it gives nothing more: the arguments are then invalid as a whole.
     """
 
-    __slots__ = ("_broken", "_halves", "_held")
+    __slots__ = ("_broken", "_held", "_joiner")
 
     def __init__(self) -> None:
         self._broken = False
         self._held = ""  # raw, an escape that is not finished
-        self._halves = HalfKeeper()
+        self._joiner = SurrogateJoiner()
 
     def feed(self, raw: str) -> str:
         """Return the text that `raw` completes."""
         if self._broken:
             return ""
-        if not self._held and not self._halves.half and raw.isascii() and "\\" not in raw:
+        if not self._held and not self._joiner.half and raw.isascii() and "\\" not in raw:
             return raw
         raw = self._held + raw
         end = end_of(_WHOLE_ESCAPES, raw, 0)
         self._held = raw[end:]
         self._broken = len(self._held) >= _LONGEST_ESCAPE
-        return self._halves.feed(unescape(raw[:end]) or "")
+        return self._joiner.feed(unescape(raw[:end]) or "")
 
     def end(self) -> str:
         """Return what was held back: half a pair that stayed alone."""
-        return self._halves.end()
+        return self._joiner.end()
 
 
 def unescape(raw: str) -> str | None:

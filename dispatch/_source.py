@@ -11,7 +11,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from inspect import isawaitable, iscoroutine, isgenerator
-from typing import Any, NoReturn, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from ..commander import BadResponse
 from ..messages import Delta, delta_from_chunk
@@ -131,9 +131,9 @@ class _BlockingSource(AsyncIterator[Any]):
         self._loop = asyncio.get_running_loop()
         self._items: deque[Any] = deque()
         self._failure: BaseException | None = None
-        self._over = False  # the thread adds no more items
-        self._closed = False  # nobody wants more items
-        self._news: asyncio.Future[None] | None = None  # the loop waits for the thread
+        self._over = False  # no more items come from the thread
+        self._closed = False  # by the reader: no more items are wanted
+        self._notice: asyncio.Future[None] | None = None  # the loop waits for it
         self._room = threading.Semaphore(_AHEAD)
         read = partial(copy_context().run, self._read)
         threading.Thread(target=read, name="anabranch-source", daemon=True).start()
@@ -141,9 +141,9 @@ class _BlockingSource(AsyncIterator[Any]):
     async def __anext__(self) -> Any:
         while not self._items:
             if not self._over:
-                await self._hear()
+                await self._wait_for_thread()
             elif not self._items:  # looked at again: the last item may have come in between
-                return self._end()
+                raise self._failure or StopAsyncIteration
         self._room.release()
         return self._items.popleft()
 
@@ -159,22 +159,21 @@ class _BlockingSource(AsyncIterator[Any]):
         with suppress(TimeoutError):
             async with asyncio.timeout(1):
                 while not self._over:
-                    await self._hear()
+                    await self._wait_for_thread()
 
-    def _end(self) -> NoReturn:
-        raise self._failure or StopAsyncIteration
-
-    async def _hear(self) -> None:
-        self._news = self._loop.create_future()
+    async def _wait_for_thread(self) -> None:
+        """Wait until there is an item, or the thread has ended."""
+        self._notice = self._loop.create_future()
         if not self._over and (self._closed or not self._items):
-            await self._news
-        self._news = None
+            await self._notice
+        self._notice = None
 
     def _read(self) -> None:
+        """Read the iterable; this is what the thread does."""
         try:
             for item in self._source:
                 self._items.append(item)
-                self._tell()
+                self._notify()
                 self._room.acquire()
                 if self._closed:
                     break
@@ -183,13 +182,13 @@ class _BlockingSource(AsyncIterator[Any]):
         except BaseException as error:  # noqa: BLE001 - raised in the loop, where it is read
             self._failure = error
         self._over = True
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
-        if self._news is not None:
+    def _notify(self) -> None:
+        if self._notice is not None:
             with suppress(RuntimeError):  # the loop was closed meanwhile
                 self._loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+        if self._notice is not None and not self._notice.done():
+            self._notice.set_result(None)

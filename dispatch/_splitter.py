@@ -23,8 +23,8 @@ class TextSplitter:
 
     def __init__(self, formats: Sequence[Format], output: Output) -> None:
         self._output = output
-        self._marker = _marker_pattern([each for each in formats if each.open])
         self._formats = {each.open: each for each in formats}
+        self._marker = _marker_pattern([each for each in formats if each.open])
         self._bare = self._formats.pop("", None)  # it may begin the reply
         self._body: Body | None = None
         self._opened = ""  # the marker of the body
@@ -37,20 +37,22 @@ class TextSplitter:
         """Take the next piece of text."""
         waiting = _pieces(text)  # the next one last
         while waiting:
-            rest = self._step(waiting.pop())
+            text = waiting.pop()
+            if self._body is not None:
+                rest = self._body.feed(text)
+                if rest is not None:
+                    self._leave(self._body)
+            elif self._bare is not None:
+                # The first character of the reply says whether it is a call without markers.
+                rest = text.lstrip()
+                self._show(text[: len(text) - len(rest)])
+                if rest:
+                    bare, self._bare = self._bare, None
+                    self._body = bare.body(self._output) if rest[0] in "{[" else None
+            else:
+                rest = self._find(self._held + text)
             if rest:
                 waiting += _pieces(rest)
-
-    def _step(self, text: str) -> str | None:
-        """Take some text; return what is left of it."""
-        if self._bare is not None:
-            return self._begin(text, self._bare)
-        if self._body is None:
-            return self._find(self._held + text)
-        rest = self._body.feed(text)
-        if rest is not None:
-            self._leave(self._body)
-        return rest
 
     def end(self, *, stopped: bool) -> None:
         """The reply has ended; what was held back is text, or the end of a body."""
@@ -62,29 +64,15 @@ class TextSplitter:
         self._show(self._held)
         self._held = ""
 
-    def _begin(self, text: str, bare: Format) -> str | None:
-        """Decide by the first character of the reply whether it is a call without markers."""
-        start = text.lstrip()
-        self._show(text[: len(text) - len(start)])
-        if start:
-            self._bare = None
-            self._body = bare.body(self._output) if start[0] in "{[" else None
-        return start
-
-    def _find(self, text: str) -> str | None:
-        """Pass on text up to the next marker; return what comes after it, None if there is none."""
+    def _find(self, text: str) -> str:
+        """Pass on text up to the next marker and begin its body; return what comes after it."""
         found = self._marker.search(self._last + text, 1)
-        if found is None:
-            self._held = ""
-            self._show(text)
-            return None
-        start = found.start() - 1
+        start = len(text) if found is None else found.start() - 1
         self._show(text[:start])
-        if found[0] not in self._formats:  # the beginning of a marker, at the end of the text
-            self._held = text[start:]
-            return None
-        self._held = ""
-        self._opened = found[0]
+        self._held = text[start:]
+        if found is None or found[0] not in self._formats:
+            return ""  # what is held is at most the beginning of a marker, at the end of the text
+        self._held, self._opened = "", found[0]
         self._body = self._formats[self._opened].body(self._output)
         return text[found.end() - 1 :]
 
@@ -119,18 +107,20 @@ def _pieces(text: str) -> list[str]:
 
 def _marker_pattern(formats: Sequence[Format]) -> re.Pattern[str]:
     """Match a whole marker, or the beginning of one at the end of the text."""
-    whole = [(each.open, each.at_line_start) for each in formats]
-    for marker, _ in whole:
-        if sum(other.startswith(marker) for other, _ in whole) > 1:
+    whole: list[str] = []
+    begun: list[tuple[int, str]] = []
+    for each in formats:
+        marker = each.open
+        if sum(other.open.startswith(marker) for other in formats) > 1:
             raise ValueError(f"the marker {marker!r} begins two formats: they cannot be told apart")
-    begun = [(marker[:size], line) for marker, line in whole for size in range(1, len(marker))]
-    begun.sort(key=lambda each: -len(each[0]))
-    alternatives = [_pattern(*each) for each in whole]
-    alternatives += [rf"{_pattern(*each)}\Z" for each in begun]
-    return re.compile("|".join(alternatives) or r"(?!)")
-
-
-def _pattern(marker: str, at_line_start: bool) -> str:
-    # Each begins with a literal, so that the search runs from one first character to the next.
-    first = re.escape(marker[0])
-    return first + (rf"(?<=\n{first})" if at_line_start else "") + re.escape(marker[1:])
+        # A pattern begins with a literal, so that the search runs from one such character to the
+        # next; only then it looks back for the start of the line.
+        first = re.escape(marker[0])
+        if each.at_line_start:
+            first += rf"(?<=\n{first})"
+        whole.append(first + re.escape(marker[1:]))
+        begun += [
+            (size, rf"{first}{re.escape(marker[1:size])}\Z") for size in range(1, len(marker))
+        ]
+    begun.sort(reverse=True)
+    return re.compile("|".join([*whole, *(pattern for _, pattern in begun)]) or r"(?!)")

@@ -1,42 +1,52 @@
-"""From deltas to branches and to the finished message: the core of a fork, with no waiting."""
+"""From deltas to branches and to the finished message: the core of a fork, with no waiting.
+
+The pump feeds an `Assembly` while a reply arrives; `assemble` and `assemble_partial` make the
+message of deltas that are all there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
+from ..commander.errors import BackendError, BadResponse
 from ..messages import Delta, Message, ToolCall, ToolCallDelta, ToolCallError, Usage
-from ..messages.text import encodable
+from ..messages.text import SurrogateJoiner, encodable
 from ._call import OpenCall
 from ._format import Format
-from ._scan import HalfKeeper
-from ._speech import Sink, Speech
 from ._splitter import TextSplitter
+from ._user_text import TextOrigin, UserText
 
-__all__ = ["Assembly", "Branches"]
-
-_LONGEST_NAME = 1024  # of a tool; more of it is dropped, or each piece would copy all that came
+__all__ = ["Assembly", "Branches", "assemble", "assemble_partial"]
 
 # With these the model was stopped, it did not stop: empty arguments are then missing ones.
 _STOPPED = ("length", "content_filter")
 
 
+def _drop(_: object) -> None:
+    """Take a part of a reply of which only the finished message is wanted."""
+
+
 @dataclass(slots=True)
 class Branches:
-    """Where the parts of a reply go."""
+    """Where the parts of a reply go: functions that take the next part; `pieces` takes several."""
 
-    text: Sink[str]
-    reasoning: Sink[str]
-    calls: Sink[ToolCall | ToolCallError]
-    pieces: Sink[ToolCallDelta]
-    others: Mapping[str, Sink[str]] = field(default_factory=dict[str, Sink[str]])
+    text: Callable[[str], object] = _drop
+    reasoning: Callable[[str], object] = _drop
+    calls: Callable[[ToolCall | ToolCallError], object] = _drop
+    pieces: Callable[[Iterable[ToolCallDelta]], object] = _drop
+    others: Mapping[str, Callable[[str], object]] = field(
+        default_factory=dict[str, Callable[[str], object]]
+    )
 
 
 class Assembly:
     """Takes the deltas of one reply; sends each part to its branch and keeps what it adds up to.
 
     `feed` every delta, then take `end` once. `message` is what the endpoint would have given
-    without streaming, `partial` what can be kept of a reply that broke off.
+    without streaming, `partial` what can be kept of a reply that broke off. `to_user` and `exempt`
+    are as in `OpenCall`.
     """
 
     def __init__(
@@ -44,12 +54,11 @@ class Assembly:
         branches: Branches,
         to_user: str | None = None,
         formats: Sequence[Format] = (),
-        keepers: Container[str] = (),
+        exempt: Container[str] = (),
     ) -> None:
         self._branches = branches
-        self._pieces = branches.pieces
         self._to_user = to_user
-        self._keepers = keepers  # the tools for which `to_user` is an argument like others
+        self._exempt = exempt
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._refusal: list[str] = []
@@ -70,12 +79,12 @@ class Assembly:
         self._tried: dict[str, int] = {}  # numbers behind an id that are taken, up to here
         self._usage: Usage | None = None
         self._finish_reason: str | None = None
-        self._speech = Speech(branches.text)
-        self._content_voice = self._speech.standing()
-        self._refusal_voice = self._speech.standing()
-        self._content_halves = HalfKeeper()
-        self._reasoning_halves = HalfKeeper()
-        self._refusal_halves = HalfKeeper()
+        self._texts = UserText(branches.text)
+        self._content_origin = TextOrigin()
+        self._refusal_origin = TextOrigin()
+        self._content_joiner = SurrogateJoiner()
+        self._reasoning_joiner = SurrogateJoiner()
+        self._refusal_joiner = SurrogateJoiner()
         self._joining = False  # a piece of arguments had half a surrogate pair
         self._splitter = TextSplitter(formats, self) if formats else None
         self._take_content = self.show if self._splitter is None else self._splitter.feed
@@ -86,121 +95,57 @@ class Assembly:
         run: list[ToolCallDelta] = []  # pieces of the call at `at`
         at = self._at
         for delta in deltas:
-            if delta.text:
-                self._scan(run)
-                self._take_text(delta.text)
+            if text := delta.text:
+                if run:
+                    self._scan(run)
+                if self._content_joiner.half or not text.isascii():
+                    text = self._content_joiner.feed(text)
+                if text:
+                    self._take_content(text)
                 at = self._at
             for piece in delta.tool_calls:
                 if piece.index != at or piece.name is not None or piece.id is not None:
-                    self._scan(run)
-                    if half := self._content_halves.end():
+                    if run:
+                        self._scan(run)
+                    if half := self._content_joiner.end():
                         self._take_content(half)  # or it would come after what the call says
-                    piece = _with_clean_head(piece)
+                    if not ((piece.id or "").isascii() and (piece.name or "").isascii()):
+                        name = piece.name and encodable(piece.name)
+                        piece = replace(piece, id=piece.id and encodable(piece.id), name=name)
                     self._turn_to(piece)
                     at = self._at
                 run.append(piece)
             if delta.reasoning or delta.finish_reason or delta.done or delta.refusal or delta.usage:
-                self._scan(run)
-                self._take_rest(delta)
-        self._scan(run)
+                if run:
+                    self._scan(run)
+                if delta.reasoning and (text := self._reasoning_joiner.feed(delta.reasoning)):
+                    self.put("reasoning", text)
+                if delta.refusal and (text := self._refusal_joiner.feed(delta.refusal)):
+                    self._refuse(text)
+                if delta.usage is not None:
+                    self._usage = delta.usage
+                if delta.finish_reason is not None:
+                    self._finish_reason = encodable(delta.finish_reason)
+                self.whole = self.whole or delta.done or delta.finish_reason is not None
+        if run:
+            self._scan(run)
 
     def _scan(self, run: list[ToolCallDelta]) -> None:
-        if run:
+        """Read the pieces of one call, and empty the list."""
+        arguments = "".join([piece.arguments for piece in run])
+        # `encodable` returns the text itself unless there is half a surrogate pair in it.
+        if self._joining or not (arguments.isascii() or encodable(arguments) is arguments):
+            self._joining = True
+            joiner = self._call.joiner = self._call.joiner or SurrogateJoiner()
+            run[:] = [replace(each, arguments=joiner.feed(each.arguments)) for each in run]
             arguments = "".join([piece.arguments for piece in run])
-            if self._joining or not (arguments.isascii() or _is_whole(arguments)):
-                run[:] = map(self._joined, run)
-                arguments = "".join([piece.arguments for piece in run])
-            self._pieces.put_all(run)
-            run.clear()
-            if arguments and self._call.feed(arguments):
-                self._try_hand_on()
-
-    def _joined(self, piece: ToolCallDelta) -> ToolCallDelta:
-        """Return a piece whose arguments are encodable, for the call that it belongs to."""
-        self._joining = True
-        halves = self._call.halves = self._call.halves or HalfKeeper()
-        return replace(piece, arguments=halves.feed(piece.arguments))
-
-    def _take_rest(self, delta: Delta) -> None:
-        if delta.reasoning and (text := self._reasoning_halves.feed(delta.reasoning)):
-            self.put("reasoning", text)
-        if delta.refusal and (text := self._refusal_halves.feed(delta.refusal)):
-            self._refuse(text)
-        if delta.usage is not None:
-            self._usage = delta.usage
-        if delta.finish_reason is not None:
-            self._finish_reason = encodable(delta.finish_reason)
-        self.whole = self.whole or delta.done or delta.finish_reason is not None
-
-    def _take_text(self, text: str) -> None:
-        if self._content_halves.half or not text.isascii():
-            text = self._content_halves.feed(text)
-        if text:
-            self._take_content(text)
-
-    def _refuse(self, text: str) -> None:
-        self._refusal.append(text)
-        self._refusal_voice.say(text)
-
-    def show(self, text: str) -> None:
-        """Take text of the content that is for the user."""
-        if self._writing is not None:
-            self._end_written()
-        self._content.append(text)
-        self._speech.say(self._content_voice, text)
-
-    def put(self, branch: str, text: str) -> None:
-        """Take text of the content that is for a branch; only reasoning has a field of its own."""
-        if branch == "reasoning":
-            self._reasoning.append(text)
-            self._branches.reasoning.put(text)
-        else:
-            self._branches.others[branch].put(text)
-
-    def new_call(self) -> int:
-        """Begin a call that is written in the content; return its index."""
-        self._end_written()
-        call = self._writing = self._begin(self._next_place)
-        self._written[call.index] = call
-        return call.index
-
-    def _end_written(self) -> None:
-        """Let the last call in the content say no more: what follows it has come."""
-        call, self._writing = self._writing, None
-        if call is not None:
-            call.hush()
-
-    def write(self, index: int, arguments: str = "", name: str | None = None) -> None:
-        """Take more of a call that is written in the content."""
-        piece = ToolCallDelta(index, None, name and encodable(name), encodable(arguments))
-        call = self._call = self._written[index]
-        self._at = None
-        _name(call, piece)
-        self._scan([piece])
-        if name and call.scanner.done:
+        self._branches.pieces(run)
+        run.clear()
+        if arguments and self._call.feed(arguments):
             self._try_hand_on()
 
     def _turn_to(self, piece: ToolCallDelta) -> None:
-        """Make the call that `piece` belongs to the one whose pieces are taken."""
-        call = self._find(piece)
-        if call is not None and _begins_another(call, piece):
-            head = call.again or piece
-            piece = replace(piece, id=piece.id or head.id, name=piece.name or head.name)
-            call = None
-        if call is None:
-            call = self._latest = self._begin(piece.index)
-            self._calls[piece.index if piece.index >= 0 else call.index] = call
-        if piece.id and not call.id:
-            call.id = piece.id
-            self._by_id.setdefault(piece.id, call)
-        _name(call, piece)
-        self._at = None if call.again else piece.index
-        self._call = call
-        if piece.name and call.scanner.done:
-            self._try_hand_on()
-
-    def _find(self, piece: ToolCallDelta) -> OpenCall | None:
-        """Return the call that a piece belongs to, or seems to; None if it begins a new one.
+        """Make the call that `piece` belongs to, perhaps a new one, that whose pieces are taken.
 
         Servers repeat names, leave out ids or indices, use one index or one id for all calls, or
         make up a new id for every piece; only a piece with a name begins a call after the first.
@@ -210,14 +155,34 @@ class Assembly:
         elif (call := self._by_id.get(piece.id or "")) is None:
             call = self._latest
             if call is not None and piece.name and call.name not in ("", piece.name):
-                return None
-        if call is not None and piece.name and call.name and _differ(call.id, piece.id):
-            return None
-        return call
+                call = None
+        if call is not None and piece.name and call.name and piece.id:
+            call = call if call.id in (None, piece.id) else None
+        if call is not None and call.name and call.scanner.done:
+            # What comes after whole arguments begins another call, or is dropped. A head that is
+            # merely repeated may do either: what follows it decides.
+            begins = piece.arguments.lstrip().startswith("{")
+            if piece.name == call.name and not begins:
+                call.again = piece
+            elif piece.name or (begins and call.again is not None):
+                head = call.again or piece
+                piece = replace(piece, id=piece.id or head.id, name=piece.name or head.name)
+                call = None
+        if call is None:
+            call = self._latest = self._begin(piece.index)
+            self._calls[piece.index if piece.index >= 0 else call.index] = call
+        if piece.id and not call.id:
+            call.id = piece.id
+            self._by_id.setdefault(piece.id, call)
+        call.take_name(piece.name)
+        self._at = None if call.again else piece.index
+        self._call = call
+        if piece.name and call.scanner.done:
+            self._try_hand_on()
 
     def _begin(self, index: int) -> OpenCall:
         place = index if index >= 0 and index not in self._places else self._next_place
-        call = OpenCall(place, self._to_user, self._speech, self._keepers)
+        call = OpenCall(place, self._to_user, self._texts, self._exempt)
         self._places.add(place)
         self._next_place = max(self._next_place, place + 1)
         self._order.append(call)
@@ -231,11 +196,6 @@ class Assembly:
                 call.id = self._own_id(call)
                 self.hand_on(call)
 
-    def hand_on(self, call: OpenCall) -> None:
-        """Send a call whose arguments are whole and valid, or were repaired, to its branch."""
-        call.handed_on = True
-        self._branches.calls.put(call.for_tool())
-
     def _own_id(self, call: OpenCall) -> str:
         """Return the id it has, or one made for it, unique in the reply."""
         own = base = call.id or f"call_{call.index}"
@@ -246,6 +206,52 @@ class Assembly:
         self._ids.add(own)
         return own
 
+    def _refuse(self, text: str) -> None:
+        self._refusal.append(text)
+        self._texts.add(self._refusal_origin, text)
+
+    # --- the output of formats
+
+    def show(self, text: str) -> None:
+        """Take text of the content that is for the user."""
+        if self._writing is not None:
+            self._end_written()
+        self._content.append(text)
+        self._texts.add(self._content_origin, text)
+
+    def put(self, branch: str, text: str) -> None:
+        """Take text of the content that is for a branch; only reasoning has a field of its own."""
+        if branch == "reasoning":
+            self._reasoning.append(text)
+            self._branches.reasoning(text)
+        else:
+            self._branches.others[branch](text)
+
+    def new_call(self) -> int:
+        """Begin a call that is written in the content; return its index."""
+        self._end_written()
+        call = self._writing = self._begin(self._next_place)
+        self._written[call.index] = call
+        return call.index
+
+    def _end_written(self) -> None:
+        """End the text of the last call in the content: what follows the call has come."""
+        call, self._writing = self._writing, None
+        if call is not None:
+            call.end_text()
+
+    def write(self, index: int, arguments: str = "", name: str | None = None) -> None:
+        """Take more of a call that is written in the content."""
+        name = name and encodable(name)
+        call = self._call = self._written[index]
+        self._at = None
+        call.take_name(name)
+        self._scan([ToolCallDelta(index, None, name, encodable(arguments))])
+        if name and call.scanner.done:
+            self._try_hand_on()
+
+    # --- the end
+
     def end(self) -> Iterator[OpenCall]:
         """End a whole reply: hand on what is only now known to be whole; yield the faulty.
 
@@ -253,7 +259,7 @@ class Assembly:
         """
         stopped = self._finish_reason in _STOPPED
         self._flush(stopped=stopped)
-        for call in sorted(self._order, key=_index):
+        for call in sorted(self._order, key=attrgetter("index")):
             if not call.handed_on:
                 call.read(truncated=stopped)
                 call.id = self._own_id(call)
@@ -262,39 +268,45 @@ class Assembly:
                 else:
                     yield call
 
-    def _flush(self, *, stopped: bool) -> None:
-        if half := self._content_halves.end():
-            self._take_content(half)
-        if half := self._reasoning_halves.end():
-            self.put("reasoning", half)
-        if half := self._refusal_halves.end():
-            self._refuse(half)
-        for call in self._order if self._joining else ():
-            if call.halves and (half := call.halves.end()):
-                self._pieces.put(ToolCallDelta(call.index, arguments=half))
-                call.feed(half)
-        if self._splitter is not None:
-            self._splitter.end(stopped=stopped)
-        for call in self._order if self._keepers else ():
-            call.tell()  # its name has not come, and will not
-        self._speech.end()
+    def hand_on(self, call: OpenCall) -> None:
+        """Send a call whose arguments are whole and valid, or were repaired, to its branch."""
+        call.handed_on = True
+        self._branches.calls(call.for_tool())
 
     def refuse(self, call: OpenCall) -> None:
         """Put an error in the place of a call that is faulty and was not repaired."""
-        self._branches.calls.put(call.error())
+        self._branches.calls(call.error())
 
     def break_off(self) -> None:
         """End a reply that broke off: what was held back is shown, no call is handed on."""
         self._flush(stopped=True)
 
+    def _flush(self, *, stopped: bool) -> None:
+        if half := self._content_joiner.end():
+            self._take_content(half)
+        if half := self._reasoning_joiner.end():
+            self.put("reasoning", half)
+        if half := self._refusal_joiner.end():
+            self._refuse(half)
+        for call in self._order if self._joining else ():
+            if call.joiner and (half := call.joiner.end()):
+                self._branches.pieces([ToolCallDelta(call.index, arguments=half)])
+                call.feed(half)
+        if self._splitter is not None:
+            self._splitter.end(stopped=stopped)
+        for call in self._order if self._exempt else ():
+            call.settle_name()  # more of it has not come, and will not
+        self._texts.end_all()
+
     def message(self) -> Message:
         """Return the assembled message of a whole reply."""
         refusal = "".join(self._refusal) or None
         content = "".join(self._content)
+        calls = sorted(self._order, key=attrgetter("index"))
         return Message(
             role="assistant",
-            content=content or (None if refusal or self._order else ""),
-            tool_calls=[call.for_message() for call in sorted(self._order, key=_index)],
+            content=content or (None if refusal or calls else ""),
+            tool_calls=[call.for_message() for call in calls],
             reasoning="".join(self._reasoning) or None,
             refusal=refusal,
             usage=self._usage,
@@ -306,62 +318,46 @@ class Assembly:
 
         It has no tool calls, since nothing answers them, so any provider takes it back.
         """
-        content = "".join(self._speech.said)
+        content = "".join(self._texts.parts)
         if not content.strip():
             return None
         reasoning = "".join(self._reasoning) or None
         return Message(role="assistant", content=content, reasoning=reasoning, usage=self._usage)
 
 
-def _differ(one: str | None, other: str | None) -> bool:
-    return bool(one and other and one != other)
+def assemble(deltas: Iterable[Delta], formats: Sequence[Format] = ()) -> Message:
+    """Return the message that the endpoint would have given without streaming.
 
-
-def _begins_another(call: OpenCall, piece: ToolCallDelta) -> bool:
-    """Whether a piece for a call whose arguments are whole begins another with its id and index.
-
-    A head that is merely repeated, with or without white space for arguments, does not; then the
-    arguments that follow it decide. What is no object is text after the call's own, and dropped.
+    Raises `BadResponse` for deltas that make none.
     """
-    if not (call.scanner.done and call.name):
-        return False
-    begins = piece.arguments.lstrip().startswith("{")
-    if piece.name and (piece.name != call.name or begins):
-        return True
-    if piece.name:
-        call.again = piece
-        return False
-    return begins and call.again is not None
+    message = _assembled(deltas, formats, broken=False)
+    assert message is not None, "only one that broke off may be nothing"
+    return message
 
 
-def _name(call: OpenCall, piece: ToolCallDelta) -> None:
-    """Take the name, which may be cut into pieces, all before the arguments.
+def assemble_partial(deltas: Iterable[Delta]) -> Message | None:
+    """Return what the user was told before the reply broke off, None if that is nothing.
 
-    One that is repeated adds nothing.
+    Raises as `assemble` does.
     """
-    name = piece.name
-    if name and call.name != name and not (call.name and call.scanner.parts):
-        call.name = (call.name + name)[:_LONGEST_NAME]
-        if call.scanner.parts:
-            call.tell()
+    return _assembled(deltas, (), broken=True)
 
 
-def _is_whole(text: str) -> bool:
-    """Whether there is no half of a surrogate pair in a text."""
+def _assembled(
+    deltas: Iterable[Delta], formats: Sequence[Format], *, broken: bool
+) -> Message | None:
+    ignored = {each.branch: _drop for each in formats if each.branch is not None}
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _with_clean_head(piece: ToolCallDelta) -> ToolCallDelta:
-    if (piece.id or "").isascii() and (piece.name or "").isascii():
-        return piece
-    return replace(
-        piece, id=piece.id and encodable(piece.id), name=piece.name and encodable(piece.name)
-    )
-
-
-def _index(call: OpenCall) -> int:
-    return call.index
+        assembly = Assembly(Branches(others=ignored), formats=formats)
+        assembly.feed(deltas)
+        if broken:
+            assembly.break_off()
+            return assembly.partial()
+        for call in assembly.end():
+            assembly.refuse(call)
+        return assembly.message()
+    except BackendError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a server may say anything
+        kind = type(error).__name__
+    raise BadResponse(f"what came makes no message ({kind})")  # and no word of the server's

@@ -116,6 +116,7 @@ class InternLMInterpreter(Format):
 class FencedCode(Format):
     """A fenced block of code at the start of a line, which is code for `tool`."""
 
+    close = "\n```"
     at_line_start = True
 
     def __init__(

@@ -18,7 +18,7 @@ from anabranch.agents import (
     ChatResult,
     ConversableAgent,
     Directory,
-    Reply,
+    ReplyResult,
     UserProxyAgent,
     prompt,
     reply,
@@ -31,11 +31,11 @@ class Alice(ConversableAgent):
         """You are {self.name}, a friendly agent, and Bob is your friend. Answer briefly."""
 
     @reply(sender="bob")
-    async def of_bob(self, message: AgentMessage) -> Reply:
+    async def of_bob(self, message: AgentMessage) -> ReplyResult:
         return None  # Bob is not answered
 
     @reply
-    async def pass_on(self, message: AgentMessage) -> Reply:
+    async def pass_on(self, message: AgentMessage) -> ReplyResult:
         return (await self.send(message, "bob")).last
 
 
@@ -45,7 +45,7 @@ class Bob(ConversableAgent):
         """You are {self.name}, a friendly agent, and a good friend of Alice. Answer briefly."""
 
     @reply
-    async def introduce(self, message: AgentMessage) -> Reply:
+    async def introduce(self, message: AgentMessage) -> ReplyResult:
         if "who are you" in message.content.lower():
             return "I am Bob, Alice's good friend. Glad to meet you!"
         return NOT_MINE

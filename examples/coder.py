@@ -16,7 +16,8 @@ import argparse
 import asyncio
 
 from anabranch import Agent, AgentMessage, Backend, ToolExecutor, connect
-from anabranch.agents import InterpreterParser, ToolAggregator, text_action
+from anabranch.agents import ToolAggregator, ToolParser
+from anabranch.dispatch import FencedCode
 from anabranch.tools import PythonKernel
 
 SYSTEM = "Solve the problem step by step, with the help of Python code that prints what it finds."
@@ -24,25 +25,24 @@ PROBLEM = "Find the projection of a onto b = (1, -3) if a * b = 2."
 
 
 class Coder(Agent):
-    def __init__(self, backend: Backend, python: PythonKernel, max_turns: int = 3) -> None:
-        super().__init__(max_turns=max_turns)
+    def __init__(self, backend: Backend, python: PythonKernel, max_rounds: int = 3) -> None:
+        super().__init__(max_rounds=max_rounds)
         self.coder = Agent(
             backend,
             SYSTEM,
             name="coder",
-            output_format=InterpreterParser(),
+            output_format=ToolParser(FencedCode()),
             aggregator=ToolAggregator(),
         )
         self.executor = ToolExecutor([python], name="python")
-        self.executor.before_action(text_action())
 
     async def forward(self, message: AgentMessage, session_id: int | str = 0) -> AgentMessage | str:
-        for _ in range(self.max_turns):
+        for _ in range(self.max_rounds):
             message = await self.coder(message, session_id=session_id)
             if message.formatted["status"] == "none":
                 return message
             message = await self.executor(message)
-        return f"No answer after {self.max_turns} programs; the last one gave: {message.content}"
+        return f"No answer after {self.max_rounds} programs; the last one gave: {message.content}"
 
 
 def show(_: object, message: AgentMessage) -> None:

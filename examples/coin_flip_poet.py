@@ -17,14 +17,8 @@ import logging
 from typing import Any
 
 from anabranch import Backend, Message, connect
-from anabranch.agents import (
-    LimitReached,
-    Namespace,
-    Orchestrator,
-    PromptedAgent,
-    PromptEngineer,
-    State,
-)
+from anabranch.agents import Namespace, Orchestrator, PromptedAgent, PromptEngineer, State
+from anabranch.agents.errors import LimitReached
 
 
 class Coin(Namespace):

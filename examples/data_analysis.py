@@ -21,7 +21,7 @@ from anabranch.agents import (
     ChatResult,
     ConversableAgent,
     Directory,
-    Reply,
+    ReplyResult,
     UserProxyAgent,
     prompt,
     reply,
@@ -39,7 +39,7 @@ class Interpreter(ConversableAgent):
         self.kernel = kernel
 
     @reply
-    async def execute(self, message: AgentMessage) -> Reply:
+    async def execute(self, message: AgentMessage) -> ReplyResult:
         blocks = re.findall(r"```(?:python|py)?\n(.*?)```", message.content, re.DOTALL)
         if not blocks:
             return {"content": "There is no ```python block.", "metadata": {"failed": True}}
@@ -57,7 +57,7 @@ class Analysis(ConversableAgent):
         self.attempts = attempts
 
     @reply
-    async def analyse(self, message: AgentMessage) -> Reply:
+    async def analyse(self, message: AgentMessage) -> ReplyResult:
         sample = await self.ask("interpreter", self.preview(message.extra["file"]))
         task, fault = self.task(message.content, sample.content), ""
         for _ in range(self.attempts):

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from anabranch import Backend, Commander, Conversation, Job, Node, connect, fork, handler, tool
 from anabranch.handlers import call_tools
-from anabranch.tools import AnyTool, narrated
+from anabranch.tools import AnyTool, with_narration
 from anabranch.tools.examples import calculate
 
 
@@ -71,7 +71,7 @@ async def answer(
     A capable model is offered one more argument in each tool, `to_user`: what it writes there is
     shown while it is still writing the rest of the call.
     """
-    offered = tools if backend.provider == "local" else narrated(tools)
+    offered = tools if backend.provider == "local" else with_narration(tools)
     stream = backend.stream(conversation.request(tools=offered))
     reply = fork(node, stream, to_user="to_user", tools=tools)
     node.call_handler(show(reply.text))  # for the user, as it arrives

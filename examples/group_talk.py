@@ -14,13 +14,8 @@ import argparse
 import asyncio
 
 from anabranch import Backend, connect
-from anabranch.agents import (
-    ConversableAgent,
-    GroupTalk,
-    Participant,
-    UserProxyAgent,
-    role_prompt,
-)
+from anabranch.agents import ConversableAgent, GroupTalk, Participant, UserProxyAgent
+from anabranch.agents.conversation import role_prompt
 
 ROLES = {
     "Casperian": "You contradict the others, cleverly and without mercy, and find every fault.",
@@ -36,7 +31,7 @@ async def talk(backend: Backend, opening: str, speeches: int, *, join: bool = Fa
     ]
     if join:
         members.append(UserProxyAgent("you"))
-    group = GroupTalk("all", members, max_speeches=speeches)
+    group = GroupTalk("all", members, max_turns=speeches)
     host = UserProxyAgent("host", human_input_mode="NEVER", max_consecutive_auto_reply=0)
     async with backend:
         await host.initiate_chat(group, opening, transcript=True)

@@ -12,12 +12,18 @@ import argparse
 import asyncio
 
 from anabranch import AgentMessage
-from anabranch.agents import ChatResult, ConversableAgent, Reply, UserProxyAgent, reply
+from anabranch.agents import (
+    ChatResult,
+    ConversableAgent,
+    ReplyResult,
+    UserProxyAgent,
+    reply,
+)
 
 
 class HelloAgent(ConversableAgent):
     @reply
-    def say_hello(self, message: AgentMessage) -> Reply:
+    def say_hello(self, message: AgentMessage) -> ReplyResult:
         return {"content": "Hello, world!", "metadata": {"TERMINATE": True}}
 
 

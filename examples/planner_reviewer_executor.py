@@ -75,10 +75,10 @@ async def search(
     )
     async with backend, small:
         result = await orchestrator.play(Files())
-    for number, turn in enumerate(result.turns, 1):
-        seen = turn.observation.text if turn.observation else "(done)"
-        print(f"{number}. {turn.action.content}\n   {seen}")
-    print(f"({result.status} after {len(result.turns)} turns)")
+    for number, step in enumerate(result.steps, 1):
+        seen = step.observation.text if step.observation else "(done)"
+        print(f"{number}. {step.action.content}\n   {seen}")
+    print(f"({result.status} after {len(result.steps)} steps)")
     for model, usage in orchestrator.usage_by_model().items():
         print(f"{usage.total_tokens} tokens of {model}")
     return result

@@ -18,7 +18,7 @@ from anabranch.agents import (
     ChatResult,
     ConversableAgent,
     Directory,
-    Reply,
+    ReplyResult,
     UserProxyAgent,
     reply,
 )
@@ -27,17 +27,17 @@ from anabranch.cluster import Ray, remote
 
 class Alice(ConversableAgent):
     @reply(sender="bob")
-    async def of_bob(self, message: AgentMessage) -> Reply:
+    async def of_bob(self, message: AgentMessage) -> ReplyResult:
         return None  # Bob is not answered
 
     @reply
-    async def pass_on(self, message: AgentMessage) -> Reply:
+    async def pass_on(self, message: AgentMessage) -> ReplyResult:
         return (await self.send(message, "bob")).last
 
 
 class Bob(ConversableAgent):
     @reply
-    async def introduce(self, message: AgentMessage) -> Reply:
+    async def introduce(self, message: AgentMessage) -> ReplyResult:
         if "who are you" in message.content.lower():
             return "I am Bob, Alice's good friend. Glad to meet you!"
         return NOT_MINE

@@ -15,7 +15,14 @@ import asyncio
 from contextlib import aclosing
 
 from anabranch import AgentMessage, Backend, Conversation, connect
-from anabranch.agents import ChatResult, ConversableAgent, Directory, Reply, UserProxyAgent, reply
+from anabranch.agents import (
+    ChatResult,
+    ConversableAgent,
+    Directory,
+    ReplyResult,
+    UserProxyAgent,
+    reply,
+)
 from anabranch.cluster import Opening, Ray, RemoteAgent, remote
 
 ROLES = {
@@ -29,7 +36,7 @@ class Moderator(ConversableAgent):
     """Asks the whole panel at once, then says what it came to."""
 
     @reply
-    async def moderate(self, message: AgentMessage) -> Reply:
+    async def moderate(self, message: AgentMessage) -> ReplyResult:
         chats = [self.send(message, name, max_turns=1) for name in ROLES]
         opinions = [f"{each.last.sender}: {each.text}" for each in await asyncio.gather(*chats)]
         return await self.sum_up(message.content, opinions)

@@ -14,12 +14,12 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from anabranch import AgentMessage, Backend, Conversation, connect, current_node, fork
-from anabranch.agents import ConversableAgent, Reply, UserProxyAgent, reply
+from anabranch.agents import ConversableAgent, ReplyResult, UserProxyAgent, reply
 
 
 class LoudAgent(ConversableAgent):
     @reply
-    async def answer_loudly(self, message: AgentMessage) -> Reply:
+    async def answer_loudly(self, message: AgentMessage) -> ReplyResult:
         return await self.stream_reply(self.loud(message.content))
 
     async def loud(self, question: str) -> AsyncIterator[str]:

@@ -14,21 +14,23 @@ from __future__ import annotations
 import argparse
 import ast
 import asyncio
+from typing import Any
 
 from anabranch import Agent, Backend, connect
-from anabranch.agents import ToolAction, ToolParser
+from anabranch.agents import ToolParser
+from anabranch.agents.layers import ToolAction
+from anabranch.dispatch import FencedCode
 
 SYSTEM = "You write short Python programs."
-FORM = "Write the program in this form, and end your message there:\n{begin}...{end}"
 
 
-def readable(code: str) -> str:
-    ast.parse(code)
-    return code
+def readable(arguments: dict[str, Any]) -> dict[str, Any]:
+    ast.parse(arguments["code"])
+    return arguments
 
 
 async def write(backend: Backend, task: str) -> ToolAction:
-    parser = ToolParser("python", "```python\n", "\n```\n", validate=readable, template=FORM)
+    parser = ToolParser(FencedCode(), validate=readable)
     programmer = Agent(backend, SYSTEM, name="programmer", output_format=parser)
     async with backend:
         return (await programmer(task)).formatted

@@ -2,6 +2,7 @@
 
 - `_handler`: `@handler` makes an async function a kind of node, `Handler`
 - `_respond`: one answer of a model: ask, show, call tools, ask again
+- `_as_text`: the request of a model that knows tools and calls from its prompt alone
 - `_call_tools`: run the calls of a reply, each as soon as it is whole
 - `_show`, `_view`: where the text of a reply goes; `View` is the terminal or what replaces it
 - `legible`: text of a model made safe for a screen; a seam for the terminal

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable
 from contextlib import suppress
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from ..commander import Node, NodeCancelled, emit
 from ..messages import Message, ToolCall, ToolCallError
 from ..tools import AnyTool, ToolResult
-from ..tools.calls import call_result, start_call
-from ..tools.results import result, unknown_tool
+from ..tools.calls import CallNode, start_call
 from ..tools.toolkits import by_name
 from ._view import View
 
@@ -50,11 +49,17 @@ class CallTools(Node[list[ToolResult]], internal=True):
         async for call in self._calls:
             place = len(self._seen)
             self._seen.append(call)
-            if (tool := self._tool_for(place, call)) and isinstance(call, ToolCall):
-                if tool.read_only:
-                    self._start(place, call, tool)
-                else:
-                    waiting.append((place, call, tool))
+            if isinstance(call, ToolCallError):
+                self._settle(place, ToolResult.of(call, str(call), "invalid"))
+                continue
+            emit(self, "tool_call", call)
+            tool = self._tools.get(call.name)
+            if tool is None:
+                self._settle(place, ToolResult.of_unknown_tool(call, self._tools))
+            elif tool.read_only:
+                self._start(place, call, tool)
+            else:
+                waiting.append((place, call, tool))
         for place, call, tool in waiting:
             self._start(place, call, tool)
         for node in self.children:
@@ -71,24 +76,14 @@ class CallTools(Node[list[ToolResult]], internal=True):
         places = {(call.index, call.id): place for place, call in enumerate(self._seen)}
         given = [self._results.get(places.get((c.index, c.id), -1)) for c in message.tool_calls]
         return [
-            answer or result(call, "The call was interrupted.", "failed")
+            answer or ToolResult.of(call, "The call was interrupted.", "failed")
             for call, answer in zip(message.tool_calls, given, strict=True)
         ]
-
-    def _tool_for(self, place: int, call: Call) -> AnyTool | None:
-        """Return the tool that can run `call`, or settle it as one that none can run."""
-        if isinstance(call, ToolCallError):
-            self._settle(place, result(call, str(call), "invalid"))
-            return None
-        emit(self, "tool_call", call)
-        if (tool := self._tools.get(call.name)) is None:
-            self._settle(place, unknown_tool(call, self._tools))
-        return tool
 
     def _start(self, place: int, call: ToolCall, tool: AnyTool) -> None:
         self._view.called(call)
         node = start_call(self, call, tool, self._view.ask)
-        node.at_done(lambda ended: self._settle(place, call_result(ended, call)))
+        node.at_done(lambda ended: self._settle(place, cast("CallNode", ended).answer))
 
     def _settle(self, place: int, result: ToolResult) -> None:
         self._results[place] = result

@@ -9,11 +9,11 @@ from ..backends import Backend
 from ..commander import BadResponse, Node
 from ..dispatch import Format, fork
 from ..messages import Conversation, Message
-from ..tools import AnyTool, narrated
+from ..tools import AnyTool, with_narration
 from ..tools.toolkits import flatten
-from ._call_tools import CallTools, call_tools
+from ._as_text import write_as_text
+from ._call_tools import call_tools
 from ._handler import handler
-from ._in_text import in_text
 from ._show import show
 from ._view import View
 
@@ -55,12 +55,12 @@ async def respond(
     view = view or View()
     tools = flatten(tools)
     last = bool(tools) and (max_rounds < 1 or repairs < 0)
-    offered = narrated(tools) if narrate else tools
+    offered = with_narration(tools) if narrate else tools
     request = conversation.request(
         tools=offered, **options, **({"tool_choice": "none"} if last else {})
     )
     formats = backend.formats if formats is None else formats
-    stream = backend.stream(in_text(request, formats))
+    stream = backend.stream(write_as_text(request, formats))
     reply = fork(node, stream, to_user="to_user", tools=tools, formats=formats)
     node.call_handler(show(reply.text, view.write).at_done(lambda _: view.ended()))
     results = node.call_handler(call_tools(reply.tool_calls, tools, view))
@@ -69,7 +69,10 @@ async def respond(
         message = await reply.message
         answers = await results
     except BaseException:
-        conversation.add(*_kept(message, reply.partial, results))
+        if message is not None:
+            conversation.add(message, *results.results(message))
+        elif (partial := reply.partial) is not None:
+            conversation.add(partial)
         raise
     conversation.add(message, *answers)
     if not answers:
@@ -88,10 +91,3 @@ async def respond(
         formats=formats,
         **options,
     )
-
-
-def _kept(message: Message | None, partial: Message | None, results: CallTools) -> list[Message]:
-    """Return what remains of an exchange that was broken off."""
-    if message is not None:
-        return [message, *results.results(message)]
-    return [] if partial is None else [partial]

@@ -55,7 +55,24 @@ class Conversation:
             "messages": [message.to_record() for message in self.messages],
         }
         # ASCII only: a lone surrogate, which a model can send, has no UTF-8.
-        _replace(Path(path), json.dumps(record, indent=2))
+        text = json.dumps(record, indent=2)
+        target = Path(path)
+        try:
+            if target.exists() and not target.is_file():
+                raise OSError(errno.EINVAL, "this is no file that could be replaced", str(path))
+            target = target.resolve()  # a link keeps pointing at the file it names
+        except (ValueError, RuntimeError) as error:  # a NUL in it; a link to itself
+            raise ConfigurationError(f"{str(path)!r} cannot name a file: {error}") from None
+        descriptor, name = tempfile.mkstemp(prefix=".conversation.", dir=target.parent)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, target)
+        except BaseException:
+            os.unlink(name)
+            raise
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Conversation:
@@ -65,22 +82,19 @@ class Conversation:
         else.
         """
         try:
-            return cls._from_record(json.loads(Path(path).read_text("utf-8")))
+            record: Any = json.loads(Path(path).read_text("utf-8"))
+            thread_id, messages = None, record
+            if isinstance(record, dict):
+                fields = cast("dict[str, Any]", record)
+                thread_id, messages = fields.get("thread_id"), fields["messages"]
+            conversation = cls(thread_id=thread_id)
+            conversation.messages = [Message.from_wire(wire) for wire in messages]
+            return conversation
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ConfigurationError(
                 f"{os.fspath(path)!r} is not a saved conversation"
                 f" ({type(error).__name__}: {str(error).splitlines()[0]})"
             ) from error
-
-    @classmethod
-    def _from_record(cls, record: Any) -> Conversation:
-        thread_id, messages = None, record
-        if isinstance(record, dict):
-            fields = cast("dict[str, Any]", record)
-            thread_id, messages = fields.get("thread_id"), fields["messages"]
-        conversation = cls(thread_id=thread_id)
-        conversation.messages = [Message.from_wire(wire) for wire in messages]
-        return conversation
 
     def __iter__(self) -> Iterator[Message]:
         return iter(self.messages)
@@ -90,22 +104,3 @@ class Conversation:
 
     def __repr__(self) -> str:
         return f"<Conversation {self.thread_id} of {len(self)} messages>"
-
-
-def _replace(path: Path, text: str) -> None:
-    try:
-        if path.exists() and not path.is_file():
-            raise OSError(errno.EINVAL, "this is no file that could be replaced", str(path))
-        path = path.resolve()  # a link keeps pointing at the file it names
-    except (ValueError, RuntimeError) as error:  # a NUL in it; a link to itself
-        raise ConfigurationError(f"{str(path)!r} cannot name a file: {error}") from None
-    descriptor, name = tempfile.mkstemp(prefix=".conversation.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise

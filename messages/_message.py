@@ -178,11 +178,14 @@ class Message(BaseModel):
         `ValidationError` is one) if it is neither.
         """
         usage = wire.get("usage")
+        calls = wire.get("tool_calls") or ()
+        if not calls and (legacy := wire.get("function_call")):
+            calls = ({"function": legacy},)
         return cls(
             role=wire["role"],
             content=content_text(wire.get("content")),
             images=content_images(wire.get("content")),
-            tool_calls=_calls_from_wire(wire),
+            tool_calls=[ToolCall.from_wire(call, index) for index, call in enumerate(calls)],
             tool_call_id=_text(wire.get("tool_call_id")),
             name=_text(wire.get("name")),
             reasoning=_text(wire.get("reasoning_content") or wire.get("reasoning")),
@@ -224,10 +227,3 @@ def image_url(data: bytes | str, media_type: str = "image/png") -> str:
     """Return the URL that holds an image itself; `data` are its bytes or their base64."""
     text = data if isinstance(data, str) else base64.b64encode(data).decode()
     return f"data:{media_type};base64,{text}"
-
-
-def _calls_from_wire(wire: Mapping[str, Any]) -> list[ToolCall]:
-    calls = wire.get("tool_calls") or ()
-    if not calls and (legacy := wire.get("function_call")):
-        calls = ({"function": legacy},)
-    return [ToolCall.from_wire(call, index) for index, call in enumerate(calls)]

@@ -32,7 +32,7 @@ class ToolSchema(Protocol):
 
 
 def has_parameter(tool: ToolSchema, name: str) -> bool:
-    """Whether a tool has a parameter of this name itself; one that `narrated` adds is not its own.
+    """Whether a tool has a parameter of this name itself, not by `with_narration`.
 
     A schema comes from anywhere and may be anything.
     """

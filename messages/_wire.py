@@ -52,18 +52,8 @@ def delta_from_chunk(chunk: Mapping[str, Any]) -> Delta | None:
         _usage(chunk) if usage or finish_reason else None,
         _text(choice, "finish_reason") or None,
     )
-    return delta if _says_something(delta) else None
-
-
-def _says_something(delta: Delta) -> bool:
-    return bool(
-        delta.text
-        or delta.tool_calls
-        or delta.reasoning
-        or delta.finish_reason
-        or delta.usage
-        or delta.refusal
-    )
+    says = delta.text or delta.tool_calls or delta.reasoning or delta.finish_reason
+    return delta if says or delta.usage or delta.refusal else None
 
 
 def _the_choice(choices: Sequence[Any]) -> Mapping[str, Any]:
@@ -118,28 +108,24 @@ def _content(content: object) -> str:
 
 
 def _calls(piece: Mapping[str, Any]) -> Sequence[ToolCallDelta]:
-    if calls := _list(piece, "tool_calls"):
-        return [_call(call) for call in calls]
+    calls: list[ToolCallDelta] = []
+    for call in _list(piece, "tool_calls"):
+        if not isinstance(call, dict):
+            raise _unexpected("a tool call", "an object", call)
+        fields = cast("dict[str, Any]", call)
+        function = _object(fields, "function")
+        index = fields.get("index")
+        if index is not None and type(index) is not int:
+            raise _unexpected("a tool call's index", "a number", index)
+        place = -1 if index is None else index
+        name = _text(function, "name") or None
+        calls.append(ToolCallDelta(place, _text(fields, "id") or None, name, _arguments(function)))
+    if calls:
+        return calls
     if legacy := _object(piece, "function_call"):
         name = _text(legacy, "name") or None
         return (ToolCallDelta(0, "call_0" if name else None, name, _arguments(legacy)),)
     return ()
-
-
-def _call(call: object) -> ToolCallDelta:
-    if not isinstance(call, dict):
-        raise _unexpected("a tool call", "an object", call)
-    fields = cast("dict[str, Any]", call)
-    function = _object(fields, "function")
-    index = fields.get("index")
-    if index is not None and type(index) is not int:
-        raise _unexpected("a tool call's index", "a number", index)
-    return ToolCallDelta(
-        -1 if index is None else index,
-        _text(fields, "id") or None,
-        _text(function, "name") or None,
-        _arguments(function),
-    )
 
 
 def _arguments(function: Mapping[str, Any]) -> str:
@@ -255,7 +241,17 @@ def request_body(
         body = {"stream": True, "stream_options": {"include_usage": True}}
     body |= options
     if request.tools:
-        body["tools"] = [_tool_to_wire(tool) for tool in request.tools]
+        body["tools"] = [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": dict(tool.parameters),
+                },
+            }
+            for tool in request.tools
+        ]
     else:
         body |= {"tool_choice": None, "parallel_tool_calls": None}
     return needed | {key: value for key, value in body.items() if value is not None}
@@ -268,12 +264,3 @@ def _with_tool_images(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
         if tools and (images := [url for message in run for url in message.images]):
             said = "The images that the tools gave, in order:"
             yield {"role": "user", "content": content_parts(said, images)}
-
-
-def _tool_to_wire(tool: Any) -> dict[str, Any]:
-    function = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": dict(tool.parameters),
-    }
-    return {"type": "function", "function": function}

@@ -4,20 +4,40 @@ from __future__ import annotations
 
 import reprlib
 
-__all__ = ["encodable", "overlap", "quote"]
+__all__ = ["SurrogateJoiner", "encodable", "overlap", "quote"]
 
 
 def encodable(text: str) -> str:
     """Make one character of each surrogate pair, and U+FFFD of a half that is alone.
 
     A half has no UTF-8: text with one could not be shown, saved or sent. So whatever comes from a
-    model or a server passes through here, or through a `HalfKeeper`, before anybody gets it.
+    model or a server passes through here, or through a `SurrogateJoiner`, before anybody gets it.
     """
     try:
         text.encode()  # far cheaper than what follows, and nearly always enough
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+class SurrogateJoiner:
+    """Makes text that comes in pieces encodable: keeps the first half of a pair for the next."""
+
+    __slots__ = ("half",)
+
+    def __init__(self) -> None:
+        self.half = ""
+
+    def feed(self, text: str) -> str:
+        """Return `text` with pairs joined, less a half at its end that the next may complete."""
+        text = self.half + text
+        self.half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
+        return encodable(text[: len(text) - len(self.half)])
+
+    def end(self) -> str:
+        """Return what stands for a half that stayed alone, if there is one."""
+        half, self.half = self.half, ""
+        return encodable(half)
 
 
 class _Quote(reprlib.Repr):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from ._deadlock import Deadlock
@@ -34,15 +33,17 @@ def run_seeded(
     if asyncio._get_running_loop() is not None:
         raise RuntimeError("a loop is running here: call this from a test that is no coroutine")
     loop = SeededLoop(seed, patience=patience, turns=turns)
+    before = random.getstate()
     unhandled: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: unhandled.append(context))
     try:
-        with _seeded_random(seed):
-            try:
-                result = loop.run_until_complete(main())
-            finally:
-                _wind_up(loop)
+        random.seed(seed)
+        try:
+            result = loop.run_until_complete(main())
+        finally:
+            _wind_up(loop)
     finally:
+        random.setstate(before)
         loop.close()
     if unhandled:
         raise unhandled[0].get("exception") or RuntimeError(unhandled[0]["message"])
@@ -92,17 +93,8 @@ def _loop() -> SeededLoop:
     return loop
 
 
-@contextmanager
-def _seeded_random(seed: int) -> Generator[None]:
-    before = random.getstate()
-    random.seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(before)
-
-
 def _wind_up(loop: SeededLoop) -> None:
+    """Cancel what is left on `loop`, and wait for it."""
     loop.allow_more()
     try:
         tasks = asyncio.all_tasks(loop)

@@ -98,23 +98,13 @@ class SeededLoop(asyncio.SelectorEventLoop):
         """Begin to count the turns anew."""
         self._turns_left = self._turns
 
-    def _count_turn(self) -> None:
-        if self._turns_left is None:
-            return
-        self._turns_left -= 1
-        if self._turns_left < 0:
-            raise TimeoutError(
-                f"seed {self.seed}: still running at {self.clock.now:g} s of virtual time, after "
-                f"{self._turns} turns of the loop"
-            )
-
     def _take_inbox(self) -> bool:
         came = len(self._inbox)
         for handle in [self._inbox.popleft() for _ in range(came)][::-1]:
             self._ready.appendleft(handle)
         return came > 0
 
-    def _outsiders(self) -> bool:
+    def _may_be_called(self) -> bool:
         """Say whether anything outside this thread may still call in."""
         watched: Mapping[Any, Any] = cast("Any", self)._selector.get_map()
         return len(watched) > 1 or any(  # one is the loop's own pipe
@@ -156,22 +146,17 @@ class _Ready(deque[asyncio.Handle]):
         return super().__len__() + len(self._drawn)
 
     def popleft(self) -> asyncio.Handle:
-        if not self._drawn:
-            self._draw()
+        if not self._drawn:  # take the next callback, or all tasks up to the next callback
+            self._turn = self._turn or len(self)
+            more = True
+            while more:
+                self._drawn.append(super().popleft())
+                self._turn -= 1
+                more = self._turn > 0 and _is_step(self._drawn[-1]) and _is_step(self[0])
         last = len(self._drawn) - 1
         at = self._random.randrange(last + 1) if last else 0
         self._drawn[at], self._drawn[last] = self._drawn[last], self._drawn[at]
         return self._drawn.pop()
-
-    def _draw(self) -> None:
-        """Take the next callback, or all tasks up to the next callback, out of the queue."""
-        if not self._turn:
-            self._turn = len(self)
-        while True:
-            self._drawn.append(super().popleft())
-            self._turn -= 1
-            if not self._turn or not (_is_step(self._drawn[-1]) and _is_step(self[0])):
-                return
 
 
 def _is_step(handle: asyncio.Handle) -> bool:
@@ -188,26 +173,24 @@ class _Selector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         loop = self._loop
-        loop._count_turn()
+        if loop._turns_left is not None:
+            loop._turns_left -= 1
+            if loop._turns_left < 0:
+                raise TimeoutError(
+                    f"seed {loop.seed}: still running at {loop.clock.now:g} s of virtual time, "
+                    f"after {loop._turns} turns of the loop"
+                )
         events = super().select(0)
-        came = loop._take_inbox()
-        if (timeout is None or timeout > 0) and not came and not events:
-            events = self._wait(timeout)
+        if not (loop._take_inbox() or events or (timeout is not None and timeout <= 0)):
+            patience = loop.patience if timeout is None else min(timeout, loop.patience)
+            until = time.monotonic() + patience
+            came = False
+            while not came and loop._may_be_called() and (left := until - time.monotonic()) > 0:
+                events = super().select(min(left, LOOK))
+                came = loop._take_inbox() or bool(events)
+            if not came and not loop._take_inbox():
+                if timeout is None:
+                    raise Deadlock(describe(loop))
+                loop.clock.now += timeout
         cast("_Ready", loop._ready).begin_turn()
         return events
-
-    def _wait(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
-        loop = self._loop
-        until = time.monotonic() + (
-            loop.patience if timeout is None else min(timeout, loop.patience)
-        )
-        while loop._outsiders() and (left := until - time.monotonic()) > 0:
-            events = super().select(min(left, LOOK))
-            if loop._take_inbox() or events:
-                return events
-        if loop._take_inbox():
-            return []
-        if timeout is None:
-            raise Deadlock(describe(loop))
-        loop.clock.now += timeout
-        return []

@@ -9,15 +9,15 @@ from inspect import isawaitable
 from typing import Any, TypeAlias
 
 from ..backends import Backend
-from ..messages import Delta, Message, Request, ToolCall, ToolCallDelta
+from ..messages import Delta, Message, Request, ToolCallDelta
 
-__all__ = ["Reply", "ScriptedBackend", "Step", "deltas"]
+__all__ = ["ScriptStep", "ScriptedBackend", "deltas"]
 
-Step: TypeAlias = Delta | str | BaseException | asyncio.Event
+ScriptStep: TypeAlias = Delta | str | BaseException | asyncio.Event
 """One step of a reply: a delta or text to send, an error to raise, an event to wait for."""
 
-Reply: TypeAlias = str | Message | BaseException | Sequence[Step]
-Answer: TypeAlias = Reply | Callable[[Request], Reply | Awaitable[Reply]]
+Script: TypeAlias = str | Message | BaseException | Sequence[ScriptStep]
+Answer: TypeAlias = Script | Callable[[Request], Script | Awaitable[Script]]
 
 
 class ScriptedBackend(Backend):
@@ -73,40 +73,30 @@ class ScriptedBackend(Backend):
     async def _play(self, answer: Answer | None, request: Request) -> AsyncGenerator[Delta, None]:
         self.opened += 1
         try:
-            for step in self._steps(await self._resolve(answer, request)):
+            if answer is None:
+                raise LookupError(
+                    f"the script had {len(self._replies)} replies and this is request "
+                    f"{len(self.requests)}: add replies, or otherwise=..."
+                )
+            reply = answer(request) if callable(answer) else answer
+            if isawaitable(reply):
+                reply = await reply
+            if isinstance(reply, BaseException):
+                raise reply
+            whole = isinstance(reply, (str, Message))
+            for step in _deltas(reply, self._cut) if whole else reply:
                 if isinstance(step, BaseException):
                     raise step
                 if isinstance(step, asyncio.Event):
                     await step.wait()
                     continue
-                # Without a delay too, a stream lets others run between its deltas, as a network's.
-                await asyncio.sleep(self._delay)
-                yield step
+                for piece in self._cut(step) if isinstance(step, str) else (step,):
+                    # Without a delay too, a stream lets others run between its deltas, as a
+                    # network's does.
+                    await asyncio.sleep(self._delay)
+                    yield Delta(text=piece) if isinstance(piece, str) else piece
         finally:
             self.closed += 1
-
-    async def _resolve(self, answer: Answer | None, request: Request) -> Reply:
-        if answer is None:
-            raise LookupError(
-                f"the script had {len(self._replies)} replies and this is request "
-                f"{len(self.requests)}: add replies, or otherwise=..."
-            )
-        if not callable(answer):
-            return answer
-        reply = answer(request)
-        return await reply if isawaitable(reply) else reply
-
-    def _steps(self, reply: Reply) -> Iterator[Delta | BaseException | asyncio.Event]:
-        if isinstance(reply, BaseException):
-            yield reply
-        elif isinstance(reply, (str, Message)):
-            yield from _deltas(reply, self._cut)
-        else:
-            for step in reply:
-                if isinstance(step, str):
-                    yield from (Delta(text=piece) for piece in self._cut(step))
-                else:
-                    yield step
 
 
 def deltas(reply: str | Message, *, size: int | None = 4, seed: int | None = None) -> list[Delta]:
@@ -123,16 +113,12 @@ def _deltas(reply: str | Message, cut: Cut) -> Iterator[Delta]:
     yield from (Delta(text=piece) for piece in cut(message.content or ""))
     yield from (Delta(refusal=piece) for piece in cut(message.refusal or ""))
     for index, call in enumerate(message.tool_calls):
-        yield from (Delta(tool_calls=(piece,)) for piece in _call_deltas(index, call, cut))
+        yield Delta(tool_calls=(ToolCallDelta(index, id=call.id, name=call.name),))
+        for piece in cut(call.to_wire()["function"]["arguments"]):
+            yield Delta(tool_calls=(ToolCallDelta(index, arguments=piece),))
     finish = message.finish_reason or ("tool_calls" if message.tool_calls else "stop")
     yield Delta(finish_reason=finish, usage=message.usage)
     yield Delta(done=True)
-
-
-def _call_deltas(index: int, call: ToolCall, cut: Cut) -> Iterator[ToolCallDelta]:
-    yield ToolCallDelta(index, id=call.id, name=call.name)
-    for piece in cut(call.to_wire()["function"]["arguments"]):
-        yield ToolCallDelta(index, arguments=piece)
 
 
 def _cutter(size: int | None, seed: int | None) -> Cut:

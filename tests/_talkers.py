@@ -3,7 +3,7 @@
 from typing import Any
 
 from anabranch import AgentMessage
-from anabranch.agents import ConversableAgent, Reply, UserProxyAgent, reply
+from anabranch.agents import ConversableAgent, ReplyResult, UserProxyAgent, reply
 
 __all__ = ["Alice", "Bob", "check_symmetry", "program", "said", "talker"]
 
@@ -26,11 +26,11 @@ class Alice(ConversableAgent):
     """Passes on to Bob what she is asked, and answers with what he says."""
 
     @reply(sender=["bob"])
-    def of_bob(self, message: AgentMessage) -> Reply:
+    def of_bob(self, message: AgentMessage) -> ReplyResult:
         return None
 
     @reply
-    async def of_others(self, message: AgentMessage) -> Reply:
+    async def of_others(self, message: AgentMessage) -> ReplyResult:
         return (await self.send(message, "bob")).last
 
 
@@ -38,7 +38,7 @@ class Bob(ConversableAgent):
     """Answers whoever it is."""
 
     @reply
-    def introduce(self, message: AgentMessage) -> Reply:
+    def introduce(self, message: AgentMessage) -> ReplyResult:
         return "I am Bob, Alice's friend."
 
 

@@ -24,8 +24,9 @@ from anabranch import (
     current_node,
     tool,
 )
-from anabranch.agents import TOOLS
+from anabranch.agents.layers import TOOLS
 from anabranch.backends import Limits
+from anabranch.dispatch import ReAct
 from anabranch.handlers import View
 from anabranch.messages import Request, Usage
 from anabranch.testing import ScriptedBackend
@@ -205,16 +206,16 @@ async def test_calls_of_tools_are_remembered_with_their_results() -> None:
     ]
 
 
-async def test_at_max_turns_the_model_has_to_answer() -> None:
+async def test_at_max_rounds_the_model_has_to_answer() -> None:
     """The answer's status says so; a model that calls on is a clear error."""
     more = calling("look", place="x")
     backend = ScriptedBackend(more, more, "Enough.")
-    answer = await Agent(backend, tools=[look], max_turns=2)("?")
+    answer = await Agent(backend, tools=[look], max_rounds=2)("?")
 
-    assert (answer.content, answer.extra["status"]) == ("Enough.", "max_turns")
+    assert (answer.content, answer.extra["status"]) == ("Enough.", "max_rounds")
     assert backend.requests[2].options == {"tool_choice": "none"}
     with pytest.raises(BadResponse, match="goes on calling tools"):
-        await Agent(ScriptedBackend(otherwise=more), tools=[look], max_turns=2)("?")
+        await Agent(ScriptedBackend(otherwise=more), tools=[look], max_rounds=2)("?")
 
 
 async def test_an_answer_that_was_cut_off_says_so() -> None:
@@ -351,3 +352,22 @@ async def test_the_trees_limits_and_accounts_hold() -> None:
             with pytest.raises(BudgetExceeded):
                 await commander.run(Agent(backend).call("?"))
         assert commander.usage()["tiny"].total_tokens > 1
+
+
+@pytest.mark.parametrize("given", [True, False])
+async def test_calls_written_as_text_run_as_others_do(given: bool) -> None:
+    """By the agent's formats, or by those of its backend; hooks and memory see a call."""
+    backend = ScriptedBackend(
+        'I look.\nAction: look\nAction Input: {"place": "Oslo"}', "It is cold in Oslo."
+    )
+    if not given:
+        backend.formats = [ReAct()]
+    agent = Agent(backend, tools=[look], formats=[ReAct()] if given else None)
+    seen: list[str] = []
+    agent.before_action(lambda _, message: seen.append(message.formatted.name))
+
+    assert (await agent("How is Oslo?")).content == "It is cold in Oslo."
+    assert seen == ["look"]
+    assert [step["kind"] for step in agent.get_steps()] == ["thought", "call", "result", "thought"]
+    assert "- look: " in str(backend.requests[0].messages[0].content)
+    assert str(backend.requests[1].messages[-1].content).startswith("Observation: ")

@@ -9,7 +9,15 @@ from _left import processes, threads
 from _talkers import Alice, Bob, check_symmetry, program, said, talker
 
 from anabranch import AgentMessage, Commander, Node, run
-from anabranch.agents import NOT_MINE, Answer, Chat, ConversableAgent, Directory, Reply, reply
+from anabranch.agents import (
+    NOT_MINE,
+    Answer,
+    Chat,
+    ConversableAgent,
+    Directory,
+    ReplyResult,
+    reply,
+)
 from anabranch.testing import ScriptedBackend
 
 
@@ -76,7 +84,7 @@ async def test_every_message_and_every_answer_is_a_node():
 
     class Noting(Bob):
         @reply
-        def note(self, message: AgentMessage) -> Reply:
+        def note(self, message: AgentMessage) -> ReplyResult:
             from anabranch import current_node
 
             paths.append(current_node().path)

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, get_args
 
-from anabranch.agents import Status
+from anabranch.agents.conversation import Status
 from anabranch.testing import ScriptedBackend
 
 PAGE = (Path(__file__).parent.parent / "docs" / "agents.md").read_text(encoding="utf-8")

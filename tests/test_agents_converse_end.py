@@ -11,14 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch import AgentMessage
-from anabranch.agents import (
-    NOT_MINE,
-    ConversableAgent,
-    ConversationTooLong,
-    Directory,
-    Reply,
-    reply,
-)
+from anabranch.agents import NOT_MINE, ConversableAgent, Directory, ReplyResult, reply
+from anabranch.agents.errors import ConversationTooLong
 
 
 class Stranger(ConversableAgent):
@@ -30,7 +24,7 @@ class Stranger(ConversableAgent):
         self.chance = chance
 
     @reply
-    async def anything(self, message: AgentMessage) -> Reply:
+    async def anything(self, message: AgentMessage) -> ReplyResult:
         await turns(self.chance.randint(0, 2))
         match self.chance.randint(0, 7):
             case 0:
@@ -127,7 +121,7 @@ async def test_agents_that_ask_each_other_in_a_circle_are_stopped():
         depth = 0
 
         @reply
-        async def ask_on(self, message: AgentMessage) -> Reply:
+        async def ask_on(self, message: AgentMessage) -> ReplyResult:
             Asking.depth += 1
             following = {"a": "b", "b": "c", "c": "a"}[self.name]
             return (await self.send("And you?", following)).last
@@ -146,7 +140,7 @@ async def test_inside_the_limit_is_an_error_that_ends_all():
 
     class Stubborn(ConversableAgent):
         @reply
-        async def again_and_again(self, message: AgentMessage) -> Reply:
+        async def again_and_again(self, message: AgentMessage) -> ReplyResult:
             for _ in range(9):
                 try:
                     await self.send("?", bob, max_turns=1)

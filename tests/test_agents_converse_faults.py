@@ -7,7 +7,8 @@ import pytest
 from _talkers import Alice, Bob, check_symmetry, program, said
 
 from anabranch import AgentMessage, BackendUnavailable, WorkerLost
-from anabranch.agents import Answer, ConversableAgent, Directory, Reply, UnknownAgent, reply
+from anabranch.agents import Answer, ConversableAgent, Directory, ReplyResult, reply
+from anabranch.agents.errors import UnknownAgent
 from anabranch.testing import ScriptedBackend
 
 
@@ -48,7 +49,7 @@ async def test_a_partner_that_hangs_is_given_up_after_the_timeout():
 
     class Hanging(ConversableAgent):
         @reply
-        async def hang(self, message: AgentMessage) -> Reply:
+        async def hang(self, message: AgentMessage) -> ReplyResult:
             try:
                 await asyncio.Event().wait()
             finally:

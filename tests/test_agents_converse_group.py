@@ -17,14 +17,12 @@ from anabranch.agents import (
     GroupChat,
     GroupTalk,
     QueueInput,
-    Reply,
-    UnknownAgent,
+    ReplyResult,
     UserProxyAgent,
-    chosen_by_model,
-    random_speaker,
     reply,
-    role_prompt,
 )
+from anabranch.agents.conversation import choose_by_model, random_speaker, role_prompt
+from anabranch.agents.errors import UnknownAgent
 from anabranch.messages import Delta
 from anabranch.testing import ScriptedBackend
 
@@ -44,7 +42,7 @@ def endless(name: str, **options: Any) -> ConversableAgent:
 async def test_members_speak_in_turn_and_all_hear_all():
     """Each history with the group is the group's own; the answer is the last that was said."""
     members = [endless(name) for name in "abc"]
-    team = GroupChat("team", members, max_rounds=4)
+    team = GroupChat("team", members, max_turns=4)
 
     result = await program().initiate_chat(team, "Go.")
 
@@ -58,7 +56,7 @@ async def test_members_speak_in_turn_and_all_hear_all():
 async def test_a_member_s_model_is_told_who_said_what():
     """Names stand before what others said, not before its own."""
     backend = ScriptedBackend("I am b.", "And still b.")
-    team = GroupChat("team", [endless("a"), ConversableAgent("b", backend)], max_rounds=4)
+    team = GroupChat("team", [endless("a"), ConversableAgent("b", backend)], max_turns=4)
     await program().initiate_chat(team, "Go.")
 
     assert [(m.role, m.content) for m in backend.requests[1].messages] == [
@@ -90,7 +88,7 @@ async def test_chance_names_anybody_but_the_last_speaker():
     talks = []
     for _ in range(2):
         members = [endless(name, max_consecutive_auto_reply=None) for name in "abcd"]
-        team = GroupChat("team", members, speaker=random_speaker(7), max_rounds=30)
+        team = GroupChat("team", members, speaker=random_speaker(7), max_turns=30)
         await program().initiate_chat(team, "Go.")
         talks.append([message.sender for message in team.messages])
 
@@ -121,7 +119,7 @@ async def test_a_model_chooses_the_speaker(caplog: pytest.LogCaptureFixture):
     bob, bobby, carl = (endless(name) for name in ("bob", "bobby", "carl"))
     bob.description = "knows rivers"
     team = GroupChat(
-        "team", [bob, bobby, carl], speaker=chosen_by_model(backend, temperature=0), max_rounds=4
+        "team", [bob, bobby, carl], speaker=choose_by_model(backend, temperature=0), max_turns=4
     )
     await program().initiate_chat(team, "Go.")
 
@@ -137,7 +135,7 @@ async def test_a_model_chooses_the_speaker(caplog: pytest.LogCaptureFixture):
 async def test_members_are_found_by_name():
     """From a directory, in which the group is too; an unknown one is an error."""
     directory = Directory(endless("a"))
-    GroupChat("team", ["a"], directory=directory, max_rounds=1)
+    GroupChat("team", ["a"], directory=directory, max_turns=1)
     user = UserProxyAgent(human_input_mode="NEVER", directory=directory)
     assert (await user.initiate_chat("team", "Go.", max_turns=1)).text == "a!"
 
@@ -151,7 +149,7 @@ async def test_members_are_found_by_name():
 async def test_a_member_may_begin_the_talk():
     """It hears what the others say and is no stranger who gets an answer."""
     a, b = endless("a"), endless("b")
-    team = GroupChat("team", [a, b], max_rounds=2)
+    team = GroupChat("team", [a, b], max_turns=2)
     result = await a.initiate_chat(team, "Go.")
     assert (result.status, said(team.messages)) == (
         "turn_limit",
@@ -165,12 +163,12 @@ async def test_what_is_said_to_a_group_that_talks_is_part_of_the_talk():
 
     class Eager(ConversableAgent):
         @reply
-        async def aside(self, message: AgentMessage) -> Reply:
+        async def aside(self, message: AgentMessage) -> ReplyResult:
             assert (await self.send("By the way", team)).status == "delivered"
             return "and this"
 
     b = endless("b")
-    team = GroupChat("team", [Eager("a"), b], max_rounds=2)
+    team = GroupChat("team", [Eager("a"), b], max_turns=2)
     async with asyncio.timeout(10):
         await program().initiate_chat(team, "Go.")
     assert [m.content for m in team.messages] == ["Go.", "By the way", "and this", "b!"]
@@ -180,7 +178,7 @@ async def test_what_is_said_to_a_group_that_talks_is_part_of_the_talk():
 async def test_a_group_keeps_what_was_said_unless_told_otherwise():
     """`send` goes on, `initiate_chat` begins anew, for the members too."""
     a = endless("a")
-    team = GroupChat("team", [a], max_rounds=1)
+    team = GroupChat("team", [a], max_turns=1)
     user = program()
     await user.initiate_chat(team, "One")
     await user.send("Two", team)
@@ -193,8 +191,7 @@ async def test_a_group_keeps_what_was_said_unless_told_otherwise():
 async def test_the_limit_of_messages_holds_for_groups(kind: Any, caplog: pytest.LogCaptureFixture):
     """Inside a chat the chat's own; on its own the group's."""
     members = [endless(name, max_consecutive_auto_reply=None) for name in "ab"]
-    more = {"max_rounds": 999} if kind is GroupChat else {"max_speeches": 999}
-    team = kind("team", members, max_messages=12, **more)
+    team = kind("team", members, max_messages=12, max_turns=999)
     async with asyncio.timeout(10):
         result = await program().initiate_chat(team, "Go.", max_messages=9)
         assert (result.status, team.status) == ("message_limit", "message_limit")
@@ -209,10 +206,10 @@ def test_groups_that_make_no_sense_are_refused():
     """Nobody in it, no time for anybody."""
     with pytest.raises(ValueError, match="no members"):
         GroupChat("team", [])
-    with pytest.raises(ValueError, match="max_rounds"):
-        GroupChat("team", [endless("a")], max_rounds=0)
-    with pytest.raises(ValueError, match="max_speeches"):
-        GroupTalk("team", [endless("a")], max_speeches=0)
+    with pytest.raises(ValueError, match="max_turns"):
+        GroupChat("team", [endless("a")], max_turns=0)
+    with pytest.raises(ValueError, match="max_turns"):
+        GroupTalk("team", [endless("a")], max_turns=0)
 
 
 # --- the floor
@@ -268,7 +265,7 @@ async def test_who_waits_for_a_person_does_not_wait_in_a_group_talk():
     person = QueueInput()
     user = UserProxyAgent("eve", human_input=person)
     ann, ben = speaker("ann", "1", "3"), speaker("ben", "2")
-    talk = GroupTalk("talk", [user, ann, ben], max_speeches=4)
+    talk = GroupTalk("talk", [user, ann, ben], max_turns=4)
     async with asyncio.timeout(10), Commander() as commander:
         chat = commander.call_handler(Chat(program("host"), talk, "Hello."))
         await settled()
@@ -295,7 +292,7 @@ async def test_who_waits_for_a_person_does_not_wait_in_a_group_talk():
 )
 async def test_a_group_talk_ends(members: Any, status: str, speeches: int):
     """When nobody has anything to say, by a word, by the limit, when all have left."""
-    talk = GroupTalk("talk", members, max_speeches=5)
+    talk = GroupTalk("talk", members, max_turns=5)
     async with asyncio.timeout(10):
         await program().initiate_chat(talk, "Hello.")
     assert (talk.status, len(talk.messages)) == (status, 1 + speeches)
@@ -373,9 +370,9 @@ async def test_the_limit_of_speeches_is_logged(caplog: pytest.LogCaptureFixture)
     """As are the rounds of a group chat."""
     caplog.set_level(logging.INFO, "anabranch.agents")
     await program().initiate_chat(GroupTalk("talk", [endless("a"), endless("b")]), "Hello.")
-    await program().initiate_chat(GroupChat("team", [endless("c")], max_rounds=2), "Hello.")
-    assert "stopped after 10 speeches (max_speeches)" in caplog.text
-    assert "stopped after 2 messages (max_rounds)" in caplog.text
+    await program().initiate_chat(GroupChat("team", [endless("c")], max_turns=2), "Hello.")
+    assert "stopped after 10 speeches (max_turns)" in caplog.text
+    assert "stopped after 2 messages (max_turns)" in caplog.text
 
 
 def test_the_role_prompt_tells_a_model_how_to_ask_for_the_floor():

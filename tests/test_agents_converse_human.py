@@ -10,15 +10,8 @@ from _left import threads
 from _until import settled
 
 from anabranch import Commander, Node
-from anabranch.agents import (
-    Chat,
-    ConversableAgent,
-    Questions,
-    QueueInput,
-    TerminalInput,
-    Transcript,
-    UserProxyAgent,
-)
+from anabranch.agents import Chat, ConversableAgent, Questions, QueueInput, UserProxyAgent
+from anabranch.agents.conversation import TerminalInput, Transcript
 
 
 def agent(*said: str, **options: Any) -> ConversableAgent:

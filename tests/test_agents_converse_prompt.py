@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.agents import Prompt, prompt
+from anabranch.agents import prompt
+from anabranch.agents.layers import Prompt
 from anabranch.testing import ScriptedBackend
 
 

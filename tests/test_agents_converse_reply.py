@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch import AgentMessage
-from anabranch.agents import NOT_MINE, ConversableAgent, Reply, UserProxyAgent, reply
+from anabranch.agents import NOT_MINE, ConversableAgent, ReplyResult, UserProxyAgent, reply
 from anabranch.testing import ScriptedBackend
 
 
@@ -29,11 +29,11 @@ def test_the_first_written_that_does_not_say_not_mine_decides(kinds: list[str], 
     called: list[int] = []
 
     def make(number: int, kind: str) -> Any:
-        def plain(self: Any, message: AgentMessage) -> Reply:
+        def plain(self: Any, message: AgentMessage) -> ReplyResult:
             called.append(number)
             return {"mine": f"answer {number}", "none": None, "not mine": NOT_MINE}[kind]
 
-        async def waiting(self: Any, message: AgentMessage) -> Reply:
+        async def waiting(self: Any, message: AgentMessage) -> ReplyResult:
             await asyncio.sleep(0)
             return plain(self, message)
 
@@ -57,25 +57,25 @@ async def test_a_subclass_is_asked_before_its_bases():
 
     class Base(ConversableAgent):
         @reply
-        def first(self, message: AgentMessage) -> Reply:
+        def first(self, message: AgentMessage) -> ReplyResult:
             return "base"
 
         @reply
-        def second(self, message: AgentMessage) -> Reply:
+        def second(self, message: AgentMessage) -> ReplyResult:
             return "base, second"
 
     class Before(Base):
         @reply
-        def other(self, message: AgentMessage) -> Reply:
+        def other(self, message: AgentMessage) -> ReplyResult:
             return NOT_MINE if message.content == "skip" else "before"
 
     class Hidden(Base):
-        def first(self, message: AgentMessage) -> Reply:
+        def first(self, message: AgentMessage) -> ReplyResult:
             return "hidden"
 
     class Marked(Base):
         @reply
-        def first(self, message: AgentMessage) -> Reply:
+        def first(self, message: AgentMessage) -> ReplyResult:
             return "marked"
 
     assert await answer_of(Before("a")) == "before"
@@ -92,15 +92,15 @@ async def test_a_function_sees_only_the_messages_of_its_senders():
         friend = asking
 
         @reply(sender="nobody")
-        def of_nobody(self, message: AgentMessage) -> Reply:
+        def of_nobody(self, message: AgentMessage) -> ReplyResult:
             raise AssertionError
 
         @reply(sender=lambda self: [self.friend])
-        def of_friend(self, message: AgentMessage) -> Reply:
+        def of_friend(self, message: AgentMessage) -> ReplyResult:
             return "for a friend"
 
         @reply
-        def of_others(self, message: AgentMessage) -> Reply:
+        def of_others(self, message: AgentMessage) -> ReplyResult:
             return "for others"
 
     choosy = Choosy("choosy")
@@ -129,7 +129,7 @@ async def test_a_reply_function_may_ask_the_model_itself():
 
     class Polite(ConversableAgent):
         @reply
-        async def politely(self, message: AgentMessage) -> Reply:
+        async def politely(self, message: AgentMessage) -> ReplyResult:
             said = await self.generate_reply(message)
             assert isinstance(said, AgentMessage)
             return f"{said.content}, if you please"
@@ -142,7 +142,7 @@ async def test_a_registered_function_comes_before_the_written_ones():
 
     class Written(ConversableAgent):
         @reply
-        def written(self, message: AgentMessage) -> Reply:
+        def written(self, message: AgentMessage) -> ReplyResult:
             return "written"
 
     agent = Written("agent")
@@ -157,7 +157,7 @@ async def test_an_answer_may_be_a_mapping_with_metadata():
 
     class Agent(ConversableAgent):
         @reply
-        def hello(self, message: AgentMessage) -> Reply:
+        def hello(self, message: AgentMessage) -> ReplyResult:
             return {"content": "Hello, world!", "metadata": {"mood": "good"}}
 
     result = await asker().initiate_chat(Agent("agent"), {"content": "Who are you?"})

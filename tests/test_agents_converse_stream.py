@@ -10,7 +10,8 @@ import pytest
 from _talkers import program
 
 from anabranch import AgentMessage, Commander, StreamInterrupted
-from anabranch.agents import Agent, Chat, ConversableAgent, Reply, Transcript, reply
+from anabranch.agents import Agent, Chat, ConversableAgent, ReplyResult, reply
+from anabranch.agents.conversation import Transcript
 from anabranch.testing import ScriptedBackend
 
 RULE = "-" * 80
@@ -26,7 +27,7 @@ class Streaming(ConversableAgent):
         self.error = error
 
     @reply
-    async def stream(self, message: AgentMessage) -> Reply:
+    async def stream(self, message: AgentMessage) -> ReplyResult:
         return await self.stream_reply(self._texts(), mood="calm")
 
     async def _texts(self) -> AsyncIterator[str]:
@@ -64,7 +65,7 @@ async def test_a_model_s_answer_streams_by_itself():
 
     class Alice(ConversableAgent):
         @reply
-        async def ask(self, message: AgentMessage) -> Reply:
+        async def ask(self, message: AgentMessage) -> ReplyResult:
             return (await self.send(message, bob, max_turns=1)).last
 
     bob = ConversableAgent(
@@ -150,7 +151,7 @@ async def test_stream_reply_takes_plain_texts_and_only_answers():
 
     class Plain(ConversableAgent):
         @reply
-        async def all_of_them(self, message: AgentMessage) -> Reply:
+        async def all_of_them(self, message: AgentMessage) -> ReplyResult:
             return await self.stream_reply(["a", "b"])
 
     assert (await program().initiate_chat(Plain("p"), "?")).text == "ab"
@@ -166,7 +167,7 @@ async def test_the_transcript_is_as_people_know_it(capsys: pytest.CaptureFixture
 
     class Alice(ConversableAgent):
         @reply
-        async def ask(self, message: AgentMessage) -> Reply:
+        async def ask(self, message: AgentMessage) -> ReplyResult:
             return (await self.send(message, bob, max_turns=1)).last
 
     bob = ConversableAgent("bob", ScriptedBackend(otherwise="I am Bob."))

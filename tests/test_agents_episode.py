@@ -19,13 +19,8 @@ from anabranch import (
     Commander,
     connect,
 )
-from anabranch.agents import (
-    Episode,
-    Observation,
-    Orchestrator,
-    PromptedAgent,
-    RunningSummary,
-)
+from anabranch.agents import Observation, Orchestrator, PromptedAgent
+from anabranch.agents.orchestration import Episode, RunningSummary
 from anabranch.messages import Usage
 from anabranch.testing import ScriptedBackend
 
@@ -33,19 +28,19 @@ from anabranch.testing import ScriptedBackend
 
 
 async def test_it_plays_with_an_environment_to_the_end() -> None:
-    """Each turn is an action and what came of it."""
+    """Each step is an action and what came of it."""
     orchestrator, environment = counting("1", "2", "3"), Echo()
-    turns = [turn async for turn in orchestrator.over(environment)]
-    assert [turn.action.content for turn in turns] == ["1", "2", "3"]
-    assert turns[0].observation == Observation("saw 1")
-    assert turns[-1].observation == Observation("the end", 1.0, done=True)
+    steps = [step async for step in orchestrator.over(environment)]
+    assert [step.action.content for step in steps] == ["1", "2", "3"]
+    assert steps[0].observation == Observation("saw 1")
+    assert steps[-1].observation == Observation("the end", 1.0, done=True)
 
 
 async def test_an_episode_ends_with_a_status() -> None:
     """The environment's end, the transition's, or a limit."""
     assert (await counting("1", "2", "3").play(Echo())).status == "over"
     limited = await counting("1", "2", max_steps=2).play(Echo())
-    assert (limited.status, len(limited.turns)) == ("max_steps", 2)
+    assert (limited.status, len(limited.steps)) == ("max_steps", 2)
     assert (await counting("a", max_errors=0).play(Echo())).status == "max_errors"
 
     def transition(obs: str | None, state: CountState) -> str | None:
@@ -53,8 +48,8 @@ async def test_an_episode_ends_with_a_status() -> None:
 
     agent = counter(ScriptedBackend("5"))
     done = await Orchestrator([agent], transition, CountState()).play(Echo())
-    assert (done.status, done.turns[-1].action.content) == ("done", "5")
-    assert done.turns[-1].observation is None
+    assert (done.status, done.steps[-1].action.content) == ("done", "5")
+    assert done.steps[-1].observation is None
 
 
 async def test_an_environment_that_gives_garbage_or_fails_is_an_error() -> None:

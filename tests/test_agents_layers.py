@@ -28,9 +28,9 @@ from anabranch.agents import (
     Sequential,
     ToolAggregator,
     ToolParser,
-    text_action,
 )
 from anabranch.agents import Aggregator as Default
+from anabranch.agents.layers import TextCall
 from anabranch.messages import Request
 from anabranch.testing import ScriptedBackend
 
@@ -41,12 +41,12 @@ class Blogger(Agent):
     """A writer whom a critic helps."""
 
     def __init__(self, writer: ScriptedBackend, critic: ScriptedBackend, turns: int = 1) -> None:
-        super().__init__(max_turns=turns)
+        super().__init__(max_rounds=turns)
         self.writer = Agent(writer, "Write.", name="writer")
         self.critics = [Agent(critic, "Criticise.", name="critic")]
 
     async def forward(self, message: AgentMessage, session_id: SessionId = 0) -> AgentMessage:
-        for _ in range(self.max_turns):
+        for _ in range(self.max_rounds):
             message = await self.writer(message, session_id=session_id)
             message = await self.critics[0](message, session_id=session_id)
         return await self.writer(message, session_id=session_id)
@@ -313,7 +313,7 @@ def test_few_shots_stand_between_the_prompt_and_the_memory() -> None:
 
 def test_the_tool_aware_one_marks_what_executors_say() -> None:
     """And gives a call the end that a stop word took."""
-    parser = ToolParser("code", "<run>", "</run>", template="Use {begin}{end}.")
+    parser = ToolParser(TextCall("code", "<run>", "</run>", instruction="Use <run></run>."))
     aggregator = ToolAggregator("<out>", "</out>", role="tool")
     said = [AgentMessage(content="Hm <run>6*7", sender="me"), HISTORY[3], HISTORY[0]]
 
@@ -440,17 +440,16 @@ async def test_a_stream_tells_of_calls_and_results() -> None:
 
 
 async def test_an_action_that_cannot_be_used_does_not_run() -> None:
-    """The hook that makes a call of it tells what is wrong."""
+    """The executor tells what is wrong."""
     executor = ToolExecutor([])
-    executor.before_action(text_action())
     half = {"tool_type": "code", "thought": "", "action": "rm(", "status": "invalid"}
     told = await executor(AgentMessage(formatted={**half, "error": "it was cut off"}))
 
     assert "it was cut off" in told.content
-    assert told.extra["status"] == "failed"
+    assert told.extra["status"] == "invalid"
 
 
-async def test_an_executor_takes_a_parsed_text_through_a_hook() -> None:
+async def test_an_executor_takes_an_action_as_a_parser_found_it() -> None:
     """So an agent, a parser and an executor make a loop of three lines."""
 
     @tool
@@ -459,10 +458,9 @@ async def test_an_executor_takes_a_parsed_text_through_a_hook() -> None:
         return f"ran {code}"
 
     executor = ToolExecutor([python])
-    executor.before_action(text_action("python", "code"))
     agent = Agent(
         ScriptedBackend("So: <run>6*7", "42"),
-        output_format=ToolParser("code", "<run>", "</run>"),
+        output_format=ToolParser(TextCall("python", "<run>", "</run>", argument="code")),
         aggregator=ToolAggregator(),
     )
     message = await agent("?")

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anabranch import AgentMessage, BadResponse, ConfigurationError, Memory, Message, ToolCall
-from anabranch.agents import TOOLS, Agent, SummaryMemory
+from anabranch.agents import Agent, SummaryMemory
+from anabranch.agents.layers import TOOLS
 from anabranch.messages import Request
 from anabranch.testing import ScriptedBackend
 from anabranch.tools import ToolResult

@@ -18,12 +18,8 @@ from anabranch import (
     Message,
     Retry,
 )
-from anabranch.agents import (
-    ListMemory,
-    Orchestrator,
-    Retrieval,
-    RunningSummary,
-)
+from anabranch.agents import Orchestrator
+from anabranch.agents.orchestration import ListMemory, Retrieval, RunningSummary
 from anabranch.messages import Request
 from anabranch.testing import ScriptedBackend
 

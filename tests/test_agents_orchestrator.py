@@ -21,15 +21,9 @@ from anabranch import (
     BackendUnavailable,
     ConfigurationError,
 )
-from anabranch.agents import (
-    Action,
-    LimitReached,
-    ListMemory,
-    Orchestrator,
-    PromptedAgent,
-    State,
-    UnknownAgent,
-)
+from anabranch.agents import Orchestrator, PromptedAgent, State
+from anabranch.agents.errors import LimitReached, UnknownAgent
+from anabranch.agents.orchestration import Action, ListMemory
 from anabranch.testing import ScriptedBackend
 
 # --- who is next
@@ -210,10 +204,10 @@ async def test_the_environment_is_asked_max_steps_times() -> None:
 
 
 async def test_agents_who_only_talk_come_to_an_end() -> None:
-    """After `max_turns` answers without an environment step."""
+    """After `max_transitions` answers without an environment step."""
     talker = PromptedAgent("talker", Talking(), ScriptedBackend(otherwise="blah"))
-    orchestrator = Orchestrator([talker], lambda obs, state: "talker", State(max_turns=4))
-    with pytest.raises(LimitReached, match="max_turns=4"):
+    orchestrator = Orchestrator([talker], lambda obs, state: "talker", State(max_transitions=4))
+    with pytest.raises(LimitReached, match="max_transitions=4"):
         await orchestrator.forward()
     assert len(backend_of(orchestrator, "talker").requests) == 4
 

@@ -10,16 +10,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from anabranch import Agent, BadResponse, Message
-from anabranch.agents import (
-    InterpreterParser,
-    JsonParser,
-    MixedToolParser,
-    Parser,
-    PluginParser,
-    StringParser,
-    ToolAction,
-    ToolParser,
-)
+from anabranch.agents import JsonParser, StringParser, ToolParser
+from anabranch.agents.layers import FencedCall, Parser, TextCall, ToolAction
+from anabranch.dispatch import BareJSON, FencedCode, Hermes, InternLMInterpreter, ReAct, Think
 from anabranch.testing import ScriptedBackend
 
 
@@ -105,7 +98,7 @@ async def test_a_string_is_stripped() -> None:
 
 # --- actions in text
 
-CODE = ToolParser("code", begin="```python\n", end="\n```\n")
+CODE = ToolParser(TextCall("code", "```python\n", "\n```\n"))
 text = st.text(st.sampled_from("ab \n`p"), max_size=20)
 
 
@@ -114,7 +107,7 @@ def test_a_reply_has_a_thought_and_perhaps_an_action() -> None:
     assert CODE.parse("Let me see.\n```python\n6*7\n```\nIt is 42.") == {
         "tool_type": "code",
         "thought": "Let me see.\n",
-        "action": "6*7",
+        "action": {"name": "code", "parameters": {"text": "6*7"}},
         "status": "valid",
         "error": None,
     }
@@ -127,6 +120,47 @@ def test_a_reply_has_a_thought_and_perhaps_an_action() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("written", "tool", "parameters"),
+    [
+        ('<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>', "f", {"x": 1}),
+        ('Action: f\nAction Input: {"x": 1}\nObservation: 2', "f", {"x": 1}),
+        ("```python\n6*7\n```\nIt is 42.", "python", {"code": "6*7"}),
+        ('```json\n{"name": "f", "parameters": {"x": 1}}\n```', "f", {"x": 1}),
+        ("<|action_start|><|interpreter|>6*7<|action_end|>", "interpreter", {"code": "6*7"}),
+    ],
+)
+def test_the_formats_of_the_fork_find_actions(
+    written: str, tool: str, parameters: dict[str, Any]
+) -> None:
+    """The first one is read, and what stands before it is the thought."""
+    formats = Hermes(), ReAct(), FencedCode(), FencedCall(), InternLMInterpreter()
+    action = ToolParser(*formats).parse(f"Hm.\n{written} <tool_call>")
+
+    assert (action["thought"], action["status"]) == ("Hm.\n", "valid")
+    assert action["action"] == {"name": tool, "parameters": parameters}
+    assert action["tool_type"] == tool
+
+
+def test_a_call_without_a_mark_begins_the_reply() -> None:
+    """What else begins with a bracket is text, and so is a mark without a call."""
+    parser = ToolParser(BareJSON(), ReAct())
+
+    assert parser.parse(' {"name": "f", "arguments": {}}')["tool_type"] == "f"
+    assert parser.parse('{"x": 1}')["status"] == "none"
+    assert parser.parse("Action: I walk on.\nAction: f\nAction Input: {}")["tool_type"] == "f"
+
+
+def test_a_call_in_the_reasoning_is_no_action() -> None:
+    """It was only thought of; code whose end mark was a stop word gets it back."""
+    parser = ToolParser(Think(), FencedCode())
+    text = "<think>Or:\n```python\n1\n```\n?</think>\n```python\n2\n"
+
+    assert parser.parse(text)["action"]["parameters"] == {"code": "2"}
+    assert parser.whole(text) == f"{text}```"
+    assert parser.parse("<think>```python\n1\n```")["status"] == "none"
+
+
 @settings(deadline=None)
 @given(text, text, text, st.integers(0, 5))
 def test_an_end_that_was_cut_is_no_part_of_the_action(
@@ -135,17 +169,18 @@ def test_an_end_that_was_cut_is_no_part_of_the_action(
     """A stop word takes all of it, another limit a part."""
     if "```python" in thought or "`" in action:
         return
-    cut = f"{thought}```python\n{action}{CODE.end[:left]}"
-    whole = f"{thought}```python\n{action}{CODE.end}"
+    end = "\n```\n"
+    cut = f"{thought}```python\n{action}{end[:left]}"
+    whole = f"{thought}```python\n{action}{end}"
     if left:
-        assert CODE.parse(cut)["action"] == action
-    assert CODE.parse(whole + rest)["action"] == action
+        assert CODE.parse(cut)["action"]["parameters"] == {"text": action}
+    assert CODE.parse(whole + rest)["action"]["parameters"] == {"text": action}
     assert CODE.whole(whole + rest) == whole
     assert CODE.whole(CODE.whole(cut)) == CODE.whole(cut)
     assert json.loads(json.dumps(CODE.parse(cut))) == CODE.parse(cut)
 
 
-@pytest.mark.parametrize("parser", [CODE, MixedToolParser([CODE])])
+@pytest.mark.parametrize("parser", [CODE, ToolParser(FencedCall(), *CODE.formats)])
 @pytest.mark.parametrize(
     ("reply", "status"),
     [
@@ -167,25 +202,29 @@ async def test_an_action_that_was_cut_off_cannot_be_used(
 
 
 def test_what_validate_refuses_is_told() -> None:
-    """With the text as the action, and why."""
-    parser = ToolParser("plugin", "<tool>", "</tool>", validate=json.loads)
+    """With the action, and why; it may give other arguments."""
 
-    assert parser.parse('<tool>{"name": "x"}</tool>')["action"] == {"name": "x"}
+    def read(arguments: dict[str, Any]) -> dict[str, Any]:
+        return json.loads(arguments["text"])
+
+    parser = ToolParser(TextCall("plugin", "<tool>", "</tool>"), validate=read)
+
+    assert parser.parse('<tool>{"x": 1}</tool>')["action"]["parameters"] == {"x": 1}
     parsed = parser.parse("<tool>{x}</tool>")
-    assert (parsed["status"], parsed["action"]) == ("invalid", "{x}")
+    assert (parsed["status"], parsed["action"]["parameters"]) == ("invalid", {"text": "{x}"})
     assert "Expecting property name" in (parsed["error"] or "")
 
 
-def test_of_several_parsers_the_one_whose_action_stands_first_reads_it() -> None:
+def test_of_several_formats_the_one_whose_action_stands_first_reads_it() -> None:
     """The others' marks are part of its text, or of nothing."""
-    parser = MixedToolParser([PluginParser(), InterpreterParser()], template="Act.")
+    parser = ToolParser(FencedCall(), FencedCode(tool="interpreter"), template="Act.")
     python = "Hm.\n```python\nprint('''```json\n{}''')\n```\n"
 
     assert parser.parse(python)["tool_type"] == "interpreter"
-    assert parser.parse('```json\n{"name": "f"}\n```\n' + python)["tool_type"] == "plugin"
+    assert parser.parse('```json\n{"name": "f"}\n```\n' + python)["tool_type"] == "f"
     assert parser.parse("Done.")["status"] == "none"
     assert parser.parse("```json\n[1]\n```")["status"] == "invalid"
-    assert parser.instruction().startswith("Act.\n\nTo use a tool")
+    assert parser.instruction().startswith("Act.\n\nYou have these tools:")
 
 
 async def test_parsing_holds_in_sessions_at_once() -> None:
@@ -197,4 +236,6 @@ async def test_parsing_holds_in_sessions_at_once() -> None:
     agent = Agent(ScriptedBackend(otherwise=echo, seed=3), output_format=CODE)
     answers = await asyncio.gather(*(agent(f"n{n}", session_id=n) for n in range(20)))
 
-    assert [answer.formatted["action"] for answer in answers] == [f"n{n}" for n in range(20)]
+    assert [answer.formatted["action"]["parameters"]["text"] for answer in answers] == [
+        f"n{n}" for n in range(20)
+    ]

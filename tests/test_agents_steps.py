@@ -7,7 +7,9 @@ import _left
 import pytest
 
 from anabranch import AgentMessage, Commander, Message, NodeCancelled, tool
-from anabranch.agents import InterpreterParser, PluginParser, StepAgent
+from anabranch.agents import StepAgent
+from anabranch.agents.layers import FencedCall
+from anabranch.dispatch import FencedCode
 from anabranch.testing import ScriptedBackend
 from anabranch.tools import PythonKernel, Toolkit
 
@@ -69,51 +71,45 @@ async def test_it_calls_plugins_and_code_until_it_has_an_answer() -> None:
     ]
     assert [(step["kind"], step["content"], step["name"]) for step in agent.get_steps()] == [
         ("thought", "I look it up.\n", None),
-        ("call", {"name": "search", "parameters": {"query": "rivers"}}, "plugin"),
-        ("result", "about rivers", "plugin"),
+        ("call", {"query": "rivers"}, "search"),
+        ("result", "about rivers", "search"),
         ("thought", "I compute.\n", None),
-        ("call", "6*7", "interpreter"),
+        ("call", {"code": "6*7"}, "interpreter"),
         ("result", "6*7", "interpreter"),
         ("thought", "It is 42.", None),
     ]
     assert list(agent.state_dict()) == ["memory", "agent.memory"]
 
 
-async def test_at_max_turns_the_last_reply_is_the_answer() -> None:
+async def test_at_max_rounds_the_last_reply_is_the_answer() -> None:
     """Its status says so, and what it calls does not run."""
     toolkit = Notes()
     agent = StepAgent(
-        ScriptedBackend(otherwise=code("x")), interpreter=lambda: toolkit, max_turns=3
+        ScriptedBackend(otherwise=code("x")), interpreter=lambda: toolkit, max_rounds=3
     )
     answer = await agent("?")
 
-    assert answer.extra["status"] == "max_turns"
+    assert answer.extra["status"] == "max_rounds"
     assert toolkit.kept == ["x", "x"]
     with pytest.raises(ValueError, match="at least 1"):
-        StepAgent(ScriptedBackend(), max_turns=0)
+        StepAgent(ScriptedBackend(), max_rounds=0)
 
 
 async def test_a_call_that_cannot_be_used_is_told_to_the_model() -> None:
-    """Garbage, an unknown tool, wrong arguments, a kind of tool that is not there."""
+    """Garbage, an unknown tool, wrong arguments, an interpreter that is not there."""
     wrong = [
-        ("```json\n{name: 1}\n```", "Error: Expecting property name"),
+        ("```json\n{name: 1}\n```", "Error: not valid JSON: Expecting property name"),
         (plugin("find"), "Error: there is no tool 'find'; the tools are: search"),
         (plugin("search", q="x"), "query"),
-        (code("1"), "Error: there is no 'interpreter' here"),
+        (code("1"), "Error: there is no tool 'interpreter'; the tools are: search"),
     ]
     backend = ScriptedBackend(*(reply for reply, _ in wrong), "I give up.")
-    agent = StepAgent(backend, plugins=[search], max_turns=9)
-    agent.agent.output_format = _both()
+    formats = [FencedCall(), FencedCode(tool="interpreter")]
+    agent = StepAgent(backend, plugins=[search], formats=formats, max_rounds=9)
 
     assert (await agent("?")).content == "I give up."
     told = [step["content"] for step in agent.get_steps() if step["kind"] == "result"]
     assert all(text in said for (_, text), said in zip(wrong, told, strict=True))
-
-
-def _both() -> Any:
-    from anabranch.agents import MixedToolParser
-
-    return MixedToolParser([PluginParser(), InterpreterParser()])
 
 
 async def test_what_is_finished_is_up_to_the_user() -> None:

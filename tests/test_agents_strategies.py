@@ -6,19 +6,12 @@ from typing import Any
 
 import pytest
 
-import anabranch.agents
-from anabranch.agents import (
-    Action,
-    ListMemory,
-    Observation,
-    Prompts,
-    planner_reviewer_executor,
-    reflexion,
-    single_agent,
-)
+import anabranch.agents.orchestration
+from anabranch.agents import Observation, planner_reviewer_executor, reflexion, single_agent
+from anabranch.agents.orchestration import Action, ListMemory, Prompts
 from anabranch.testing import ScriptedBackend
 
-ROOM = Path(anabranch.agents.__file__).resolve().parent
+ROOM = Path(anabranch.agents.orchestration.__file__).resolve().parent
 TASK = "Open the {door}."
 
 
@@ -56,7 +49,7 @@ async def test_a_single_agent_acts_until_the_environment_is_over() -> None:
     result = await orchestrator.play(Door())
 
     assert result.status == "over"
-    assert [turn.action.content for turn in result.turns] == ["push", "pull"]
+    assert [step.action.content for step in result.steps] == ["push", "pull"]
     assert contents(backend, 0)[1:] == ["A door."]
     assert contents(backend, 1)[1:] == ["A door.", "Push!\nAction: push", "Nothing happens."]
     assert "memory:\n> push\nNothing happens." in contents(backend, 1)[0]
@@ -74,10 +67,10 @@ async def test_two_moves_in_one_reply_are_none() -> None:
     """The first might have changed what the second one needs."""
     backend = ScriptedBackend(otherwise="Action: push\nAction: pull")
     result = await single_agent(backend, TASK, max_errors=1).play(Door())
-    assert (result.status, result.turns) == ("max_errors", ())
+    assert (result.status, result.steps) == ("max_errors", ())
 
 
-async def test_reflexion_thinks_about_going_in_circles() -> None:
+async def test_reflexion_thinks_about_find_repetition() -> None:
     """The next trial begins anew, with the lesson before the actor's eyes."""
     push = "Action: push"
     backend = ScriptedBackend(push, push, push, "Action: pull")
@@ -86,7 +79,7 @@ async def test_reflexion_thinks_about_going_in_circles() -> None:
     result = await orchestrator.play(Door())
 
     assert result.status == "over"
-    assert [turn.action.content for turn in result.turns] == ["push", "push", "push", "pull"]
+    assert [step.action.content for step in result.steps] == ["push", "push", "push", "pull"]
     assert "> push\nNothing happens." in contents(thinker, 0)[0]
     assert contents(thinker, 1)[-1] == "Write what should be done differently."
     assert "- Do not push, pull." in contents(backend, 3)[0]
@@ -106,7 +99,7 @@ async def test_reflexion_ends_even_if_nothing_is_learned() -> None:
         max_steps=5,
     )
     result = await orchestrator.play(Door())
-    assert (result.status, len(result.turns)) == ("max_steps", 5)
+    assert (result.status, len(result.steps)) == ("max_steps", 5)
     assert len(thinker.requests) == 2
 
 
@@ -127,7 +120,7 @@ async def test_the_planner_is_reviewed_and_the_executor_acts() -> None:
     result = await orchestrator.play(Door())
 
     assert result.status == "done"
-    assert [turn.action.content for turn in result.turns] == ["push", "tell: told"]
+    assert [step.action.content for step in result.steps] == ["push", "tell: told"]
     assert "1. waiting opens no door" in contents(backend, 2)[0]
     assert "Your task now: try" in contents(backend, 4)[0]
     assert "> push\nNothing happens." in contents(backend, 5)[0]
@@ -161,7 +154,7 @@ async def test_an_executor_without_steps_or_action_is_told() -> None:
     orchestrator = planner_reviewer_executor(backend, TASK)
     orchestrator.state.max_task_steps = 1
     result = await orchestrator.play(Door())
-    assert (result.status, len(result.turns)) == ("max_errors", 1)
+    assert (result.status, len(result.steps)) == ("max_errors", 1)
     assert "there is no action" in contents(backend, 3)[-1]
     assert "no steps are left" in contents(backend, 5)[-1]
 

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.backends import connect
-from anabranch.backends._assemble import assemble
 from anabranch.backends._vllm_reply import check_options
 from anabranch.backends._vllm_tools import Reader, marked_call, structural_tag
 from anabranch.commander import ConfigurationError, MissingExtra
+from anabranch.dispatch.assembly import assemble
 from anabranch.messages import Delta, Message
 
 

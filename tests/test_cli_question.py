@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_handlers_legible import HOSTILE, TEXTS, read_back
 
+from anabranch.cli._exact import width
 from anabranch.cli._question import Question, draft
-from anabranch.handlers.legible import width
 from anabranch.tools import tool
 
 # Texts that look like something else: like other fields, like JSON, like the program's own words.

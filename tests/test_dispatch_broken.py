@@ -23,7 +23,6 @@ from anabranch.dispatch import (
     Mistral,
     ReAct,
 )
-from anabranch.dispatch._speech import Sink
 from anabranch.dispatch.assembly import Assembly, Branches
 from anabranch.messages import Delta, Message, ToolCall, ToolCallError
 
@@ -34,9 +33,7 @@ PLUGIN = InternLMPlugin.open
 def read(text: str, size: int, *formats: Format) -> tuple[str, list[Any], Message]:
     texts: list[str] = []
     calls: list[Any] = []
-    ignored: list[Any] = []
-    sinks = (Sink(texts.append), Sink(ignored.append), Sink(calls.append), Sink(ignored.append))
-    assembly = Assembly(Branches(*sinks), "to_user", formats)
+    assembly = Assembly(Branches(text=texts.append, calls=calls.append), "to_user", formats)
     for start in range(0, len(text), size):
         assembly.feed([Delta(text[start : start + size])])
     assembly.feed([Delta(finish_reason="stop")])

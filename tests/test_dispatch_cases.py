@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from anabranch.dispatch._speech import Sink
 from anabranch.dispatch.assembly import Assembly, Branches
 from anabranch.messages import Delta, Message, ToolCall, ToolCallDelta, ToolCallError
 
@@ -26,10 +25,7 @@ class Seen:
 
     def branches(self) -> Branches:
         return Branches(
-            Sink(self.texts.append),
-            Sink(self.thoughts.append),
-            Sink(self.calls.append),
-            Sink(self.pieces.append),
+            self.texts.append, self.thoughts.append, self.calls.append, self.pieces.extend
         )
 
     @property

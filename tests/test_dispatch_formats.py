@@ -19,7 +19,6 @@ from anabranch.dispatch import (
     Think,
     fork,
 )
-from anabranch.dispatch._speech import Sink
 from anabranch.dispatch.assembly import Assembly, Branches
 from anabranch.handlers import handler
 from anabranch.messages import Delta, Message, ToolCall, ToolCallError
@@ -46,11 +45,7 @@ def read(
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[Any] = []
-    ignored: list[Any] = []
-    branches = Branches(
-        Sink(texts.append), Sink(thoughts.append), Sink(calls.append), Sink(ignored.append)
-    )
-    branches.others = others or {}
+    branches = Branches(texts.append, thoughts.append, calls.append, others=others or {})
     assembly = Assembly(branches, "to_user", formats)
     for start in range(0, len(text), size):
         assembly.feed([Delta(text[start : start + size])])
@@ -283,8 +278,8 @@ def test_a_call_is_handed_on_before_its_close_and_its_to_user_at_once() -> None:
     """A format streams as the wire does."""
     texts: list[str] = []
     calls: list[Any] = []
-    sinks = (Sink(texts.append), Sink(len), Sink(calls.append), Sink(lambda _: None))
-    assembly = Assembly(Branches(*sinks), "to_user", [Hermes()])  # type: ignore[arg-type]
+    branches = Branches(text=texts.append, calls=calls.append)
+    assembly = Assembly(branches, "to_user", [Hermes()])
 
     assembly.feed([Delta('Hi<tool_call>{"name": "f", "arguments": {"to_user": "On')])
     assert texts == ["Hi", "\nOn"]
@@ -296,8 +291,7 @@ def test_a_call_is_handed_on_before_its_close_and_its_to_user_at_once() -> None:
 def test_text_is_held_back_only_as_long_as_it_may_begin_a_marker() -> None:
     """Otherwise it arrives with its delta."""
     texts: list[str] = []
-    sinks = (Sink(texts.append), Sink(len), Sink(len), Sink(len))
-    assembly = Assembly(Branches(*sinks), None, [Hermes()])  # type: ignore[arg-type]
+    assembly = Assembly(Branches(text=texts.append), None, [Hermes()])
 
     for text, shown in (("a <", "a "), ("tool", ""), ("box", "<toolbox"), ("<", ""), ("b", "<b")):
         before = len(texts)
@@ -337,7 +331,7 @@ def test_a_format_of_ones_own_takes_a_few_lines(size: int) -> None:
 def test_a_branch_of_ones_own_takes_three_lines(size: int) -> None:
     """What stands between the markers goes there and not to the user."""
     aside: list[str] = []
-    told = read("a((b)c))d((e", size, [Aside()], others={"aside": Sink(aside.append)})[0]
+    told = read("a((b)c))d((e", size, [Aside()], others={"aside": aside.append})[0]
 
     assert (told, "".join(aside)) == ("ad", "b)ce")
 

@@ -14,13 +14,12 @@ from random import Random
 from typing import Any, cast
 
 import pytest
+from _fork import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.commander import BackendError, BadResponse
-from anabranch.dispatch import Hermes
-from anabranch.dispatch._source import to_delta
-from anabranch.dispatch._speech import Sink
+from anabranch.dispatch import Hermes, fork
 from anabranch.dispatch.assembly import Assembly, Branches
 from anabranch.messages import (
     Delta,
@@ -54,8 +53,10 @@ class Out:
         self.texts: list[str] = []
         self.calls: list[Any] = []
         self.pieces: list[ToolCallDelta] = []
-        sinks = (self.texts, self.texts, self.calls, self.pieces)
-        self._assembly = Assembly(Branches(*(Sink(each.append) for each in sinks)), to_user)  # type: ignore[arg-type]
+        branches = Branches(
+            self.texts.append, self.texts.append, self.calls.append, self.pieces.extend
+        )
+        self._assembly = Assembly(branches, to_user)
 
     def read(self, deltas: list[Delta]) -> Message:
         for delta in deltas:
@@ -179,10 +180,10 @@ def test_any_error_object_is_an_error_of_the_family(chance: Random) -> None:
 
 
 @pytest.mark.parametrize("item", [1, "x", None, [], object(), type("S", (), {"model_dump": 1})()])
-def test_what_is_neither_a_delta_nor_a_chunk_is_a_bad_response(item: object) -> None:
+async def test_what_is_neither_a_delta_nor_a_chunk_is_a_bad_response(item: object) -> None:
     """Whatever a source gives."""
     with pytest.raises(BadResponse, match="chat-completions chunks"):
-        to_delta(item)
+        await run(lambda node: fork(node, [item]).message)
 
 
 def test_a_usage_that_is_not_clean_is_taken_as_far_as_it_can_be() -> None:
@@ -258,9 +259,7 @@ def test_a_head_repeated_after_the_arguments_does_not_run_the_tool_again(
 def test_a_call_in_the_text_and_one_of_the_wire_are_not_mixed() -> None:
     """F3: though both are the first of their kind, and neither is whole when the other begins."""
     out: list[Any] = []
-    ignored: list[Any] = []
-    sinks = (Sink(ignored.append), Sink(ignored.append), Sink(out.append), Sink(ignored.append))
-    assembly = Assembly(Branches(*sinks), None, [Hermes()])
+    assembly = Assembly(Branches(calls=out.append), None, [Hermes()])
     assembly.feed([Delta('<tool_call>{"name": "f", "arguments": {')])
     assembly.feed([Delta(tool_calls=[ToolCallDelta(0, "a", "g", '{"x"')])])
     assembly.feed([Delta('"y": 1}}</tool_call>')])

@@ -27,7 +27,6 @@ from anabranch.dispatch import (
     ReAct,
     Think,
 )
-from anabranch.dispatch._speech import Sink
 from anabranch.dispatch.assembly import Assembly, Branches
 from anabranch.messages import Delta, Message, ToolCall, ToolCallDelta
 
@@ -51,10 +50,7 @@ class Out:
         self.pieces: list[ToolCallDelta] = []
         self.message: Message | None = None
         branches = Branches(
-            Sink(self.texts.append),
-            Sink(self.thoughts.append),
-            Sink(self.calls.append),
-            Sink(self.pieces.append),
+            self.texts.append, self.thoughts.append, self.calls.append, self.pieces.extend
         )
         self._assembly = Assembly(branches, to_user, formats)
 

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from anabranch import Commander, Conversation, Message, ToolCall, tool
 from anabranch.dispatch import Hermes
-from anabranch.dispatch._speech import Sink
 from anabranch.dispatch.assembly import Assembly, Branches
 from anabranch.handlers import View, respond
 from anabranch.messages import Delta, ToolCallDelta, has_parameter
 from anabranch.testing import ScriptedBackend
-from anabranch.tools import narrated
+from anabranch.tools import with_narration
 
 RAN: list[str] = []
 
@@ -71,11 +70,11 @@ async def test_a_tool_gets_its_own_to_user_and_the_user_does_not_see_it(narrate:
     assert [each.content for each in conversation.messages[2:4]] == ["sent to bob", "here"]
 
 
-def test_a_parameter_that_narrated_adds_is_not_the_tools_own() -> None:
+def test_a_parameter_that_with_narration_adds_is_not_the_tools_own() -> None:
     """Nor one in a schema that is no object; tools with their own stay as they are."""
     odd = [Schema("f", {}), Schema("f", {"properties": None}), Schema("f", {"properties": []})]
     assert [has_parameter(each, "to_user") for each in [notify, look, *odd]] == [True] + [False] * 4
-    offered = narrated([notify, look, *odd[:2]])
+    offered = with_narration([notify, look, *odd[:2]])
     assert offered[0] is notify
     assert all("to_user" in each.parameters["properties"] for each in offered)
     assert [has_parameter(each, "to_user") for each in offered] == [True, False, False, False]
@@ -100,9 +99,8 @@ def test_the_cut_and_the_place_of_the_name_make_no_difference(
     as_text = chance.random() < 0.5
     texts: list[str] = []
     calls: list[Any] = []
-    ignored: list[Any] = []
-    sinks = (Sink(texts.append), Sink(ignored.append), Sink(calls.append), Sink(ignored.append))
-    assembly = Assembly(Branches(*sinks), "to_user", [Hermes()], {"keeps"})
+    branches = Branches(text=texts.append, calls=calls.append)
+    assembly = Assembly(branches, "to_user", [Hermes()], {"keeps"})
     size = chance.randint(1, 20)
 
     for index, name in enumerate(names):
@@ -129,9 +127,7 @@ def test_the_cut_and_the_place_of_the_name_make_no_difference(
 def test_what_a_call_without_a_name_says_is_shown_at_the_end() -> None:
     """F2: nothing is lost for the user though the call cannot be run."""
     texts: list[str] = []
-    ignored: list[Any] = []
-    sinks = (Sink(texts.append), Sink(ignored.append), Sink(ignored.append), Sink(ignored.append))
-    assembly = Assembly(Branches(*sinks), "to_user", keepers={"keeps"})
+    assembly = Assembly(Branches(text=texts.append), "to_user", exempt={"keeps"})
     assembly.feed([Delta(tool_calls=[ToolCallDelta(0, "a", None, '{"to_user": "Hi"}')], done=True)])
     for call in assembly.end():
         assembly.refuse(call)

@@ -12,13 +12,14 @@ from typing import Any, get_args
 import pytest
 
 import anabranch
-from anabranch.agents import Limit
+from anabranch.agents.errors import Limit
 from anabranch.testing import ScriptedBackend
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "orchestrators.md").read_text(encoding="utf-8")
 TABLES = (ROOT / "docs" / "from-other-frameworks.md").read_text(encoding="utf-8")
-ROOMS = ["agents", "backends", "cluster", "commander", "dispatch", "handlers", "jobs", "tools"]
+AGENTS = ["agents", "agents.layers", "agents.conversation", "agents.orchestration", "agents.errors"]
+ROOMS = [*AGENTS, "backends", "cluster", "commander", "dispatch", "handlers", "jobs", "tools"]
 
 
 async def test_every_block_about_orchestrators_runs() -> None:

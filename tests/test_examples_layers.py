@@ -91,12 +91,14 @@ def test_the_few_shot_agent_does_its_task_on_the_local_model(
     [
         (
             code("print(1 + 16)"),
-            "tool_type: 'python'\nthought: 'I compute.\\n'\naction: 'print(1 + 16)'\n"
+            "tool_type: 'python'\nthought: 'I compute.\\n'\n"
+            "action: {'name': 'python', 'parameters': {'code': 'print(1 + 16)'}}\n"
             "status: 'valid'\nerror: None\n",
         ),
         (
             code("print(1 +"),
-            "tool_type: 'python'\nthought: 'I compute.\\n'\naction: 'print(1 +'\n"
+            "tool_type: 'python'\nthought: 'I compute.\\n'\n"
+            "action: {'name': 'python', 'parameters': {'code': 'print(1 +'}}\n"
             "status: 'invalid'\nerror: \"'(' was never closed (<unknown>, line 1)\"\n",
         ),
         (
@@ -112,7 +114,7 @@ async def test_the_tool_parser_finds_code(
     ((system, _),) = await hosted(monkeypatch, "tool_parser", replies=[reply])
 
     assert capsys.readouterr().out == shown
-    assert "in this form, and end your message there:\n```python\n...\n```" in system["content"]
+    assert "and end your message there:\n```python\n...\n```" in system["content"]
 
 
 @pytest.mark.usefixtures("small_model")
@@ -135,7 +137,7 @@ async def test_the_coder_computes_the_answer(
     )
 
     assert "TypeError: unsupported operand" in asked[1][-1]["content"]
-    assert asked[2][-2]["content"].endswith("for x in b])\n```\n")  # and no made-up result
+    assert asked[2][-2]["content"].endswith("for x in b])\n```")  # and no made-up result
     assert asked[2][-1]["content"] == "[0.2, -0.6]"
     shown = capsys.readouterr().out
     assert "--- python\n[0.2, -0.6]\n--- coder\nThe projection" in shown
@@ -260,7 +262,7 @@ async def test_researcher_and_charter_draw_a_chart(
     assert heard.startswith("Nile 6650, Amazon 6400")
     assert backend.requests[2].messages[1].content == example.QUESTION
     assert drawn == "6233 km on average"
-    assert "--- interpreter\n6233 km on average\n" in capsys.readouterr().out
+    assert "--- tools\n6233 km on average\n" in capsys.readouterr().out
     assert processes() == before
 
 

@@ -53,14 +53,14 @@ async def test_the_flag_is_found(capsys: pytest.CaptureFixture[str]):
     result = await load("planner_reviewer_executor").search(big, small, steps=12)
 
     assert result.status == "over"
-    assert [turn.observation.text for turn in result.turns if turn.observation] == [
+    assert [step.observation.text for step in result.steps if step.observation] == [
         "poem.txt",
         ".flag  poem.txt",
         "flag{under-the-bridge}",
         "Right!",
     ]
-    assert result.turns[-1].observation.reward == 1.0
-    assert capsys.readouterr().out.endswith("   Right!\n(over after 4 turns)\n")
+    assert result.steps[-1].observation.reward == 1.0
+    assert capsys.readouterr().out.endswith("   Right!\n(over after 4 steps)\n")
 
 
 @pytest.mark.usefixtures("small_model")

@@ -136,6 +136,28 @@ async def test_a_model_that_does_not_is_told_by_its_prompt():
     assert conversation.messages[0].content == "Be brief."
 
 
+async def test_any_format_may_tell_the_model_of_the_tools():
+    """For a server that does not; where a developer speaks in the system's place, after that."""
+
+    class Told(Hermes):
+        instruction = "Write <tool_call>. There are:\n{tools}"
+
+    backend = ScriptedBackend(WRITTEN["hermes"][1], "Done.")
+    conversation = Conversation()
+    conversation.add(Message(role="developer", content="Be brief."), "Hi")
+    await exchange(backend, conversation, look, formats=[Told()])
+
+    asked = backend.requests[1].messages
+    assert asked[0].role == "developer"
+    assert (asked[0].content or "").startswith(
+        "Be brief.\n\nWrite <tool_call>. There are:\n- look:"
+    )
+    assert (asked[2].content or "").splitlines() == [
+        "Let me see. ",
+        f'<tool_call>{{"name": "look", "arguments": {ARGUMENTS}}}</tool_call>',
+    ]
+
+
 async def test_results_and_what_the_user_says_next_are_one_message():
     """Many templates want the roles to take turns. A result's images go with it."""
     call = ToolCall(id="a", name="look", arguments={"place": "x"})

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.agents import AgentMessage
-from anabranch.agents._transcript import Transcript
+from anabranch.agents.conversation import Transcript
+from anabranch.cli._exact import exact, replace_unfit
 from anabranch.handlers import View
-from anabranch.handlers.legible import exact, legible, spelled
+from anabranch.handlers.legible import legible
 
 # Characters that have fooled somebody, more often than chance would draw them.
 ODD = (
@@ -71,7 +72,7 @@ def test_text_that_people_write_stays_as_it_is(text: str) -> None:
 
 
 @given(TEXTS, st.sampled_from(["ascii", "latin-1", "cp1252", "utf-8"]))
-def test_what_the_terminal_cannot_encode_is_spelled(text: str, encoding: str) -> None:
+def test_what_the_terminal_cannot_encode_is_replace_unfit(text: str, encoding: str) -> None:
     """So that a question mark stands for itself alone."""
     shown = exact(text, encoding)
 
@@ -91,7 +92,7 @@ def test_none_of_the_texts_that_have_fooled_somebody_does(text: str) -> None:
 @given(TEXTS)
 def test_spelling_leaves_out_nothing(text: str) -> None:
     """Whatever the spelling, each character is there once."""
-    assert spelled(text, lambda character: character) == text
+    assert replace_unfit(text, lambda character: character) == text
 
 
 @given(TEXTS, st.integers(0, 20))

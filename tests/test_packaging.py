@@ -23,9 +23,11 @@ def python(code: str, *options: str) -> str:
 
 
 def test_every_room_is_packaged() -> None:
-    """A room left out of the list would work here and be absent from the wheel."""
+    """A room left out of the list, or one inside a room, would be absent from the wheel."""
     packages = SETTINGS["tool"]["setuptools"]["packages"]
-    assert sorted(packages) == sorted(["anabranch", *(f"anabranch.{room}" for room in rooms())])
+    inner = [path.parent for room in rooms() for path in (ROOT / room).glob("*/**/__init__.py")]
+    names = [*rooms(), *(".".join(path.relative_to(ROOT).parts) for path in inner)]
+    assert sorted(packages) == sorted(["anabranch", *(f"anabranch.{name}" for name in names)])
 
 
 def test_every_room_is_mapped_checked_and_linked() -> None:
@@ -37,10 +39,12 @@ def test_every_room_is_mapped_checked_and_linked() -> None:
         assert (ROOT / room / "__init__.py").is_file()
 
 
-def test_no_room_nests_packages() -> None:
-    """A nested package would be missing from the wheel."""
-    for room in rooms():
-        assert list((ROOT / room).glob("*/__init__.py")) == []
+def test_only_the_agents_have_rooms_inside() -> None:
+    """Folders are flat but there."""
+    nested = {
+        path.parent.parent for room in rooms() for path in (ROOT / room).glob("*/__init__.py")
+    }
+    assert nested == {ROOT / "agents"}
 
 
 def test_importing_the_package_imports_no_extra_and_no_bare_room() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from anabranch import AgentMessage, Message, ToolCall, connect
-from anabranch.agents import Answer, ConversationTooLong, UnknownAgent
+from anabranch.agents import Answer
+from anabranch.agents.errors import ConversationTooLong, UnknownAgent
 from anabranch.backends import Limits, Retries, Timeouts
 from anabranch.backends._http import HttpBackend
 from anabranch.commander import errors as all_errors

@@ -175,7 +175,7 @@ async def test_what_was_asked_about_is_what_runs(kind: str) -> None:
     await executor(AgentMessage(content="", formatted=call))
 
     assert ran == [["Ann"]]
-    assert Decision.of(True).applied_to(call) is call
+    assert Decision.of(True).apply_to(call) is call
 
 
 @pytest.mark.parametrize("kind", ["another", "in place", "later", "not", "exit"])

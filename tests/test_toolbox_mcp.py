@@ -275,9 +275,9 @@ async def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPa
             pass
 
 
-async def test_an_agents_hooks_leave_a_servers_schema_as_it_is():
+async def test_an_agents_hooks_leave_a_servers_schema_as_it_is(url: str):
     """The model is shown it, and arguments are checked by it."""
-    async with McpServer(STDIO) as server:
+    async with McpServer(url) as server:
         agent = Agent(tools=[server])
         agent.before_action(lambda agent, message: None)
         hooked = {tool.name: tool for tool in agent.hooked_tools()}["add"]
@@ -290,12 +290,12 @@ async def test_an_agents_hooks_leave_a_servers_schema_as_it_is():
 async def test_a_server_with_two_tools_of_one_name_is_refused(monkeypatch: pytest.MonkeyPatch):
     """The second would answer for the first; nothing stays open."""
     before = processes()
-    listed = _mcp._all_tools
+    listed = _mcp._list_tools
 
     async def twice(client: Any) -> Any:
         return 2 * await listed(client)
 
-    monkeypatch.setattr(_mcp, "_all_tools", twice)
+    monkeypatch.setattr(_mcp, "_list_tools", twice)
     with pytest.raises(ConfigurationError, match="has two tools called 'add'"):
         async with McpServer(STDIO):
             pass

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import sys
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from _left import gone, left, processes, threads
 from _until import until
 
@@ -23,6 +25,25 @@ from anabranch.tools import PythonKernel, ResourceLimits
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def one_kernel() -> AsyncGenerator[PythonKernel]:
+    """For the tests that are not about a kernel's start or end: each takes most of a second."""
+    async with PythonKernel() as kernel:
+        yield kernel
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def kernel(one_kernel: PythonKernel) -> PythonKernel:
+    """The shared kernel, without the variables of the test before."""
+    await run(one_kernel, "%reset -f")
+    return one_kernel
+
+
+def shared(test: Any) -> Any:
+    """Let a test use the shared kernel: all of them run in one process, on one loop."""
+    return pytest.mark.asyncio(loop_scope="module")(pytest.mark.xdist_group("python kernel")(test))
+
+
 async def run(kernel: PythonKernel, code: str) -> str:
     async with asyncio.timeout(60):
         return await kernel.tools[0].run({"code": code})
@@ -34,18 +55,18 @@ async def failure(kernel: PythonKernel, code: str) -> str:
     return str(raised.value)
 
 
-async def test_a_session_keeps_its_state_and_shows_what_happens():
+@shared
+async def test_a_session_keeps_its_state_and_shows_what_happens(kernel: PythonKernel):
     """Variables, printed text, the value of the last line, errors; keys are not handed on."""
-    async with PythonKernel(env={"GIVEN": "yes"}) as kernel:
-        assert await run(kernel, "x = 41\nprint('hi')\nx + 1") == "hi\n42"
-        assert await run(kernel, "x + 2") == "43"
-        assert await run(kernel, "y = 1") == "(no output)"
-        assert "ZeroDivisionError: division by zero" in await failure(kernel, "1 / 0")
-        assert "\x1b" not in await failure(kernel, "1 / 0")
-        assert "SyntaxError" in await failure(kernel, "1 +")
-        assert "StdinNotImplementedError" in await failure(kernel, "input()")
-        assert await run(kernel, "x") == "41"
-        assert "hello" in await run(kernel, "!echo hello")
+    assert await run(kernel, "x = 41\nprint('hi')\nx + 1") == "hi\n42"
+    assert await run(kernel, "x + 2") == "43"
+    assert await run(kernel, "y = 1") == "(no output)"
+    assert "ZeroDivisionError: division by zero" in await failure(kernel, "1 / 0")
+    assert "\x1b" not in await failure(kernel, "1 / 0")
+    assert "SyntaxError" in await failure(kernel, "1 +")
+    assert "StdinNotImplementedError" in await failure(kernel, "input()")
+    assert await run(kernel, "x") == "41"
+    assert "hello" in await run(kernel, "!echo hello")
 
 
 async def test_only_harmless_variables_of_the_environment_are_handed_on(
@@ -90,17 +111,18 @@ async def test_figures_are_images_beside_the_text():
     assert shown[2]["content"][1] == {"type": "image_url", "image_url": {"url": result.images[0]}}
 
 
-async def test_matplotlib_figures_are_shown_at_the_end_of_a_call():
+@shared
+async def test_matplotlib_figures_are_shown_at_the_end_of_a_call(kernel: PythonKernel):
     """No plt.show() is needed."""
-    async with PythonKernel() as kernel:
-        code = "import matplotlib.pyplot as plt\nplt.plot([1, 2]);"
-        result = await run(kernel, code)
+    code = "import matplotlib.pyplot as plt\nplt.plot([1, 2]);"
+    result = await run(kernel, code)
 
     assert result == "[figure 1]"
     assert len(getattr(result, "images", ())) == 1
 
 
-async def test_a_figure_too_many_is_left_out():
+@shared
+async def test_a_figure_too_many_is_left_out(kernel: PythonKernel):
     """The images of one call are limited in number and size."""
     code = (
         "from IPython.display import display\n"
@@ -109,23 +131,25 @@ async def test_a_figure_too_many_is_left_out():
         "    def _repr_png_(self): return bytes(self.n)\n"
         "for _ in range(20): display(Picture(10))\n"
     )
-    async with PythonKernel() as kernel:
-        many = await run(kernel, code)
-        large = await run(kernel, "display(Picture(9_000_000))")
+    many = await run(kernel, code)
+    large = await run(kernel, "display(Picture(9_000_000))")
 
     assert len(getattr(many, "images", ())) == 16
     assert many.count("left out") == 4
     assert large == "[a figure left out: too large or too many]"
 
 
-async def test_slow_code_is_interrupted_and_the_state_stays():
+@shared
+async def test_slow_code_is_interrupted_and_the_state_stays(
+    kernel: PythonKernel, monkeypatch: pytest.MonkeyPatch
+):
     """What it had printed by then is part of the answer."""
-    async with PythonKernel(timeout=0.5) as kernel:
-        assert await run(kernel, "x = 1") == "(no output)"
-        said = await failure(kernel, "print('begun')\nimport time\ntime.sleep(100)")
-        assert said.startswith("begun")
-        assert said.endswith("[not done after 0.5 s: interrupted; the variables are kept]")
-        assert await run(kernel, "x") == "1"
+    monkeypatch.setattr(kernel, "timeout", 0.5)
+    assert await run(kernel, "x = 1") == "(no output)"
+    said = await failure(kernel, "print('begun')\nimport time\ntime.sleep(100)")
+    assert said.startswith("begun")
+    assert said.endswith("[not done after 0.5 s: interrupted; the variables are kept]")
+    assert await run(kernel, "x") == "1"
 
 
 async def test_code_that_ignores_the_interrupt_is_killed():
@@ -144,19 +168,22 @@ async def test_code_that_ignores_the_interrupt_is_killed():
         assert await run(kernel, "1") == "1"
 
 
-async def test_output_is_cut_in_the_middle_and_a_flood_is_stopped():
+@shared
+async def test_output_is_cut_in_the_middle_and_a_flood_is_stopped(
+    kernel: PythonKernel, monkeypatch: pytest.MonkeyPatch
+):
     """The beginning and the end remain; nobody reads without end."""
-    async with PythonKernel(max_output=100) as kernel:
-        cut = await run(kernel, "print('a' * 500 + 'b' * 500)")
-        assert cut == f"{'a' * 50}\n[... 900 characters left out ...]\n{'b' * 50}"
-        flood = await failure(kernel, "while True: print('y' * 1000)")
-        assert flood.endswith("[stopped: far too much output; the variables are kept]")
-        assert len(flood) < 300
-        assert await run(kernel, "1") == "1"
+    monkeypatch.setattr(kernel, "max_output", 100)
+    cut = await run(kernel, "print('a' * 500 + 'b' * 500)")
+    assert cut == f"{'a' * 50}\n[... 900 characters left out ...]\n{'b' * 50}"
+    flood = await failure(kernel, "while True: print('y' * 1000)")
+    assert flood.endswith("[stopped: far too much output; the variables are kept]")
+    assert len(flood) < 300
+    assert await run(kernel, "1") == "1"
 
 
 async def test_a_dead_process_is_a_failure_and_the_next_call_starts_anew():
-    """However it died."""
+    """However it died, and also between two calls."""
     async with PythonKernel() as kernel:
         for code, how in [
             ("import os; os._exit(3)", "status 3"),
@@ -164,6 +191,11 @@ async def test_a_dead_process_is_a_failure_and_the_next_call_starts_anew():
         ]:
             said = await failure(kernel, code)
             assert f"the Python process ended ({how}); all variables are lost" in said
+        assert "new session" in await run(kernel, "1")
+        idle = kernel._kernel
+        assert idle is not None
+        idle._process.kill()
+        await until(lambda: not idle.alive)
         assert "new session" in await run(kernel, "1")
 
 
@@ -266,25 +298,27 @@ async def test_the_kernel_ends_with_the_commander():
     assert not left(processes, before)
 
 
-async def test_a_cancelled_call_is_stopped_and_the_session_stays(tmp_path: Path):
+@shared
+async def test_a_cancelled_call_is_stopped_and_the_session_stays(
+    kernel: PythonKernel, tmp_path: Path
+):
     """As when a person interrupts a reply in a chat that goes on."""
-    kernel, started = PythonKernel(), tmp_path / "started"
-    async with kernel:
-        await run(kernel, "x = 5")
-        code = f"open({str(started)!r}, 'w').close()\nwhile True: pass"
-        running = asyncio.create_task(run(kernel, code))
-        await until(started.exists)
-        running.cancel()
-        await asyncio.wait([running])
-        assert running.cancelled()
-        assert await run(kernel, "x") == "5"
+    started = tmp_path / "started"
+    await run(kernel, "x = 5")
+    code = f"open({str(started)!r}, 'w').close()\nwhile True: pass"
+    running = asyncio.create_task(run(kernel, code))
+    await until(started.exists)
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()
+    assert await run(kernel, "x") == "5"
 
 
-async def test_calls_of_one_session_take_turns():
+@shared
+async def test_calls_of_one_session_take_turns(kernel: PythonKernel):
     """They never mix their output."""
-    async with PythonKernel() as kernel:
-        codes = [f"import time; time.sleep(0.01); print({n})" for n in range(5)]
-        said = await asyncio.gather(*(run(kernel, code) for code in codes))
+    codes = [f"import time; time.sleep(0.01); print({n})" for n in range(5)]
+    said = await asyncio.gather(*(run(kernel, code) for code in codes))
 
     assert said == ["0", "1", "2", "3", "4"]
 

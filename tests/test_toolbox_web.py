@@ -23,7 +23,7 @@ from anabranch.commander import (
 )
 from anabranch.handlers import handler
 from anabranch.tools import SearchEngine, WebBrowser, search_engine
-from anabranch.tools._search_engines import (
+from anabranch.tools._search import (
     ArxivEngine,
     BingEngine,
     DuckDuckGoEngine,

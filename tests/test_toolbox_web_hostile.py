@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.commander import MissingExtra, ToolError
-from anabranch.tools import WebBrowser, _web_text
+from anabranch.tools import WebBrowser, _web, _web_text
 from anabranch.tools._web_charset import CODECS, page_codec
 from anabranch.tools._web_fetch import Fetched, Fetcher, _Inflater
 from anabranch.tools._web_text import read_page
@@ -339,11 +339,15 @@ async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):
     tools = WebBrowser("duckduckgo", max_text=10**9)
     asked: list[str] = []
 
-    async def page(url: str) -> str:
+    async def get(url: str, **_: Any) -> Fetched:
         asked.append(url)
+        return Fetched(url, "text/plain", None, b"")
+
+    async def read_page(*_: Any) -> str:
         return "x" * 3_000_000
 
-    monkeypatch.setattr(tools, "_page", page)
+    monkeypatch.setattr(tools._fetcher, "get", get)
+    monkeypatch.setattr(_web, "read_page", read_page)
     for number in [*range(20), 19, 0]:
         await tools.read.function(url=str(number))
 

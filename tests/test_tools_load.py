@@ -1,5 +1,7 @@
 """Tools are found by `module:name`."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,17 @@ def test_a_wrong_name_says_what_is_wrong(module: str, spec: str, said: str):
 
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_importing_the_room_imports_no_toolkit_and_no_extra():
+    """A program with tools of its own pays for these alone."""
+    code = "import sys, anabranch.tools; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
+    loaded = set(done.stdout.split())
+
+    assert "anabranch.tools._tool" in loaded
+    toolkits = {
+        f"anabranch.tools.{name}" for name in ("_load", "_mcp", "_python", "_search", "_web")
+    }
+    extras = {"aiohttp", "mcp", "jupyter_client", "zmq", "ipykernel", "trafilatura", "lxml"}
+    assert not loaded & (toolkits | extras)

@@ -1,30 +1,60 @@
-"""A function becomes a tool: schema, validation, execution.
+"""A function becomes a tool: schema, validation, execution; and the tools of the package.
 
-`anabranch.tools.examples` holds three to try, imported only where used.
+- `_tool`, `_schema`, `_docstring`: `@tool`; the schema of a signature, and the check of arguments
+- `calls`, `results`: one call as a node, and what it gives, as the message for the model
+- `toolkits`, `_load`: tools that belong together; tools by name, also those of other packages
+- `_approval`, `_pending`: calls, and any other questions, that wait for a person
+- `_describe`, `_narrate`: tools as text for a prompt; tools that speak to the user meanwhile
+- `_python`: the Python session, with its Jupyter kernel (`_kernel`; its process, `_kernel_main`)
+- `_web`, `_search`: the web browser and search engines. `_web_fetch` fetches within limits (whose
+  addresses: `_web_address`), `_web_text` reads in a process of its own (`_web_main`,
+  `_web_charset`)
+- `_mcp`: the tools of an MCP server; `_mcp_wire` bounds what it sends, `_remote_schema` its schema
+- `examples`: three tools to try (`_arithmetic`), imported only where they are used
+
+A `ToolCall` comes in through `calls.start_call`, and a `ToolResult` goes out. The toolkits are
+imported when they are first used, and what an extra brings when they first need it (`_extra`).
 """
 
+from typing import TYPE_CHECKING
+
+from ..commander.lazy import lazy_names
 from ._approval import Approval as Approval
 from ._approval import Approvals as Approvals
 from ._approval import Decision as Decision
-from ._describe import Format as Format
-from ._describe import describe as describe
-from ._load import load_tools as load_tools
-from ._load import open_tools as open_tools
-from ._mcp import McpServer as McpServer
-from ._narrate import narrated as narrated
+from ._narrate import with_narration as with_narration
 from ._pending import Pending as Pending
 from ._pending import PendingList as PendingList
-from ._python import PythonKernel as PythonKernel
-from ._python import ResourceLimits as ResourceLimits
 from ._schema import InvalidArguments as InvalidArguments
-from ._search import SearchEngine as SearchEngine
-from ._search import SearchHit as SearchHit
-from ._search import search_engine as search_engine
 from ._tool import AnyTool as AnyTool
 from ._tool import Tool as Tool
 from ._tool import result_text as result_text
 from ._tool import tool as tool
-from ._web import WebBrowser as WebBrowser
 from .results import Illustrated as Illustrated
 from .results import ToolResult as ToolResult
 from .toolkits import Toolkit as Toolkit
+
+if TYPE_CHECKING:
+    from ._describe import PromptFormat as PromptFormat
+    from ._describe import describe as describe
+    from ._load import load_tools as load_tools
+    from ._load import open_tools as open_tools
+    from ._mcp import McpServer as McpServer
+    from ._python import PythonKernel as PythonKernel
+    from ._python import ResourceLimits as ResourceLimits
+    from ._search import SearchEngine as SearchEngine
+    from ._search import SearchHit as SearchHit
+    from ._search import search_engine as search_engine
+    from ._web import WebBrowser as WebBrowser
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "_describe": "PromptFormat describe",
+            "_load": "load_tools open_tools",
+            "_mcp": "McpServer",
+            "_python": "PythonKernel ResourceLimits",
+            "_search": "SearchEngine SearchHit search_engine",
+            "_web": "WebBrowser",
+        },
+    )

@@ -33,7 +33,7 @@ class Decision:
         """Read an answer that may be a plain yes or no."""
         return answer if isinstance(answer, Decision) else cls(answer)
 
-    def applied_to(self, call: ToolCall) -> ToolCall:
+    def apply_to(self, call: ToolCall) -> ToolCall:
         """Return the call as it is to run."""
         if self.arguments is None:
             return call
@@ -55,11 +55,11 @@ class Approval(Pending[Decision], internal=True):
         """
         if arguments is not None:
             self.tool.check(arguments)
-        return self._settle(Decision(True, arguments))
+        return self.settle(Decision(True, arguments))
 
     def deny(self, reason: str = "") -> bool:
         """Refuse the call, and tell the model why; False if the question is settled."""
-        return self._settle(Decision(False, reason=reason))
+        return self.settle(Decision(False, reason=reason))
 
 
 class Approvals(PendingList[Approval]):
@@ -89,12 +89,12 @@ class Approvals(PendingList[Approval]):
 
     async def ask(self, call: ToolCall, tool: AnyTool) -> Decision:
         """Put the question as a child of the current node and wait for what is decided."""
-        question = self._put(Approval(call, tool).at_exception(_too_late), self.timeout)
-        if self._on_ask is not None and isawaitable(told := self._on_ask(question)):
-            await told
+
+        def deny_if_late(asked: Node[Any]) -> None:
+            if isinstance(asked.error, TimeoutError):
+                asked.recover(Decision(False, reason="nobody answered in time"))
+
+        question = self.put(Approval(call, tool).at_exception(deny_if_late), self.timeout)
+        if self._on_ask is not None and isawaitable(notice := self._on_ask(question)):
+            await notice
         return await question
-
-
-def _too_late(question: Node[Any]) -> None:
-    if isinstance(question.error, TimeoutError):
-        question.recover(Decision(False, reason="nobody answered in time"))

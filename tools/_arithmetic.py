@@ -55,7 +55,7 @@ def evaluate(expression: str) -> Number:
         raise ToolError(f"the expression is longer than {MAX_LENGTH} characters")
     try:
         tree = ast.parse(expression.strip().translate(SPELLINGS), mode="eval")
-        return _bounded(_value(tree.body))
+        return _check_size(_value(tree.body))
     except (SyntaxError, MemoryError, RecursionError):
         raise ToolError(f"not an arithmetic expression: {expression!r}") from None
     except (ArithmeticError, ValueError, TypeError) as error:
@@ -69,28 +69,23 @@ def _value(node: ast.AST) -> Any:
         case ast.Name(id=name) if name in CONSTANTS:
             return CONSTANTS[name]
         case ast.BinOp(op=ast.Pow()):
-            return _power(_value(node.left), _value(node.right))
+            base, exponent = _value(node.left), _value(node.right)
+            if isinstance(base, int) and isinstance(exponent, int):
+                _refuse(base.bit_length() * abs(exponent))  # before the work
+            if isinstance(result := base**exponent, complex):
+                raise ToolError("the result is not a real number")
+            return result
         case ast.BinOp(op=op) if type(op) in OPERATORS:
-            return _bounded(OPERATORS[type(op)](_value(node.left), _value(node.right)))
+            return _check_size(OPERATORS[type(op)](_value(node.left), _value(node.right)))
         case ast.UnaryOp(op=op) if type(op) in SIGNS:
             return SIGNS[type(op)](_value(node.operand))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in FUNCTIONS:
-            return _bounded(FUNCTIONS[name](*map(_value, args)))
+            return _check_size(FUNCTIONS[name](*map(_value, args)))
         case _:
             raise ToolError(f"only arithmetic is understood, not {ast.unparse(node)!r}")
 
 
-def _power(base: Number, exponent: Number) -> Any:
-    """Raise to a power, refusing before the work if the result would be huge."""
-    if isinstance(base, int) and isinstance(exponent, int):
-        _refuse(base.bit_length() * abs(exponent))
-    result = base**exponent
-    if isinstance(result, complex):
-        raise ToolError("the result is not a real number")
-    return result
-
-
-def _bounded(value: Any) -> Any:
+def _check_size(value: Any) -> Any:
     if isinstance(value, int):
         _refuse(value.bit_length())
     return value

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator
 
 __all__ = ["parse_docstring"]
 
@@ -29,17 +28,35 @@ def parse_docstring(text: str | None) -> tuple[str, dict[str, str]]:
     The description is what stands before the first section or field.
     """
     lines = inspect.cleandoc(text or "").splitlines()
-    start = next((n for n in range(len(lines)) if _opens(lines, n)), len(lines))
-    description = "\n".join(lines[:start]).strip()
+    start = 0
+    while start < len(lines) and not (_section(lines, start) or REST.fullmatch(lines[start])):
+        start += 1
     found: dict[str, list[str]] = {}
-    for names, piece in _pieces(lines[start:]):
+    inside = False  # a section of parameters, or the field of one
+    names: list[str] = []
+    entry = GOOGLE_ENTRY
+    depth: int | None = None
+    for n, line in enumerate(lines[start:], start):
+        piece = line
+        if section := _section(lines, n):
+            inside, names, depth = section in PARAMETER_SECTIONS, [], None
+            entry = GOOGLE_ENTRY if line.rstrip().endswith(":") else NUMPY_ENTRY
+        elif match := REST.fullmatch(line):
+            inside = match[1] in REST_FIELDS and match[3] is not None
+            names, depth = [match[3]] if inside else [], 0
+            piece = match[4]
+        elif inside and line.strip():
+            indent = len(line) - len(line.lstrip())
+            depth = indent if depth is None else depth
+            if indent <= depth and (match := entry.fullmatch(line)):
+                names = re.split(r"\s*,\s*", match[1])
+                piece = match[2] if entry is GOOGLE_ENTRY else ""
+        else:
+            continue
         for name in names:
             found.setdefault(name, []).append(piece.strip())
-    return description, {name: " ".join(filter(None, said)) for name, said in found.items()}
-
-
-def _opens(lines: list[str], n: int) -> bool:
-    return _section(lines, n) is not None or REST.fullmatch(lines[n]) is not None
+    description = "\n".join(lines[:start]).strip()
+    return description, {name: " ".join(filter(None, pieces)) for name, pieces in found.items()}
 
 
 def _section(lines: list[str], n: int) -> str | None:
@@ -49,27 +66,3 @@ def _section(lines: list[str], n: int) -> str | None:
     underlined = n + 1 < len(lines) and re.fullmatch(r"-{3,}\s*", lines[n + 1])
     match = NUMPY.fullmatch(lines[n].rstrip()) if underlined else None
     return match[1].lower() if match else None
-
-
-def _pieces(lines: list[str]) -> Iterator[tuple[Iterable[str], str]]:
-    """Yield each line that says something of parameters, with their names."""
-    inside = False
-    names: list[str] = []
-    entry = GOOGLE_ENTRY
-    depth: int | None = None
-    for n, line in enumerate(lines):
-        if (section := _section(lines, n)) is not None:
-            inside, names, depth = section in PARAMETER_SECTIONS, [], None
-            entry = GOOGLE_ENTRY if line.rstrip().endswith(":") else NUMPY_ENTRY
-        elif match := REST.fullmatch(line):
-            inside = match[1] in REST_FIELDS and match[3] is not None
-            names, depth = [match[3]] if inside else [], 0
-            yield names, match[4]
-        elif inside and line.strip():
-            indent = len(line) - len(line.lstrip())
-            depth = indent if depth is None else depth
-            if indent <= depth and (match := entry.fullmatch(line)):
-                names = re.split(r"\s*,\s*", match[1])
-                yield names, match[2] if entry is GOOGLE_ENTRY else ""
-            else:
-                yield names, line

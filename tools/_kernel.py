@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import ipykernel  # noqa: F401  # pyright: ignore[reportUnusedImport] - the child process needs it
 import zmq
@@ -28,7 +28,7 @@ from ..commander.errors import ToolError
 from ..commander.process import describe_exit
 from ..commander.waiting import outlast
 from ..messages import image_url
-from .results import shortened
+from .results import shorten
 
 __all__ = ["Kernel", "KernelDied", "Output"]
 
@@ -67,24 +67,21 @@ class Output:
         """Take one message of the kernel's."""
         if kind == "stream":
             self._add(content.get("text", ""))
-        elif kind in ("execute_result", "display_data"):
-            self._show(content.get("data", {}))
         elif kind == "error":
             self.failed = True
             self._add("\n".join(map(str, content.get("traceback", ()))))
-
-    def _show(self, data: Mapping[str, Any]) -> None:
-        for media_type in ("image/png", "image/jpeg"):
-            if isinstance(image := data.get(media_type), str):
-                self._add(self._figure(image.strip(), media_type))
+        elif kind in ("execute_result", "display_data"):
+            data = content.get("data", {})
+            for media_type in ("image/png", "image/jpeg"):
+                if not isinstance(image := data.get(media_type), str):
+                    continue
+                if len(image.strip()) > MAX_IMAGE or len(self.images) == MAX_IMAGES:
+                    self._add("[a figure left out: too large or too many]\n")
+                else:
+                    self.images.append(image_url(image.strip(), media_type))
+                    self._add(f"[figure {len(self.images)}]\n")
                 return
-        self._add(str(data.get("text/plain", "")) + "\n")
-
-    def _figure(self, image: str, media_type: str) -> str:
-        if len(image) > MAX_IMAGE or len(self.images) == MAX_IMAGES:
-            return "[a figure left out: too large or too many]\n"
-        self.images.append(image_url(image, media_type))
-        return f"[figure {len(self.images)}]\n"
+            self._add(str(data.get("text/plain", "")) + "\n")
 
     def _add(self, text: str) -> None:
         if not self.flooded:
@@ -93,18 +90,25 @@ class Output:
 
     def text(self, limit: int) -> str:
         """Return the text, its middle left out where it is longer than `limit` characters."""
-        return shortened(ANSI.sub("", "".join(self._texts)).rstrip(), limit)
+        return shorten(ANSI.sub("", "".join(self._texts)).rstrip(), limit)
 
 
 class Kernel:
     """A kernel that runs; made by `start`, ended by `kill`. One execution at a time."""
 
-    def __init__(self, process: asyncio.subprocess.Process, folder: str, client: Any) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, folder: str) -> None:
         self._process = process
-        self._folder = folder
-        self._client = client  # an AsyncKernelClient: its methods are made at run time, untyped
+        self._log = Path(folder, "log")
         # In case nobody kills it: at the latest when the program ends.
         self._swept = weakref.finalize(self, _sweep, process.pid, folder)
+        context = zmq.asyncio.Context()
+        context.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+        # Its methods are made at run time, untyped.
+        self._client: Any = AsyncKernelClient(
+            connection_file=f"{folder}/connection.json", context=context
+        )
+        self._client.load_connection_file()
+        self._client.start_channels(stdin=False, hb=False)  # the heartbeat would be a thread
 
     @classmethod
     async def start(
@@ -127,8 +131,12 @@ class Kernel:
         try:
             if interrupted is not None:
                 raise interrupted
-            await kernel._ready(timeout)
+            async with asyncio.timeout(timeout):
+                await kernel._while_alive(kernel._client.wait_for_ready(timeout=timeout))
             ready = True
+        except (TimeoutError, RuntimeError, KernelDied):
+            end = kernel._log.read_text("utf-8", "replace").strip()[-500:]
+            raise ToolError(f"Python did not start: {end or 'it says nothing'}") from None
         finally:
             if not ready:
                 await kernel.kill()
@@ -138,6 +146,7 @@ class Kernel:
     async def _launch(
         cls, executable: str, limits: Mapping[str, int], cwd: str | None, env: Mapping[str, str]
     ) -> Kernel:
+        """Start the process; not to be cancelled, or nobody would know of it."""
         folder = tempfile.mkdtemp(prefix="anabranch-")
         file = f"{folder}/connection.json"
         key = os.urandom(16).hex().encode()
@@ -146,8 +155,11 @@ class Kernel:
         else:
             write_connection_file(file, key=key)
         command = (executable, "-P", str(MAIN), json.dumps(dict(limits)), "-f", file)
+        inherited = {name: os.environ[name] for name in INHERITED.split() if name in os.environ}
+        # Nothing of the user's own set-up runs, and the kernel ends when this process does.
+        own = {"IPYTHONDIR": f"{folder}/ipython", "JPY_PARENT_PID": str(os.getpid())}
         try:
-            with _log(folder) as log:
+            with Path(folder, "log").open("wb") as log:  # noqa: ASYNC230 - for the process
                 process = await asyncio.create_subprocess_exec(
                     *command,
                     "--HistoryManager.enabled=False",
@@ -155,20 +167,13 @@ class Kernel:
                     stdout=log,
                     stderr=log,
                     cwd=cwd,
-                    env=_environment(folder, env),
+                    env={**inherited, "PYTHONUNBUFFERED": "1", **own, **env},
                     start_new_session=True,
                 )
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise ToolError(f"Python did not start: {error}") from None
-        return cls(process, folder, _client(file))
-
-    async def _ready(self, timeout: float) -> None:
-        try:
-            async with asyncio.timeout(timeout):
-                await self._or_died(self._client.wait_for_ready(timeout=timeout))
-        except (TimeoutError, RuntimeError, KernelDied):
-            raise ToolError(f"Python did not start: {_last_words(self._folder)}") from None
+        return cls(process, folder)
 
     @property
     def alive(self) -> bool:
@@ -181,7 +186,22 @@ class Kernel:
         Raises `KernelDied` if the process ends. Cancelled, the code runs on; `interrupt` stops it.
         """
         request = self._client.execute(code, allow_stdin=False)
-        await self._or_died(self._follow(request, output))
+
+        async def follow() -> None:
+            interrupted = False
+            while True:
+                message = await self._client.get_iopub_msg()
+                output.take(message["msg_type"], message["content"])
+                if output.flooded and not interrupted:
+                    interrupted = True
+                    self.interrupt()
+                state = message["content"].get("execution_state")
+                if state == "idle" and message["parent_header"].get("msg_id") == request:
+                    break
+            while (await self._client.get_shell_msg())["parent_header"].get("msg_id") != request:
+                pass
+
+        await self._while_alive(follow())
 
     async def stop(self, output: Output, grace: float) -> bool:
         """Interrupt the code that runs; False if it goes on for `grace` seconds all the same.
@@ -197,21 +217,7 @@ class Kernel:
             return False
         return True
 
-    async def _follow(self, request: str, output: Output) -> None:
-        flooded = False
-        while True:
-            message = await self._client.get_iopub_msg()
-            output.take(message["msg_type"], message["content"])
-            if output.flooded and not flooded:
-                flooded = True
-                self.interrupt()
-            state = message["content"].get("execution_state")
-            if state == "idle" and message["parent_header"].get("msg_id") == request:
-                break
-        while (await self._client.get_shell_msg())["parent_header"].get("msg_id") != request:
-            pass
-
-    async def _or_died(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _while_alive(self, work: Coroutine[Any, Any, None]) -> None:
         """Do `work` for as long as the process lives; raise `KernelDied` when it does not."""
         working = asyncio.ensure_future(work)
         dying = asyncio.ensure_future(self._process.wait())
@@ -221,7 +227,9 @@ class Kernel:
                 raise KernelDied(f"the Python process ended ({describe_exit(dying.result())})")
             await working
         finally:
-            await _cancelled(working, dying)
+            working.cancel()
+            dying.cancel()
+            await asyncio.gather(working, dying, return_exceptions=True)
 
     def interrupt(self) -> None:
         """Raise `KeyboardInterrupt` in the code that runs."""
@@ -240,53 +248,16 @@ class Kernel:
         await outlast(asyncio.ensure_future(self._process.wait()))
 
 
-def _log(folder: str) -> BinaryIO:
-    return Path(folder, "log").open("wb")
-
-
-def _last_words(folder: str) -> str:
-    return Path(folder, "log").read_text("utf-8", "replace").strip()[-500:] or "it says nothing"
-
-
-def _client(file: str) -> Any:
-    context = zmq.asyncio.Context()
-    context.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
-    client: Any = AsyncKernelClient(connection_file=file, context=context)
-    client.load_connection_file()
-    client.start_channels(stdin=False, hb=False)  # the heartbeat would be a thread
-    return client
-
-
-def _environment(folder: str, more: Mapping[str, str]) -> dict[str, str]:
-    inherited = {name: os.environ[name] for name in INHERITED.split() if name in os.environ}
-    # Nothing of the user's own set-up runs, and the kernel ends when this process does.
-    own = {"IPYTHONDIR": f"{folder}/ipython", "JPY_PARENT_PID": str(os.getpid())}
-    return {**inherited, "PYTHONUNBUFFERED": "1", **own, **more}
-
-
-async def _cancelled(*futures: asyncio.Future[Any]) -> None:
-    for future in futures:
-        future.cancel()
-    await asyncio.gather(*futures, return_exceptions=True)
-
-
 def _sweep(pid: int, folder: str) -> None:
-    for each in (*_descendants(pid), pid):
+    """Kill a kernel's process and all below it, also what left its group; Linux alone tells."""
+    processes = [pid]
+    for each in processes:  # it grows meanwhile
+        for file in Path(f"/proc/{each}/task").glob("*/children"):
+            with suppress(OSError):
+                processes += map(int, file.read_text().split())
+    for each in reversed(processes):
         with suppress(ProcessLookupError, PermissionError):
             if each == pid and hasattr(os, "killpg"):
                 os.killpg(pid, signal.SIGKILL)
             os.kill(each, signal.SIGTERM if os.name == "nt" else signal.SIGKILL)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _descendants(pid: int) -> list[int]:
-    """Return the processes below `pid`, also those that left its group; Linux alone tells."""
-    found: list[int] = []
-    waiting = [pid]
-    while waiting:
-        for file in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
-            with suppress(OSError):
-                children = list(map(int, file.read_text().split()))
-                found += children
-                waiting += children
-    return found

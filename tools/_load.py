@@ -1,4 +1,8 @@
-"""Find tools by name: `python`, `web`, `mcp:COMMAND_OR_URL`, `module:name` or `module`."""
+"""Tools by name: `python`, `web`, `mcp:COMMAND_OR_URL`, `module:name`, and what packages add.
+
+A source is a function of the text after the colon ("" without one) that makes a `Toolkit`. Those of
+other people's packages are their entry points in the group `anabranch.tools`.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,12 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from types import ModuleType
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from ..commander.errors import ConfigurationError
+from ..commander.plugins import find_plugin
 from ._mcp import McpServer
 from ._python import PythonKernel
 from ._tool import AnyTool, Tool
@@ -20,6 +24,9 @@ from .toolkits import Toolkit, flatten
 
 __all__ = ["load_tools", "open_tools"]
 
+Source: TypeAlias = Callable[[str], Toolkit]
+
+GROUP = "anabranch.tools"
 # What stands between commas; those inside quotes belong to it.
 PIECE = re.compile(r"""(?:'[^']*'|"[^"]*"|[^,])+""")
 
@@ -28,47 +35,53 @@ PIECE = re.compile(r"""(?:'[^']*'|"[^"]*"|[^,])+""")
 async def open_tools(*specs: str) -> AsyncGenerator[list[AnyTool]]:
     """Open the tools that `specs` name, for the length of the block.
 
-    Each is a list with commas: `python`, `web`, `mcp:COMMAND_OR_URL`, or what `load_tools` takes.
-    Every call of Python and of an MCP server's tools waits for a person's yes. A comma inside
-    quotes does not count. Raises `ConfigurationError`, which says what went wrong, also if two
-    tools have the same name.
+    Each is a list with commas: `python`, `web`, `mcp:COMMAND_OR_URL`, a source of an installed
+    package (`NAME` or `NAME:TEXT`), or what `load_tools` takes. Every call of Python and of an MCP
+    server's tools waits for a person's yes. A comma inside quotes does not count. Raises
+    `ConfigurationError`, which says what went wrong, also if two tools have the same name.
     """
     async with AsyncExitStack() as stack:
         tools: list[AnyTool] = []
-        for spec in specs:
-            for name in _split(spec):
-                tools += await _open(name, stack)
+        for name in (name for spec in specs for name in _split(spec)):
+            if (source := _find_source(name)) is None:
+                tools += load_tools(name)
+                continue
+            kit = source(name.partition(":")[2].strip())
+            if not isinstance(kit, Toolkit):  # pyright: ignore[reportUnnecessaryIsInstance] - a package's
+                raise ConfigurationError(f"{name!r} made {type(kit).__name__}, not a Toolkit")
+            tools += (await stack.enter_async_context(kit)).tools
         yield flatten(tools)
-
-
-async def _open(name: str, stack: AsyncExitStack) -> list[AnyTool]:
-    if name.startswith("mcp:"):
-        server = McpServer(name.removeprefix("mcp:").strip(), approve=True)
-        return (await stack.enter_async_context(server)).tools
-    if name in KITS:
-        kit = await stack.enter_async_context(KITS[name]())
-        return kit.tools
-    return load_tools(name)
-
-
-def _kernel() -> Toolkit:
-    return PythonKernel(approve=True)
-
-
-KITS = {"python": _kernel, "web": WebBrowser}
 
 
 def _split(spec: str) -> list[str]:
     """Cut at the commas; a bare name after `module:name` is of the same module."""
-    pieces = [piece.strip() for piece in PIECE.findall(spec)]
     names: list[str] = []
-    for piece in pieces:
-        of_module = names and ":" in names[-1] and not names[-1].startswith("mcp:")
-        if of_module and ":" not in piece and piece not in KITS:
+    for piece in map(str.strip, PIECE.findall(spec)):
+        of_module = names and ":" in names[-1] and _find_source(names[-1]) is None
+        if of_module and ":" not in piece and _find_source(piece) is None:
             names[-1] += f",{piece}"
         else:
             names.append(piece)
     return names
+
+
+def _find_source(name: str) -> Source | None:
+    """Return the source before the colon of `name`, if it is one; else it is a module's name."""
+    source = name.partition(":")[0].strip()
+    return SOURCES.get(source) or find_plugin(GROUP, source)
+
+
+def _open_python(text: str) -> Toolkit:
+    if text:
+        raise ConfigurationError(f"`python` takes nothing after a colon, not {text!r}")
+    return PythonKernel(approve=True)
+
+
+SOURCES: Mapping[str, Source] = {
+    "mcp": lambda server: McpServer(server, approve=True),
+    "python": _open_python,
+    "web": lambda engine: WebBrowser(engine or None),
+}
 
 
 def load_tools(spec: str) -> list[AnyTool]:
@@ -78,55 +91,38 @@ def load_tools(spec: str) -> list[AnyTool]:
     directory are found as well. Raises `ConfigurationError`, which says what went wrong.
     """
     module_name, _, names = spec.partition(":")
-    module = _import(module_name)
-    if not names:
-        return _all(module)
-    return [found for name in names.split(",") for found in _named(module, name.strip())]
-
-
-def _import(name: str) -> ModuleType:
     here = os.getcwd()
     sys.path.insert(0, here)
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(module_name)
     except Exception as error:
         fault = f"{type(error).__name__}: {error}"
-        raise ConfigurationError(f"tools module {name!r} does not import: {fault}") from error
+        raise ConfigurationError(
+            f"tools module {module_name!r} does not import: {fault}"
+        ) from error
     finally:
         sys.path.remove(here)
-
-
-def _all(module: ModuleType) -> list[AnyTool]:
-    if tools := _tools(module):
+    tools: dict[str, AnyTool] = {
+        name: value for name, value in vars(module).items() if isinstance(value, Tool)
+    }
+    if not names:
+        if not tools:
+            raise ConfigurationError(
+                f"module {module_name!r} has no tools: mark functions with @tool"
+            )
         return list(tools.values())
-    raise ConfigurationError(f"module {module.__name__!r} has no tools: mark functions with @tool")
-
-
-def _named(module: ModuleType, name: str) -> list[AnyTool]:
-    try:
-        value = getattr(module, name)
-    except AttributeError:
-        raise ConfigurationError(
-            f"module {module.__name__!r} has no {name!r}{_offer(module)}"
-        ) from None
-    return [_made(one, f"{module.__name__}:{name}") for one in _each(value)]
-
-
-def _each(value: Any) -> Iterable[Any]:
-    return cast("Iterable[Any]", value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _made(value: Any, spec: str) -> AnyTool:
-    try:
-        return cast("AnyTool", value) if isinstance(value, Tool) else Tool(value)
-    except TypeError as error:
-        raise ConfigurationError(f"{spec} cannot be a tool: {error}") from error
-
-
-def _tools(module: ModuleType) -> dict[str, AnyTool]:
-    return {name: value for name, value in vars(module).items() if isinstance(value, Tool)}
-
-
-def _offer(module: ModuleType) -> str:
-    tools = _tools(module)
-    return f"; its tools are {', '.join(tools)}" if tools else ""
+    found: list[AnyTool] = []
+    for name in map(str.strip, names.split(",")):
+        try:
+            value: Any = getattr(module, name)
+        except AttributeError:
+            offer = f"; its tools are {', '.join(tools)}" if tools else ""
+            raise ConfigurationError(f"module {module_name!r} has no {name!r}{offer}") from None
+        for each in cast("list[Any]", value) if isinstance(value, (list, tuple)) else [value]:
+            try:
+                found.append(cast("AnyTool", each) if isinstance(each, Tool) else Tool(each))
+            except TypeError as error:
+                raise ConfigurationError(
+                    f"{module_name}:{name} cannot be a tool: {error}"
+                ) from error
+    return found

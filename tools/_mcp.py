@@ -21,8 +21,8 @@ from ..messages import image_url
 from ._extra import import_extra
 from ._remote_schema import RemoteSchema
 from ._schema import InvalidArguments
-from ._tool import AnyTool, Tool
-from .results import Illustrated, shortened
+from ._tool import AnyTool, Tool, result_text
+from .results import Illustrated, shorten
 from .toolkits import Toolkit
 
 if TYPE_CHECKING:
@@ -77,8 +77,7 @@ class McpServer(Toolkit):
         prefix: str = "",
         approve: bool = False,
     ) -> None:
-        self.url = _address(server) if isinstance(server, str) else None
-        self.command = _words(server) if self.url is None else []
+        self.url, self.command = _parse_server(server)
         self.headers = dict(headers or {})
         self.env = dict(env or {})
         self.cwd = cwd
@@ -105,25 +104,21 @@ class McpServer(Toolkit):
             parent: Node[Any] = current_node()
         except LookupError:
             parent = self._commander = await Commander(slow_after=None).__aenter__()
-        self._connection = parent.call_handler(_Connection(self).at_done(_Connection.ended))
+        self._connection = parent.call_handler(_Connection(self).at_done(_Connection.close))
         try:
-            await self._take(await asyncio.shield(self._connection.listed))
+            await self._make_tools(await asyncio.shield(self._connection.listed))
         except BaseException:
             await self.aclose()
             raise
         return self
 
-    @property
-    def _described(self) -> str:
-        """Which server this is: its host or program, and what it calls itself."""
-        client = self._connection and self._connection.client
-        info = client and client.server_info
-        return repr(self) + (f", which calls itself {info.name!r}" if info else "")
-
-    async def _take(self, listed: list[mcp.Tool]) -> None:
+    async def _make_tools(self, listed: list[mcp.Tool]) -> None:
         """Make a tool of each that can be one, under a name that every model's wire allows."""
         if len(listed) > TOOLS:
             logger.warning("%r has more than %d tools; the others are left out", self, TOOLS)
+        client = self._connection and self._connection.client
+        info = client and client.server_info
+        source = repr(self) + (f", which calls itself {info.name!r}" if info else "")
         taken: set[str] = set()
         for remote in listed[:TOOLS]:
             name = plain = NAME.sub("_", self.prefix + remote.name[:LONGEST])[:LONGEST] or "tool"
@@ -134,7 +129,7 @@ class McpServer(Toolkit):
             if remote.name in self._methods:
                 raise ConfigurationError(f"{self!r} has two tools called {remote.name[:LONGEST]!r}")
             try:
-                self._methods[remote.name] = _McpTool(self, remote, name)
+                self._methods[remote.name] = _McpTool(self, remote, name, source)
                 taken.add(name)
             except ValueError as error:
                 logger.warning("%r: its tool %s is left out: %s", self, name, error)
@@ -170,22 +165,22 @@ class McpServer(Toolkit):
         except TimeoutError:
             fault = late
         except MCPError as error:
-            said = self.hidden(error.message)
+            text = self.redact(error.message)
             if error.code == INVALID_PARAMS:
-                fault = InvalidArguments(said)
+                fault = InvalidArguments(text)
             else:
-                fault = late if error.code == TIMED_OUT else ToolError(f"{FAILED}: {said}")
+                fault = late if error.code == TIMED_OUT else ToolError(f"{FAILED}: {text}")
         except Exception as error:  # noqa: BLE001 - whatever the SDK makes of a broken answer
-            fault = ToolError(f"{FAILED}: {self.hidden(_said(error))}")
+            fault = ToolError(f"{FAILED}: {self.redact(_first_fault(error))}")
         else:
-            shown = _shown(given.content, given.structured_content, self.max_output)
+            result = _read_content(given.content, given.structured_content, self.max_output)
             if not given.is_error:
-                return shown
-            fault = ToolError(self.hidden(shown))
+                return result
+            fault = ToolError(self.redact(result))
         raise fault  # here, so that an error of the SDK's, which may hold a key, is not its context
 
-    def hidden(self, text: str) -> str:
-        """Return what an error says without that which may be a key of those given to this."""
+    def redact(self, text: str) -> str:
+        """Return the text of an error without that which may be a key of those given to this."""
         parts = urlsplit(self.url or "")
         secret = [*self.headers.values(), *self.env.values(), parts.password or ""]
         perhaps = [*self.command[1:], parts.path, parts.query, parts.username or ""]
@@ -219,50 +214,46 @@ class _Connection(Node[None], internal=True, name="mcp_connection"):
             with tempfile.TemporaryFile() as log:
                 await self._hold(log)
         except Exception as error:  # noqa: BLE001 - it is the server's; it concerns no sibling
-            self._fail(_said(error))
-
-    def ended(self) -> None:
-        """Let nobody wait for a connection that is over, also if it never began."""
-        self.client = None
-        self._fail("the connection was cancelled")
+            self._fail(_first_fault(error))
 
     async def _hold(self, log: BinaryIO) -> None:
+        from ._mcp_wire import open_client
+
+        seconds = self._server.connect_timeout
         try:
             async with AsyncExitStack() as stack:
-                async with asyncio.timeout(self._server.connect_timeout):
-                    client = await stack.enter_async_context(
-                        await _client(self._server, stack, log)
-                    )
-                    # A schema may be made to be checked for minutes, see `RemoteSchema`.
-                    client.session.validate_tool_result = _take_result
-                    listed = await _all_tools(client)
+                async with asyncio.timeout(seconds):
+                    client = await open_client(self._server, stack, log)
+                    listed = await _list_tools(client)
                 self.client = client
                 self.listed.set_result(listed)
                 await self.leave.wait()
                 self.client = None
         except TimeoutError:
-            self._fail(f"it did not answer within {self._server.connect_timeout:g} s")
+            self._fail(f"it did not answer within {seconds:g} s")
         except Exception as error:  # noqa: BLE001 - as above
             log.seek(max(0, log.seek(0, os.SEEK_END) - 500))
-            self._fail(f"{_said(error)} {log.read().decode('utf-8', 'replace')}".strip())
+            self._fail(f"{_first_fault(error)} {log.read().decode('utf-8', 'replace')}".strip())
+
+    def close(self) -> None:
+        """Let nobody wait for a connection that is over, also if it never began."""
+        self.client = None
+        self._fail("the connection was cancelled")
 
     def _fail(self, why: str) -> None:
         if not self.listed.done():
             self.listed.set_exception(
-                ConfigurationError(f"{self._server!r}: {self._server.hidden(why)}")
+                ConfigurationError(f"{self._server!r}: {self._server.redact(why)}")
             )
             self.listed.exception()  # nobody may be left to hear it
 
 
-async def _client(server: McpServer, stack: AsyncExitStack, log: BinaryIO) -> mcp.Client:
-    from . import _mcp_wire as wire
+async def _list_tools(client: mcp.Client) -> list[mcp.Tool]:
+    async def accept(name: str, result: object) -> None:
+        """Take a result as it is, in place of the SDK's check of it by the server's own schema."""
 
-    if server.url is not None:
-        return await wire.http_client(server.url, server.headers, stack)
-    return wire.stdio_client(server.command, server.env, server.cwd, log)
-
-
-async def _all_tools(client: mcp.Client) -> list[mcp.Tool]:
+    # A schema may be made to be checked for minutes, see `RemoteSchema`.
+    client.session.validate_tool_result = accept
     found: list[mcp.Tool] = []
     cursor: str | None = None
     for _ in range(PAGES):
@@ -273,14 +264,10 @@ async def _all_tools(client: mcp.Client) -> list[mcp.Tool]:
     return found
 
 
-async def _take_result(name: str, result: object) -> None:
-    """Take a result as it is, in place of the SDK's check of it by the server's own schema."""
-
-
 class _McpTool(Tool[..., Any]):
     """One tool of a server's: the schema is the server's, and so is the work."""
 
-    def __init__(self, server: McpServer, remote: mcp.Tool, name: str) -> None:
+    def __init__(self, server: McpServer, remote: mcp.Tool, name: str, source: str) -> None:
         async def call(**arguments: Any) -> Illustrated:
             return await server.call(remote.name, arguments)
 
@@ -292,7 +279,7 @@ class _McpTool(Tool[..., Any]):
             read_only=bool(hints and hints.read_only_hint),
             approve=server.approve,
         )
-        self.source = server._described
+        self.source = source
         self._schema = RemoteSchema(remote.input_schema)
 
     @property
@@ -306,7 +293,8 @@ class _McpTool(Tool[..., Any]):
         return dict(arguments)
 
 
-def _shown(content: Sequence[Any], structured: Any, limit: int) -> Illustrated:
+def _read_content(content: Sequence[Any], structured: Any, limit: int) -> Illustrated:
+    """Return what a call gave, in the SDK's blocks or as data, as a tool's result."""
     images: list[str] = []
     texts: list[str] = []
     for block in content:
@@ -323,40 +311,34 @@ def _shown(content: Sequence[Any], structured: Any, limit: int) -> Illustrated:
             case kind:
                 texts.append(f"[{kind} left out]")
     if not texts and structured is not None:
-        from ._tool import result_text
-
         texts.append(result_text(structured))
-    return Illustrated(shortened("\n".join(texts) or "(no output)", limit), images)
+    return Illustrated(shorten("\n".join(texts) or "(no output)", limit), images)
 
 
-def _address(server: str) -> str | None:
-    """Return what is an address; None for a command. What may hold a key is not quoted."""
-    found = SCHEME.match(server)
-    if not found:
-        return None
+def _parse_server(server: str | Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the address or the command, in words. What may hold a key is not quoted."""
+    if isinstance(server, str) and (found := SCHEME.match(server)):
+        try:
+            parts = urlsplit(server.strip())
+            if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+                return server.strip(), []
+        except ValueError:
+            pass
+        raise ConfigurationError(
+            "an MCP server is a command, or an address such as https://host/mcp;"
+            f" {found[1]}... is not"
+        )
     try:
-        parts = urlsplit(server.strip())
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
-            return server.strip()
-    except ValueError:
-        pass
-    raise ConfigurationError(
-        f"an MCP server is a command, or an address such as https://host/mcp; {found[1]}... is not"
-    )
-
-
-def _words(command: str | Sequence[str]) -> list[str]:
-    try:
-        words = shlex.split(command) if isinstance(command, str) else list(command)
+        words = shlex.split(server) if isinstance(server, str) else list(server)
     except ValueError as error:
         raise ConfigurationError(f"the command of an MCP server: {error}") from None
     if not words:
         raise ConfigurationError("an MCP server is an address or a command; this one is empty")
-    return words
+    return None, words
 
 
-def _said(error: Exception) -> str:
-    """Name the first error in a group of them."""
+def _first_fault(error: Exception) -> str:
+    """Describe an error, or the first in a group of them."""
     if isinstance(error, ExceptionGroup):
-        return _said(cast("ExceptionGroup[Exception]", error).exceptions[0])
+        return _first_fault(cast("ExceptionGroup[Exception]", error).exceptions[0])
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

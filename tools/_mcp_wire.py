@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import httpx2
 import mcp
 from mcp.client.streamable_http import streamable_http_client
 
-__all__ = ["MESSAGE", "http_client", "stdio_client"]
+if TYPE_CHECKING:
+    from ._mcp import McpServer
+
+__all__ = ["MESSAGE", "open_client"]
 
 MESSAGE = 16 * 2**20  # bytes
 LINES = "anabranch_lines"
@@ -24,34 +27,36 @@ TOO_LONG = (
 )
 
 
-async def http_client(url: str, headers: Mapping[str, str], stack: AsyncExitStack) -> mcp.Client:
-    """Return a client for the server at an address; `stack` closes what it stands on.
+async def open_client(server: McpServer, stack: AsyncExitStack, log: IO[bytes]) -> mcp.Client:
+    """Return a client of `server`, entered into `stack`.
 
-    Proxies in the environment are not used. No answer is decompressed, since a small one may unfold
-    into all memory.
+    What a server that is started writes to standard error is in `log`. One that has an address is
+    reached without the proxies of the environment, and no answer is decompressed, since a small
+    one may unfold into all memory.
     """
-    target = httpx2.URL(url)
-    http = httpx2.AsyncClient(
-        headers={"Accept-Encoding": "identity", **headers},
-        timeout=httpx2.Timeout(30, read=300),
-        transport=_Transport(target),
-        auth=httpx2.BasicAuth(target.username, target.password) if target.userinfo else None,
-    )
-    await stack.enter_async_context(http)
-    return mcp.Client(streamable_http_client(str(_shown(target)), http_client=http))
+    if server.url is None:
+        program = mcp.StdioServerParameters(
+            command=server.command[0],
+            args=server.command[1:],
+            env=server.env,
+            cwd=server.cwd,
+            encoding=LINES,
+        )
+        wire = mcp.stdio_client(program, errlog=cast("Any", log))
+    else:
+        target = httpx2.URL(server.url)
+        http = httpx2.AsyncClient(
+            headers={"Accept-Encoding": "identity", **server.headers},
+            timeout=httpx2.Timeout(30, read=300),
+            transport=_Transport(target),
+            auth=httpx2.BasicAuth(target.username, target.password) if target.userinfo else None,
+        )
+        await stack.enter_async_context(http)
+        wire = streamable_http_client(str(_without_path(target)), http_client=http)
+    return await stack.enter_async_context(mcp.Client(wire))
 
 
-def stdio_client(
-    command: list[str], env: dict[str, str], cwd: str | None, log: IO[bytes]
-) -> mcp.Client:
-    """Return a client that starts a server; what that one writes to standard error is in `log`."""
-    program = mcp.StdioServerParameters(
-        command=command[0], args=command[1:], env=env, cwd=cwd, encoding=LINES
-    )
-    return mcp.Client(mcp.stdio_client(program, errlog=cast("Any", log)))
-
-
-def _shown(url: httpx2.URL) -> httpx2.URL:
+def _without_path(url: httpx2.URL) -> httpx2.URL:
     """Return as much of an address as may be shown: its path may be a key as well as its query."""
     return httpx2.URL(scheme=url.scheme, host=url.host, port=url.port, path="/")
 
@@ -61,7 +66,7 @@ class _Transport(httpx2.AsyncHTTPTransport):
 
     def __init__(self, target: httpx2.URL) -> None:
         super().__init__()
-        self._shown = _shown(target)
+        self._shown = _without_path(target)
         self._target = target.copy_with(userinfo=b"")
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -133,12 +138,7 @@ class _Lines(codecs.IncrementalDecoder):
             self._kept = [TOO_LONG % (asked[1], MESSAGE)] if asked else []
 
 
-def _find(name: str) -> codecs.CodecInfo | None:
-    if name != LINES:
-        return None
-    return codecs.CodecInfo(
-        codecs.utf_8_encode, codecs.utf_8_decode, incrementaldecoder=_Lines, name=LINES
-    )
-
-
-codecs.register(_find)
+_CODEC = codecs.CodecInfo(
+    codecs.utf_8_encode, codecs.utf_8_decode, incrementaldecoder=_Lines, name=LINES
+)
+codecs.register(lambda name: _CODEC if name == LINES else None)

@@ -8,32 +8,32 @@ from typing import Any
 
 from ..messages import ToolSchema, has_parameter
 
-__all__ = ["narrated"]
+__all__ = ["with_narration"]
 
 TO_USER = {"type": "string", "description": "What to tell the user while the tool runs."}
 
 
 @dataclass(frozen=True, slots=True)
-class _Narrated:
+class _NarratingTool:
     name: str
     description: str
     parameters: Mapping[str, Any]
     narration: str  # the parameter that is not the tool's own
 
 
-def narrated(tools: Sequence[ToolSchema], key: str = "to_user") -> list[ToolSchema]:
+def with_narration(tools: Sequence[ToolSchema], key: str = "to_user") -> list[ToolSchema]:
     """Return the tools' schemas with one more argument, `key`: words for the user.
 
     `fork(..., to_user=key)` shows them as they arrive and takes them out of the arguments. A tool
     that has an argument of that name of its own stays as it is, and `fork(..., tools=tools)` then
     leaves it alone.
     """
-    return [tool if has_parameter(tool, key) else _with(tool, key) for tool in tools]
-
-
-def _with(tool: ToolSchema, key: str) -> _Narrated:
-    # First, so that the user reads it before the other arguments have come.
-    own: Mapping[str, Any] = tool.parameters.get("properties") or {}
-    properties: dict[str, Any] = {key: TO_USER, **own}
-    parameters = {**tool.parameters, "properties": properties}
-    return _Narrated(tool.name, tool.description, parameters, key)
+    found: list[ToolSchema] = []
+    for tool in tools:
+        if not has_parameter(tool, key):
+            own: Mapping[str, Any] = tool.parameters.get("properties") or {}
+            # First, so that the user reads it before the other arguments have come.
+            parameters = {**tool.parameters, "properties": {key: TO_USER, **own}}
+            tool = _NarratingTool(tool.name, tool.description, parameters, key)
+        found.append(tool)
+    return found

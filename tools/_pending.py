@@ -34,8 +34,8 @@ class Pending(Node[T], internal=True):
         """Whether an answer would still count."""
         return not self._answered.done() and self.state in ("pending", "running")
 
-    def _settle(self, answer: T) -> bool:
-        """Answer; False if the question is settled."""
+    def settle(self, answer: T) -> bool:
+        """Answer; False if the question is settled. Subclasses offer it in words of their own."""
         if waits := self.waits:
             self._answered.set_result(answer)
         return waits
@@ -73,7 +73,7 @@ class PendingList(Generic[Q]):
             if not any(question.number > seen for question in self.pending):
                 await self._news.wait()
 
-    def _put(self, question: Q, timeout: float | None = None) -> Q:
+    def put(self, question: Q, timeout: float | None = None) -> Q:
         """Let a question wait, as a child of the current node, which is to await it."""
         number = question.number = next(self._numbers)
         question.at_done(lambda _: self._asked.pop(number, None))

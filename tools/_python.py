@@ -104,29 +104,25 @@ class PythonKernel(Toolkit):
         module: Any = await import_extra("._kernel", "the Python tool", "python")
         self._bind()
         async with self._turn:
+            kernel = self._kernel
+            if kernel is None or not kernel.alive:
+                self._lost = self._lost or kernel is not None
+                await self._end()
+                self._kernel = kernel = await module.Kernel.start(
+                    self.executable,
+                    limits=self.limits.by_name(),
+                    cwd=self.cwd,
+                    env=self.env,
+                    timeout=self.start_timeout,
+                )
             output = module.Output()
             news = "[a new session: earlier variables are lost]\n" if self._lost else ""
-            ending = await self._execute(await self._started(module), code, output)
+            ending = await self._execute(kernel, code, output)
             self._lost = self._kernel is None
             text = f"{news}{output.text(self.max_output)}\n{ending}".strip()
             if ending or output.failed:
                 raise ToolError(text)
             return Illustrated(text or "(no output)", output.images)
-
-    async def _started(self, module: Any) -> Kernel:
-        if self._kernel is not None and self._kernel.alive:
-            return self._kernel
-        self._lost = self._lost or self._kernel is not None
-        await self._end()
-        kernel: Kernel = await module.Kernel.start(
-            self.executable,
-            limits=self.limits.by_name(),
-            cwd=self.cwd,
-            env=self.env,
-            timeout=self.start_timeout,
-        )
-        self._kernel = kernel
-        return kernel
 
     async def _execute(self, kernel: Kernel, code: str, output: Output) -> str:
         """Run the code; return how it was ended, if it did not end by itself."""
@@ -140,24 +136,19 @@ class PythonKernel(Toolkit):
         except ToolError as error:
             return f"[{error}; all variables are lost]"
         finally:
-            if not done:
-                stopped = await self._stop(kernel, output)
+            if not done:  # interrupt or kill it, whatever is cancelled meanwhile
+                stopping = asyncio.ensure_future(kernel.stop(output, self.grace))
+                interrupted = await outlast(stopping)
+                if not (stopped := stopping.result()):
+                    await self._end()
+                if interrupted is not None:
+                    raise interrupted
         if output.flooded:
             return "[stopped: far too much output; the variables are kept]"
         if done:
             return ""
         kept = "interrupted; the variables are kept" if stopped else "killed"
         return f"[not done after {self.timeout:g} s: {kept}]"
-
-    async def _stop(self, kernel: Kernel, output: Output) -> bool:
-        """Stop the code by interrupt or kill, whatever is cancelled meanwhile."""
-        stopping = asyncio.ensure_future(kernel.stop(output, self.grace))
-        interrupted = await outlast(stopping)
-        if not stopping.result():
-            await self._end()
-        if interrupted is not None:
-            raise interrupted
-        return stopping.result()
 
     async def _end(self) -> None:
         kernel, self._kernel = self._kernel, None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, cast
 
-from ._schema import InvalidArguments
+from ._schema import InvalidArguments, as_list, as_mapping
 
 __all__ = ["RemoteSchema"]
 
@@ -49,8 +49,21 @@ class RemoteSchema:
     def __init__(self, given: Mapping[str, Any]) -> None:
         self.whole: dict[str, Any] = {"properties": {}, **given, "type": "object"}
         self.whole.pop("$schema", None)
-        _refuse_huge(self.whole)
-        _refuse_formless(self.whole)
+        if not isinstance(self.whole["properties"], dict):
+            raise ValueError(f"the properties of its schema are {_show(self.whole['properties'])}")
+        nodes = 0.0
+        waiting: list[tuple[Any, int]] = [(self.whole, 0)]
+        while waiting:
+            value, depth = waiting.pop()
+            nodes += 1 + (len(value) / 20 if isinstance(value, str) else 0)
+            if isinstance(value, dict):
+                inside = cast("dict[str, Any]", value)
+                nodes += sum(map(len, inside)) / 20
+                waiting += [(each, depth + 1) for each in inside.values()]
+            elif isinstance(value, list):
+                waiting += [(each, depth + 1) for each in cast("list[Any]", value)]
+            if depth > DEPTH or nodes + len(waiting) > NODES:
+                raise ValueError(f"its schema is larger than {NODES} values or deeper than {DEPTH}")
 
     def check(self, arguments: Mapping[str, Any]) -> None:
         """Raise `InvalidArguments`, which names the first faults, if the schema forbids them."""
@@ -88,19 +101,20 @@ class _Check:
         if "$id" in found and found is not self._root:
             return  # its references are relative to it
         if "$ref" in found:
-            yield from self.faults(self._referred(found["$ref"]), value, where)
+            yield from self.faults(self._resolve(found["$ref"]), value, where)
         kinds = found.get("type", ())
         kinds = cast("list[Any]", kinds) if isinstance(kinds, list) else [kinds] if kinds else []
         self._step(len(kinds))
-        if kinds and all(map(_is_kind, kinds)) and not any(TYPES[kind](value) for kind in kinds):
-            yield f"{where}: {_shown(value)} is not of type {' or '.join(map(repr, kinds[:7]))}"
+        known = all(isinstance(kind, str) and kind in TYPES for kind in kinds)
+        if kinds and known and not any(TYPES[kind](value) for kind in kinds):
+            yield f"{where}: {_show(value)} is not of type {' or '.join(map(repr, kinds[:7]))}"
             return
-        yield from self._choices(found, value, where)
-        for each in _list(found.get("allOf")):
+        yield from self._choice_faults(found, value, where)
+        for each in as_list(found.get("allOf")):
             yield from self.faults(each, value, where)
         for key in ("anyOf", "oneOf"):
             why: list[str] = []
-            for branch in _list(found.get(key)):
+            for branch in as_list(found.get(key)):
                 fault = next(self.faults(branch, value, where), None)
                 if fault is None:
                     break
@@ -108,21 +122,23 @@ class _Check:
             else:
                 if why:
                     yield ", or ".join(why[:FAULTS])
-        match value:
-            case str():
-                for fault in _bounds(found, "Length", len(value)):
-                    yield f"{where}: the length of the text {fault}"
-            case list():
-                yield from self._array(found, cast("list[Any]", value), where)
-            case dict():
-                yield from self._object(found, cast("dict[str, Any]", value), where)
-            case _ if _is_number(value):
-                for fault in _bounds(found, "imum", value):
-                    yield f"{where}: {_shown(value)} {fault}"
-            case _:
-                pass
+        if isinstance(value, str):
+            for fault in _bounds(found, "Length", len(value)):
+                yield f"{where}: the length of the text {fault}"
+        elif isinstance(value, list):
+            items = cast("list[Any]", value)
+            for fault in _bounds(found, "Items", len(items)):
+                yield f"{where}: the number of items {fault}"
+            if "items" in found and "prefixItems" not in found:
+                for number, each in enumerate(items):
+                    yield from self.faults(found["items"], each, f"{where}[{number}]")
+        elif isinstance(value, dict):
+            yield from self._object_faults(found, cast("dict[str, Any]", value), where)
+        elif _is_number(value):
+            for fault in _bounds(found, "imum", value):
+                yield f"{where}: {_show(value)} {fault}"
 
-    def _referred(self, reference: object) -> Any:
+    def _resolve(self, reference: object) -> Any:
         """Return what is referred to inside this schema; anything else allows all."""
         if reference == "#":
             return self._root
@@ -140,34 +156,28 @@ class _Check:
                 return True
         return cast("Any", found)
 
-    def _choices(self, schema: Mapping[str, Any], value: Any, where: str) -> Iterator[str]:
-        choices = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
+    def _choice_faults(self, schema: Mapping[str, Any], value: Any, where: str) -> Iterator[str]:
+        choices = [schema["const"]] if "const" in schema else as_list(schema.get("enum"))
         self._step(len(choices))
         if not choices or any(isinstance(each, (dict, list)) for each in choices):
             return
-        if not any(_same(each, value) for each in choices):
-            shown = ", ".join(map(_shown, choices[:20])) + (", ..." if len(choices) > 20 else "")
-            yield f"{where}: {_shown(value)} is not one of {shown}"
+        # As in JSON, where 1 is 1.0 and not true.
+        boolean = isinstance(value, bool)
+        if not any(isinstance(each, bool) == boolean and each == value for each in choices):
+            shown = ", ".join(map(_show, choices[:20])) + (", ..." if len(choices) > 20 else "")
+            yield f"{where}: {_show(value)} is not one of {shown}"
 
-    def _array(self, schema: Mapping[str, Any], value: list[Any], where: str) -> Iterator[str]:
-        for fault in _bounds(schema, "Items", len(value)):
-            yield f"{where}: the number of items {fault}"
-        if "items" in schema and "prefixItems" not in schema:
-            for number, each in enumerate(value):
-                yield from self.faults(schema["items"], each, f"{where}[{number}]")
-
-    def _object(
+    def _object_faults(
         self, schema: Mapping[str, Any], value: dict[str, Any], where: str
     ) -> Iterator[str]:
         for fault in _bounds(schema, "Properties", len(value)):
             yield f"{where}: the number of properties {fault}"
-        required = _list(schema.get("required"))
+        required = as_list(schema.get("required"))
         self._step(len(required) + len(value))
         for name in required:
             if isinstance(name, str) and name not in value:
-                yield f"{where}: {_shown(name)} is a required property"
-        known = schema.get("properties")
-        properties = cast("dict[str, Any]", known) if isinstance(known, dict) else {}
+                yield f"{where}: {_show(name)} is a required property"
+        properties = as_mapping(schema.get("properties"))
         others = True if "patternProperties" in schema else schema.get("additionalProperties", True)
         for name, each in value.items():
             inner = f"{where}.{name[:SHOWN]}"
@@ -182,56 +192,22 @@ class _Check:
 def _bounds(schema: Mapping[str, Any], what: str, number: Any) -> Iterator[str]:
     low, high = (schema.get(f"{end}{what}") for end in ("min", "max"))
     if _is_number(low) and number < low:
-        yield f"is less than {_shown(low)}"
+        yield f"is less than {_show(low)}"
     if _is_number(high) and number > high:
-        yield f"is more than {_shown(high)}"
+        yield f"is more than {_show(high)}"
     if what == "imum":
         low, high = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
         if _is_number(low) and number <= low:
-            yield f"is not more than {_shown(low)}"
+            yield f"is not more than {_show(low)}"
         if _is_number(high) and number >= high:
-            yield f"is not less than {_shown(high)}"
-
-
-def _refuse_huge(schema: Any) -> None:
-    nodes = 0.0
-    waiting: list[tuple[Any, int]] = [(schema, 0)]
-    while waiting:
-        value, depth = waiting.pop()
-        nodes += 1 + (len(value) / 20 if isinstance(value, str) else 0)
-        if isinstance(value, dict):
-            inside = cast("dict[str, Any]", value)
-            nodes += sum(map(len, inside)) / 20
-            waiting += [(each, depth + 1) for each in inside.values()]
-        elif isinstance(value, list):
-            waiting += [(each, depth + 1) for each in cast("list[Any]", value)]
-        if depth > DEPTH or nodes + len(waiting) > NODES:
-            raise ValueError(f"its schema is larger than {NODES} values or deeper than {DEPTH}")
-
-
-def _refuse_formless(schema: Mapping[str, Any]) -> None:
-    if not isinstance(schema["properties"], dict):
-        raise ValueError(f"the properties of its schema are {_shown(schema['properties'])}")
-
-
-def _is_kind(kind: object) -> bool:
-    return isinstance(kind, str) and kind in TYPES
+            yield f"is not less than {_show(high)}"
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Tell whether two plain values are equal in JSON, where 1 is 1.0 and not true."""
-    return isinstance(one, bool) == isinstance(other, bool) and one == other
-
-
-def _list(value: object) -> list[Any]:
-    return cast("list[Any]", value) if isinstance(value, list) else []
-
-
-def _shown(value: object) -> str:
+def _show(value: object) -> str:
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "a list"
     return repr(value[:SHOWN] if isinstance(value, str) else value)[: 2 * SHOWN]

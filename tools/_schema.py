@@ -5,16 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
 from ..commander.errors import ToolError
 
-__all__ = ["Arguments", "InvalidArguments"]
+__all__ = ["Arguments", "InvalidArguments", "as_list", "as_mapping"]
 
 
 class InvalidArguments(ToolError):
@@ -31,22 +31,39 @@ class _Untitled(GenerateJsonSchema):
 class Arguments:
     """What one function takes: `parameters` is the JSON schema, `check` reads a call's arguments.
 
-    A first parameter called `self` belongs to the method and is left out. `described` holds the
+    A first parameter called `self` belongs to the method and is left out. `descriptions` holds the
     docstring's words for parameters that have no description of their own.
     """
 
-    def __init__(self, function: Callable[..., Any], described: Mapping[str, str]) -> None:
-        parameters = _callable_by_name(function)
-        hints = _hints(function, parameters)
-        self._names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
-        open_ended = len(self._names) < len(parameters)
-        # Neutral field names with the real ones as aliases: a parameter may be called `copy` or
-        # `schema` without touching a name of pydantic's own.
-        fields = {
-            f"p{n}": _field(p, hints.get(p.name, Any), described.get(p.name))
-            for n, p in enumerate(parameters[: len(self._names)])
-        }
-        self._model = _model(function, fields, "allow" if open_ended else "forbid")
+    def __init__(self, function: Callable[..., Any], descriptions: Mapping[str, str]) -> None:
+        parameters = list(inspect.signature(function).parameters.values())
+        if parameters and parameters[0].name == "self":
+            del parameters[0]
+        for p in parameters:
+            if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL):
+                raise TypeError(
+                    f"tool {function.__qualname__}: a model passes arguments by name, "
+                    f"so {str(p)!r} cannot be positional only"
+                )
+        hints = _resolve_hints(function, parameters)
+        named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+        self._names = [p.name for p in named]
+        fields: dict[str, Any] = {}
+        for n, p in enumerate(named):
+            hint = hints.get(p.name, Any)
+            more: dict[str, Any] = {}
+            text = descriptions.get(p.name)
+            if text and FieldInfo.from_annotation(hint).description is None:
+                more["description"] = text
+            default = ... if p.default is p.empty else p.default
+            # Neutral field names with the real ones as aliases: a parameter may be called `copy`
+            # or `schema` without touching a name of pydantic's own.
+            fields[f"p{n}"] = hint, Field(default, alias=p.name, **more)
+        config = ConfigDict(extra="forbid" if len(named) == len(parameters) else "allow")
+        try:
+            self._model = create_model(function.__name__, __config__=config, **fields)
+        except PydanticUserError as error:
+            raise TypeError(f"tool {function.__qualname__}: {error.message}") from None
         self.parameters = self._model.model_json_schema(schema_generator=_Untitled)
         self.parameters.pop("title", None)
         self.parameters.setdefault("properties", {})
@@ -56,25 +73,19 @@ class Arguments:
         try:
             model = self._model.model_validate(dict(arguments))
         except ValidationError as error:
-            raise InvalidArguments(_readable(error)) from None
+            faults = [
+                f"{'.'.join(map(str, fault['loc'])) or 'arguments'}: {fault['msg']}"
+                + ("" if fault["type"] == "missing" else f" (got {fault['input']!r:.80})")
+                for fault in error.errors(include_url=False, include_context=False)
+            ]
+            raise InvalidArguments("wrong arguments: " + "; ".join(faults)) from None
         known = {name: getattr(model, f"p{n}") for n, name in enumerate(self._names)}
         return {**(model.model_extra or {}), **known}
 
 
-def _callable_by_name(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    parameters = list(inspect.signature(function).parameters.values())
-    if parameters and parameters[0].name == "self":
-        del parameters[0]
-    for p in parameters:
-        if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL):
-            raise TypeError(
-                f"tool {function.__qualname__}: a model passes arguments by name, "
-                f"so {str(p)!r} cannot be positional only"
-            )
-    return parameters
-
-
-def _hints(function: Callable[..., Any], parameters: list[inspect.Parameter]) -> dict[str, Any]:
+def _resolve_hints(
+    function: Callable[..., Any], parameters: list[inspect.Parameter]
+) -> dict[str, Any]:
     # Not get_type_hints(function): a return annotation that cannot be resolved is no obstacle.
     written = {p.name: p.annotation for p in parameters if p.annotation is not p.empty}
     bare = SimpleNamespace(__annotations__=written)
@@ -88,29 +99,11 @@ def _hints(function: Callable[..., Any], parameters: list[inspect.Parameter]) ->
         ) from None
 
 
-def _field(parameter: inspect.Parameter, hint: Any, described: str | None) -> Any:
-    default = ... if parameter.default is parameter.empty else parameter.default
-    said: dict[str, Any] = {}
-    if described and FieldInfo.from_annotation(hint).description is None:
-        said["description"] = described
-    return hint, Field(default, alias=parameter.name, **said)
+def as_list(value: object) -> list[Any]:
+    """Return what a stranger's schema should have as a list; empty if it has something else."""
+    return cast("list[Any]", value) if isinstance(value, list) else []
 
 
-def _model(function: Callable[..., Any], fields: dict[str, Any], extra: Any) -> type[BaseModel]:
-    config = ConfigDict(extra=extra, arbitrary_types_allowed=False)
-    try:
-        return create_model(function.__name__, __config__=config, **fields)
-    except PydanticUserError as error:
-        raise TypeError(f"tool {function.__qualname__}: {error.message}") from None
-
-
-def _readable(error: ValidationError) -> str:
-    faults = [
-        f"{'.'.join(map(str, fault['loc'])) or 'arguments'}: {fault['msg']}" + _given(fault)
-        for fault in error.errors(include_url=False, include_context=False)
-    ]
-    return "wrong arguments: " + "; ".join(faults)
-
-
-def _given(fault: Any) -> str:
-    return "" if fault["type"] == "missing" else f" (got {fault['input']!r:.80})"
+def as_mapping(value: object) -> Mapping[str, Any]:
+    """Return what a stranger's schema should have as an object; empty if it has something else."""
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}

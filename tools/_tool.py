@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 import anyio.to_thread
@@ -14,9 +15,9 @@ from pydantic_core import to_json
 from ..commander import ToolError, current_node
 from ._docstring import parse_docstring
 from ._schema import Arguments
-from .results import described
+from .results import describe_error
 
-__all__ = ["AnyTool", "Tool", "result_text", "stopped", "tool"]
+__all__ = ["AnyTool", "Tool", "contain_exit", "result_text", "tool"]
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -44,16 +45,23 @@ class Tool(Generic[P, R]):
         timeout: float | None = None,
         approve: bool = False,
     ) -> None:
-        _refuse_uncallable(function)
-        said, described = parse_docstring(function.__doc__)
+        if isinstance(function, (staticmethod, classmethod)):
+            raise TypeError("put @tool below @staticmethod, next to the function")
+        if not inspect.isroutine(function):
+            raise TypeError(f"a tool is made of a function, not of {function!r}")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"tool {function.__qualname__}: a tool returns its result, it cannot yield"
+            )
+        summary, descriptions = parse_docstring(function.__doc__)
         self.function = function
         self.name = name or function.__name__
-        self.description = said if description is None else description
+        self.description = summary if description is None else description
         self.read_only = read_only
         self.timeout = timeout
         self.approve = approve
         self.source = f"{function.__module__}.{function.__qualname__}"
-        self._arguments = Arguments(function, described)
+        self._arguments = Arguments(function, descriptions)
         functools.update_wrapper(self, function, updated=())
 
     @property
@@ -72,13 +80,26 @@ class Tool(Generic[P, R]):
         `InvalidArguments` if the arguments are wrong, else what the function raises; a thread that
         ends by `sys.exit()` or the like raises a `ToolError`.
         """
-        call = functools.partial(self.function, **self.check(arguments))
+        bound = functools.partial(self.function, **self.check(arguments))
         if inspect.iscoroutinefunction(self.function):
-            return result_text(await cast("Any", call()))
-        return result_text(await _in_thread(call))
+            return result_text(await bound())
 
-    async def _prepared(self, arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], AnyTool]:
-        """Return what a call becomes before a person is asked about it: its arguments, its tool."""
+        def call() -> Any:
+            with contain_exit():  # a KeyboardInterrupt too: the user's own never comes to a thread
+                return bound()
+
+        try:
+            node = current_node()
+        except LookupError:
+            return result_text(await anyio.to_thread.run_sync(call, abandon_on_cancel=True))
+        return result_text(await node.in_thread(call, abandon=True))
+
+    async def prepare(self, arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], AnyTool]:
+        """Return the arguments and the tool of a call about which a person is to be asked.
+
+        A tool with hooks runs here those that may change the call, so that the person sees what
+        will run.
+        """
         return arguments, self
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,32 +155,13 @@ def result_text(value: object) -> str:
     return value if isinstance(value, str) else to_json(value, fallback=str).decode()
 
 
-def stopped(error: BaseException) -> ToolError:
-    """Return the failure of a call that tried to end more than itself: the loop, or the program."""
-    return ToolError(f"the tool tried to end the program ({described(error)})")
-
-
-async def _in_thread(function: Callable[[], Any]) -> Any:
-    def call() -> Any:
-        try:
-            return function()
-        except (Exception, asyncio.CancelledError):
-            raise
-        except BaseException as error:
-            # Also KeyboardInterrupt: the user's own never comes to a worker thread.
-            raise stopped(error) from error
-
+@contextmanager
+def contain_exit(*passed: type[BaseException]) -> Generator[None]:
+    """Turn what would end the loop or the program into a `ToolError`, but for those `passed`."""
     try:
-        node = current_node()
-    except LookupError:
-        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
-    return await node.in_thread(call, abandon=True)
-
-
-def _refuse_uncallable(function: object) -> None:
-    if isinstance(function, (staticmethod, classmethod)):
-        raise TypeError("put @tool below @staticmethod, next to the function")
-    if not inspect.isroutine(function):
-        raise TypeError(f"a tool is made of a function, not of {function!r}")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError(f"tool {function.__qualname__}: a tool returns its result, it cannot yield")
+        yield
+    except (Exception, asyncio.CancelledError, *passed):
+        raise
+    except BaseException as error:
+        text = f"the tool tried to end the program ({describe_error(error)})"
+        raise ToolError(text) from error

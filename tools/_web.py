@@ -76,7 +76,21 @@ class WebBrowser(Toolkit):
         if all(isinstance(answer, ToolError) for answer in answers):
             raise ToolError("; ".join(dict.fromkeys(map(str, answers))))
         seen: set[str] = set()
-        return "\n\n".join(_listing(*each, seen) for each in zip(asked, answers, strict=True))
+        lists: list[str] = []
+        for query, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, ToolError):
+                lists.append(f"{query}: {answer}")
+                continue
+            lines = [f"{query}:" if answer else f"{query}: nothing found"]
+            new = [hit for hit in answer if hit.url not in seen]
+            seen.update(hit.url for hit in new)
+            for number, hit in enumerate(new, 1):
+                lines += [f"{number}. {hit.title}", f"   {hit.url}"]
+                if hit.snippet:
+                    more = "..." if len(hit.snippet) > SNIPPET else ""
+                    lines.append(f"   {hit.snippet[:SNIPPET]}{more}")
+            lists.append("\n".join(lines))
+        return "\n\n".join(lists)
 
     async def _search(self, query: str) -> list[SearchHit] | ToolError:
         async def ask() -> list[SearchHit]:
@@ -95,39 +109,25 @@ class WebBrowser(Toolkit):
             url: The page's address.
             start: The character to start from, to go on with a page that was cut.
         """
-        text = await self._pages.get(url, lambda: self._page(url))
+
+        async def fetch() -> str:
+            page = await self._fetcher.get(
+                url, accept=lambda kind: kind.startswith("text/") or kind in HTML + TEXT
+            )
+            wanted = "article" if page.content_type in HTML else "text"
+            text = await read_page(page, wanted, self._fetcher.timeout)
+            if not text.strip():
+                raise ToolError("the page holds no text that can be read without its scripts")
+            cut = "\n[the page is longer, but too large to read whole]" if page.cut else ""
+            return text + cut
+
+        text = await self._pages.get(url, fetch)
         piece = text[start : start + self.max_text]
         if not piece:
             raise ToolError(f"the page has only {len(text)} characters")
         end = start + len(piece)
         more = f"\n[cut at {end} of {len(text)} characters: go on with start={end}]"
         return piece + (more if end < len(text) else "")
-
-    async def _page(self, url: str) -> str:
-        page = await self._fetcher.get(url, accept=_readable)
-        wanted = "article" if page.content_type in HTML else "text"
-        text = await read_page(page, wanted, self._fetcher.timeout)
-        if not text.strip():
-            raise ToolError("the page holds no text that can be read without its scripts")
-        return text + ("\n[the page is longer, but too large to read whole]" if page.cut else "")
-
-
-def _readable(content_type: str) -> bool:
-    return content_type.startswith("text/") or content_type in HTML or content_type in TEXT
-
-
-def _listing(query: str, answer: list[SearchHit] | ToolError, seen: set[str]) -> str:
-    if isinstance(answer, ToolError):
-        return f"{query}: {answer}"
-    new = [hit for hit in answer if hit.url not in seen]
-    seen.update(hit.url for hit in new)
-    lines = [f"{query}:" if answer else f"{query}: nothing found"]
-    for number, hit in enumerate(new, 1):
-        snippet = hit.snippet if len(hit.snippet) <= SNIPPET else hit.snippet[:SNIPPET] + "..."
-        lines.append(
-            f"{number}. {hit.title}\n   {hit.url}" + (f"\n   {snippet}" if snippet else "")
-        )
-    return "\n".join(lines)
 
 
 class _Cache(Generic[S]):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
 from typing import TypeAlias
 
 __all__ = ["Address", "is_public"]
@@ -51,16 +50,13 @@ def is_public(address: Address) -> bool:
     """
     if isinstance(address, ipaddress.IPv4Address):
         return not any(address in network for network in CLOSED)
-    if not all(map(is_public, _carried(int(address)))):
+    bits = int(address)
+    head = bits >> 32
+    carried = [bits] if head in (MAPPED, NAT64) or head & 0xFDFFFFFF == ISATAP else []
+    if bits >> 112 == SIX_TO_FOUR:
+        carried.append(bits >> 80)
+    if not all(is_public(ipaddress.IPv4Address(each & 0xFFFFFFFF)) for each in carried):
         return False
-    if int(address) >> 32 in (MAPPED, NAT64):
+    if head in (MAPPED, NAT64):
         return True
     return address in GLOBAL_UNICAST and not any(address in network for network in CLOSED_6)
-
-
-def _carried(address: int) -> Iterable[ipaddress.IPv4Address]:
-    head = address >> 32
-    if head in (MAPPED, NAT64) or head & 0xFDFFFFFF == ISATAP:
-        yield ipaddress.IPv4Address(address & 0xFFFFFFFF)
-    if address >> 112 == SIX_TO_FOUR:
-        yield ipaddress.IPv4Address(address >> 80 & 0xFFFFFFFF)

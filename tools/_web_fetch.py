@@ -7,7 +7,7 @@ import ipaddress
 import re
 import socket
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urljoin, urlsplit
@@ -86,17 +86,35 @@ class Fetcher:
         """
         return await self._fetch("GET", url, accept=accept, guarded=not self._anywhere)
 
-    async def ask(self, method: str, url: str, **options: Any) -> Fetched:
+    async def ask(
+        self,
+        method: str,
+        url: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        data: Mapping[str, str] | None = None,
+        json: object = None,
+    ) -> Fetched:
         """Make a request to a server that the application has named; no redirects are followed.
 
-        `options` are aiohttp's (`params`, `headers`, `json`, `data`). Raises `ToolError`.
+        Raises `ToolError`.
         """
-        return await self._fetch(method, url, guarded=False, redirects=0, **options)
+        more = {"params": params, "headers": headers, "data": data, "json": json}
+        return await self._fetch(method, url, guarded=False, redirects=0, **more)
 
-    async def _fetch(self, method: str, url: str, *, guarded: bool, **options: Any) -> Fetched:
+    async def _fetch(self, method: str, url: str, *, guarded: bool, **more: Any) -> Fetched:
         http: Any = await import_extra("aiohttp", "the web tools", "web")
+
+        def open_public(info: tuple[Any, ...]) -> socket.socket:
+            family, kind, protocol, _, address = info
+            host = ipaddress.ip_address(str(address[0]).partition("%")[0])
+            if not is_public(host) and not any(host in network for network in self._allowed):
+                raise PermissionError(f"{host} is a private address, which is not allowed")
+            return socket.socket(family, kind, protocol)
+
         connector = http.TCPConnector(
-            socket_factory=self._guarded_socket if guarded else None,
+            socket_factory=open_public if guarded else None,
             use_dns_cache=False,
             limit=0,
             force_close=True,
@@ -111,13 +129,16 @@ class Fetcher:
         )
         try:
             async with session, asyncio.timeout(self.timeout):
-                return await self._follow(session, method, url, **options)
+                return await self._follow(session, method, url, **more)
         except TimeoutError:
             raise ToolError(f"{_host(url)} did not answer within {self.timeout:g} s") from None
         except http.ClientConnectorError as error:
             raise ToolError(f"cannot connect to {error.host}: {error.os_error}") from None
         except (http.ClientError, ValueError, OSError) as error:
-            raise ToolError(f"fetching from {_host(url)} failed: {_said(error)}") from None
+            # What it says, unless that is the whole address, which may hold a key.
+            said = getattr(error, "message", "" if hasattr(error, "url") else str(error))
+            what = f"{type(error).__name__}: {said:.200}" if said else type(error).__name__
+            raise ToolError(f"fetching from {_host(url)} failed: {what}") from None
 
     async def _follow(
         self,
@@ -127,11 +148,15 @@ class Fetcher:
         *,
         accept: Callable[[str], bool] = lambda _: True,
         redirects: int = REDIRECTS,
-        **options: Any,
+        **more: Any,
     ) -> Fetched:
         for _ in range(redirects + 1):
-            _check_url(url)
-            async with session.request(method, url, allow_redirects=False, **options) as response:
+            if len(url) > LONGEST_URL:
+                raise ToolError(f"the address has {len(url)} characters; {LONGEST_URL} are allowed")
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ToolError(f"an http or https address was expected, not {url!r:.200}")
+            async with session.request(method, url, allow_redirects=False, **more) as response:
                 location = response.headers.get("Location")
                 if (
                     not redirects
@@ -146,8 +171,13 @@ class Fetcher:
         self, response: aiohttp.ClientResponse, accept: Callable[[str], bool]
     ) -> Fetched:
         if response.status != 200:
-            raise ToolError(f"{_host(str(response.url))} answered {_status(response)}")
-        content_type, charset = _content_type(response.headers.get("Content-Type", ""))
+            status = f"{response.status} {response.reason or ''}".rstrip()
+            wait = " (too many requests: wait)" if response.status == 429 else ""
+            raise ToolError(f"{_host(str(response.url))} answered {status}{wait}")
+        # aiohttp's own reading takes a second for some headers.
+        header = response.headers.get("Content-Type", "")
+        content_type = header.partition(";")[0].strip().lower() or "application/octet-stream"
+        charset = named[1] if (named := CHARSET.search(header)) else None
         if not accept(content_type):
             raise ToolError(f"this is {content_type}, which cannot be read as text")
         body = bytearray()
@@ -160,13 +190,6 @@ class Fetcher:
             inflater.end()
         cut = len(body) > self.max_bytes
         return Fetched(str(response.url), content_type, charset, bytes(body[: self.max_bytes]), cut)
-
-    def _guarded_socket(self, info: tuple[Any, ...]) -> socket.socket:
-        family, kind, protocol, _, address = info
-        host = ipaddress.ip_address(str(address[0]).partition("%")[0])
-        if not is_public(host) and not any(host in network for network in self._allowed):
-            raise PermissionError(f"{host} is a private address, which is not allowed")
-        return socket.socket(family, kind, protocol)
 
 
 class _Inflater:
@@ -202,35 +225,9 @@ class _Inflater:
             raise ToolError(f"the answer broke off: its {self._coding} data has no end")
 
 
-def _content_type(header: str) -> tuple[str, str | None]:
-    """Return type and charset; aiohttp's own reading takes a second for some headers."""
-    named = CHARSET.search(header)
-    content_type = header.partition(";")[0].strip().lower()
-    return content_type or "application/octet-stream", named[1] if named else None
-
-
-def _check_url(url: str) -> None:
-    if len(url) > LONGEST_URL:
-        raise ToolError(f"the address has {len(url)} characters; {LONGEST_URL} are allowed")
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ToolError(f"an http or https address was expected, not {url!r:.200}")
-
-
 def _host(url: str) -> str:
     """Return what may be shown of an address: it may hold a key."""
     try:
         return urlsplit(url).hostname or "the address"
     except ValueError:
         return "the address"
-
-
-def _status(response: aiohttp.ClientResponse) -> str:
-    what = " (too many requests: wait)" if response.status == 429 else ""
-    return f"{response.status} {response.reason or ''}".rstrip() + what
-
-
-def _said(error: Exception) -> str:
-    """Return the kind of an error and what it says, unless that is the whole address."""
-    said = getattr(error, "message", "" if hasattr(error, "url") else str(error))
-    return f"{type(error).__name__}: {said:.200}" if said else type(error).__name__

@@ -37,8 +37,23 @@ async def read_page(
     request = {"wanted": wanted, "url": page.url, "codec": page.codec, "seconds": timeout}
     head = json.dumps(request | {"most": len(page.body) + FRONT} | options).encode() + b"\n"
     try:
-        async with asyncio.timeout(timeout), _place():
-            answer = json.loads(await _run_main(head + page.body))
+        places = _places.get()
+    except LookupError:
+        _places.set(places := CapacityLimiter(AT_ONCE))
+    try:
+        async with asyncio.timeout(timeout), places:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", str(MAIN)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+            )
+            try:
+                answer = json.loads((await process.communicate(head + page.body))[0])
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                await outlast(asyncio.ensure_future(process.wait()))
     except TimeoutError:
         raise ToolError(f"reading the page took more than {timeout:g} s") from None
     except (OSError, ValueError):
@@ -46,26 +61,3 @@ async def read_page(
     if "missing" in answer:
         raise MissingExtra("the web tools", "web") from ImportError(answer["missing"])
     return answer["found"]
-
-
-def _place() -> CapacityLimiter:
-    try:
-        return _places.get()
-    except LookupError:
-        _places.set(limiter := CapacityLimiter(AT_ONCE))
-        return limiter
-
-
-async def _run_main(given: bytes) -> bytes:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", str(MAIN)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        return (await process.communicate(given))[0]
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await outlast(asyncio.ensure_future(process.wait()))

@@ -47,8 +47,13 @@ def get_time(place: str) -> str:
     Args:
         place: A city, such as Tokyo, or a time zone, such as Europe/Paris.
     """
-    now = datetime.now(_zone(place))
-    return f"{now:%H:%M on %A, %d %B %Y} in {place}"
+    city = _city(place)
+    zones = {name.lower(): name for name in sorted(available_timezones())}
+    cities = {name.rpartition("/")[2].replace("_", " "): zones[name] for name in zones}
+    zone = zones.get(city) or ZONES.get(city) or cities.get(city)
+    if zone is None:
+        raise ToolError(f"no time zone is known for {place!r}; give a large city or Area/City")
+    return f"{datetime.now(ZoneInfo(zone)):%H:%M on %A, %d %B %Y} in {place}"
 
 
 @tool(read_only=True, timeout=20)
@@ -83,13 +88,3 @@ EXAMPLE_TOOLS = (get_time, calculate, get_current_weather)
 
 def _city(place: str) -> str:
     return place.split(",")[0].strip().lower()
-
-
-def _zone(place: str) -> ZoneInfo:
-    city = _city(place)
-    zones = {name.lower(): name for name in sorted(available_timezones())}
-    cities = {name.rpartition("/")[2].replace("_", " "): zones[name] for name in zones}
-    found = zones.get(city) or ZONES.get(city) or cities.get(city)
-    if found is None:
-        raise ToolError(f"no time zone is known for {place!r}; give a large city or Area/City")
-    return ZoneInfo(found)

@@ -1,38 +1,23 @@
-"""What a call of a tool gave, as the message that goes back to the model."""
+"""What a call of a tool gave, as the message that goes back to the model.
+
+The class methods of `ToolResult` make the answer to a call, whoever ran it.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from ..commander.errors import NodeCancelled, ToolError
 from ..messages import Message, Role, ToolCall, ToolCallError
 from ._schema import InvalidArguments
 
-__all__ = [
-    "Illustrated",
-    "ToolResult",
-    "described",
-    "fault_result",
-    "result",
-    "shortened",
-    "unknown_tool",
-]
+__all__ = ["Illustrated", "ToolResult", "describe_error", "shorten"]
 
 logger = logging.getLogger("anabranch.tools")
 
-
-class ToolResult(Message):
-    """The answer to one tool call; its `content` is what the model reads.
-
-    `status` is "ok", "failed" (the tool raised, was too slow, was stopped or not allowed) or
-    "invalid" (the call itself was wrong, and the model may mend it). `images` are those that the
-    tool made.
-    """
-
-    role: Role = "tool"
-    status: Literal["ok", "failed", "invalid"] = "ok"
+Status: TypeAlias = Literal["ok", "failed", "invalid"]
 
 
 class Illustrated(str):
@@ -47,7 +32,56 @@ class Illustrated(str):
         return self
 
 
-def shortened(text: str, limit: int) -> str:
+class ToolResult(Message):
+    """The answer to one tool call; its `content` is what the model reads.
+
+    `status` is "ok", "failed" (the tool raised, was too slow, was stopped or not allowed) or
+    "invalid" (the call itself was wrong, and the model may mend it). `images` are those that the
+    tool made.
+    """
+
+    role: Role = "tool"
+    status: Status = "ok"
+
+    @classmethod
+    def of(cls, call: ToolCall | ToolCallError, text: str, status: Status = "ok") -> ToolResult:
+        """Make the answer to `call`; the images of an `Illustrated` text come with it."""
+        return cls(
+            content=str(text),
+            images=list(text.images) if isinstance(text, Illustrated) else [],
+            tool_call_id=call.id,
+            name=call.name or None,
+            status=status,
+        )
+
+    @classmethod
+    def of_error(
+        cls, call: ToolCall, error: BaseException | None, timeout: float | None = None
+    ) -> ToolResult:
+        """Tell the model why a call gave no result; `timeout` is the tool's own."""
+        match error:
+            case InvalidArguments():
+                return cls.of(call, f"Error: {_text(error)}", "invalid")
+            case ToolError():
+                why = _text(error)
+            case NodeCancelled():
+                why = f"the call was cancelled{error.reason and ': '}{error.reason}"
+            case TimeoutError() if timeout is not None:
+                why = f"{call.name} did not finish within {timeout:g} seconds"
+            case _:
+                logger.info("tool %s raised", call.name, exc_info=error)
+                why = describe_error(error)
+        return cls.of(call, f"Error: {why}", "failed")
+
+    @classmethod
+    def of_unknown_tool(cls, call: ToolCall, known: Iterable[str]) -> ToolResult:
+        """Tell the model that there is no such tool, and which there are."""
+        names = ", ".join(known) or "none"
+        text = f"Error: there is no tool {call.name!r}; the tools are: {names}"
+        return cls.of(call, text, "invalid")
+
+
+def shorten(text: str, limit: int) -> str:
     """Return `text`, its middle left out if it is longer than `limit` characters."""
     if len(text) <= limit:
         return text
@@ -55,47 +89,8 @@ def shortened(text: str, limit: int) -> str:
     return f"{head}\n[... {len(text) - limit} characters left out ...]\n{tail}"
 
 
-def result(
-    call: ToolCall | ToolCallError, text: str, status: Literal["ok", "failed", "invalid"] = "ok"
-) -> ToolResult:
-    """Make the answer to `call`."""
-    images = list(text.images) if isinstance(text, Illustrated) else []
-    return ToolResult(
-        content=str(text),
-        images=images,
-        tool_call_id=call.id,
-        name=call.name or None,
-        status=status,
-    )
-
-
-def unknown_tool(call: ToolCall, known: Iterable[str]) -> ToolResult:
-    """Tell the model that there is no such tool, and which there are."""
-    names = ", ".join(known) or "none"
-    return result(call, f"Error: there is no tool {call.name!r}; the tools are: {names}", "invalid")
-
-
-def fault_result(
-    call: ToolCall, error: BaseException | None, timeout: float | None = None
-) -> ToolResult:
-    """Say in words for the model why a call gave no result; `timeout` is the tool's own."""
-    match error:
-        case InvalidArguments():
-            return result(call, f"Error: {_text(error)}", "invalid")
-        case ToolError():
-            said = _text(error)
-        case NodeCancelled():
-            said = f"the call was cancelled{error.reason and ': '}{error.reason}"
-        case TimeoutError() if timeout is not None:
-            said = f"{call.name} did not finish within {timeout:g} seconds"
-        case _:
-            logger.info("tool %s raised", call.name, exc_info=error)
-            said = described(error)
-    return result(call, f"Error: {said}", "failed")
-
-
-def described(error: BaseException | None) -> str:
-    """Return the kind of an exception and what it says, whatever its methods do."""
+def describe_error(error: BaseException | None) -> str:
+    """Return the kind of an exception and its text, whatever its methods do."""
     # The class's own attribute: that of a metaclass may be anything.
     return f"{type.__dict__['__name__'].__get__(type(error))}: {_text(error)}"
 

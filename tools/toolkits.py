@@ -1,4 +1,7 @@
-"""Tools that belong together: the `@tool` methods of one object."""
+"""Tools that belong together: the `@tool` methods of one object, and lists of tools.
+
+Whatever takes several tools, in any room, puts them together with `flatten` or `by_name`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class Toolkit:
 
     @property
     def name(self) -> str:
-        """What it goes by: the name of its class."""
+        """The name of its class, unless a subclass gives another."""
         return type(self).__name__
 
     @property
@@ -71,8 +74,8 @@ def by_name(
 ) -> dict[str, AnyTool]:
     """Return `known` and `tools` by name; raise `ConfigurationError` if two have the same.
 
-    Whatever takes several tools goes through here. A call is found by its tool's name alone: the
-    second of two would take the place of the first, which might have asked a person.
+    A call is found by its tool's name alone: the second of two would take the place of the first,
+    which might have asked a person.
     """
     found = dict(known or {})
     for tool in tools:

@@ -10,7 +10,7 @@ from typing import Any
 from _until import until
 
 from anabranch import AgentMessage, Backend
-from anabranch.agents import NOT_MINE, ConversableAgent, Reply, reply
+from anabranch.agents import NOT_MINE, ConversableAgent, ReplyResult, reply
 from anabranch.messages import Delta, Request
 
 
@@ -22,7 +22,7 @@ class Bob(ConversableAgent):
         self.introduces = introduces
 
     @reply
-    async def introduce(self, message: AgentMessage) -> Reply:
+    async def introduce(self, message: AgentMessage) -> ReplyResult:
         return f"I am {self.name}." if self.introduces else NOT_MINE
 
     def where(self) -> int:
@@ -33,11 +33,11 @@ class Alice(ConversableAgent):
     """Passes on what she is asked."""
 
     @reply(sender="bob")
-    async def of_bob(self, message: AgentMessage) -> Reply:
+    async def of_bob(self, message: AgentMessage) -> ReplyResult:
         return None
 
     @reply
-    async def pass_on(self, message: AgentMessage) -> Reply:
+    async def pass_on(self, message: AgentMessage) -> ReplyResult:
         return f"Bob says: {(await self.send(message, 'bob')).text}"
 
 
@@ -49,13 +49,13 @@ class Circular(ConversableAgent):
         self.other = other
 
     @reply
-    async def ask(self, message: AgentMessage) -> Reply:
+    async def ask(self, message: AgentMessage) -> ReplyResult:
         return (await self.send("And you?", self.other)).last
 
 
 class Faulty(ConversableAgent):
     @reply
-    async def fail(self, message: AgentMessage) -> Reply:
+    async def fail(self, message: AgentMessage) -> ReplyResult:
         raise KeyError("no answer")
 
 

@@ -21,9 +21,9 @@ from anabranch.agents import (
     Directory,
     GroupChat,
     Participant,
-    UnknownAgent,
     UserProxyAgent,
 )
+from anabranch.agents.errors import UnknownAgent
 from anabranch.cluster import ClusterDirectory, NoResident, Ray, find, remote
 
 pytestmark = pytest.mark.usefixtures("nodes")
@@ -195,9 +195,9 @@ async def test_a_group_may_have_members_anywhere() -> None:
     Bob("bob", directory=directory)
     async with (
         remote(Bob, "carol", directory=directory),
-        remote(GroupChat, "team", ["bob", "carol"], max_rounds=2, directory=directory) as there,
+        remote(GroupChat, "team", ["bob", "carol"], max_turns=2, directory=directory) as there,
     ):
-        here = GroupChat("circle", ["bob", "carol"], max_rounds=2, directory=directory)
+        here = GroupChat("circle", ["bob", "carol"], max_turns=2, directory=directory)
         for group in (here, there):
             result = await a_user().send("Introduce yourselves.", group)
             assert (result.messages[1].content, result.messages[1].extra) == ("I am carol.", {})

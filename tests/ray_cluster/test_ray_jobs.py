@@ -31,8 +31,8 @@ from _server import Reply, ScriptedServer, Step, chunk
 from _until import settled
 
 from anabranch import Commander, Job, NodeCancelled, Retry, connect
-from anabranch.agents import ConversationTooLong
-from anabranch.agents._scope import opened
+from anabranch.agents.conversation._scope import open_scope
+from anabranch.agents.errors import ConversationTooLong
 from anabranch.cluster import Ray
 from anabranch.commander import Event
 
@@ -305,7 +305,7 @@ async def test_what_is_spent_there_is_charged_here() -> None:
 
 async def test_a_conversation_goes_on_in_a_job() -> None:
     """What is said there counts here, and the limit that it began with ends it there too."""
-    with opened(5) as (scope, _):
+    with open_scope(5) as (scope, _):
         async with Commander() as commander:
             left: list[int] = []
             with pytest.raises(ConversationTooLong, match="after 5 messages"):

@@ -1,0 +1,92 @@
+"""One answer of a conversable agent, as a node of the tree: who gives it, and whether."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ...commander import Node
+from ..layers._message import AgentMessage
+from ._directory import Answer, Status
+from ._messages import as_message
+from ._reply import NOT_MINE, ReplyResult
+from ._scope import current_scope
+from ._transcript import Transcript
+
+if TYPE_CHECKING:
+    from ._conversable import ConversableAgent
+
+__all__ = ["Answering"]
+
+logger = logging.getLogger("anabranch.agents")
+
+EXIT = "exit"
+
+
+class Answering(Node[Answer], internal=True):
+    """Lets `agent` answer a message that is in its history with `partner` already.
+
+    Attributes: `agent`, `partner`, `message`.
+    """
+
+    def __init__(self, agent: ConversableAgent, partner: str, message: AgentMessage) -> None:
+        super().__init__(f"{agent.name}.reply")
+        self.agent = agent
+        self.partner = partner
+        self.message = message
+
+    async def task(self) -> Answer:
+        """Ask the person if it is their turn, else answer without one, or end."""
+        agent, mode = self.agent, self.agent.human_input_mode
+        self.message = await agent.hear(self.message, self.partner)
+        ending = self._ending()
+        if mode == "ALWAYS" or (mode == "TERMINATE" and ending is not None):
+            scope = current_scope()
+            listeners = () if scope is None else scope.listeners
+            seen = any(isinstance(each, Transcript) for each in listeners)
+            shown = f"{self.message.sender} (to {agent.name}):\n\n{self.message.text}\n\n"
+            enter = "to end" if ending == "terminated" else f"to let {agent.name} answer by itself"
+            text = await agent.human_input(
+                f"{'' if seen else shown}Answer {self.partner} as {agent.name} (Enter {enter},"
+                f" '{EXIT}' to leave): "
+            )
+            if text is None or text.strip() == EXIT:
+                return Answer(status="left")
+            if text.strip():
+                agent.auto_replies[self.partner] = 0
+                return await self._deliver(text)
+            if ending == "terminated":
+                return Answer(status=ending)
+        elif ending is not None:
+            return Answer(status=ending)
+        agent.auto_replies[self.partner] += 1
+        for rule in agent.rules:
+            if (reply := await rule(agent, self.message)) is not NOT_MINE:
+                return await self._deliver(reply)
+        return await self._deliver(await agent.generate_reply(self.message))
+
+    def _ending(self) -> Status | None:
+        """Say why the conversation ends here, unless a person goes on."""
+        agent, limit = self.agent, self.agent.max_consecutive_auto_reply
+        if agent.is_termination(self.message):
+            return "terminated"
+        if limit is None or agent.auto_replies[self.partner] < limit:
+            return None
+        if limit and agent.human_input_mode == "NEVER":
+            logger.warning(
+                "%s: %s has answered %s %d times in a row, and the conversation ends"
+                " (max_consecutive_auto_reply)",
+                self.path,
+                agent.name,
+                self.partner,
+                limit,
+            )
+        return "auto_reply_limit"
+
+    async def _deliver(self, reply: ReplyResult) -> Answer:
+        if reply is None or reply is NOT_MINE:
+            return Answer(status="no_answer")
+        agent = self.agent
+        message = as_message(reply, agent.name, self.partner)
+        message = await agent.hooks_of("after_agent").run(agent, message)
+        return Answer(as_message(message, agent.name, self.partner))

@@ -1,0 +1,156 @@
+"""`Chat`: a conversation of two, message by message, as a node of the tree."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from ...commander import Node
+from ...handlers import handler
+from ..errors import ConversationTooLong
+from ..layers._message import AgentMessage
+from ._directory import Answer, Participant, Status, name_of
+from ._messages import MessageLike, as_message
+from ._scope import MAX_MESSAGES, Listener, Scope, open_scope
+
+if TYPE_CHECKING:
+    from ._conversable import ConversableAgent
+
+__all__ = ["Chat", "ChatOptions", "ChatResult"]
+
+logger = logging.getLogger("anabranch.agents")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatResult:
+    """What was said between two in one conversation, oldest first, and why it ended."""
+
+    status: Status
+    messages: tuple[AgentMessage, ...]
+
+    @property
+    def last(self) -> AgentMessage:
+        """The last message, whoever said it."""
+        return self.messages[-1]
+
+    @property
+    def text(self) -> str:
+        """The text of the last message."""
+        return self.last.text
+
+
+class ChatOptions(TypedDict, total=False):
+    """The limits of a conversation, see `Chat`."""
+
+    request_reply: bool
+    max_turns: int | None
+    max_messages: int
+    timeout: float | None
+
+
+class Chat(Node[ChatResult], internal=True):
+    """A conversation that `sender` begins; `send` and `initiate_chat` make one and await it.
+
+        chat = node.call_handler(Chat(alice, "bob", "Hello"), timeout=60)
+
+    The two answer in turn until one has no answer. Each message and each answer is a child. A
+    fault (an unknown name, a partner that fails or does not answer in time) is the chat's own; a
+    limit is a result with its `status`. `max_turns` limits the partner's answers. The outermost
+    chat, with all that is said inside it, has at most `max_messages` messages. `timeout` is in
+    seconds for each answer of the partner.
+
+    However it ends, both have the same history of it: a message is in both or in neither.
+    """
+
+    def __init__(
+        self,
+        sender: ConversableAgent,
+        recipient: Participant | str,
+        message: MessageLike,
+        *,
+        clear_history: bool = False,
+        request_reply: bool = True,
+        max_turns: int | None = None,
+        max_messages: int = MAX_MESSAGES,
+        timeout: float | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        if name_of(recipient) == sender.name:
+            raise ValueError(f"{sender.name} cannot talk to itself")
+        if max_turns is not None and max_turns < 1:
+            raise ValueError(f"max_turns must be at least 1 or None, not {max_turns!r}")
+        super().__init__(f"{sender.name}-to-{name_of(recipient)}")
+        self._sender = sender
+        self._recipient = recipient
+        self._first = as_message(message, sender.name, name_of(recipient))
+        self._clear = clear_history
+        self._request_reply = request_reply
+        self._max_turns = max_turns
+        self._max_messages = max_messages
+        self._timeout = timeout
+        self._listener = listener
+        self._messages: list[AgentMessage] = []
+
+    async def task(self) -> ChatResult:
+        """Talk; the outermost chat takes the limit of messages for its end."""
+        self._messages = []
+        with (
+            open_scope(self._max_messages) as (scope, is_outermost),
+            scope.listen(self._listener),
+        ):
+            try:
+                status = await self._talk(scope)
+            except ConversationTooLong as error:
+                if not is_outermost:
+                    raise
+                logger.warning("%s: %s", self.path, error)
+                status = "message_limit"
+        return ChatResult(status, tuple(self._messages))
+
+    async def _talk(self, scope: Scope) -> Status:
+        partner = await self._sender.find(self._recipient)
+        await self.call_handler(self.begin(partner), timeout=self._timeout, claim=True)
+        message = self._first
+        for turn in count(1):
+            scope.spend()
+            try:
+                node = self.deliver(scope, partner, message)
+                answer = await self.call_handler(node, timeout=self._timeout, claim=True)
+            except Exception as error:
+                error.add_note(f"{partner.name} was to answer {self._sender.name}")
+                raise
+            if answer.message is None or turn == self._max_turns:
+                return answer.status if answer.message is None else "turn_limit"
+            own = await self._sender.answer(answer.message)
+            if own.message is None:
+                return own.status
+            message = own.message
+        raise AssertionError
+
+    @handler
+    async def begin(self, node: Node[Any], partner: Participant) -> None:
+        """Tell both that a conversation begins."""
+        await self._sender.begin_chat(partner.name, clear_history=self._clear)
+        await partner.begin_chat(self._sender.name, clear_history=self._clear)
+
+    @handler
+    async def deliver(
+        self, node: Node[Any], scope: Scope, partner: Participant, message: AgentMessage
+    ) -> Answer:
+        """Say one message to the partner, and return its answer."""
+        # No wait parts what the two remember: a cancel finds a message in both or in neither.
+        self._add(scope, message)
+        answer = await partner.receive(message, request_reply=self._request_reply)
+        if not isinstance(answer, Answer):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"{partner.name} gave {answer!r:.200} for an Answer")
+        if answer.message is not None:
+            scope.left -= 1  # it has been given: it is counted, never refused
+            self._add(scope, answer.message)
+        return answer
+
+    def _add(self, scope: Scope, message: AgentMessage) -> None:
+        self._sender.remember(message, name_of(self._recipient))
+        self._messages.append(message)
+        scope.tell(message)

@@ -1,0 +1,321 @@
+"""`ConversableAgent`: an agent that talks with others, and `UserProxyAgent`, which is a person."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
+from contextlib import aclosing
+from typing import Any, Literal, TypeAlias, Unpack, cast
+
+from ...backends import Backend
+from ...commander import current_node, emit
+from ...messages import Message
+from ..layers._agent import Agent
+from ..layers._aggregators import Aggregator, System
+from ..layers._call import run_in_tree, stream_call
+from ..layers._message import TOOLS, AgentMessage
+from ..layers._parsers import Parser
+from ..layers._stream import LISTENER, Speech
+from ._answering import Answering
+from ._chat import Chat, ChatOptions, ChatResult
+from ._directory import Answer, Directory, Participant, name_of
+from ._human import HumanInput, TerminalInput
+from ._messages import MessageLike, is_termination
+from ._reply import ReplyResult, ReplyRule, SenderFilter, reply_rules
+from ._scope import Listener, ScopeFeed
+from ._transcript import Transcript
+
+__all__ = ["ConversableAgent", "GroupAggregator", "HumanInputMode", "UserProxyAgent"]
+
+HumanInputMode: TypeAlias = Literal["NEVER", "TERMINATE", "ALWAYS"]
+
+TERMINAL = TerminalInput()
+
+
+class ConversableAgent(Agent[Any]):
+    """An agent that receives messages and answers them, each partner's history for itself.
+
+        class Bob(ConversableAgent):
+            @reply
+            async def introduce(self, message: AgentMessage) -> ReplyResult:
+                return "I am Bob."
+
+        await alice.initiate_chat("bob", "Who are you?")
+
+    A message is answered by the first of these that has something to say:
+
+    1. Nobody, if it ends the conversation (`TERMINATE`, or the predicate `is_termination`), or
+       after `max_consecutive_auto_reply` answers in a row to this partner (None: no such limit).
+    2. A person, asked by `human_input`: with `human_input_mode` "TERMINATE" in these two cases,
+       with "ALWAYS" for each message. An empty line lets the agent answer by itself, "exit" and
+       None end the conversation.
+    3. The reply functions, in the order in which they are written (see `reply`).
+    4. The model, if there is a `backend`, as `Agent` does it; else `default_auto_reply`.
+
+    What was said with a partner is the memory's session of the partner's name; with a group, that
+    of the group's. `directory` is where others are found by name, and where this agent is entered.
+    The other options are those of `Agent`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        backend: Backend | None = None,
+        system: System | None = None,
+        *,
+        directory: Directory | None = None,
+        human_input_mode: HumanInputMode = "NEVER",
+        human_input: HumanInput = TERMINAL,
+        max_consecutive_auto_reply: int | None = 10,
+        is_termination: Callable[[AgentMessage], bool] = is_termination,
+        default_auto_reply: MessageLike | None = None,
+        aggregator: Aggregator | None = None,
+        **options: Any,
+    ) -> None:
+        aggregator = aggregator or GroupAggregator()
+        super().__init__(backend, system, name=name, aggregator=aggregator, **options)
+        if human_input_mode not in ("NEVER", "TERMINATE", "ALWAYS"):
+            raise ValueError(
+                f"human_input_mode is NEVER, TERMINATE or ALWAYS, not {human_input_mode!r}"
+            )
+        self.directory = directory
+        self.human_input_mode: HumanInputMode = human_input_mode
+        self.human_input = human_input
+        self.max_consecutive_auto_reply = max_consecutive_auto_reply
+        self.is_termination = is_termination
+        self.default_auto_reply = default_auto_reply
+        self.rules = reply_rules(type(self))
+        self.auto_replies: Counter[str] = Counter()
+        if directory is not None:
+            directory.add(self)
+
+    # --- talking
+
+    async def initiate_chat(
+        self,
+        recipient: Participant | str,
+        message: MessageLike,
+        *,
+        clear_history: bool = True,
+        transcript: bool | Transcript = False,
+        **options: Unpack[ChatOptions],
+    ) -> ChatResult:
+        """Begin a conversation, by default without what was said before; return it at its end.
+
+        With `transcript` all that is said, also by others on the way, is written to the terminal.
+        The other options, and what it raises, are those of `Chat`. Cancelling it cancels the
+        conversation.
+        """
+        listener = Transcript() if transcript is True else transcript or None
+        return await self.send(
+            message, recipient, clear_history=clear_history, listener=listener, **options
+        )
+
+    async def send(
+        self,
+        message: MessageLike,
+        recipient: Participant | str,
+        *,
+        clear_history: bool = False,
+        listener: Listener | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> ChatResult:
+        """Say something; return the conversation that came of it, at its end.
+
+        Mostly called by reply functions. With `request_reply=False` the message is delivered and
+        not answered, with `max_turns=1` answered once. The options, and what it raises, are those
+        of `Chat`.
+        """
+        chat = Chat(
+            self, recipient, message, clear_history=clear_history, listener=listener, **options
+        )
+        return await run_in_tree(chat)
+
+    def stream_chat(
+        self,
+        recipient: Participant | str,
+        message: MessageLike,
+        *,
+        clear_history: bool = True,
+        **options: Unpack[ChatOptions],
+    ) -> AsyncGenerator[AgentMessage, None]:
+        """Begin a conversation, as `initiate_chat` does, and give all that is said as it grows.
+
+        Parts of a message have the text so far, and what is new as `extra["delta"]`; each message
+        comes whole at its end. The conversation's failure is raised at the end. Closing the
+        generator cancels the conversation: use `contextlib.aclosing` if you may leave early.
+        """
+        chat = Chat(self, recipient, message, clear_history=clear_history, **options)
+        return stream_call(chat)
+
+    async def stream_reply(
+        self, texts: AsyncIterable[str] | Iterable[str], **extra: Any
+    ) -> AgentMessage:
+        """Give an answer while it arrives: `return await self.stream_reply(texts)`.
+
+        Each text goes at once to those who listen to the conversation and is an event of kind
+        `text`. Only for reply functions; `extra` is the message's. If `texts` fails, so does this,
+        and who listens is told.
+        """
+        node = current_node()
+        for answering in (node, *node.ancestors):
+            if isinstance(answering, Answering) and answering.agent is self:
+                break
+        else:
+            raise RuntimeError(f"{self.name} is not answering: stream_reply is for reply functions")
+        feed, speech = ScopeFeed(answering.partner), Speech(self.name)
+        try:
+            async with aclosing(_iterate(texts)) as each:
+                async for text in each:
+                    emit(answering, "text", text)
+                    feed.grow(speech, text)
+        except BaseException:
+            if speech.begun:
+                feed.fail(speech)
+            raise
+        return AgentMessage(content=speech.said, sender=self.name, extra=extra)
+
+    # --- what was said
+
+    @property
+    def chat_messages(self) -> dict[str, list[AgentMessage]]:
+        """What was said with each partner, oldest first, in new lists."""
+        sessions = [each for each in self.memory.sessions if isinstance(each, str)]
+        return {partner: self._history(partner) for partner in sessions}
+
+    def last_message(self, partner: Participant | str | None = None) -> AgentMessage | None:
+        """Return what was last said with `partner`, or with the only partner there is.
+
+        None if nothing was. Raises `ValueError` if there are several and none is named.
+        """
+        if partner is not None:
+            return (self._history(name_of(partner)) or [None])[-1]
+        conversations = self.chat_messages
+        if len(conversations) > 1:
+            raise ValueError(f"{self.name} talks with several: name one of {[*conversations]}")
+        return next((said[-1] for said in conversations.values()), None)
+
+    def clear_history(self, partner: Participant | str) -> None:
+        """Forget what was said with `partner`."""
+        self.memory.reset(name_of(partner))
+
+    def remember(self, message: AgentMessage, partner: str) -> None:
+        """Add to the history with `partner`; it never waits."""
+        self.memory.add(message, session_id=partner)
+
+    def _history(self, partner: str) -> list[AgentMessage]:
+        said = self.memory.messages(partner)
+        return [each for each in said if each.type != TOOLS and each.stream_state == "end"]
+
+    # --- being a participant
+
+    async def find(self, partner: Participant | str) -> Participant:
+        """Return a partner, by name from the directory; raise `UnknownAgent` if it has none."""
+        if not isinstance(partner, str):
+            return partner
+        return await (self.directory or Directory()).find(partner)
+
+    async def receive(self, message: AgentMessage, *, request_reply: bool = True) -> Answer:
+        """Remember a message and answer it; see `Participant`."""
+        partner = self._partner(message)
+        self.remember(message, partner)
+        if not request_reply:
+            await self.hear(message, partner)
+            return Answer(status="delivered")
+        answer = await self.answer(message)
+        if answer.message is not None:
+            self.remember(answer.message, partner)
+        return answer
+
+    async def begin_chat(self, partner: str, *, clear_history: bool = False) -> None:
+        """Start counting again, and forget if asked to; see `Participant`."""
+        self.auto_replies[partner] = 0
+        if clear_history:
+            self.clear_history(partner)
+
+    async def answer(self, message: AgentMessage) -> Answer:
+        """Answer a message that is part of the history already; the answer is not yet."""
+        return await run_in_tree(Answering(self, self._partner(message), message))
+
+    async def hear(self, message: AgentMessage, partner: str) -> AgentMessage:
+        """Pass the last message of a history through the hooks; keep and return what they make."""
+        heard = await self.hooks_of("before_agent").run(self, message)
+        kept = self.memory.messages(partner)[-1:]
+        if heard is not message and kept and kept[0].content == message.content:
+            self.memory.retract(kept, partner)
+            self.memory.add(heard, session_id=partner)
+        return heard
+
+    async def generate_reply(self, message: AgentMessage) -> ReplyResult:
+        """Return what the agent says if no reply function does; they may call it too.
+
+        The model is asked about the whole history with the partner, and its text streams to those
+        who listen.
+        """
+        if self.backend is None:
+            return self.default_auto_reply
+        partner = self._partner(message)
+        token = LISTENER.set(ScopeFeed(partner))
+        try:
+            return await self.forward(message, session_id=partner)
+        finally:
+            LISTENER.reset(token)
+
+    def register_reply(
+        self, function: Callable[..., Any], *, sender: SenderFilter | None = None
+    ) -> None:
+        """Add a reply function `function(agent, message)`; it is tried before those there are."""
+        self.rules.insert(0, ReplyRule(function, sender))
+
+    def _partner(self, message: AgentMessage) -> str:
+        """Return with whom a message is: a message to somebody else came through a group."""
+        if not isinstance(message, AgentMessage):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"{self.name} receives AgentMessages, not {message!r:.200}")
+        return message.sender if message.receiver in (None, self.name) else message.receiver
+
+
+class UserProxyAgent(ConversableAgent):
+    """A person among the agents: by default asked for each answer, on the terminal.
+
+    Without a person (`human_input_mode="NEVER"`, `max_consecutive_auto_reply=0`) it only asks
+    questions for a program.
+    """
+
+    def __init__(
+        self,
+        name: str = "user",
+        backend: Backend | None = None,
+        system: System | None = None,
+        *,
+        human_input_mode: HumanInputMode = "ALWAYS",
+        **options: Any,
+    ) -> None:
+        super().__init__(name, backend, system, human_input_mode=human_input_mode, **options)
+
+
+class GroupAggregator(Aggregator):
+    """The default of conversable agents: what was said in a group has its speaker's name before it.
+
+    So the model can tell its members apart.
+    """
+
+    def append(
+        self, request: list[Message], message: AgentMessage, name: str, parser: Parser[Any] | None
+    ) -> None:
+        """Add a message, with its speaker if it was said to more than this agent."""
+        if message.sender != name and message.receiver not in (None, name, message.sender):
+            message = message.model_copy(update={"content": f"{message.sender}: {message.text}"})
+        super().append(request, message, name, parser)
+
+
+async def _iterate(texts: AsyncIterable[str] | Iterable[str]) -> AsyncGenerator[str, None]:
+    if isinstance(texts, AsyncGenerator):
+        async with aclosing(cast("AsyncGenerator[str, None]", texts)) as each:
+            async for text in each:
+                yield text
+    elif isinstance(texts, AsyncIterable):
+        async for text in texts:
+            yield text
+    else:
+        for text in texts:
+            yield text

@@ -1,0 +1,168 @@
+"""What all that belongs to one conversation shares: its limit of messages, and who listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeAlias
+
+from ..errors import ConversationTooLong
+from ..layers._message import AgentMessage
+from ..layers._stream import LISTENER, Feed, Speech
+
+__all__ = [
+    "MAX_MESSAGES",
+    "Listener",
+    "Scope",
+    "ScopeFeed",
+    "audible_scope",
+    "continue_scope",
+    "current_scope",
+    "mute",
+    "open_scope",
+]
+
+MAX_MESSAGES = 100
+
+Listener: TypeAlias = Callable[[AgentMessage], object]
+"""Is told what is said: growing parts of a message ("begin", "streaming"), then the whole ("end").
+
+A message that was not streamed comes as its "end" alone; one that broke off ends as "failed". The
+parts have the text so far as `content`, and what is new as `extra["delta"]`.
+"""
+
+
+class Scope:
+    """The outermost conversation, as all conversations inside it see it.
+
+    `left` is how many messages may still be said. An answer that has been given is counted and
+    never refused, so those under way at the limit may exceed it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        if limit < 1:
+            raise ValueError(f"max_messages must be at least 1, not {limit!r}")
+        self.limit = limit
+        self.left = limit
+        self.listeners: list[Listener] = []
+
+    def spend(self) -> None:
+        """Count a message that is about to be said; raise `ConversationTooLong` if none is left."""
+        if self.left < 1:
+            raise ConversationTooLong(self.limit)
+        self.left -= 1
+
+    def tell(self, part: AgentMessage) -> None:
+        """Tell those who listen."""
+        for listener in tuple(self.listeners):
+            listener(part)
+
+    @contextmanager
+    def listen(self, listener: Listener | None) -> Generator[None]:
+        """Let one more listen as long as the block lasts."""
+        if listener is None:
+            yield
+            return
+        self.listeners.append(listener)
+        try:
+            yield
+        finally:
+            self.listeners.remove(listener)
+
+
+_SCOPE: ContextVar[Scope | None] = ContextVar("anabranch.conversation", default=None)
+
+_MUTED: ContextVar[bool] = ContextVar("anabranch.conversation.muted", default=False)
+
+
+def current_scope() -> Scope | None:
+    """Return the scope of the conversation in which this is called, None outside any.
+
+    It follows the context, as `current_node` does.
+    """
+    return _SCOPE.get()
+
+
+@contextmanager
+def open_scope(limit: int) -> Generator[tuple[Scope, bool]]:
+    """Give the scope that is open, or open one; say whether it was opened here.
+
+    Who listens to all that agents say (`Agent.stream`) listens to a new scope too.
+    """
+    if (scope := _SCOPE.get()) is not None:
+        yield scope, False
+        return
+    scope = Scope(limit)
+    feed = LISTENER.get()
+    token = _SCOPE.set(scope)
+    try:
+        with scope.listen(None if feed is None else feed.put):
+            yield scope, True
+    finally:
+        _SCOPE.reset(token)
+
+
+@contextmanager
+def continue_scope(limit: int, left: int, listener: Listener | None) -> Generator[Scope]:
+    """Continue a conversation of another process here; `left` messages may still be said.
+
+    No conversation in the block is the outermost: `ConversationTooLong` leaves the block.
+    """
+    scope = Scope(limit)
+    scope.left = left
+    token = _SCOPE.set(scope)
+    try:
+        with scope.listen(listener):
+            yield scope
+    finally:
+        _SCOPE.reset(token)
+
+
+@contextmanager
+def mute() -> Generator[None]:
+    """Keep what is said in the block, and in nodes that it starts, from those who listen."""
+    token = _MUTED.set(True)
+    try:
+        yield
+    finally:
+        _MUTED.reset(token)
+
+
+def audible_scope() -> Scope | None:
+    """Return the scope if somebody listens to what is said here, else None."""
+    scope = _SCOPE.get()
+    return scope if scope is not None and scope.listeners and not _MUTED.get() else None
+
+
+class ScopeFeed(Feed):
+    """Passes each part of an answer to `partner` at once to those who listen to the conversation.
+
+    The whole answer is not passed on: `Scope.tell` gets it when it is delivered.
+    """
+
+    def __init__(self, partner: str) -> None:
+        super().__init__()
+        self._partner = partner
+        self._scope = audible_scope()
+
+    def put(self, message: AgentMessage) -> None:
+        """Pass on a call of a tool, or its result."""
+        if self._scope is not None and message.type is not None:
+            self._scope.tell(message)
+
+    def grow(self, speech: Speech, text: str) -> None:
+        """Pass on text that is new."""
+        if self._scope is None:
+            speech.said += text
+        else:
+            speech.fresh.append(text)
+            self._tell(speech.message())
+
+    def fail(self, speech: Speech) -> None:
+        """Tell that an answer which has begun broke off."""
+        self._tell(speech.message("failed"))
+
+    def _tell(self, part: AgentMessage) -> None:
+        if self._scope is not None:
+            self._scope.tell(part.model_copy(update={"receiver": self._partner}))

@@ -1,0 +1,294 @@
+"""`Agent`: a model with a prompt, tools and a memory; agents are layers of larger agents."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Literal, TypeAlias, cast, get_args
+
+from typing_extensions import TypeVar
+
+from ...backends import Backend
+from ...commander import run
+from ...commander.errors import ConfigurationError
+from ...dispatch import Format
+from ...handlers import View
+from ...messages import Message
+from ...tools import AnyTool, Toolkit
+from ...tools.toolkits import flatten
+from ._actions import AgentStep, list_steps
+from ._aggregators import Aggregator, System, read_system
+from ._answer import answer
+from ._call import AgentCall, run_in_tree, stream_call
+from ._hooks import AgentHook, AgentHookHandle, Hook, HookedTool, HookHandle, Hooks
+from ._memory import Memory, SessionId, read_records
+from ._message import AgentMessage, copy_message
+from ._parsers import Parser
+
+__all__ = ["Agent"]
+
+F = TypeVar("F", default=Any)
+
+Moment: TypeAlias = Literal["before_agent", "after_agent", "before_action", "after_action"]
+
+
+class Agent(Generic[F]):
+    """Takes messages and answers with one; what it heard and said is its memory.
+
+        agent = Agent(backend, "You answer in one word.")
+        answer = await agent("Which is the longest river?")
+
+    Called inside a node it is a child of that node, so that cancellation, timeouts, limits and
+    events reach it; outside it runs under a commander of its own. `session_id` keeps conversations
+    apart: calls in different sessions may run at once.
+
+    By default an agent asks its model, with its tools, until there is an answer: after `max_rounds`
+    replies with tool calls the model has to answer without (then the answer's `extra["status"]` is
+    "max_rounds"; else it is "ok", or "length" for one that was cut off). A subclass does something
+    else in `forward`, mostly with agents that it holds as attributes.
+
+    - `system`: a string, a message, or a list of messages.
+    - `memory`, `aggregator`: what is remembered, and how it becomes a request.
+    - `output_format`: a parser, which gives the answer its `formatted`.
+    - `formats`: how the model writes calls into its text, see `respond`; None: the backend's.
+    - `hooks`: objects with some of the methods of `AgentHook`.
+    - `view`: sees text, calls and results as they come, and is asked whether a tool may run.
+    - `options`: for the model, by the wire's names; those of a call win.
+
+    `description` says what the agent is for, to those who choose among agents.
+    """
+
+    def __init__(
+        self,
+        backend: Backend | None = None,
+        system: System | None = None,
+        *,
+        tools: Iterable[AnyTool | Toolkit] = (),
+        name: str | None = None,
+        description: str = "",
+        memory: Memory | None = None,
+        aggregator: Aggregator | None = None,
+        output_format: Parser[F] | None = None,
+        formats: Sequence[Format] | None = None,
+        hooks: Iterable[AgentHook] = (),
+        max_rounds: int = 10,
+        view: View | None = None,
+        **options: Any,
+    ) -> None:
+        read_system(system)  # what is none is refused here
+        self.backend = backend
+        self.system = system
+        self.tools = flatten(tools)
+        self.name = name or type(self).__name__
+        self.description = description
+        self.memory = memory or Memory()
+        self.aggregator = aggregator or Aggregator()
+        self.output_format = output_format
+        self.formats = formats
+        self.max_rounds = max_rounds
+        self.view = view
+        self.options = options
+        self._hooks: dict[Moment, Hooks] = {moment: Hooks() for moment in get_args(Moment)}
+        for each in hooks:
+            self.add_hook(each)
+
+    # --- calls
+
+    async def __call__(
+        self, *messages: AgentMessage | str, session_id: SessionId = 0, **options: Any
+    ) -> AgentMessage[F]:
+        """Take messages (strings are the user's) and return the answer.
+
+        Raises what its backend, its hooks or its `forward` raise, `BadResponse` if the model gives
+        no answer that `output_format` can use, `TypeError` for what is no message. Cancelling it
+        cancels everything below, and waits for that.
+        """
+        return await run_in_tree(self.call(*messages, session_id=session_id, **options))
+
+    def call(
+        self, *messages: AgentMessage | str, session_id: SessionId = 0, **options: Any
+    ) -> AgentCall[F]:
+        """Make the same call as a node that has not started.
+
+        For `node.call_handler(agent.call("..."), timeout=20)` and `commander.run(...)`.
+        """
+        return AgentCall(self, [copy_message(each) for each in messages], session_id, options)
+
+    def run_sync(
+        self, *messages: AgentMessage | str, session_id: SessionId = 0, **options: Any
+    ) -> AgentMessage[F]:
+        """Answer in a program without a loop, and block meanwhile."""
+        return run(self.call(*messages, session_id=session_id, **options))
+
+    def stream(
+        self, *messages: AgentMessage | str, session_id: SessionId = 0, **options: Any
+    ) -> AsyncGenerator[AgentMessage, None]:
+        """Answer, and give all that is said on the way, as it grows; the answer comes last.
+
+        A reply comes as messages whose `stream_state` is "begin", then "streaming"; each has the
+        text so far, and what is new in `extra["delta"]`. "failed" ends one that broke off or could
+        not be used, and the failure of the call is raised at the end. Calls and results of tools
+        are messages of type "tool_call" and "tool_result"; agents below say their own, and each
+        answer is a message in state "end".
+
+        Closing the generator cancels the call: use `contextlib.aclosing` if you may leave early.
+        """
+        return stream_call(self.call(*messages, session_id=session_id, **options))
+
+    async def forward(self, *messages: Any, **options: Any) -> AgentMessage[F] | str:
+        """Answer messages that are in the memory already; subclasses write their own.
+
+        It is called with the messages, `session_id=` and the options of the call. A string that is
+        returned becomes the agent's message. Without messages the model continues the session as
+        it stands.
+        """
+        # Declared so loosely that type checkers let a subclass name what it takes.
+        session_id: SessionId = options.pop("session_id", 0)
+        if self.backend is None:
+            raise ConfigurationError(f"{self.name} has no backend: give it one, or write forward()")
+        await self.memory.prepare(session_id)
+        return await answer(self, self.backend, self.aggregate(session_id), session_id, options)
+
+    def aggregate(self, session_id: SessionId = 0) -> list[Message]:
+        """Return what the model would be asked in this session."""
+        return self.aggregator.aggregate(
+            self.memory.get(session_id), self.name, self.output_format, self.system
+        )
+
+    # --- hooks
+
+    def before_agent(self, hook: Hook) -> HookHandle:
+        """Call `hook(agent, message)`, plain or async, with each message that comes.
+
+        A message that it returns takes the place of the one it was given. The handle removes it.
+        """
+        return self._hooks["before_agent"].add(hook)
+
+    def after_agent(self, hook: Hook) -> HookHandle:
+        """Call `hook(agent, answer)` with each answer; the rest is as in `before_agent`."""
+        return self._hooks["after_agent"].add(hook)
+
+    def before_action(self, hook: Hook) -> HookHandle:
+        """Call `hook(agent, message)` before each call of a tool, its `formatted`."""
+        return self._hooks["before_action"].add(hook)
+
+    def after_action(self, hook: Hook) -> HookHandle:
+        """Call `hook(agent, message)` with what each tool gave, as `content`."""
+        return self._hooks["after_action"].add(hook)
+
+    def add_hook(self, hook: AgentHook) -> AgentHookHandle:
+        """Add all four methods of an object; the handle removes them."""
+        handles = [hooks.add(getattr(hook, moment)) for moment, hooks in self._hooks.items()]
+        return AgentHookHandle(handles)
+
+    def hooks_of(self, moment: Moment) -> Hooks:
+        """Return the hooks for one moment."""
+        return self._hooks[moment]
+
+    def hooked_tools(self) -> Sequence[AnyTool]:
+        """Return the tools as the model's calls reach them, through the hooks."""
+        before, after = self._hooks["before_action"], self._hooks["after_action"]
+        if not (before or after):
+            return self.tools
+        return [HookedTool.around(tool, self, before, after) for tool in self.tools]
+
+    # --- the structure
+
+    def state_dict(self, session_id: SessionId = 0) -> dict[str, Any]:
+        """Return the memories of this agent and all below it in one session, as JSON values.
+
+        The keys are attribute paths: `memory`, `writer.memory`, `critics.0.memory`.
+        """
+        return {key: agent.memory.save(session_id) for key, agent in self._memories().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any], session_id: SessionId = 0) -> None:
+        """Put what `state_dict` returned in the place of a session.
+
+        Raises `ConfigurationError`, and changes nothing, if the keys or the values do not fit.
+        """
+        agents = self._memories()
+        if missing := sorted(agents.keys() - state.keys()):
+            raise ConfigurationError(f"the state lacks {missing}")
+        if unknown := sorted(state.keys() - agents.keys()):
+            raise ConfigurationError(f"{self.name} has nothing of the state's {unknown}")
+        restored = {key: agent.restore(state[key]) for key, agent in agents.items()}
+        for key, messages in restored.items():
+            agents[key].memory.replace(messages, session_id)
+
+    def restore(self, records: Iterable[Mapping[str, Any]]) -> list[AgentMessage]:
+        """Read a saved memory; what the parser had made of replies is made again."""
+        messages, parser = read_records(records), self.output_format
+        if parser is None:
+            return messages
+        for message in messages:
+            own = message.sender == self.name and message.type is None
+            if own and message.formatted is not None:
+                try:
+                    message.formatted = parser.restore(message.formatted)
+                except ValueError as error:
+                    raise ConfigurationError(
+                        f"this is no memory of {self.name}: {error}"
+                    ) from error
+        return messages
+
+    def reset(self, session_id: SessionId = 0, *, recursive: bool = True) -> None:
+        """Forget a session, in all agents below too unless not `recursive`."""
+        for agent in self.named_agents().values() if recursive else (self,):
+            agent.memory.reset(session_id)
+
+    def get_steps(self, session_id: SessionId = 0) -> list[AgentStep]:
+        """Return the thoughts, calls and results of a session; the last thought is the answer."""
+        return list_steps(self.memory.messages(session_id), self.name)
+
+    def named_children(self) -> Iterator[tuple[str, Agent[Any]]]:
+        """Give the agents among the attributes, also those in lists, tuples and mappings.
+
+        Each comes with the path that leads to it, `writer`, `critics.0` or `roles.editor`, in the
+        order in which the attributes were set.
+        """
+        for name, value in vars(self).items():
+            if isinstance(value, Mapping):
+                parts = [(f"{name}.{key}", each) for key, each in cast("Any", value).items()]
+            elif isinstance(value, list | tuple):
+                parts = [(f"{name}.{n}", each) for n, each in enumerate(cast("Any", value))]
+            else:
+                parts = [(name, value)]
+            yield from ((path, each) for path, each in parts if isinstance(each, Agent))
+
+    def named_agents(self) -> dict[str, Agent[Any]]:
+        """Return this agent and all below by their paths, this under ""; each agent once."""
+        found: dict[str, Agent[Any]] = {}
+        seen: set[int] = set()
+        waiting: list[tuple[str, Agent[Any]]] = [("", self)]
+        while waiting:
+            path, agent = waiting.pop()
+            if id(agent) in seen:
+                continue
+            seen.add(id(agent))
+            found[path] = agent
+            below = [
+                (f"{path}.{name}" if path else name, each) for name, each in agent.named_children()
+            ]
+            waiting += reversed(below)
+        return found
+
+    def _memories(self) -> dict[str, Agent[Any]]:
+        return {
+            f"{path}.memory" if path else "memory": each
+            for path, each in self.named_agents().items()
+        }
+
+    def __repr__(self) -> str:
+        def describe(agent: Agent[Any], above: tuple[int, ...]) -> str:
+            parts = [repr(agent.name)]
+            parts += [repr(agent.backend)] if agent.backend is not None else []
+            parts += [f"tools={[tool.name for tool in agent.tools]}"] if agent.tools else []
+            head = f"{type(agent).__name__}({', '.join(parts)})"
+            if id(agent) in above:
+                return f"{head} ..."
+            below = (
+                f"({name}): {describe(each, (*above, id(agent)))}"
+                for name, each in agent.named_children()
+            )
+            return head + "".join("\n  " + lines.replace("\n", "\n  ") for lines in below)
+
+        return describe(self, ())

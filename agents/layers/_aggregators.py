@@ -1,0 +1,138 @@
+"""Aggregators: an agent's memory becomes the messages of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from ...messages import Message, Role
+from ._message import TOOLS, AgentMessage
+from ._parsers import Parser
+
+__all__ = ["Aggregator", "FewShotAggregator", "System", "ToolAggregator"]
+
+Wire: TypeAlias = Message | Mapping[str, Any]
+
+System: TypeAlias = str | Wire | Sequence[Wire]
+"""A system prompt: text, a message, or a list of messages; a mapping is a message of the wire."""
+
+
+class Aggregator:
+    """Makes a request's messages: the system prompt, what the parser asks for, the memory.
+
+    Who sent a message decides its role: the agent's own are the assistant's, all others the
+    user's. User messages in a row become one. A subclass changes `aggregate`, or a part of it.
+    """
+
+    def aggregate(
+        self,
+        messages: Sequence[AgentMessage],
+        name: str,
+        parser: Parser[Any] | None = None,
+        system: System | None = None,
+    ) -> list[Message]:
+        """Return the messages for the model of the agent called `name`."""
+        request = self.opening(parser, system)
+        for message in messages:
+            self.append(request, message, name, parser)
+        return request
+
+    def opening(self, parser: Parser[Any] | None, system: System | None) -> list[Message]:
+        """Return what stands before the memory; one system message where there can be one."""
+        opening = read_system(system)
+        instruction = parser.instruction() if parser is not None else ""
+        if not instruction:
+            return opening
+        if len(opening) == 1 and opening[0].role == "system":
+            return [Message(role="system", content=f"{opening[0].content}\n\n{instruction}")]
+        return [*opening, Message(role="system", content=instruction)]
+
+    def append(
+        self,
+        request: list[Message],
+        message: AgentMessage,
+        name: str,
+        parser: Parser[Any] | None,
+    ) -> None:
+        """Add a message of the memory to what the model will read."""
+        if message.sender == name:
+            if message.type == TOOLS:
+                request.extend(message.formatted)
+            else:
+                request.append(Message(role="assistant", content=message.text))
+        elif request and request[-1].role == "user":
+            content = f"{request[-1].content}\n{message.text}"
+            request[-1] = Message(role="user", content=content)
+        else:
+            request.append(Message(role="user", content=message.text))
+
+
+class FewShotAggregator(Aggregator):
+    """The default, with worked examples after the system prompt: messages, or the wire's."""
+
+    def __init__(self, examples: Iterable[Wire]) -> None:
+        self.examples = [_read(example) for example in examples]
+
+    def opening(self, parser: Parser[Any] | None, system: System | None) -> list[Message]:
+        """Add the examples."""
+        return [*super().opening(parser, system), *self.examples]
+
+
+class ToolAggregator(FewShotAggregator):
+    """For an agent whose calls are found in its text by a `ToolParser`.
+
+    Messages of `users` are the user's. Those of anyone else (executors, mostly) are the
+    environment's: they get `role`, stand alone, and are put between `begin` and `end`. A call
+    whose end mark was a stop word, and so is missing, gets it back.
+    """
+
+    def __init__(
+        self,
+        begin: str = "",
+        end: str = "",
+        *,
+        role: Role = "user",
+        users: Iterable[str] = ("user",),
+        examples: Iterable[Wire] = (),
+    ) -> None:
+        super().__init__(examples)
+        self.begin = begin
+        self.end = end
+        self.role: Role = role
+        self.users = frozenset(users)
+
+    def append(
+        self,
+        request: list[Message],
+        message: AgentMessage,
+        name: str,
+        parser: Parser[Any] | None,
+    ) -> None:
+        """Tell the user, the environment and the agent apart."""
+        if message.sender == name and message.type != TOOLS and parser is not None:
+            request.append(Message(role="assistant", content=parser.whole(message.text)))
+        elif message.sender == name or message.sender in self.users:
+            super().append(request, message, name, parser)
+        else:
+            content = f"{self.begin}{message.text}{self.end}"
+            request.append(Message(role=self.role, content=content))
+
+
+def read_system(system: System | None) -> list[Message]:
+    """Return a system prompt as messages; raise `TypeError` or `ValueError` for what is none."""
+    if system is None:
+        return []
+    if isinstance(system, str):
+        return [Message(role="system", content=system)]
+    return [_read(each) for each in ([system] if isinstance(system, Message | Mapping) else system)]
+
+
+def _read(message: Wire) -> Message:
+    if isinstance(message, Message):
+        return message
+    try:
+        return Message.from_wire(message)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"a message has a 'role' and a 'content': {message!r:.200} ({error!r})"
+        ) from error

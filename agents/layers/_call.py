@@ -1,0 +1,110 @@
+"""One call of an agent as a node: hooks, memory and the agent's own work between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic
+
+from typing_extensions import TypeVar
+
+from ...commander import Commander, Node, current_node
+from ...commander.waiting import observe, outlast
+from ._memory import SessionId
+from ._message import AgentMessage, copy_message
+from ._stream import LISTENER, Feed
+
+if TYPE_CHECKING:
+    from ._agent import Agent
+
+__all__ = ["AgentCall", "run_in_tree", "stream_call"]
+
+F = TypeVar("F", default=Any)
+T = TypeVar("T")
+
+
+class AgentCall(Node[AgentMessage[F]], Generic[F], internal=True):
+    """A call of `agent` in the session `session_id`; it goes by the agent's name.
+
+    What comes in is remembered first, the answer at the end. A call that fails or is cancelled
+    before anything was said or done takes back what came in.
+    """
+
+    def __init__(
+        self,
+        agent: Agent[F],
+        messages: Sequence[AgentMessage],
+        session_id: SessionId,
+        options: Mapping[str, Any],
+    ) -> None:
+        super().__init__(agent.name)
+        self.agent = agent
+        self.session_id: SessionId = session_id
+        self._messages = messages
+        self._options = options
+
+    async def task(self) -> AgentMessage[F]:
+        """Pass the hooks, remember, and let the agent answer."""
+        agent, session_id = self.agent, self.session_id
+        received = [await agent.hooks_of("before_agent").run(agent, m) for m in self._messages]
+        kept = agent.memory.add(*received, session_id=session_id)
+        try:
+            said = await agent.forward(*kept, session_id=session_id, **self._options)
+            if isinstance(said, str):
+                said = AgentMessage(content=said, sender=agent.name)
+            elif not isinstance(said, AgentMessage):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"forward of {agent.name} gave {said!r:.200}, no message or text")
+            answer = agent.memory.add(said, session_id=session_id)[0]
+        except BaseException:
+            agent.memory.retract(kept, session_id)
+            raise
+        answer = await agent.hooks_of("after_agent").run(agent, copy_message(answer))
+        if (listener := LISTENER.get()) is not None:
+            listener.put(answer)
+        return answer
+
+
+async def run_in_tree(node: Node[T]) -> T:
+    """Run a node as a child of the current one, outside any tree under a commander of its own.
+
+    Cancelling this call cancels the node and waits for its end.
+    """
+    try:
+        parent = current_node()
+    except LookupError:
+        async with Commander() as commander:
+            return await commander.run(node)
+    parent.call_handler(node, claim=True)
+    try:
+        return await node
+    except asyncio.CancelledError:
+        node.cancel("the call was cancelled")
+        await outlast(observe(node))
+        raise
+
+
+async def stream_call(call: Node[Any]) -> AsyncGenerator[AgentMessage, None]:
+    """Run a call or a conversation and give all that is said in it, then raise its failure."""
+    feed = Feed()
+
+    async def run_and_end() -> None:
+        try:
+            await run_in_tree(call)
+        finally:
+            feed.end()
+
+    # A task of its own, so that no scope is open while this waits in a yield.
+    token = LISTENER.set(feed)
+    running = asyncio.ensure_future(run_and_end())
+    LISTENER.reset(token)
+    try:
+        async for message in feed:
+            yield message
+        await running
+    finally:
+        running.cancel()
+        interrupted = await outlast(running)
+        if not running.cancelled():
+            running.exception()  # taken, if the reader left before it was raised
+        if interrupted is not None:
+            raise interrupted

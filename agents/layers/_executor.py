@@ -1,0 +1,188 @@
+"""`ToolExecutor`: runs the calls that a message holds and answers with a message."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any, cast
+
+from ...commander import Node, NodeCancelled
+from ...messages import Message, ToolCall
+from ...tools import AnyTool, Approvals, Decision, InvalidArguments, Toolkit, ToolResult
+from ...tools.calls import CallNode, start_call
+from ...tools.results import describe_error
+from ...tools.toolkits import by_name
+from ._call import run_in_tree
+from ._hooks import Hook, HookHandle, Hooks
+from ._message import AgentMessage
+
+__all__ = ["ToolExecutor"]
+
+logger = logging.getLogger("anabranch.tools")
+
+
+class ToolExecutor:
+    """Takes an `AgentMessage` with tool calls, gives one with their results; it never fails.
+
+    The calls stand in the message's `formatted`, or in its `content` if that is None: a `ToolCall`,
+    a `Message` with calls, a mapping with `name` and `parameters` (or `arguments`), one under
+    `action`, JSON text of such, or a list of any of these. A tool is named by its own name, or by
+    toolkit and method, `WebBrowser.search`, if that means one tool alone. The calls of one message
+    run at once, each a node.
+
+    The answer's `formatted` is a list of `ToolResult`, its `content` their text, its
+    `extra["status"]` the worst status among them; it goes to the message's sender. A malformed
+    message, an unknown tool, wrong arguments and whatever a tool or a hook raises are results.
+
+    Calling it inside a node makes a child of that node; outside it runs under a commander of its
+    own. Cancelling reaches every call. Without `approvals`, a tool that wants a person's yes is
+    refused.
+    """
+
+    def __init__(
+        self,
+        tools: Iterable[AnyTool | Toolkit],
+        *,
+        approvals: Approvals | None = None,
+        name: str = "ToolExecutor",
+    ) -> None:
+        self.name = name
+        self.approvals = approvals
+        self.tools: dict[str, AnyTool] = {}
+        self._aliases: dict[str, AnyTool | None] = {}
+        self._before = Hooks()
+        self._after = Hooks()
+        for item in tools:
+            self.add(item)
+
+    def add(self, item: AnyTool | Toolkit) -> None:
+        """Add a tool, or all of a toolkit; raise `ConfigurationError`, and add none, if a name is
+        taken.
+        """
+        methods = item.methods if isinstance(item, Toolkit) else {item.name: item}
+        self.tools = by_name(methods.values(), self.tools)
+        if isinstance(item, Toolkit):
+            for method, tool in methods.items():
+                for name in {f"{item.name}.{method}", f"{item.name}.{tool.name}"}:
+                    # What two toolkits of one class both call so is a name for neither.
+                    self._aliases[name] = None if name in self._aliases else tool
+
+    def before_action(self, hook: Hook) -> HookHandle:
+        """Call `hook(executor, message)`, plain or async, before a message's calls run.
+
+        A message that it returns takes the place of the one it was given.
+        """
+        return self._before.add(hook)
+
+    def after_action(self, hook: Hook) -> HookHandle:
+        """Call `hook(executor, answer)` with each answer; the rest is as in `before_action`."""
+        return self._after.add(hook)
+
+    async def __call__(self, message: AgentMessage) -> AgentMessage:
+        """Run the calls in `message` and return their results."""
+        return await run_in_tree(_Execute(self, message))
+
+    def find(self, name: str) -> AnyTool | None:
+        """Return the tool of this name."""
+        return self.tools.get(name) or self._aliases.get(name)
+
+    async def ask(self, call: ToolCall, tool: AnyTool) -> bool | Decision:
+        """Ask a person whether `call` may run."""
+        if self.approvals is None:
+            return Decision(False, reason="nobody is there to ask")
+        return await self.approvals.ask(call, tool)
+
+
+class _Execute(Node[AgentMessage], internal=True, name="execute_tools"):
+    def __init__(self, executor: ToolExecutor, message: AgentMessage) -> None:
+        self._executor = executor
+        self._message = message
+
+    async def task(self) -> AgentMessage:
+        executor, sent = self._executor, self._message
+        try:
+            sent = await executor._before.run(executor, sent)
+            answer = _answer(executor, sent, await self._run(sent))
+        except Exception as error:  # noqa: BLE001 - a hook's fault is told as a call's is
+            answer = _hook_failed(executor, sent, error)
+        try:
+            return await executor._after.run(executor, answer)
+        except Exception as error:  # noqa: BLE001 - as above
+            return _hook_failed(executor, sent, error)
+
+    async def _run(self, message: AgentMessage) -> list[ToolResult]:
+        """Start all calls, then wait for each."""
+        found = message.content if message.formatted is None else message.formatted
+        try:
+            if isinstance(found, str):
+                found = json.loads(found)
+            if isinstance(found, Message):
+                found = found.tool_calls
+            items = cast("list[Any]", found) if isinstance(found, (list, tuple)) else [found]
+            if not items:
+                raise InvalidArguments("the message holds no tool call")
+            calls = [_read_call(item, number) for number, item in enumerate(items)]
+        except (InvalidArguments, ValueError, RecursionError) as error:
+            if not isinstance(error, InvalidArguments):
+                error = InvalidArguments(f"the message is not a tool call in JSON: {error}")
+            return [ToolResult.of_error(ToolCall(id="call_0", name=""), error)]
+        started: list[CallNode | ToolResult] = []
+        for call in calls:
+            if call.error is not None:
+                error = f"Error: the arguments are {call.error}"
+                started.append(ToolResult.of(call, error, "invalid"))
+            elif (tool := self._executor.find(call.name)) is None:
+                started.append(ToolResult.of_unknown_tool(call, self._executor.tools))
+            else:
+                started.append(start_call(self, call, tool, self._executor.ask))
+        for node in started:
+            if isinstance(node, CallNode):
+                with suppress(NodeCancelled):
+                    await node
+        return [node.answer if isinstance(node, CallNode) else node for node in started]
+
+
+def _answer(
+    executor: ToolExecutor, message: AgentMessage, results: list[ToolResult]
+) -> AgentMessage:
+    statuses = {each.status for each in results}
+    status = next((each for each in ("failed", "invalid") if each in statuses), "ok")
+    return AgentMessage(
+        content="\n".join(each.content or "" for each in results),
+        formatted=results,
+        sender=executor.name,
+        receiver=message.sender,
+        type="tool_result",
+        extra={"status": status},
+    )
+
+
+def _hook_failed(executor: ToolExecutor, message: AgentMessage, error: Exception) -> AgentMessage:
+    logger.info("a hook of %s raised", executor.name, exc_info=error)
+    fault = ToolResult(content=f"Error: a hook raised {describe_error(error)}", status="failed")
+    return _answer(executor, message, [fault])
+
+
+def _read_call(item: Any, number: int) -> ToolCall:
+    """Return a call, however it is written; raise `InvalidArguments` for what is none."""
+    if isinstance(item, ToolCall):
+        return item
+    if not isinstance(item, Mapping):
+        raise InvalidArguments(f"not a tool call with 'name' and 'parameters': {item!r:.200}")
+    fields = cast("Mapping[str, Any]", item)
+    if fields.get("status") == "invalid":
+        raise InvalidArguments(fields.get("error") or "the action cannot be used")
+    if isinstance(fields.get("action"), Mapping):
+        return _read_call(fields["action"], number)
+    if isinstance(fields.get("function"), Mapping):
+        fields = {**fields["function"], "id": fields.get("id")}
+    arguments = fields.get("parameters", fields.get("arguments"))
+    if not isinstance(name := fields.get("name"), str) or not name:
+        raise InvalidArguments(f"the tool call has no 'name': {item!r:.200}")
+    wire = {"id": fields.get("id"), "function": {"name": name, "arguments": arguments}}
+    try:
+        return ToolCall.from_wire(wire, number)
+    except (TypeError, ValueError) as error:
+        raise InvalidArguments(f"this is not a tool call: {item!r:.200} ({error})") from None

@@ -1,0 +1,145 @@
+"""Hooks: functions that see messages pass and may change them, and that can be removed again."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ...messages import ToolCall
+from ...tools import AnyTool, Illustrated, InvalidArguments, Tool
+from ._message import AgentMessage
+
+if TYPE_CHECKING:
+    from ._agent import Agent
+
+__all__ = ["AgentHook", "AgentHookHandle", "Hook", "HookHandle", "HookedTool", "Hooks"]
+
+Changed: TypeAlias = Awaitable[AgentMessage | None] | AgentMessage | None
+
+Hook: TypeAlias = Callable[[Any, AgentMessage], Changed]
+"""Takes the owner and a message; returns another message in its place, or None to leave it."""
+
+
+class Hooks:
+    """Hooks for one moment, run in the order in which they were added; false if there are none."""
+
+    def __init__(self) -> None:
+        self._hooks: list[HookHandle] = []
+
+    def add(self, hook: Hook) -> HookHandle:
+        """Add a hook; the handle removes it. The same function may be added twice."""
+        handle = HookHandle(hook, self._hooks)
+        self._hooks.append(handle)
+        return handle
+
+    async def run(self, owner: object, message: AgentMessage) -> AgentMessage:
+        """Pass `message` through all hooks that stand when this is called."""
+        for handle in tuple(self._hooks):
+            changed = handle.hook(owner, message)
+            message = (await changed if isawaitable(changed) else changed) or message
+        return message
+
+    def __len__(self) -> int:
+        return len(self._hooks)
+
+
+@dataclass(eq=False, slots=True)
+class HookHandle:
+    """Stands for one added hook."""
+
+    hook: Hook
+    _hooks: list[HookHandle] = field(repr=False)
+
+    def remove(self) -> None:
+        """Remove the hook; twice is harmless."""
+        if self in self._hooks:
+            self._hooks.remove(self)
+
+
+class AgentHook:
+    """Four hooks in one object, for `Agent(hooks=[...])`; a subclass writes those it needs.
+
+    Each may be plain or async, and returns another message to put in the place of the one it was
+    given, or None. What it does to the given message itself is seen as well, but by no other
+    agent. One that raises fails the agent's call; around a tool, it becomes the tool's failure.
+    """
+
+    def before_agent(self, agent: Any, message: AgentMessage) -> Changed:
+        """See each message that comes to the agent, before it is remembered."""
+        return None
+
+    def after_agent(self, agent: Any, message: AgentMessage) -> Changed:
+        """See the agent's answer, after it was remembered."""
+        return None
+
+    def before_action(self, agent: Any, message: AgentMessage) -> Changed:
+        """See a call of a tool; `message.formatted` is the `ToolCall`."""
+        return None
+
+    def after_action(self, agent: Any, message: AgentMessage) -> Changed:
+        """See what a tool gave; `message.content` is its text."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentHookHandle:
+    """Stands for an added object with hooks."""
+
+    _handles: list[HookHandle] = field(repr=False)
+
+    def remove(self) -> None:
+        """Remove its hooks; twice is harmless."""
+        for handle in self._handles:
+            handle.remove()
+
+
+class HookedTool(Tool[..., Any]):
+    """A tool as an agent's model calls it: through the agent's hooks."""
+
+    inner: AnyTool
+    agent: Agent[Any]
+    before: Hooks
+    after: Hooks
+
+    @classmethod
+    def around(cls, tool: AnyTool, agent: Agent[Any], before: Hooks, after: Hooks) -> AnyTool:
+        """Put hooks around a tool, of whatever kind it is."""
+        hooked = object.__new__(cls)
+        hooked.__dict__.update(tool.__dict__)
+        hooked.inner, hooked.agent, hooked.before, hooked.after = tool, agent, before, after
+        return hooked
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The inner tool's."""
+        return self.inner.parameters
+
+    def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Let the inner tool check."""
+        return self.inner.check(arguments)
+
+    async def prepare(self, arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], AnyTool]:
+        """Return what the hooks before make of a call: what a person is asked about, and runs."""
+        call = ToolCall(id="", name=self.name, arguments=dict(arguments))
+        sent = AgentMessage(
+            content=call.text, formatted=call, sender=self.agent.name, receiver=self.name
+        )
+        sent = await self.before.run(self.agent, sent)
+        if not isinstance(sent.formatted, ToolCall):
+            raise InvalidArguments(f"a hook made no tool call of this: {sent.formatted!r:.200}")
+        tool = HookedTool.around(self.inner, self.agent, Hooks(), self.after)
+        return sent.formatted.arguments, tool
+
+    async def run(self, arguments: Mapping[str, Any]) -> str:
+        """Run the inner tool between the hooks."""
+        if self.before:
+            arguments, tool = await self.prepare(arguments)
+            return await tool.run(arguments)
+        given = await self.inner.run(arguments)
+        answer = AgentMessage(
+            content=given, sender=self.name, receiver=self.agent.name, type="tool_result"
+        )
+        text = (await self.after.run(self.agent, answer)).content
+        return Illustrated(str(text), given.images) if isinstance(given, Illustrated) else text

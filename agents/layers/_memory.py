@@ -1,0 +1,214 @@
+"""`Memory`: what an agent has heard and said, each session for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from pydantic_core import to_jsonable_python
+
+from ...backends import Backend
+from ...commander.errors import BadResponse, ConfigurationError
+from ...messages import Message, Request
+from ...tools import ToolResult
+from ._message import TOOLS, AgentMessage, copy_message
+
+__all__ = [
+    "Memory",
+    "SessionId",
+    "SummaryMemory",
+    "ask_summary",
+    "message_tokens",
+    "read_records",
+]
+
+SessionId: TypeAlias = int | str
+
+Filter: TypeAlias = Callable[[AgentMessage], bool]
+
+CHARACTERS_PER_TOKEN = 4
+
+
+def message_tokens(message: AgentMessage) -> int:
+    """Guess the tokens of a message: one per four characters, and one for being a message."""
+    return 1 + len(message.text) // CHARACTERS_PER_TOKEN
+
+
+class Memory:
+    """Lists of messages, one for each `session_id`; sessions know nothing of each other.
+
+    `get` leaves out what `filter` refuses, then all but the last `recent_n` messages, then the
+    oldest until what remains has at most `max_tokens` tokens by `count` (the last message stays
+    in any case). Nothing is forgotten by that: `save` gives all.
+
+    What is added is copied, so that nobody who changes a message changes another's memory.
+    """
+
+    def __init__(
+        self,
+        *,
+        recent_n: int | None = None,
+        filter: Filter | None = None,  # noqa: A002 - the field's term
+        max_tokens: int | None = None,
+        count: Callable[[AgentMessage], int] = message_tokens,
+    ) -> None:
+        if (recent_n is not None and recent_n < 0) or (max_tokens is not None and max_tokens < 1):
+            raise ValueError(f"recent_n={recent_n!r}, max_tokens={max_tokens!r}: too few")
+        self.recent_n = recent_n
+        self.filter = filter
+        self.max_tokens = max_tokens
+        self.count = count
+        self._sessions: dict[SessionId, list[AgentMessage]] = {}
+
+    @property
+    def sessions(self) -> list[SessionId]:
+        """The sessions in which something was said, in the order in which they began."""
+        return [session for session, messages in self._sessions.items() if messages]
+
+    def add(self, *messages: AgentMessage | str, session_id: SessionId = 0) -> list[AgentMessage]:
+        """Append messages, a plain string being the user's; return them as they are kept."""
+        kept = [copy_message(message) for message in messages]
+        self._sessions.setdefault(session_id, []).extend(kept)
+        return kept
+
+    def get(
+        self,
+        session_id: SessionId = 0,
+        *,
+        recent_n: int | None = None,
+        filter: Filter | None = None,  # noqa: A002 - the field's term
+    ) -> list[AgentMessage]:
+        """Return a session's messages, oldest first, in a new list; the arguments win."""
+        accepts = self.filter if filter is None else filter
+        messages = [m for m in self._all(session_id) if accepts is None or accepts(m)]
+        recent = self.recent_n if recent_n is None else recent_n
+        if recent is not None:
+            messages = messages[max(0, len(messages) - recent) :]
+        return messages if self.max_tokens is None else self._newest(messages, self.max_tokens)
+
+    def messages(self, session_id: SessionId = 0) -> list[AgentMessage]:
+        """Return all of a session, whatever `get` leaves out, in a new list."""
+        return list(self._all(session_id))
+
+    def retract(self, messages: Sequence[AgentMessage], session_id: SessionId = 0) -> bool:
+        """Take back what `add` returned, unless something was added after it; say if it was so."""
+        kept = self._all(session_id)
+        start = len(kept) - len(messages)
+        if start < 0 or any(a is not b for a, b in zip(kept[start:], messages, strict=True)):
+            return False
+        del kept[start:]
+        return True
+
+    def reset(self, session_id: SessionId = 0) -> None:
+        """Forget a session."""
+        self._sessions.pop(session_id, None)
+
+    def save(self, session_id: SessionId = 0) -> list[dict[str, Any]]:
+        """Return all of a session as plain JSON values; what is not JSON is written as text."""
+        return [
+            to_jsonable_python(dict(message), fallback=str, bytes_mode="base64")
+            for message in self._all(session_id)
+        ]
+
+    def load(self, records: Iterable[Mapping[str, Any]], session_id: SessionId = 0) -> None:
+        """Put what `save` returned in the place of a session.
+
+        Raises `ConfigurationError` for anything else, and leaves the session as it was.
+        """
+        self.replace(read_records(records), session_id)
+
+    def replace(self, messages: Iterable[AgentMessage], session_id: SessionId = 0) -> None:
+        """Put messages in the place of a session."""
+        self._sessions[session_id] = [copy_message(message) for message in messages]
+
+    async def prepare(self, session_id: SessionId) -> None:
+        """Make room in a session before a model is asked; here there is nothing to do."""
+
+    def _all(self, session_id: SessionId) -> list[AgentMessage]:
+        return self._sessions.get(session_id, [])
+
+    def _newest(self, messages: list[AgentMessage], tokens: int) -> list[AgentMessage]:
+        """Return the newest messages that have at most so many tokens, at least one."""
+        start = len(messages)
+        while start:
+            tokens -= self.count(messages[start - 1])
+            if tokens < 0 and start < len(messages):
+                break
+            start -= 1
+        return messages[start:]
+
+    def __repr__(self) -> str:
+        limits = {"recent_n": self.recent_n, "max_tokens": self.max_tokens}
+        shown = ", ".join(f"{name}={value}" for name, value in limits.items() if value is not None)
+        return f"{type(self).__name__}({shown})"
+
+
+class SummaryMemory(Memory):
+    """Replaces the beginning of a session by a summary once it is over `max_tokens`.
+
+    Before a model is asked, all but the newest messages, of at most half as many tokens, are given
+    to `backend`; its summary stands in their place, as a message of type "summary" by "memory".
+    `save` then has the summary too: what it replaced is forgotten. If the summary fails, so does
+    the call that needed it, and the memory stays as it was.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        max_tokens: int,
+        prompt: str = "Summarise this conversation for someone who has to go on with it. Keep names"
+        ", numbers, decisions and open questions. Write nothing but the summary.",
+        filter: Filter | None = None,  # noqa: A002 - the field's term
+        count: Callable[[AgentMessage], int] = message_tokens,
+    ) -> None:
+        super().__init__(filter=filter, count=count)
+        self.backend = backend
+        self.limit = max_tokens
+        self.prompt = prompt
+
+    async def prepare(self, session_id: SessionId) -> None:
+        """Summarise, if the session is too long."""
+        messages = self._all(session_id)
+        if sum(map(self.count, messages)) <= self.limit:
+            return
+        newest = self._newest(messages, self.limit // 2)
+        old = messages[: len(messages) - len(newest)]
+        if not old:
+            return
+        talk = "\n\n".join(f"{each.sender}: {each.text}" for each in old)
+        text = await ask_summary(self.backend, self.prompt, talk)
+        summary = AgentMessage(
+            content=f"Summary of what was said before:\n{text}", sender="memory", type="summary"
+        )
+        messages = self._all(session_id)  # others may have added, or summarised, meanwhile
+        if all(a is b for a, b in zip(old, messages, strict=False)) and len(messages) >= len(old):
+            messages[: len(old)] = [summary]
+
+
+async def ask_summary(backend: Backend, prompt: str, text: str) -> str:
+    """Return what a model makes of `text`; raise `BadResponse` if that is nothing."""
+    request = Request([Message(role="system", content=prompt), Message(role="user", content=text)])
+    summary = (await backend.complete(request)).content
+    if not summary:
+        raise BadResponse("the model gave an empty summary")
+    return summary
+
+
+def read_records(records: Iterable[Mapping[str, Any]]) -> list[AgentMessage]:
+    """Return the messages that were saved; raise `ConfigurationError` if they were not."""
+    messages: list[AgentMessage] = []
+    try:
+        for record in records:
+            message: AgentMessage = AgentMessage.model_validate(record)
+            if message.type == TOOLS:
+                message.formatted = [
+                    (ToolResult if part["role"] == "tool" else Message).model_validate(part)
+                    for part in message.formatted
+                ]
+            messages.append(message)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"this is not a saved memory ({str(error).splitlines()[0]})"
+        ) from error
+    return messages

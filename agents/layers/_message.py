@@ -1,0 +1,79 @@
+"""`AgentMessage`: what agents and tool executors hand to each other."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, Literal, TypeAlias, cast
+
+from pydantic import BaseModel, Field
+from typing_extensions import TypeVar
+
+from ...messages import Message
+from ...tools import result_text
+
+__all__ = ["TOOLS", "AgentMessage", "StreamState", "copy_message"]
+
+F = TypeVar("F", default=Any)
+
+StreamState: TypeAlias = Literal["begin", "streaming", "end", "failed"]
+
+TOOLS = "tools"
+"""The `type` of a message that holds one reply with tool calls and their results, inseparable.
+
+Its `formatted` is the list of `Message`s as a model reads them, so that no limit and no filter can
+part a call from its result.
+"""
+
+
+class AgentMessage(BaseModel, Generic[F]):
+    """Something that one agent says to another, to a tool executor or to a person.
+
+    `content` is what was said, mostly text. `formatted` is what a parser or an executor made of
+    it, so that nobody has to read the text again; None if nobody has. `sender` and `receiver` are
+    names; `type` and `extra` are the application's. `stream_state` is "begin" or "streaming" for a
+    message that is still growing, "end" for a whole one, "failed" for one that broke off.
+    """
+
+    content: Any = None
+    sender: str = "user"
+    formatted: F = cast("Any", None)
+    extra: dict[str, Any] = Field(default_factory=dict[str, Any])
+    type: str | None = None
+    receiver: str | None = None
+    stream_state: StreamState = "end"
+
+    @property
+    def text(self) -> str:
+        """All that a person, or a model, would read of it: tool calls and their results too."""
+        if self.type != TOOLS:
+            return result_text(self.content)
+        lines: list[str] = []
+        for part in cast("list[Message]", self.formatted):
+            if part.role == "tool":
+                lines.append(f"[{part.name} gave: {part.content}]")
+            elif part.content:
+                lines.append(part.content)
+            lines += [f"[calls {call.name}({call.text})]" for call in part.tool_calls]
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # `AgentMessage[City]` is made where it is written, and found by no name elsewhere.
+        kind = type(self).__pydantic_generic_metadata__["origin"] or type(self)
+        return _restore, (kind, self.__getstate__())
+
+
+def _restore(kind: type[AgentMessage], state: dict[Any, Any]) -> AgentMessage:
+    message = kind.__new__(kind)
+    message.__setstate__(state)
+    return message
+
+
+def copy_message(message: AgentMessage | str) -> AgentMessage:
+    """Return a message that its keeper alone can change; a string is the user's.
+
+    Raises `TypeError` for anything else.
+    """
+    if isinstance(message, str):
+        return AgentMessage(content=message)
+    if not isinstance(message, AgentMessage):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"agents take strings and AgentMessages, not {message!r:.200}")
+    return message.model_copy(update={"extra": dict(message.extra)})

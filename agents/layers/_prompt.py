@@ -1,0 +1,118 @@
+"""`@prompt`: a function whose docstring is a template for what is said to a model."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import string
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Concatenate, Generic, ParamSpec, cast, overload
+
+from ...backends import Backend
+from ...messages import Message, Request
+
+__all__ = ["Prompt", "fill_template", "prompt"]
+
+logger = logging.getLogger("anabranch.agents")
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+
+
+class Prompt(Generic[P]):
+    """What `@prompt` makes: calling it gives the text.
+
+    It works on methods too, where `{self.name}` and the like are filled in as well.
+    """
+
+    def __init__(self, function: Callable[P, object], owner: object = None) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._owner = (owner,) if owner is not None else ()
+        self._signature = inspect.signature(function)
+        name = function.__qualname__
+        if not function.__doc__:
+            raise TypeError(f"@prompt needs a docstring, which is the template; {name!r} has none")
+        try:
+            list(string.Formatter().parse(function.__doc__))
+        except ValueError as error:
+            raise ValueError(
+                f"the docstring of {name!r} is no template: {error} "
+                "(write a brace itself twice: {{ or }})"
+            ) from None
+        self._template = inspect.cleandoc(function.__doc__)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """Return the docstring with each `{name}` filled in.
+
+        Raises `TypeError` if the arguments do not fit the function, `LookupError` for a name that
+        is neither a parameter nor in the mapping that the body returned.
+        """
+        bound = self._signature.bind(*self._owner, *args, **kwargs)
+        bound.apply_defaults()
+        values = dict(bound.arguments)
+        more: object = cast("Callable[..., object]", self._function)(*bound.args, **bound.kwargs)
+        if isinstance(more, Mapping):
+            values |= cast("Mapping[str, Any]", more)
+        elif more is not None:
+            raise TypeError(
+                f"the body of the prompt {self._function.__qualname__!r} may return a mapping with "
+                f"more values for its template, not {more!r:.200}"
+            )
+        return fill_template(self._template, values, self._function.__qualname__)
+
+    def with_backend(
+        self, backend: Backend, **options: Any
+    ) -> Callable[P, Coroutine[Any, Any, str]]:
+        """Return an async function that puts the text to `backend` and gives what it says.
+
+        `options` have the wire's names. It raises what `backend.complete` raises.
+        """
+
+        async def ask(*args: P.args, **kwargs: P.kwargs) -> str:
+            question = Message(role="user", content=self(*args, **kwargs))
+            logger.debug("%s asks: %s", self._function.__qualname__, question.content)
+            answer = await backend.complete(Request((question,), (), options))
+            logger.debug("%s is answered: %s", self._function.__qualname__, answer)
+            return answer.content or ""
+
+        return ask
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any]) -> Prompt[P]: ...
+    @overload
+    def __get__(
+        self: Prompt[Concatenate[Any, Q]], instance: object, owner: type[Any]
+    ) -> Prompt[Q]: ...
+    def __get__(self, instance: object | None, owner: type[Any]) -> Any:
+        return self if instance is None else Prompt(self._function, instance)
+
+    def __repr__(self) -> str:
+        return f"<prompt {self._function.__qualname__}>"
+
+
+def prompt(function: Callable[P, object]) -> Prompt[P]:
+    """Make a function whose docstring is a template.
+
+        @prompt
+        def greeting(name: str, language: str = "English") -> None:
+            \"\"\"Greet {name} in {language}.\"\"\"
+
+        greeting("Ada")     # "Greet Ada in English."
+
+    Fields are those of `str.format`: `{name}`, `{person.age:>3}`; a brace itself is written twice.
+    What is filled in is never read as a template again. The body may return a mapping with more
+    values. Raises `TypeError` without a docstring, `ValueError` if it is no template.
+    """
+    return Prompt(function)
+
+
+def fill_template(template: str, values: Mapping[str, Any], name: str) -> str:
+    """Return a template with its fields filled in; raise `LookupError` for one without a value."""
+    try:
+        return string.Formatter().vformat(template, (), values)
+    except (KeyError, IndexError) as error:
+        raise LookupError(
+            f"the prompt {name!r} has no value for {error}: it has {', '.join(values) or 'none'}"
+        ) from None

@@ -1,0 +1,130 @@
+"""`StepAgent`: it thinks, uses plugins or runs code, and goes on until it has an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
+
+from ...backends import Backend
+from ...dispatch import FencedCode, Format
+from ...tools import AnyTool, Toolkit
+from ._actions import AgentStep, FencedCall, ToolAction, ToolParser
+from ._agent import Agent
+from ._aggregators import Aggregator, System, ToolAggregator
+from ._executor import ToolExecutor
+from ._hooks import AgentHook
+from ._memory import SessionId
+from ._message import AgentMessage
+
+__all__ = ["StepAgent"]
+
+INTERPRETER = "interpreter"
+
+
+class StepAgent(Agent[ToolAction]):
+    """An agent whose model writes its calls as text; it works with any model that can write.
+
+    `plugins` are tools. `interpreter` makes a toolkit that runs code, mostly `PythonKernel`: each
+    session gets one of its own, which ends with `aclose` (or `async with`), or with what the
+    toolkit itself is bound to. `formats` are the ways in which calls are written, by default those
+    of the backend, else JSON in a fence (`FencedCall`) and code in one, a call of "interpreter". A
+    call that cannot be used, or that failed, is told to the model, which may mend it.
+
+    It goes on until a reply is `finished` (without a call, if nothing else is said), at most for
+    `max_rounds` replies; then the last one is the answer, its `extra["status"]` "max_rounds", and
+    what it calls does not run. Action hooks see each call. `options` go to the inner agent, whose
+    memory has it all: `get_steps` reads it.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        system: System | None = None,
+        *,
+        plugins: Iterable[AnyTool | Toolkit] = (),
+        interpreter: Callable[[], Toolkit] | None = None,
+        formats: Sequence[Format] | None = None,
+        aggregator: Aggregator | None = None,
+        finished: Callable[[AgentMessage[ToolAction]], bool] = lambda message: (
+            message.formatted["status"] == "none"
+        ),
+        name: str | None = None,
+        description: str = "",
+        hooks: Iterable[AgentHook] = (),
+        max_rounds: int = 4,
+        **options: Any,
+    ) -> None:
+        if max_rounds < 1:
+            raise ValueError(f"max_rounds must be at least 1, not {max_rounds!r}")
+        super().__init__(name=name, description=description, hooks=hooks, max_rounds=max_rounds)
+        self.finished = finished
+        self.interpreter = interpreter
+        self.plugins = list(plugins)
+        self._executors: dict[SessionId, ToolExecutor] = {}
+        self._interpreters: dict[SessionId, Toolkit] = {}
+        if not (formats := backend.formats if formats is None else formats):
+            code = [FencedCode(tool=INTERPRETER)] if interpreter is not None else []
+            formats = [*([FencedCall()] if self.plugins else []), *code]
+        self.agent = Agent(
+            backend,
+            system,
+            name=self.name,
+            output_format=ToolParser(*formats, tools=self.plugins),
+            aggregator=aggregator or ToolAggregator(),
+            formats=(),
+            **options,
+        )
+
+    async def forward(
+        self, *messages: Any, session_id: SessionId = 0, **options: Any
+    ) -> AgentMessage[ToolAction]:
+        """Think, act, and think again."""
+        answer = await self.agent(*messages, session_id=session_id, **options)
+        for _ in range(self.max_rounds - 1):
+            if self.finished(answer):
+                return answer
+            result = await self.act(answer, session_id)
+            answer = await self.agent(result, session_id=session_id, **options)
+        if not self.finished(answer):
+            answer.extra["status"] = "max_rounds"
+        return answer
+
+    async def act(
+        self, message: AgentMessage[ToolAction], session_id: SessionId = 0
+    ) -> AgentMessage:
+        """Run the action of a reply; whatever goes wrong is told in what is returned."""
+        executor = self._executors.get(session_id)
+        if executor is None:
+            executor = self._executors[session_id] = ToolExecutor(self.plugins, name="tools")
+            executor.before_action(lambda _, sent: self.hooks_of("before_action").run(self, sent))
+            executor.after_action(lambda _, given: self.hooks_of("after_action").run(self, given))
+            if self.interpreter is not None:
+                toolkit = self._interpreters[session_id] = self.interpreter()
+                executor.add(toolkit)
+        found = message.formatted
+        if found["status"] == "none":
+            return AgentMessage(content="Go on.", sender="tools", receiver=self.name)
+        toolkit = self._interpreters.get(session_id)
+        if toolkit is not None and found["status"] == "valid" and found["tool_type"] == INTERPRETER:
+            tool, (code,) = toolkit.tools[0], found["action"]["parameters"].values()
+            argument = next(iter(tool.parameters["properties"]))
+            call = {"name": tool.name, "parameters": {argument: code}}
+            message = message.model_copy(update={"formatted": {**found, "action": call}})
+        return await executor(message)
+
+    def get_steps(self, session_id: SessionId = 0) -> list[AgentStep]:
+        """Return the thoughts, calls and results of a session."""
+        return self.agent.get_steps(session_id)
+
+    async def aclose(self) -> None:
+        """End the interpreters; twice is harmless, and the next call starts another."""
+        while self._interpreters:
+            session_id, toolkit = self._interpreters.popitem()
+            del self._executors[session_id]
+            await toolkit.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()

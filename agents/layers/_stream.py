@@ -1,0 +1,152 @@
+"""What is said below one call, as it grows, for one listener."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextvars import ContextVar
+from inspect import isawaitable
+
+from ...handlers import View
+from ...messages import ToolCall
+from ...tools import AnyTool, Decision, ToolResult
+from ._message import AgentMessage, StreamState
+
+__all__ = ["LISTENER", "AgentView", "Feed", "Speech"]
+
+
+class Speech:
+    """One reply that an agent is giving, text by text."""
+
+    def __init__(self, sender: str) -> None:
+        self.sender = sender
+        self.said = ""
+        self.fresh: list[str] = []
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything has been said."""
+        return bool(self.said or self.fresh)
+
+    def message(self, state: StreamState | None = None) -> AgentMessage:
+        """Return what has been said so far; `extra["delta"]` is what is new in it."""
+        delta = "".join(self.fresh)
+        state = state or ("streaming" if self.said else "begin")
+        self.said += delta
+        self.fresh.clear()
+        return AgentMessage(
+            content=self.said, sender=self.sender, extra={"delta": delta}, stream_state=state
+        )
+
+
+class Feed(AsyncIterator[AgentMessage]):
+    """A queue of messages; a slow reader gets more new text at once, and misses none."""
+
+    def __init__(self) -> None:
+        self._items: deque[AgentMessage | Speech] = deque()
+        self._news = asyncio.Event()
+        self._ended = False
+
+    def put(self, message: AgentMessage) -> None:
+        """Add a message that is whole."""
+        self._items.append(message)
+        self._news.set()
+
+    def grow(self, speech: Speech, text: str) -> None:
+        """Add text to a message that grows."""
+        if not speech.fresh:
+            self._items.append(speech)
+            self._news.set()
+        speech.fresh.append(text)
+
+    def fail(self, speech: Speech) -> None:
+        """Say that a message which has begun broke off."""
+        if speech.fresh:
+            self._items.remove(speech)
+        self.put(speech.message("failed"))
+
+    def end(self) -> None:
+        """Let the reader come to an end."""
+        self._ended = True
+        self._news.set()
+
+    async def __anext__(self) -> AgentMessage:
+        while not self._items:
+            if self._ended:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        item = self._items.popleft()
+        return item.message() if isinstance(item, Speech) else item
+
+
+LISTENER: ContextVar[Feed | None] = ContextVar("anabranch_agents_listener", default=None)
+"""Who listens to the call in which this runs; nodes hand it down."""
+
+
+class AgentView(View):
+    """Shows an agent's exchanges to a view, if it has one, and to the listener, if there is one."""
+
+    def __init__(self, sender: str, view: View | None) -> None:
+        self._sender = sender
+        self._view = view
+        self._feed = LISTENER.get()
+        self._speech = Speech(sender)
+        self._over = False  # the next text is another reply's
+
+    async def write(self, text: str) -> None:
+        """Pass text on."""
+        if self._over:
+            self._speech, self._over = Speech(self._sender), False
+        if self._feed is not None:
+            self._feed.grow(self._speech, text)
+        if self._view is not None and isawaitable(written := self._view.write(text)):
+            await written
+
+    def ended(self) -> None:
+        """Take the end of one reply's text."""
+        self._over = True
+        if self._view is not None:
+            self._view.ended()
+
+    def break_off(self) -> None:
+        """Tell the listener that the last text is no answer."""
+        if self._feed is not None and self._speech.begun:
+            self._feed.fail(self._speech)
+
+    def called(self, call: ToolCall) -> None:
+        """Show a call, as a message of type "tool_call"."""
+        if self._feed is not None:
+            self._feed.put(
+                AgentMessage(
+                    content=call.text,
+                    formatted=call,
+                    sender=self._sender,
+                    receiver=call.name,
+                    type="tool_call",
+                )
+            )
+        if self._view is not None:
+            self._view.called(call)
+
+    def answered(self, result: ToolResult) -> None:
+        """Show a result, as a message of type "tool_result"."""
+        if self._feed is not None:
+            self._feed.put(
+                AgentMessage(
+                    content=result.content,
+                    formatted=result,
+                    sender=result.name or "",
+                    receiver=self._sender,
+                    type="tool_result",
+                )
+            )
+        if self._view is not None:
+            self._view.answered(result)
+
+    async def ask(self, call: ToolCall, tool: AnyTool) -> bool | Decision:
+        """Ask the view; without one nobody is there to say yes."""
+        if self._view is None:
+            return Decision(False, reason="nobody is there to ask")
+        return await self._view.ask(call, tool)

@@ -1,0 +1,233 @@
+"""`PromptEngineer` makes what an agent's model reads and reads what it says; `PromptedAgent`."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from inspect import isawaitable
+from typing import Any, Generic, TypeVar, cast
+
+from ...backends import Backend
+from ...commander.errors import ConfigurationError, ContextTooLong
+from ...dispatch import Format
+from ...handlers import View
+from ...messages import Message
+from ..layers._agent import Agent
+from ..layers._answer import answer
+from ..layers._hooks import AgentHook
+from ..layers._memory import Memory, SessionId
+from ..layers._message import AgentMessage, copy_message
+from ..layers._parsers import JsonParser
+from ._modules import Module
+from ._state import State
+from ._strategy import Prompts
+
+__all__ = ["JsonEngineer", "PromptEngineer", "PromptedAgent", "resolve", "shorten"]
+
+logger = logging.getLogger("anabranch.agents")
+
+S = TypeVar("S", bound=State)
+T = TypeVar("T")
+
+SHORTEST = 400  # characters of a message that is not cut any more
+LEFT_OUT = "\n[... left out ...]\n"
+
+
+class PromptEngineer(ABC, Generic[S]):
+    """Steers one agent of an orchestrator. Its methods may be plain or async."""
+
+    @abstractmethod
+    def render_prompt(
+        self, obs: str | None, history: list[Message], state: S
+    ) -> Awaitable[None] | None:
+        """Change `history`, which is what the model will read, to what it should read now.
+
+        `obs` is what the environment showed since the last answer, None if it was not asked. What
+        the model answers is added to the history; without a change it stays for the next time.
+        """
+
+    def process_response(
+        self, obs: str | None, response: str, history: list[Message], state: S
+    ) -> Awaitable[str] | str:
+        """Read the model's answer and return the agent's, which is the same here.
+
+        What others should know goes into `state`. An answer that cannot be used is told with
+        `state.signal_error(log, improve)`: the model is then asked again, and reads `improve`.
+        """
+        return response
+
+    def shorten(self, history: list[Message]) -> bool:
+        """Make a prompt that did not fit the model shorter; return False if it cannot be.
+
+        Here the older half of the messages goes, the system's and the last one excepted; when no
+        others are left, the longest of these loses its middle.
+        """
+        return shorten(history)
+
+    def reset(self) -> None:
+        """Forget what this object keeps outside the state."""
+
+
+class JsonEngineer(PromptEngineer[S], Generic[S, T]):
+    """Fills the prompt `name`, and reads answers as `model`, any type that pydantic knows.
+
+    The prompt's `{form}` is what the model is told about the JSON. An answer that does not fit is
+    signalled. `parser.options()` are for the agent's model: once `parser.constrain` is set, the
+    server allows nothing but what fits.
+    """
+
+    def __init__(self, name: str, model: type[T], prompts: Prompts) -> None:
+        self.name = name
+        self.prompts = prompts
+        self.parser: JsonParser[T] = JsonParser(model)
+
+    def render_prompt(self, obs: str | None, history: list[Message], state: S) -> None:
+        """Make the prompt anew."""
+        values = {"form": self.parser.instruction(), **self.values(obs, state)}
+        history[:] = [Message(role="user", content=self.prompts.fill(self.name, **values))]
+
+    def process_response(
+        self, obs: str | None, response: str, history: list[Message], state: S
+    ) -> str:
+        """Read it, and let `accept` take it."""
+        try:
+            accepted = self.accept(self.parser.parse(response), state)
+        except ValueError as error:
+            improve = f"That cannot be used: {error}\nAnswer again, correctly."
+            state.signal_error(str(error), improve)
+            return response
+        return response if accepted is None else accepted
+
+    @abstractmethod
+    def values(self, obs: str | None, state: S) -> Mapping[str, Any]:
+        """Return the values for the prompt's fields."""
+
+    @abstractmethod
+    def accept(self, said: T, state: S) -> str | None:
+        """Take what was said, or raise `ValueError`; return the agent's answer if it is another."""
+
+
+class PromptedAgent(Agent[Any], Generic[S]):
+    """An agent of an orchestrator, whose prompt is made of the state by a `PromptEngineer`.
+
+    `modules` run before the prompt is made, in their order, and after an answer that can be used.
+    A prompt that does not fit the model (`ContextTooLong`) is made shorter and asked again, until
+    it fits or the prompt engineer cannot shorten it. An answer that fails leaves the history in
+    the state as it was. `formats`, `hooks`, `view` and `options` are those of `Agent`.
+
+    All that it has read and said stands in the state, under `histories`: its memory keeps nothing.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        prompt_engineer: PromptEngineer[S],
+        backend: Backend,
+        *,
+        modules: Iterable[Module] = (),
+        description: str = "",
+        formats: Sequence[Format] | None = None,
+        hooks: Iterable[AgentHook] = (),
+        view: View | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            backend,
+            name=name,
+            description=description,
+            memory=NoMemory(),
+            formats=formats,
+            hooks=hooks,
+            view=view,
+            **options,
+        )
+        self.prompt_engineer = prompt_engineer
+        self.modules = list(modules)
+
+    async def forward(
+        self,
+        *messages: Any,
+        session_id: SessionId = 0,
+        state: S | None = None,
+        obs: str | None = None,
+        **options: Any,
+    ) -> AgentMessage[Any]:
+        """Make the prompt, ask the model, and read its answer."""
+        if state is None:
+            raise ConfigurationError(f"{self.name} takes its prompt from an Orchestrator's state")
+        engineer, history = self.prompt_engineer, list(state.histories.get(self.name, ()))
+        if state.mistake is not None:
+            history.append(Message(role="user", content=state.mistake.improve))
+        else:
+            for module in self.modules:
+                await module.before(obs, state)
+            await resolve(engineer.render_prompt(obs, history, state))
+            if not history or not all(isinstance(m, Message) for m in cast("list[Any]", history)):
+                raise TypeError(
+                    f"the prompt engineer of {self.name} made no prompt of messages: "
+                    f"{history!r:.200}"
+                )
+        said = await self._ask(history, session_id, options)
+        state.mistake = None
+        history.append(Message(role="assistant", content=said.content))
+        response = await resolve(engineer.process_response(obs, said.content, history, state))
+        if state.mistake is not None:
+            response = said.content
+        elif not isinstance(response, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"process_response of {self.name} gave no text: {response!r:.200}")
+        else:
+            for module in self.modules:
+                await module.after(response, state)
+        state.histories[self.name] = history
+        return said.model_copy(update={"content": response})
+
+    async def _ask(
+        self, history: list[Message], session_id: SessionId, options: dict[str, Any]
+    ) -> AgentMessage[Any]:
+        """Ask the model, with a shorter prompt as long as it does not fit."""
+        assert self.backend is not None
+        while True:
+            try:
+                return await answer(self, self.backend, history, session_id, options)
+            except ContextTooLong as error:
+                if not self.prompt_engineer.shorten(history):
+                    raise
+                logger.info("the prompt of %s is made shorter: %s", self.name, error)
+
+    def reset(self, session_id: SessionId = 0, *, recursive: bool = True) -> None:
+        """Forget what the prompt engineer and the modules keep outside the state."""
+        super().reset(session_id, recursive=recursive)
+        self.prompt_engineer.reset()
+        for module in self.modules:
+            module.reset()
+
+
+class NoMemory(Memory):
+    """Keeps nothing, for an agent whose history stands elsewhere."""
+
+    def add(self, *messages: AgentMessage | str, session_id: SessionId = 0) -> list[AgentMessage]:
+        """Return the messages as they would be kept."""
+        return [copy_message(message) for message in messages]
+
+
+async def resolve(value: Awaitable[T] | T) -> T:
+    """Return a value, or what an awaitable gives."""
+    return await cast("Awaitable[T]", value) if isawaitable(value) else value
+
+
+def shorten(history: list[Message]) -> bool:
+    """Make a prompt shorter, see `PromptEngineer.shorten`."""
+    middle = [each for each in history[:-1] if each.role != "system"]
+    if middle:
+        gone = {id(each) for each in middle[: (len(middle) + 1) // 2]}
+        history[:] = [each for each in history if id(each) not in gone]
+        return True
+    at = max(range(len(history)), key=lambda each: len(history[each].content or ""))
+    content = history[at].content or ""
+    if len(content) <= SHORTEST:
+        return False
+    keep = len(content) // 4
+    shorter = content[:keep] + LEFT_OUT + content[-keep:]
+    history[at] = history[at].model_copy(update={"content": shorter})
+    return True

@@ -1,0 +1,296 @@
+"""`Orchestrator`: a function names the agent that is next, until the environment is to act."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+
+from ...commander import Node
+from ...messages import Usage
+from ..errors import Limit, LimitReached, UnknownAgent
+from ..layers._agent import Agent
+from ..layers._call import run_in_tree
+from ..layers._memory import SessionId
+from ..layers._message import AgentMessage
+from ._engineer import PromptedAgent, resolve
+from ._environment import Environment, EpisodeStep, act, observe
+from ._state import State
+
+__all__ = [
+    "Action",
+    "Episode",
+    "EpisodeResult",
+    "EpisodeStatus",
+    "Orchestration",
+    "Orchestrator",
+    "Transition",
+]
+
+logger = logging.getLogger("anabranch.agents")
+
+S = TypeVar("S", bound=State)
+
+Transition: TypeAlias = "Callable[[str | None, S], Awaitable[str | None] | str | None]"
+"""From what the environment showed, and the state, to the name of the next agent; None to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What an orchestrator hands to its caller: an answer for the environment.
+
+    `agent` gave it. `done`: nobody is next, and this was the last answer.
+    """
+
+    content: str
+    agent: str
+    done: bool = False
+
+
+class Orchestrator(Generic[S]):
+    """Lets agents answer in the order that `transition(obs, state)` says.
+
+        orchestrator = Orchestrator([coin, poet], transition, CoinState(max_steps=10))
+        action = await orchestrator.forward("Begin.")
+
+    `transition`, plain or async, returns the name of the agent that is next, or None when all is
+    done. It is asked again after each answer; `obs` is what the environment showed, None if it has
+    done nothing since. When it, or a prompt engineer, says `state.step_environment()`, the answer
+    goes to the caller, who gives `forward` what came of it. After `state.signal_error(log,
+    improve)` it is not asked: the same agent answers again.
+
+    Agents are `PromptedAgent`s, whose prompts are made of the state, or any other `Agent`: that
+    hears what the environment showed or else what the agent before it said. They have a session of
+    their memory, `session_id`; the state is this orchestrator's own, one `forward` at a time.
+    `timeout` is in seconds, for each answer.
+    """
+
+    def __init__(
+        self,
+        agents: Iterable[Agent[Any]],
+        transition: Transition[S],
+        state: S,
+        *,
+        name: str = "orchestrator",
+        session_id: SessionId = 0,
+        timeout: float | None = None,
+    ) -> None:
+        self.agents: dict[str, Agent[Any]] = {}
+        for agent in agents:
+            if self.agents.setdefault(agent.name, agent) is not agent:
+                raise ValueError(f"there are two agents called {agent.name!r}")
+        if not self.agents:
+            raise ValueError("an Orchestrator needs at least one agent")
+        self.transition = transition
+        self.state = state
+        self.name = name
+        self.session_id: SessionId = session_id
+        self.timeout = timeout
+        self._first = state.model_copy(deep=True)
+        self._usage: dict[str, dict[str, Usage]] = {}
+        self._busy = False
+
+    async def forward(self, obs: str | None = None, reward: float | None = None) -> Action:
+        """Let agents answer until the environment is to act, or all is done.
+
+        Inside a node it is a child of it, outside it runs under a commander of its own; cancelling
+        it cancels all below, and waits for that. Raises `LimitReached`, `UnknownAgent` for a name
+        that no agent has, `TimeoutError`, and what the transition, a prompt engineer or a model
+        raise. After an error the state is that of the last answer, so that the same call may be
+        made again. A second call while one runs is a `RuntimeError`.
+        """
+        return await run_in_tree(self.call(obs, reward))
+
+    def call(self, obs: str | None = None, reward: float | None = None) -> Orchestration[S]:
+        """Make the same call as a node that has not started."""
+        return Orchestration(self, obs, reward)
+
+    async def over(self, environment: Environment) -> AsyncGenerator[EpisodeStep[Action], None]:
+        """Play with an environment, from its `reset` to its end, and give each step of it.
+
+        Ends when the environment or the transition says so; raises what `forward` and the
+        environment raise, `LimitReached` too. It may be left at any time; the environment is the
+        caller's to close.
+        """
+        seen = await run_in_tree(observe(environment))
+        while not seen.done:
+            action = await self.forward(seen.text, seen.reward)
+            if action.done:
+                yield EpisodeStep(action, None)
+                return
+            seen = await run_in_tree(act(environment, action.content))
+            yield EpisodeStep(action, seen)
+
+    async def play(self, environment: Environment) -> EpisodeResult:
+        """Play with an environment to the end, which may be a limit; see `Episode`."""
+        return await run_in_tree(Episode(self, environment))
+
+    @property
+    def usage(self) -> dict[str, dict[str, Usage]]:
+        """What each agent has spent, by model: modules, retries and failed answers included."""
+        return {agent: dict(models) for agent, models in self._usage.items()}
+
+    def usage_by_model(self) -> dict[str, Usage]:
+        """Return what all agents together have spent, by model."""
+        total: dict[str, Usage] = {}
+        for models in self._usage.values():
+            _add(total, models)
+        return total
+
+    def reset(self, state: S | None = None) -> None:
+        """Begin anew: with `state`, or with the state as it was at first; agents forget theirs.
+
+        What was spent is kept. Raises `RuntimeError` while a call runs.
+        """
+        if self._busy:
+            raise RuntimeError(f"{self.name} is running: end its call before you reset it")
+        for agent in self.agents.values():
+            agent.reset(self.session_id)
+        self.state = self._first.model_copy(deep=True) if state is None else state
+
+    def _find(self, name: object) -> Agent[Any]:
+        """Return the agent of this name; raise `UnknownAgent`, or `TypeError` for what is none."""
+        if not isinstance(name, str):
+            raise TypeError(f"the transition gives a name or None, not {name!r:.200}")
+        if name not in self.agents:
+            raise UnknownAgent(name, [*self.agents], self.name)
+        return self.agents[name]
+
+
+class Orchestration(Node[Action], Generic[S], internal=True):
+    """One `forward` of an orchestrator, as a node; each answer is a child."""
+
+    def __init__(
+        self, orchestrator: Orchestrator[S], obs: str | None, reward: float | None
+    ) -> None:
+        super().__init__(orchestrator.name)
+        self._orchestrator = orchestrator
+        self._obs = obs
+        self._reward = reward
+
+    async def task(self) -> Action:
+        """Go on to the next environment step."""
+        orchestrator, state = self._orchestrator, self._orchestrator.state
+        if orchestrator._busy:
+            raise RuntimeError(f"{orchestrator.name} is running: its state is for one at a time")
+        if state.max_steps is not None and state.steps >= state.max_steps:
+            why = "the environment was asked often enough"
+            raise LimitReached("max_steps", state.max_steps, state.agent, why)
+        orchestrator._busy = True
+        try:
+            obs, state.reward = self._obs, self._reward
+            for answers in count():
+                agent = await self._choose(obs)
+                if agent is None:
+                    return Action(state.response or "", state.agent or "", done=True)
+                if answers == state.max_transitions:
+                    why = "the environment was not asked for too long"
+                    raise LimitReached("max_transitions", answers, state.agent, why)
+                state.response = await self._ask(agent, obs)
+                state.agent = agent.name
+                _count_error(state)
+                if state.mistake is None:
+                    obs = None
+                    if state.env_step:
+                        break
+        finally:
+            orchestrator._busy = False
+        state.env_step, state.errors = False, 0
+        state.steps += 1
+        return Action(state.response or "", state.agent or "")
+
+    async def _choose(self, obs: str | None) -> Agent[Any] | None:
+        """Return the agent that is next: the same once more if it made a mistake."""
+        orchestrator, state = self._orchestrator, self._orchestrator.state
+        if state.mistake is None:
+            state.env_step = False
+            name: object = await resolve(orchestrator.transition(obs, state))
+            _count_error(state)
+            if state.mistake is None:
+                state.errors = 0
+                return None if name is None else orchestrator._find(name)
+        if state.errors > state.max_errors:
+            why = f"{state.agent} gave no answer that can be used: {state.mistake.log}"
+            raise LimitReached("max_errors", state.max_errors, state.agent, why)
+        if state.agent is None:
+            raise RuntimeError(f"an error was signalled before anybody answered: {state.mistake}")
+        return orchestrator._find(state.agent)
+
+    async def _ask(self, agent: Agent[Any], obs: str | None) -> str:
+        """Tell an agent its mistake, the environment, or the agent before; return its answer."""
+        orchestrator, state = self._orchestrator, self._orchestrator.state
+        heard: list[AgentMessage] = []
+        if state.mistake is not None:
+            heard.append(AgentMessage(content=state.mistake.improve, sender="orchestrator"))
+        elif obs is not None:
+            heard.append(AgentMessage(content=obs, sender="environment"))
+        elif state.response is not None and state.agent is not None:
+            heard.append(AgentMessage(content=state.response, sender=state.agent))
+        prompted = isinstance(agent, PromptedAgent)
+        options: dict[str, Any] = {"state": state, "obs": obs} if prompted else {}
+        call = agent.call(*heard, session_id=orchestrator.session_id, **options)
+        try:
+            self.call_handler(call, timeout=orchestrator.timeout, claim=True)
+            answer = await call
+        finally:
+            _add(orchestrator._usage.setdefault(agent.name, {}), self.commander.usage(call))
+        if not prompted:
+            state.mistake = None
+        return answer.text
+
+
+def _count_error(state: State) -> None:
+    if state.mistake is not None:
+        state.errors += 1
+        logger.info("an answer of %s cannot be used: %s", state.agent, state.mistake.log)
+
+
+def _add(total: dict[str, Usage], models: dict[str, Any]) -> None:
+    for model, usage in models.items():
+        if isinstance(usage, Usage):
+            total[model] = total.get(model, Usage()) + usage
+
+
+# --- episodes
+
+EpisodeStatus: TypeAlias = Literal["done", "over"] | Limit
+"""`done`: the transition named nobody. `over`: the environment came to its end. Else the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeResult:
+    """What was done and seen, oldest first, and why it ended."""
+
+    status: EpisodeStatus
+    steps: tuple[EpisodeStep[Action], ...]
+
+
+class Episode(Node[EpisodeResult], internal=True):
+    """Plays an orchestrator with an environment; a limit is a result with its `status`.
+
+    What `orchestrator.play(environment)` awaits; `node.call_handler(Episode(...), timeout=600)` and
+    `commander.run(Episode(...))` do the same. Faults
+    are raised, see `Orchestrator.forward`. The environment is the caller's to close.
+    """
+
+    def __init__(self, orchestrator: Orchestrator[Any], environment: Environment) -> None:
+        super().__init__(f"{orchestrator.name}-episode")
+        self._orchestrator = orchestrator
+        self._environment = environment
+
+    async def task(self) -> EpisodeResult:
+        """Act and look until one of the two has come to its end."""
+        steps: list[EpisodeStep[Action]] = []
+        status: EpisodeStatus = "over"
+        try:
+            async with aclosing(self._orchestrator.over(self._environment)) as playing:
+                async for step in playing:
+                    steps.append(step)
+                    status = "done" if step.action.done else "over"
+        except LimitReached as limit:
+            logger.warning("%s: %s", self.path, limit)
+            status = limit.limit
+        return EpisodeResult(status, tuple(steps))

@@ -1,0 +1,75 @@
+"""`State`: what the agents of an orchestrator know of each other, typed, each in its namespace."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ...messages import Message
+
+__all__ = ["Mistake", "Namespace", "State"]
+
+
+class Namespace(BaseModel):
+    """Typed fields of one agent: a name or a value that does not fit is a `ValidationError`."""
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+
+class Mistake(Namespace):
+    """What is wrong with the last answer: `log` is for the log, `improve` for its agent."""
+
+    log: str
+    improve: str
+
+
+class State(Namespace):
+    """What an orchestrator keeps between answers; a subclass has a field for each agent.
+
+        class Flip(Namespace):
+            side: str = ""
+
+        class CoinState(State):
+            coin: Flip = Flip()
+
+        state = CoinState(max_errors=3, max_steps=10)
+        state.coin.side = "heads"
+
+    All of it is JSON: `state.model_dump_json()` keeps a run, `CoinState.model_validate_json(...)`
+    goes on with it.
+
+    Limits: after `max_errors` answers in a row that were signalled as errors the next one ends the
+    run; `max_steps` is the number of environment steps, None for any; `max_transitions` is the
+    number of answers between two of them, so agents who only talk to each other come to an end.
+
+    The rest is the orchestrator's to write and everybody's to read: `agent`, who answered last
+    (None at the beginning); `response`, what it answered; `reward`, what the environment gave;
+    `steps`, how many environment steps were taken; `errors`, how many in a row; `notes`, what
+    modules found, by their names; `kept`, what they keep, by the number of steps; `histories`,
+    what each agent's model has read and said.
+    """
+
+    max_errors: int = Field(default=3, ge=0)
+    max_steps: int | None = Field(default=None, ge=1)
+    max_transitions: int = Field(default=50, ge=1)
+    agent: str | None = None
+    response: str | None = None
+    reward: float | None = None
+    steps: int = 0
+    errors: int = 0
+    env_step: bool = False
+    mistake: Mistake | None = None
+    notes: dict[str, str] = Field(default_factory=dict[str, str])
+    kept: dict[str, dict[int, str]] = Field(default_factory=dict[str, dict[int, str]])
+    histories: dict[str, list[Message]] = Field(default_factory=dict[str, list[Message]])
+
+    def step_environment(self) -> None:
+        """Let the answer of the agent that is named now, or is answering, go to the environment."""
+        self.env_step = True
+
+    def signal_error(self, log: str, improve: str) -> None:
+        """Say that the last answer cannot be used: its agent is asked again, and told `improve`.
+
+        For `process_response` and transitions; what these return is then not used. `log` is for
+        the log `anabranch.agents`.
+        """
+        self.mistake = Mistake(log=log, improve=improve)
