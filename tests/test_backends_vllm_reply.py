@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from anabranch.backends._assemble import assemble
 from anabranch.backends._vllm_reply import answer
 from anabranch.backends._vllm_tools import marked_call
 from anabranch.commander import (
@@ -19,6 +18,7 @@ from anabranch.commander import (
     ConfigurationError,
     ContextTooLong,
 )
+from anabranch.dispatch.assembly import assemble
 from anabranch.messages import Message, Request, Usage
 
 ADD = SimpleNamespace(name="add", description="", parameters={"type": "object"})
