@@ -186,7 +186,7 @@ async def test_where_no_cluster_is_an_error_says_so() -> None:
     """In a process of its own, whose address leads nowhere."""
     program = (
         "import asyncio, anabranch as a\n"
-        "from anabranch.dispatch import Request\n"
+        "from anabranch.messages import Request\n"
         "asyncio.run(a.connect('ray:llm').complete(Request([])))"
     )
     async with asyncio.timeout(60):
