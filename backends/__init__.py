@@ -12,7 +12,6 @@ A `Request` comes in and goes to a model; what the model says comes out as `Delt
     _local*, _weights*           the small model or a GGUF file; how its weights are fetched
     _vllm*                       the vLLM engine
     _cassette, _tape             replies that are recorded and played
-    _assemble                    the message that deltas make
 
 The implementations are imported when they are asked for, so that no extra is needed for those
 that are not. `limits` is public for other rooms, which keep limits and take turns in them too.

@@ -42,18 +42,17 @@ class _Mailbox:
 
     def put(self, ticket: Ticket[Any], item: _Item) -> None:
         """Hand an item to the loop; called in the engine's thread. Raises if the loop is closed."""
-
-        def deliver() -> None:
-            # Before the items are read: one that is appended after this sends its own wake-up.
-            self._waking = False
-            while self._items:
-                ticket, item = self._items.popleft()
-                ticket.deliver(item)
-
         self._items.append((ticket, item))
         if not self._waking:
             self._waking = True
-            self._loop.call_soon_threadsafe(deliver)
+            self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        # Before the items are read: one that is appended after this sends a wake-up of its own.
+        self._waking = False
+        while self._items:
+            ticket, item = self._items.popleft()
+            ticket.deliver(item)
 
 
 class Ticket(Generic[_W]):
@@ -121,7 +120,7 @@ class SharedEngine(ABC, Generic[_A, _W]):
         self._key = key
         self._users = 0
         self._mailboxes = PerLoop(_Mailbox)
-        self._tickets: set[Ticket[_W]] = set()  # which have readers
+        self._tickets: set[Ticket[_W]] = set()  # those that have a reader
         self._ended: Future[None] = Future()
         self._ended.set_running_or_notify_cancel()  # so that no waiter can cancel it for all
         # A daemon: a program that ends without closing its backend does not wait for the model.
@@ -175,10 +174,12 @@ class SharedEngine(ABC, Generic[_A, _W]):
             while (delta := await ticket.take()) is not None:
                 yield delta
         finally:
-            self._tickets.discard(ticket)
-            if not ticket.over:
-                ticket.left = True
-                await self.leave(ticket)
+            ticket.left = True
+            try:
+                if not ticket.over:
+                    await self.leave(ticket)
+            finally:
+                self._tickets.discard(ticket)
 
     def _live(self) -> None:
         try:
@@ -186,7 +187,7 @@ class SharedEngine(ABC, Generic[_A, _W]):
         finally:
             with self._lock:
                 self._ended.set_result(None)
-                for ticket in self._tickets:  # most have their end already: the first one counts
+                for ticket in tuple(self._tickets):  # the first end counts, if one has it already
                     ticket.put(BackendUnavailable("the engine was closed while it answered"))
 
     @abstractmethod

@@ -63,7 +63,7 @@ class HttpBackend(WireBackend):
             cookie_jar=self._aiohttp.DummyCookieJar(),
         )
 
-    async def _send(self, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+    async def post(self, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
         response: ClientResponse | None = None
         failure: BackendError
         try:

@@ -30,7 +30,7 @@ __all__ = ["OpenAIBackend"]
 
 
 class OpenAIBackend(WireBackend):
-    """A model of a hosted provider, or of any server that their SDK can reach.
+    """A model of a hosted provider, or of any server that OpenAI's SDK can reach.
 
     The key comes from `api_key` or the host's variable. The SDK does not try again by itself:
     `retries` does, as for every backend. Options are renamed where a provider's own address names
@@ -100,8 +100,8 @@ class OpenAIBackend(WireBackend):
             return None
         return super().continuation(request, partial)
 
-    def _body(self, request: Request) -> dict[str, Any]:
-        body = super()._body(request)
+    def fields(self, request: Request) -> dict[str, Any]:
+        body = super().fields(request)
         if self._host is None:
             return body
         if body.pop("continue_final_message", False):
@@ -111,7 +111,7 @@ class OpenAIBackend(WireBackend):
         left_out = self._host.left_out
         return {renamed.get(key, key): v for key, v in body.items() if key not in left_out}
 
-    async def _send(self, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+    async def post(self, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
         response: Response | None = None
         failure: BackendError
         own = {"model", "messages", "stream"}

@@ -88,7 +88,12 @@ class VLLMEngine(SharedEngine[Mapping[str, Any], Work]):
 
         def start() -> None:
             self._tasks[ticket] = task = self._loop.create_task(self._answer(ticket))
-            task.add_done_callback(lambda _: self._tasks.pop(ticket))
+            task.add_done_callback(end)
+
+        def end(task: asyncio.Task[None]) -> None:
+            del self._tasks[ticket]
+            if task.cancelled():  # also where it had not begun
+                ticket.put(BackendUnavailable("the vLLM engine was closed while it answered"))
 
         self._call(start)
 
@@ -145,8 +150,6 @@ class VLLMEngine(SharedEngine[Mapping[str, Any], Work]):
                     ticket.put(delta)
                     if ticket.left:
                         break
-        except asyncio.CancelledError:
-            end = BackendUnavailable("the vLLM engine was closed while it answered")
         except AnabranchError as error:
             end = error
         except Exception as error:  # noqa: BLE001 - it is raised where the reply is read

@@ -56,7 +56,7 @@ class WireBackend(ModelBackend):
         return f"{type(self).__name__}({self.model!r}, base_url={where!r})"
 
     @abstractmethod
-    def _send(self, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+    def post(self, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
         """Post `body` and pass the bytes of the reply on; raises `BackendError`.
 
         Closing it closes the connection, unless the reply has been read to its end.
@@ -67,20 +67,23 @@ class WireBackend(ModelBackend):
         return self._redactor.prose(text)
 
     async def leave_loop(self) -> None:
+        """Close the connections, which are bound to the loop."""
         await self.aclose()
 
-    def _body(self, request: Request) -> dict[str, Any]:
+    def fields(self, request: Request) -> dict[str, Any]:
+        """Return what stands in the body, named as this server names it, all but `extra`."""
         body = request_body(self.model, request, self.default_options)
         body.pop("extra", None)
         return body
 
-    def _write(self, request: Request) -> dict[str, Any]:
+    def _body(self, request: Request) -> dict[str, Any]:
         """Make the body; raises `ConfigurationError` for what is no request, or has no JSON."""
         _check_options(request.options)
         try:
-            body = self._body(request)
-            for extra in self.default_options.get("extra"), request.options.get("extra"):
-                body |= extra or {}
+            body = self.fields(request)
+            for options in self.default_options, request.options:
+                extra: dict[str, Any] | None = options.get("extra")
+                body = {**body, **(extra or {})}
             text = json.dumps(body, allow_nan=False)
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ConfigurationError(f"the request cannot be written: {describe(error)}") from None
@@ -103,8 +106,8 @@ class WireBackend(ModelBackend):
         failure: AnabranchError
         silent = whole = 0  # bytes since the last delta, and all of them
         try:
-            body = self._write(request)
-            async with aclosing(self._send(body)) as pieces:
+            body = self._body(request)
+            async with aclosing(self.post(body)) as pieces:
                 reader = EventReader()
                 async for piece in pieces:
                     deltas, failed = _read(reader.feed(piece))

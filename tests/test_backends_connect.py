@@ -128,9 +128,9 @@ def test_a_provider_is_asked_to_go_on_as_it_wants_it(
 
     asked = backend.continuation(request, Message(role="assistant", content="Once "))
 
-    assert (asked and backend._body(asked)["messages"][-1]) == said
+    assert (asked and backend.fields(asked)["messages"][-1]) == said
     assert asked is None or not {"continue_final_message", "add_generation_prompt"} & set(
-        backend._body(asked)
+        backend.fields(asked)
     )
 
 
@@ -155,7 +155,7 @@ def test_options_have_the_providers_names_at_its_own_address(
     assert isinstance(elsewhere, OpenAIBackend)
     own = {"model", "messages", "stream", "stream_options"}
 
-    bodies = [backend._body(request) for backend in (hosted, elsewhere)]
+    bodies = [backend.fields(request) for backend in (hosted, elsewhere)]
 
     assert [{k: v for k, v in body.items() if k not in own} for body in bodies] == [
         named,

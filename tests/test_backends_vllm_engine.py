@@ -88,6 +88,19 @@ async def test_leaving_cancels_the_work_and_waits_for_that(monkeypatch: pytest.M
         await engine.close()
 
 
+async def test_work_that_is_left_before_it_began_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaving returns, at whatever moment it comes."""
+    async with an_engine(monkeypatch) as engine:
+        for turns in range(40):
+            reader = asyncio.create_task(texts(engine, endless))
+            for _ in range(turns % 4):
+                await asyncio.sleep(0)
+            reader.cancel()
+            await asyncio.wait([reader])
+        assert engine._tickets == set()
+        await engine.close()
+
+
 async def test_the_last_to_close_breaks_off_what_is_being_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
