@@ -42,6 +42,8 @@ class _Mailbox:
 
     def put(self, ticket: Ticket[Any], item: _Item) -> None:
         """Hand an item to the loop; called in the engine's thread. Raises if the loop is closed."""
+        if self._loop.is_closed():
+            raise RuntimeError("the loop is closed")  # also if a wake-up was under way
         self._items.append((ticket, item))
         if not self._waking:
             self._waking = True

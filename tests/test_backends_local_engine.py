@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from _until import settled
 
+from anabranch.backends._engine import Ticket, _Mailbox
 from anabranch.backends._local_engine import LocalEngine, Work
 from anabranch.backends._local_model import Source
 from anabranch.commander import BackendError
@@ -208,3 +209,19 @@ def test_an_engine_serves_one_loop_after_another(
     assert asyncio.run(texts(engine, saying("one"))) == ["one"]
     assert asyncio.run(texts(engine, saying("two"))) == ["two"]
     asyncio.run(engine.close())
+
+
+def test_every_request_of_a_loop_that_was_closed_is_left() -> None:
+    """Though a wake-up was under way when it was closed: nobody will ever answer it."""
+
+    async def two() -> list[Ticket[None]]:
+        mailbox = _Mailbox()
+        return [Ticket(None, mailbox) for _ in range(2)]
+
+    loop = asyncio.new_event_loop()
+    tickets = loop.run_until_complete(two())
+    tickets[0].put(Delta(text="a"))
+    loop.close()
+    for ticket in tickets:
+        ticket.put(Delta(text="b"))
+    assert [ticket.left for ticket in tickets] == [True, True]
