@@ -93,7 +93,11 @@ def connect(
         if not model:
             raise ConfigurationError(f"which model? connect({hide_secrets(spec)!r}, model='...')")
         backend: Backend = HttpBackend(model, spec, api_key, **settings)
-    elif (provider := _PROVIDERS.get(prefix) or find_plugin(_GROUP, prefix)) is not None:
+    elif (provider := _find_provider(prefix)) is not None:
+        if not callable(provider):
+            raise ConfigurationError(
+                f"the provider {prefix!r} is {type(provider).__name__}, and cannot be called"
+            )
         backend = provider(name or model or "", **given)
         if not isinstance(backend, Backend):  # pyright: ignore[reportUnnecessaryIsInstance] - others' own
             raise ConfigurationError(
@@ -115,6 +119,10 @@ def connect(
         has_key=api_key is not None or bool(secrets_of(address)),
     )
     return backend
+
+
+def _find_provider(prefix: str) -> Provider | None:
+    return _PROVIDERS.get(prefix) or find_plugin(_GROUP, prefix)
 
 
 def _hosted(host: Host, name: str, /, **settings: Any) -> Backend:

@@ -7,9 +7,14 @@ that the room does not know itself.
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
+from ._report import describe
 from .errors import AnabranchError, ConfigurationError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["find_plugin", "plugin_names"]
 
@@ -20,13 +25,11 @@ def find_plugin(group: str, name: str) -> Any:
     Raises `ConfigurationError`, which names the package, if that fails or if two packages have
     the name. An `AnabranchError` raised by the import, such as `MissingExtra`, is passed on.
     """
-    from importlib.metadata import entry_points  # costs more to import than most programs need
-
-    found = [*entry_points(group=group, name=name)]
+    found = [point for point in _registered(group) if point.name == name]
     if not found:
         return None
     if len(found) > 1:
-        packages = " and ".join(sorted(point.dist.name for point in found if point.dist))
+        packages = " and ".join(sorted({_package(point) for point in found}))
         raise ConfigurationError(
             f"{name!r} ({group}) comes from more than one package: uninstall all but one of"
             f" {packages}"
@@ -36,16 +39,39 @@ def find_plugin(group: str, name: str) -> Any:
         return point.load()
     except AnabranchError:
         raise
-    except Exception as error:
-        package = point.dist.name if point.dist else "unknown"
+    except (Exception, SystemExit) as error:
         raise ConfigurationError(
-            f"{name!r} ({group}) of the package {package} cannot be loaded from {point.value!r}:"
-            f" {type(error).__name__}: {error}"
+            f"{name!r} ({group}) of the package {_package(point)} cannot be loaded from"
+            f" {point.value!r}: {_told(error)}"
         ) from error
 
 
 def plugin_names(group: str) -> list[str]:
     """Return what is registered in `group` by all installed packages, sorted."""
-    from importlib.metadata import entry_points
+    return sorted({point.name for point in _registered(group)})
 
-    return sorted(entry_points(group=group).names)
+
+def _registered(group: str) -> list[EntryPoint]:
+    """Return what is registered; a package whose list cannot be read has registered nothing."""
+    # It costs more to import than most programs need.
+    from importlib.metadata import distributions, entry_points
+
+    try:
+        return [*entry_points(group=group)]
+    except Exception:  # noqa: BLE001 - whatever a broken file makes of its parser
+        found: list[EntryPoint] = []
+        for package in distributions():
+            with suppress(Exception):
+                found += package.entry_points.select(group=group)
+        return [*dict.fromkeys(found)]
+
+
+def _told(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - its text is made by the package's own code
+        return describe(error)
+
+
+def _package(point: EntryPoint) -> str:
+    return (point.dist and point.dist.name) or "unknown"

@@ -120,6 +120,8 @@ def test_an_unknown_prefix_lists_those_of_packages_too(
         ("import there_is_no_such_module", "ModuleNotFoundError: No module named 'there_is"),
         ("", "AttributeError"),
         ("1 / 0", "ZeroDivisionError"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("class Mute(Exception):\n    __str__ = None\nraise Mute(7)", "Mute: 7"),
     ],
 )
 def test_a_broken_package_breaks_its_own_prefix_alone(
@@ -136,6 +138,35 @@ def test_a_broken_package_breaks_its_own_prefix_alone(
     with pytest.raises(ConfigurationError, match=said) as caught:
         connect("moulting:x")
     assert f"the package {package} cannot be loaded from '{package}:Moulting'" in str(caught.value)
+
+
+@pytest.mark.parametrize("points", [b"[other]\nno value\n", b"[other]\nx = \xff\n"])
+def test_a_list_that_cannot_be_read_registers_nothing(
+    points: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever package it belongs to, the others keep theirs."""
+    install(tmp_path, "dodo", "", "")
+    (tmp_path / "dodo-1.0.dist-info" / "entry_points.txt").write_bytes(points)
+    install(tmp_path, "parrot", *parrot())
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert connect("parrot:grey").provider == "parrot"
+    assert connect("ray:llm").provider == "ray"
+    with pytest.raises(ConfigurationError, match=r"There are: .*parrot"):
+        connect("no-such-prefix:x")
+
+
+def test_a_prefix_of_two_packages_without_names_is_refused_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an uninstall that broke off may leave them."""
+    for package in "auk", "moa":
+        install(tmp_path, package, "", "extinct = builtins:repr")
+        (tmp_path / f"{package}-1.0.dist-info" / "METADATA").unlink()
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(ConfigurationError, match=r"more than one package.* unknown"):
+        connect("extinct:x")
 
 
 def test_a_package_may_ask_for_an_extra_of_this_one(
@@ -179,6 +210,9 @@ def test_a_provider_makes_a_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(ConfigurationError, match="'magpie' made str, not a Backend"):
         connect("magpie:x")
+    install(tmp_path, "pebble", "", "pebble = pebble")
+    with pytest.raises(ConfigurationError, match="'pebble' is module, and cannot be called"):
+        connect("pebble:x")
 
 
 def test_what_nobody_registered_is_none() -> None:

@@ -46,6 +46,9 @@ async def open_tools(*specs: str) -> AsyncGenerator[list[AnyTool]]:
             if (source := _find_source(name)) is None:
                 tools += load_tools(name)
                 continue
+            if not callable(source):
+                made = type(source).__name__
+                raise ConfigurationError(f"{name!r} is {made}, and cannot be called")
             kit = source(name.partition(":")[2].strip())
             if not isinstance(kit, Toolkit):  # pyright: ignore[reportUnnecessaryIsInstance] - a package's
                 raise ConfigurationError(f"{name!r} made {type(kit).__name__}, not a Toolkit")
