@@ -52,6 +52,8 @@ def _explain_one(record: Record) -> tuple[str, list[Record]]:
         if record.state == "joining":
             many = f"it waits for {len(children)} children"
             return f"is joining: its body has returned, {many}", children
+        if not record.tree:
+            return "is pending: it is in no tree", []
         if record.attempts is not None and record.attempts.timer is not None:
             return f"is pending: attempt {len(record.attempts.starts) + 1} begins after a pause", []
         if record.tree.max_concurrency is None:

@@ -41,6 +41,13 @@ async def test_explain_says_for_how_long_a_node_has_been_in_its_state():
     assert "(for" not in commander.explain(runs)
 
 
+async def test_explain_of_a_node_that_is_in_no_tree_says_so():
+    """With callbacks or without."""
+    async with Commander() as commander:
+        for job in (Waits(), Waits().at_done(print)):
+            assert commander.explain(job) == "Waits is pending: it is in no tree"
+
+
 @jumping
 async def test_explain_counts_the_pause_before_another_attempt_from_its_beginning():
     """A node that is tried again is pending anew."""
