@@ -94,6 +94,8 @@ def finish(record: Record, at_home: bool = False, called: bool = False) -> None:
 
 def _release(record: Record) -> None:
     """Let those go on who look on, and keep what is to be called when the commander ends."""
+    if record.attempts is not None:
+        record.attempts.failure = None  # it leads to the node, by its traceback
     observers, record.observers = record.observers or (), None
     for observer in observers:
         if not observer.done():

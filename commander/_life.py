@@ -107,7 +107,8 @@ async def _attempt(record: Record) -> Any:
             try:
                 await _run_before_body(record, record.at_retry)
             finally:
-                record.moment = attempts.failure = None
+                record.moment = None
+        attempts.failure = None  # it leads to the node, by its traceback
     if record.at_start is not None:
         await _run_before_body(record, record.at_start)
     return await (node.task() if record.away is None else record.away.run(node))
@@ -132,6 +133,8 @@ async def _run_before_body(record: Record, callbacks: list[Callback]) -> None:
                 failed.append(error)
         if failed:
             raise failed.pop(0)
+        if record.ending:
+            raise asyncio.CancelledError  # or the body would begin, up to where it waits
     finally:
         for error in failed:
             log_lost(record, error, "a start callback of %s raised")

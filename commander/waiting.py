@@ -127,8 +127,11 @@ def outcome(node: Node[T]) -> T:
         current = None if waiter is None else record_of(waiter)
         if current is not None and current.cancelled is not None and not current.closing:
             raise asyncio.CancelledError
-    # The class's own method: a user's exception may have another one.
-    raise BaseException.with_traceback(error, record.traceback)
+    try:
+        # The class's own method: a user's exception may have another one.
+        raise BaseException.with_traceback(error, record.traceback)
+    finally:
+        del error  # its traceback leads to this frame
 
 
 # --- waiting for an end without taking part in it

@@ -1,6 +1,7 @@
 """T6: timeouts, retries and restarts."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 from _clock import jumping, virtual_seconds
@@ -440,6 +441,26 @@ async def test_an_at_retry_that_raises_fails_the_attempt():
             await commander.run(job, retry=Retry(attempts=3))
     assert seen == ["start", *["refuse", "other"] * 2]
     assert job.errors == []
+
+
+async def test_a_callback_that_cancels_its_node_before_the_body_keeps_the_body_from_beginning():
+    """Whether it runs at a retry or at the start, plain or async."""
+    async with asyncio.timeout(5), Commander() as commander:
+
+        async def give_up(node):
+            node.cancel("enough")
+            with suppress(asyncio.CancelledError):
+                await settled()
+
+        for callback in (give_up, lambda node: node.cancel("enough")):
+            job = Flaky([ValueError(), ValueError()]).at_retry(callback)
+            with pytest.raises(NodeCancelled, match="enough"):
+                await commander.run(job, retry=Retry(attempts=3))
+            assert len(job.errors) == 1
+            job = Flaky([ValueError()]).at_start(callback)
+            with pytest.raises(NodeCancelled, match="enough"):
+                await commander.run(job)
+            assert len(job.errors) == 1
 
 
 async def test_at_retry_sees_none_where_a_restart_follows_a_success():

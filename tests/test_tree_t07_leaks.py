@@ -129,6 +129,35 @@ async def test_a_finished_node_goes_at_once_without_the_garbage_collector():
         gc.enable()
 
 
+async def test_no_error_that_is_over_keeps_a_finished_node():
+    """One that was cancelled, or tried again, goes at once without the garbage collector too."""
+
+    @handler
+    async def fails_once(node):
+        if not seen:
+            seen.append(1)
+            raise ValueError
+
+    seen = []
+    gc.collect()
+    gc.disable()
+    try:
+        async with asyncio.timeout(5), Commander() as commander:
+            again, cancelled = fails_once(), hang()
+            references = [weakref.ref(node) for node in (again, cancelled)]
+            await commander.call_handler(again, retry=Retry(backoff=0))
+            commander.call_handler(cancelled)
+            await settled()
+            cancelled.cancel()
+            with pytest.raises(NodeCancelled):
+                await cancelled
+            del again, cancelled
+            await settled()
+            assert [reference() for reference in references] == [None] * 2
+    finally:
+        gc.enable()
+
+
 async def test_a_finished_node_does_not_keep_its_parent_alive_for_its_awaiter():
     """A held node holds what is above it, never what is below."""
 
