@@ -13,7 +13,8 @@ The root is the commander (`_commander.py`), for a program without a loop `_run.
 threads `_threadsafe.py`. Out come events (`_events.py`), drawings (`_snapshot.py`), what a tree
 that hangs is waiting for (`_explain.py`, `_reach.py`, `_stack.py`), what it has spent
 (`_usage.py`) and who blocks the loop (`_watch.py`). Blocking work: `_blocking.py` and `_worker.py`;
-work elsewhere: `_place.py`.
+work elsewhere: `_place.py`. What is said of a user's exception is said in `_report.py`, which no
+exception, however odd, can break.
 
 Other rooms use this page, `errors.py`, `waiting.py`, `remote.py` (for places), `pattern.py` (for
 edges), `process.py`, and for names that packages bring `plugins.py` and `lazy.py`.
