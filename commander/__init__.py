@@ -17,8 +17,8 @@ adds up what others charge) and who blocks the loop (`_watch.py`). Blocking work
 `_worker.py`; work elsewhere: `_place.py`. What is said of a user's exception is said in
 `_report.py`, which no exception, however odd, can break.
 
-Other rooms use what is exported here, `errors.py`, `waiting.py`, `remote.py` (for places), `pattern.py` (for
-edges), `process.py`, and for names that packages bring `plugins.py` and `lazy.py`.
+Other rooms use what is exported here, `errors.py`, `waiting.py`, `remote.py` (for places),
+`pattern.py` (for edges), `process.py`, and for names that packages bring `plugins.py` and `lazy.py`.
 """
 
 from ._blocking import check_cancelled as check_cancelled
