@@ -68,6 +68,7 @@ class Pump(Node[None], internal=True):
         self._repair = repair
         self._failed = False  # its own outcome says with what
         self._over = False
+        self._refused = False  # the assembly has raised, as a user's format may
         self._closed = False  # by `aclose`
         self._listeners = Waiters(self)  # for the message
         branches = Branches(
@@ -92,6 +93,9 @@ class Pump(Node[None], internal=True):
         def feed() -> None:
             try:
                 self._assembly.feed(waiting)
+            except BaseException:
+                self._refused = True
+                raise
             finally:
                 waiting.clear()
 
@@ -124,6 +128,8 @@ class Pump(Node[None], internal=True):
             if type(item) is not Delta and (delta := to_delta(item)) is None:
                 continue
             if not left:
+                if self._refused:
+                    return  # and the source did not mind being cancelled
                 if not batch:
                     await _call_all(self.firsts)
                 elif 1 < batch < turn:
@@ -216,16 +222,30 @@ def calling_before_waits(
     does, and gives what comes out of each step, the future that it waits for, to the task. Thus
     all deltas that a source has ready are read together and late by nothing, which halves the
     cost of a delta (benchmarks/NOTES-fork.md, "What helped").
+
+    If `callback` raises, `body` is cancelled where it waits, and ends before that is raised: an
+    async generator that is left in the midst of a step can never be closed.
     """
     step: Callable[[Any], Any] = body.send
     argument: Any = None
+    failed: BaseException | None = None
     try:
         while True:
             try:
                 waits_for = step(argument)
             except StopIteration:
-                return
-            callback()
+                break
+            except (Exception, asyncio.CancelledError):
+                if failed is None:
+                    raise
+                break
+            if failed is None:
+                try:
+                    callback()
+                except BaseException as error:  # noqa: BLE001 - raised below
+                    failed = error
+                    step, argument = body.throw, asyncio.CancelledError()
+                    continue
             try:
                 step, argument = body.send, (yield waits_for)
             except GeneratorExit:
@@ -234,7 +254,10 @@ def calling_before_waits(
                 step, argument = body.throw, error
     finally:
         body.close()
-        callback()
+        if failed is None:
+            callback()
+    if failed is not None:
+        raise failed
 
 
 async def _call_all(callbacks: list[Callable[[], object]]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -251,3 +252,63 @@ async def test_a_blocking_source_whose_close_fails_is_left_too(
 
     assert (await run(body)).content == "Hi"
     assert len(warnings(caplog)) == 1
+
+
+class Refusing(Format):
+    """A format whose `read` raises."""
+
+    open, close = "<<", ">>"
+
+    def read(self, body: str) -> Any:
+        raise OSError(f"no {body}")
+
+
+@pytest.mark.parametrize("waits", [0, 1])
+async def test_a_source_is_closed_when_a_format_raises(waits: int) -> None:
+    """Also in the midst of a step of an async generator, which is cancelled there."""
+    seen: list[object] = []
+    never = asyncio.Event()
+
+    async def source() -> AsyncIterator[Delta]:
+        try:
+            yield Delta(text="a <<b>> c")
+            for _ in range(waits):
+                await never.wait()
+            yield Delta(text="d")
+        except BaseException as error:
+            seen.append(type(error))
+            raise
+        finally:
+            await asyncio.sleep(0)
+            seen.append("closed")
+
+    async def body(node: Node[Any]) -> Message:
+        return await fork(node, source(), formats=[Refusing()]).message
+
+    with pytest.raises(OSError, match="no b") as raised:
+        await run(body)
+    assert raised.value.__context__ is None
+    assert seen[-1:] == ["closed"]
+
+
+async def test_a_source_that_goes_on_after_a_format_has_raised_is_left() -> None:
+    """It is read no further, and not fed to what has failed."""
+    given: list[int] = []
+
+    class Deaf(Source):
+        async def __aiter__(self) -> AsyncIterator[Delta]:
+            while True:
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0)
+                given.append(1)
+                yield Delta(text="<<b>>")
+
+    source = Deaf()
+
+    async def body(node: Node[Any]) -> Message:
+        return await fork(node, source, formats=[Refusing()]).message
+
+    with pytest.raises(OSError, match="no b"):
+        await run(body)
+    assert source.closed
+    assert len(given) < 3000
