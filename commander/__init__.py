@@ -18,7 +18,7 @@ and `_worker.py`; work elsewhere: `_place.py`. What is said of a user's exceptio
 `_report.py`, which no exception, however odd, can break.
 
 Other rooms use what is exported here, `errors.py`, `waiting.py`, `remote.py` (for places),
-`pattern.py` (for edges), `process.py`, and for names that packages bring `plugins.py` and `lazy.py`.
+`pattern.py` (for edges), `process.py`, `plugins.py` (for what packages bring) and `lazy.py`.
 """
 
 from ._blocking import check_cancelled as check_cancelled
