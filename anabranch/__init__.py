@@ -1,6 +1,6 @@
 """Anabranch: an asyncio task-tree orchestration engine for language models.
 
-The layering, each room importing only those below it:
+The layering of the rooms, as the subpackages are called; each imports only those below it:
 
     cli, testing
     cluster             jobs, agents and models on the machines of a Ray cluster

@@ -4,8 +4,8 @@ A `Request` comes in and goes to a model; what the model says comes out as `Delt
 
     _providers                   `connect`: the prefixes, such as `openai:`, and what each makes
     _backend, _model             the interface; what is done around each attempt
-    _retry, _timeout, _fallback  when to try again, how long to wait, whom to ask instead
-    limits, _turn, _estimate     the rules of all limits; who goes first where many wait
+    _retry, _timeout, _fallback  when a request is tried again, time limits, another model to ask
+    limits, _turn, _estimate     rates, concurrency, budgets; who may start a request first
     _wire, _http, _openai, _sse  servers: a request as JSON, a reply as events; aiohttp or the SDK
     _address, _secret, _failure  addresses; keys that never show; what a refusal means
     _engine, _per_loop, _prompt  models in this process: one thread for all event loops
@@ -14,7 +14,7 @@ A `Request` comes in and goes to a model; what the model says comes out as `Delt
     _cassette, _tape             replies that are recorded and played
 
 The implementations are imported when they are asked for, so that no extra is needed for those
-that are not. `limits` is public for other rooms, which keep limits and take turns in them too.
+that are not. `limits` is public for other rooms, which ask it for leave to start a request too.
 """
 
 from ._backend import Backend as Backend

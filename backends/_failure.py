@@ -62,24 +62,16 @@ async def whole_reply(
             body += piece
             if len(body) > LONGEST:
                 raise BadResponse(f"{where} answered with more than {LONGEST} bytes in one piece")
-    if _says_nothing(body):
-        text = (
-            _cut(" ".join(body.decode("utf-8", "replace").split()), _LONGEST_EXCERPT) or "nothing"
-        )
-        raise BadResponse(f"{where} answered {text}, not a reply")
-    return b"data: " + b" ".join(body.splitlines()) + b"\n\ndata: [DONE]\n\n"
-
-
-def _says_nothing(body: bytes | bytearray) -> bool:
-    """Say whether a body in one piece is JSON, or blank, without a choice or an error in it."""
     try:
         value: Any = json.loads(body) if body.strip() else {}
     except (ValueError, RecursionError):
-        return False  # whoever reads it says what it is
-    if not isinstance(value, dict):
-        return False
-    fields = cast("dict[str, Any]", value)
-    return not (fields.get("choices") or fields.get("error") or fields.get("object") == "error")
+        value = None  # whoever reads it says what it is
+    if isinstance(value, dict):
+        fields = cast("dict[str, Any]", value)
+        if not (fields.get("choices") or fields.get("error") or fields.get("object") == "error"):
+            text = _cut(" ".join(body.decode("utf-8", "replace").split()), _LONGEST_EXCERPT)
+            raise BadResponse(f"{where} answered {text or 'nothing'}, not a reply")
+    return b"data: " + b" ".join(body.splitlines()) + b"\n\ndata: [DONE]\n\n"
 
 
 def failure_from_response(
@@ -92,8 +84,17 @@ def failure_from_response(
         plain = f"{where} redirects to {there!r}: give that as base_url"
     elif not plain or plain.startswith("<"):
         plain = f"{where} answered with status {status}"
+    said: object = None
+    with suppress(ValueError, RecursionError):
+        value: Any = json.loads(body)
+        if isinstance(value, list) and value:
+            value = cast("list[Any]", value)[0]
+        if isinstance(value, dict):
+            fields = cast("dict[str, Any]", value)
+            said = fields.get("error") or fields.get("detail")
+            said = said or (fields if "message" in fields else None)
     try:
-        made = error_from_wire(_error_object(body) or plain, status)
+        made = error_from_wire(said or plain, status)
     except Exception:  # noqa: BLE001 - an error object with anything in it: the status counts
         made = error_from_wire(plain, status)
     text = f"{_cut(str(made), _LONGEST_MESSAGE)} ({status})"
@@ -121,19 +122,6 @@ def failure_from_library(error: BaseException, where: str) -> BackendError:
             return BackendUnavailable(f"{where}: {describe(error)}")
         error = error.__cause__
     return BadResponse(f"{where}: {_cut(' '.join(error.message.split()), _LONGEST_EXCERPT)}")
-
-
-def _error_object(body: bytes) -> object:
-    try:
-        value: Any = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    if isinstance(value, list) and value:
-        value = cast("list[Any]", value)[0]
-    if not isinstance(value, dict):
-        return None
-    fields = cast("dict[str, Any]", value)
-    return fields.get("error") or fields.get("detail") or (fields if "message" in fields else None)
 
 
 def _cut(text: str, longest: int) -> str:

@@ -70,7 +70,7 @@ class HttpBackend(WireBackend):
             session = await self._sessions.get()
             response = await session.post(self._endpoint, json=body, allow_redirects=False)
             if response.status != 200 or response.content_type != "text/event-stream":
-                pieces, headers = _pieces(response), response.headers
+                pieces, headers = (p async for p in response.content.iter_any()), response.headers
                 yield await whole_reply(response.status, headers, pieces, self._where)
                 return
             content = response.content
@@ -86,8 +86,3 @@ class HttpBackend(WireBackend):
             if response is not None and not response.content.at_eof():
                 response.close()
         raise failure
-
-
-async def _pieces(response: ClientResponse) -> AsyncGenerator[bytes, None]:
-    while piece := await response.content.readany():
-        yield piece

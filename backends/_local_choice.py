@@ -71,7 +71,18 @@ class _Sorting:
         """Return how much likelier each tool's heading is than the one for plain answers."""
         chat = [{"role": role, "content": text} for role, text in (*self.shown, ("user", request))]
         tokens, usage = model.first_tokens(chat)
-        *tools, plain = (_likelihood(tokens, heading, self.headings) for heading in self.headings)
+        likelihoods: list[float] = []
+        for heading in self.headings:  # the sum of the tokens that can only begin this heading
+            rivals = [other for other in self.headings if other != heading]
+            starts = [
+                math.exp(logprob)
+                for token, logprob in tokens.items()
+                if token
+                and heading.startswith(token)
+                and not any(rival.startswith(token) for rival in rivals)
+            ]
+            likelihoods.append(math.log(sum(starts)) if starts else _FLOOR)
+        *tools, plain = likelihoods
         return [tool - plain for tool in tools], usage
 
 
@@ -127,14 +138,3 @@ def _headings(names: Sequence[str]) -> list[str]:
 
 def _words(name: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+", name)]
-
-
-def _likelihood(tokens: dict[str, float], heading: str, others: Sequence[str]) -> float:
-    """Sum the tokens that can only begin this heading; log probability."""
-    rivals = [other for other in others if other != heading]
-    starts = [
-        math.exp(logprob)
-        for token, logprob in tokens.items()
-        if token and heading.startswith(token) and not any(r.startswith(token) for r in rivals)
-    ]
-    return math.log(sum(starts)) if starts else _FLOOR

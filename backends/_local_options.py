@@ -61,7 +61,22 @@ def read_options(options: Mapping[str, Any]) -> Options:
                 f"tool_choice {quote(choice)}: expected 'auto', 'none', 'required' or"
                 " {'type': 'function', 'function': {'name': ...}}"
             )
-    schema = _schema(given.pop("response_format", {"type": "text"}))
+    match wanted := given.pop("response_format", {"type": "text"}):
+        case {"type": "text"}:
+            schema = None
+        case {"type": "json_object"}:
+            schema = json.dumps({"type": "object"})
+        case {"type": "json_schema", "json_schema": {"schema": obeyed}}:
+            try:
+                schema = json.dumps(obeyed, allow_nan=False)
+            except (TypeError, ValueError, RecursionError) as error:
+                why = f"response_format: its schema is no JSON: {error}"
+                raise ConfigurationError(why) from None
+        case _:
+            raise ConfigurationError(
+                f"response_format {quote(wanted)}: expected the type text, json_object or"
+                " json_schema with its schema"
+            )
     match stop := given.pop("stop", ()):
         case str():
             stop = (stop,)
@@ -70,24 +85,3 @@ def read_options(options: Mapping[str, Any]) -> Options:
         case _:
             raise ConfigurationError(f"stop {quote(stop)}: expected a text or a list of texts")
     return Options(Sampling(stop=stop, schema=schema, **given), choice)
-
-
-def _schema(response_format: Any) -> str | None:
-    """Return the JSON schema that a reply must obey, as text; None for one in plain text."""
-    match response_format:
-        case {"type": "text"}:
-            return None
-        case {"type": "json_object"}:
-            return json.dumps({"type": "object"})
-        case {"type": "json_schema", "json_schema": {"schema": schema}}:
-            try:
-                return json.dumps(schema, allow_nan=False)
-            except (TypeError, ValueError, RecursionError) as error:
-                raise ConfigurationError(
-                    f"response_format: its schema is no JSON: {error}"
-                ) from None
-        case _:
-            raise ConfigurationError(
-                f"response_format {quote(response_format)}: expected the type text, json_object or"
-                " json_schema with its schema"
-            )

@@ -108,11 +108,19 @@ SMALL_MANNER = Manner(
 
 def reply(model: Model, request: Request, options: Options, manner: Manner) -> Deltas:
     """Answer `request`, delta by delta; None where there is nothing yet but it may be stopped."""
-    tool, cost = yield from _pick(model, request, options.tool_choice)
+    tool, cost = None, Usage()
+    choice, messages = options.tool_choice, request.messages
+    if isinstance(choice, Mapping):
+        tool = named_tool(request.tools, choice)
+    elif request.tools and choice != "none":
+        must = choice == "required"
+        if must or not (messages and messages[-1].role == "tool"):  # else it is answered in text
+            question = _question(messages)
+            tool, cost = yield from choose(model, question, request.tools, must=must)
     if tool is None:
-        chat, sampling = _chat(request.messages, manner), options.sampling
+        chat, sampling = _chat(messages, manner), options.sampling
     else:
-        chat = _fill_in(tool, _question(request.messages))
+        chat = _fill_in(tool, _question(messages))
         schema = json.dumps(_bounded(tool.parameters, manner.longest))
         sampling = replace(options.sampling, schema=schema, stop=())
         yield Delta(tool_calls=(ToolCallDelta(0, f"call_{uuid.uuid4().hex[:24]}", tool.name),))
@@ -125,20 +133,6 @@ def reply(model: Model, request: Request, options: Options, manner: Manner) -> D
             if tool is not None and finish_reason == "stop":
                 finish_reason = "tool_calls"
             yield Delta(usage=cost + (usage or Usage()), finish_reason=finish_reason, done=True)
-
-
-def _pick(
-    model: Model, request: Request, tool_choice: str | Mapping[str, Any]
-) -> Generator[None, None, tuple[ToolSchema | None, Usage]]:
-    """Obey `tool_choice`; under `auto`, a tool's result is always answered in text."""
-    if isinstance(tool_choice, Mapping):
-        return named_tool(request.tools, tool_choice), Usage()
-    must = tool_choice == "required"
-    answered = bool(request.messages) and request.messages[-1].role == "tool"
-    if not request.tools or tool_choice == "none" or (answered and not must):
-        return None, Usage()
-    question = _question(request.messages)
-    return (yield from choose(model, question, request.tools, must=must))
 
 
 def _chat(messages: Sequence[Message], manner: Manner) -> Chat:

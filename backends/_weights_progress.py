@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 from ._weights import Progress
 
@@ -20,35 +21,27 @@ _WORDS = {
 def show_progress() -> Callable[[Progress], None]:
     """Return a new display: a bar on a terminal if rich is installed, else a line now and then."""
     if sys.stderr.isatty():
-        try:
-            return _bar()
-        except ImportError:
-            pass
-    return _lines()
+        with suppress(ImportError):
+            from rich.console import Console
+            from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+            from rich.progress import Progress as Bar
 
+            text = TextColumn("{task.description}")
+            columns = text, BarColumn(), DownloadColumn(), TransferSpeedColumn()
+            bar = Bar(*columns, console=Console(stderr=True), transient=True)
+            task = bar.add_task("")
 
-def _bar() -> Callable[[Progress], None]:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
-    from rich.progress import Progress as Bar
+            def move(state: Progress) -> None:
+                words, done, total = _WORDS[state.stage], state.done, state.total
+                bar.start()
+                bar.update(task, description=words, completed=done, total=total)
+                if state.stage == "ready":
+                    bar.stop()
 
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    bar = Bar(*columns, console=Console(stderr=True), transient=True)
-    task = bar.add_task("")
-
-    def show(state: Progress) -> None:
-        bar.start()
-        bar.update(task, description=_WORDS[state.stage], completed=state.done, total=state.total)
-        if state.stage == "ready":
-            bar.stop()
-
-    return show
-
-
-def _lines() -> Callable[[Progress], None]:
+            return move
     last = ""
 
-    def show(state: Progress) -> None:
+    def write(state: Progress) -> None:
         nonlocal last
         tenth = state.done * 10 // state.total * 10 if state.stage == "fetching" else None
         line = _WORDS[state.stage] + (f": {tenth}%" if tenth is not None else "")
@@ -56,4 +49,4 @@ def _lines() -> Callable[[Progress], None]:
             last = line
             print(line, file=sys.stderr, flush=True)  # noqa: T201 - this is what it is for
 
-    return show
+    return write

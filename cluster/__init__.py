@@ -2,6 +2,7 @@
 
 `Ray` says where a thing runs. `put_job(job, on=Ray(...))`, or `on="ray"`, runs a job there;
 `remote` makes an agent there, `serve` puts a backend there that `connect("ray:NAME")` reaches.
+Home is the process that put the job or made the agent.
 
 | file | what lives there |
 |---|---|
@@ -9,8 +10,8 @@
 | `_payload` | what travels, as bytes; secrets are refused |
 | `_ray`, `_placement`, `_cluster` | Ray's errors; `Ray` and machines; joining and leaving |
 | `_job`, `_worker` | a job at home, and the Ray task that drives it |
-| `_remote` | both ends of a subtree that runs elsewhere: nodes here, a commander there |
-| `_mailbox`, `_inbox` | by which what runs elsewhere reaches home: reports, turns in limits |
+| `_remote` | both ends of a subtree that runs elsewhere: makes reports there, takes them in here |
+| `_mailbox`, `_inbox` | carry reports home, and requests to start one more model request |
 | `_actor`, `_stream` | named actors and their handles; streams out of them |
 | `_agent`, `_agent_service` | an agent, seen from home; in its actor |
 | `_engine` | a backend in an actor, and `connect("ray:NAME")` |

@@ -34,7 +34,7 @@ ANYWHERE = Ray(num_cpus=0)
 NAMESPACE = "anabranch"
 
 LEASE = 30.0
-"""After so many seconds without a heartbeat of its reader's process a stream is cancelled."""
+"""Seconds without a heartbeat of its reader's process after which a stream is cancelled."""
 
 # Each stream that waits is a call that its actor has under way; Ray starts no thread for it.
 MAX_CALLS = 100_000

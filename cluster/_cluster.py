@@ -31,10 +31,10 @@ __all__ = ["Cluster", "FailureDetector", "Monitor", "join"]
 
 T = TypeVar("T")
 
-# The head is probed every so many seconds; one that has not answered for the timeout is lost.
+# Seconds between two probes of the head; one that has not answered for the timeout is lost.
 PROBE_PERIOD = 0.5
 PROBE_TIMEOUT = 5.0
-# A head that does not answer the end of a program within so many seconds is taken for lost.
+# Seconds in which the head must answer at the end of a program; else it is taken for lost.
 EXIT_TIMEOUT = 2.5
 # Grace period in seconds before leaving a cluster that has lost its head: its workers are killed.
 GRACE = 1.0

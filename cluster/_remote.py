@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["REPORT_DELAY", "RemoteCommander", "RemoteNode", "Reporter", "failure_outcome"]
 
-# What happens is reported so many seconds later at most, unless home is slow to take reports.
+# Seconds after which what happens is reported at the latest, unless home is slow to take reports.
 REPORT_DELAY = 0.005
 # As many events are kept for a report that has to wait; then the oldest are dropped and counted.
 MAX_EVENTS = 10_000

@@ -30,9 +30,9 @@ __all__ = ["lend_while_waiting", "run_task"]
 
 logger = logging.getLogger("anabranch.cluster")
 
-# A main thread that waits for another Ray task sees after so many seconds that the tree is over.
+# Seconds between two checks whether the tree is over, while the main thread is in `ray.wait`.
 POLL = 0.01
-# After so many seconds home learns that the job has begun, if there is nothing else to report.
+# Seconds after which home learns that the job has begun, if there is nothing else to report.
 BEGIN_REPORT = 0.02
 
 
@@ -42,7 +42,7 @@ def run_task(packed: bytes) -> TaskResult:
     loop, main = _worker_loop(), MainThread()
     tree = TaskTree(load(packed), main)
     _main_thread = main
-    # Ray cancels a task by an interrupt: it is taken as a word to `main`, not as an exception.
+    # Ray cancels a task by an interrupt: that sets a flag of `main` and raises nothing.
     before = signal.signal(signal.SIGINT, main.interrupt)
     woken = signal.set_wakeup_fd(_pipe()[1], warn_on_full_buffer=False)
     try:
@@ -89,7 +89,7 @@ class MainThread:
 
     @contextmanager
     def lend_while_waiting(self, task: Any) -> Generator[None, None, None]:
-        """Lend out what this Ray task holds while the tree waits for another one."""
+        """Let Ray lend out this task's CPUs and GPUs while the tree waits for another task."""
         self._awaited.add(task)
         self._wake()
         try:
@@ -113,7 +113,7 @@ class MainThread:
             self.interrupted = True
 
     def _wake(self) -> None:
-        with suppress(BlockingIOError):  # so much lies there that it is not needed
+        with suppress(BlockingIOError):  # the pipe is full: the reader wakes anyway
             os.write(_pipe()[1], b"\0")
 
 

@@ -28,7 +28,7 @@ def explain(record: Record) -> str:
             continue
         seen.add(at)
         why, others = _explain_one(at)
-        lines.append(f"{indent}{at.label} {why}{_duration(at)}")
+        lines.append(f"{indent}{at.label} {why}")
         # Of nodes on another machine there is a line each; their lines of code stay there.
         away = () if at.away is None else at.away.below(depth + 1)
         lines += [f"{'  ' * min(each.depth, 20)}{label(each)}" for each in away[:LEAVES]]
@@ -43,25 +43,27 @@ def explain(record: Record) -> str:
 
 def _explain_one(record: Record) -> tuple[str, list[Record]]:
     """Say what a node waits for, and return those of the nodes for which it waits."""
-    children = record.living
+    children, since = record.living, _duration(record)
     if record.state in DONE:
         return f"is {record.state}: it waits for nothing", []
     if record.task is None or record.parent is None:
         if record.parent is None and record.state == "running":
-            return f"is open, with {len(children)} children", children
+            return f"is open{since}, with {len(children)} children", children
         if record.state == "joining":
             many = f"it waits for {len(children)} children"
-            return f"is joining: its body has returned, {many}", children
+            return f"is joining{since}: its body has returned, {many}", children
         if not record.tree:
             return "is pending: it is in no tree", []
         if record.attempts is not None and record.attempts.timer is not None:
-            return f"is pending: attempt {len(record.attempts.starts) + 1} begins after a pause", []
+            attempt = len(record.attempts.starts) + 1
+            return f"is pending{since}: attempt {attempt} begins after a pause", []
         if record.tree.max_concurrency is None:
-            return "is pending: it starts on the next turn of the loop", []
-        return f"is pending: it waits for one of {record.tree.max_concurrency} places", []
+            return f"is pending{since}: it starts on the next turn of the loop", []
+        many = f"{record.tree.max_concurrency} places"
+        return f"is pending{since}: it waits for one of {many}", []
     if record.away is not None and record.state == "running":
-        return f"is running, {record.away.explain()}", children
-    doing = "runs a callback" if record.closing else f"is {record.state}"
+        return f"is running{since}, {record.away.explain()}", children
+    doing = "runs a callback" if record.closing else f"is {record.state}{since}"
     if record.seat is not None and record.seat.wanted:
         places = f"{record.tree.max_concurrency} places"
         return f"{doing}, waits to have one of {places} again", []

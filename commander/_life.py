@@ -56,7 +56,7 @@ async def _drive(record: Record, *, later: bool = False) -> None:
             result = await (attempt if record.seat is None else record.seat.drive(attempt))
         else:
             result = None
-        if isinstance(result, NodeBase):
+        if result is not None and isinstance(result, NodeBase):
             # The body has returned a node; it becomes a child unless it already runs.
             if record.seat is not None:
                 record.seat.release()

@@ -102,9 +102,8 @@ class Record:
     # When it came into that state, by the tree's clock; None before the first step.
     since: float | None = None
     policy: Policy = "fail_fast"
-    # Whether anything beside the plain course has to be looked at: a timeout, a start callback, a
-    # quorum, a place, a cancellation, a failure, an observer. Once set it stays; a plain node pays
-    # for one look.
+    # Whether the node needs the slow path: a timeout, a start callback, a quorum, a place, a
+    # cancellation, a failure, an observer. Never unset; other nodes pay for this one check only.
     special: bool = False
     # Whether children may enter: from the node's own entry to its first final callback.
     open: bool = False
@@ -117,12 +116,12 @@ class Record:
     context: Context | None = None
     result: Any = None
     failure: BaseException | None = None
-    # The failure's traceback at the node's end: each await raises it with this one, which would
-    # else grow by every await.
+    # The failure's traceback at the node's end. Every await raises the failure with it; otherwise
+    # it would grow by each await.
     traceback: TracebackType | None = None
     # The reason, once the node is marked for cancellation; the mark stays.
     cancelled: str | None = None
-    # It entered below an ending node: it never runs, and puts nothing below one.
+    # It entered below a node that is ending: it never runs, and gets no children.
     doomed: bool = False
     # The failure with which the node must end though its body has not: a child's, or a timeout.
     abort: BaseException | None = None
@@ -132,7 +131,7 @@ class Record:
     completed: int = 0
     # From the first final callback on.
     closing: bool = False
-    # Of the callback that runs, but for those at the start.
+    # Which kind of final callback is running; None while none is.
     moment: Moment | None = None
     # Put with claim=True: the putter says that it will await the node.
     claimed: bool = False

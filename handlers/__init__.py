@@ -5,7 +5,7 @@
 - `_as_text`: the request of a model that knows tools and calls from its prompt alone
 - `_call_tools`: run the calls of a reply, each as soon as it is whole
 - `_show`, `_view`: where the text of a reply goes; `View` is the terminal or what replaces it
-- `legible`: text of a model made safe for a screen; a seam for the terminal
+- `legible`: text of a model made safe for a screen, also for the terminal
 
 A reply's branches come in from `fork`; text goes out to the view, results to the conversation.
 The handlers that need a model are imported when they are first used.

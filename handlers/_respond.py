@@ -37,14 +37,12 @@ async def respond(
     """Let the model answer the conversation, as often as it calls tools; return its last message.
 
     Text goes to `view` as it arrives. With `narrate` the model may also speak to the user inside a
-    call (the argument `to_user`, which a tool that has one of its own keeps). `options` have the
-    wire's names. After `max_rounds` replies with tool calls, or more than `repairs` with a call
-    that was wrong, the model has to answer without tools; if it calls one all the same, that is a
-    `BadResponse`.
-
-    `formats` are the ways in which the model writes calls into its text; None: as its backend
-    knows of it. One with an `instruction` tells the model of the tools by the system prompt, and
-    puts earlier calls and their results to it as text.
+    call (the argument `to_user`, which a tool that has one of its own keeps). After `max_rounds`
+    replies with tool calls, or more than `repairs` with a call that was wrong, the model has to
+    answer without tools; if it calls one all the same, that is a `BadResponse`. `options` have the
+    wire's names. `formats` are the ways in which the model writes calls into its text; None: as its
+    backend knows of it. One with an `instruction` tells the model of the tools by the system
+    prompt, and puts earlier calls and their results to it as text.
 
     Each reply enters the conversation together with the results of its calls, whole. If the reply
     fails or is cancelled, what it told the user by then enters as a message without calls; if its
@@ -56,9 +54,8 @@ async def respond(
     tools = flatten(tools)
     last = bool(tools) and (max_rounds < 1 or repairs < 0)
     offered = with_narration(tools) if narrate else tools
-    request = conversation.request(
-        tools=offered, **options, **({"tool_choice": "none"} if last else {})
-    )
+    silent = {"tool_choice": "none"} if last else {}
+    request = conversation.request(tools=offered, **options, **silent)
     formats = backend.formats if formats is None else formats
     stream = backend.stream(write_as_text(request, formats))
     reply = fork(node, stream, to_user="to_user", tools=tools, formats=formats)
@@ -80,14 +77,6 @@ async def respond(
     if last:
         raise BadResponse("the model goes on calling tools after it was told to answer")
     wrong = any(answer.status == "invalid" for answer in answers)
-    return await respond(
-        backend,
-        conversation,
-        tools,
-        view,
-        narrate=narrate,
-        max_rounds=max_rounds - 1,
-        repairs=repairs - wrong,
-        formats=formats,
-        **options,
-    )
+    again: dict[str, Any] = {**options, "narrate": narrate, "formats": formats}
+    again |= {"max_rounds": max_rounds - 1, "repairs": repairs - wrong}
+    return await respond(backend, conversation, tools, view, **again)

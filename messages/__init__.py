@@ -3,11 +3,12 @@
 Data come in as chunks and responses of the chat-completions wire (`_wire`) and go out as its
 requests. In between they are:
 
-- `_message`: `Message`, `ToolCall`, `Usage`; `_tool_call_error`: a call that cannot be run
+- `_message`: `Message` with its text and images, `ToolCall`, `Usage`
+- `_tool_call_error`: a call that cannot be run
 - `_delta`: a piece of a reply that still streams
 - `_conversation`: messages in order, saved and loaded
 - `_request`: one question to a model, and what is offered with it
-- `arguments`, `text`: public seams for the rooms above; arguments as text, text that is safe
+- `arguments`, `text`: for the rooms above: a call's arguments as text, and text that can be encoded
 """
 
 from ._conversation import Conversation as Conversation

@@ -29,13 +29,15 @@ async def test_explain_says_for_how_long_a_node_has_been_in_its_state():
         await virtual_seconds(0.5)
         assert "(for" not in commander.explain(runs) + commander.explain(joins)
         await virtual_seconds(3)
-        assert commander.explain(runs).endswith("in task (for 3 s)")
-        assert commander.explain(waits).endswith("waits for one of 1 places (for 3 s)")
+        assert commander.explain(runs).startswith("Waits#1 is running (for 3 s), stands at ")
+        assert commander.explain(waits).endswith(
+            "is pending (for 3 s): it waits for one of 1 places"
+        )
         await virtual_seconds(120)
-        assert "waits for 1 children (for 2 min)" in commander.explain(joins)
-        assert commander.explain().startswith("Commander is open, with 3 children (for 2 min)")
+        assert "is joining (for 2 min): its body" in commander.explain(joins)
+        assert commander.explain().startswith("Commander is open (for 2 min), with 3 children")
         await virtual_seconds(7200)
-        assert commander.explain(runs).endswith("in task (for 2 h)")
+        assert commander.explain(runs).startswith("Waits#1 is running (for 2 h), ")
         for node in commander.children:
             node.cancel()
     assert "(for" not in commander.explain(runs)
@@ -60,5 +62,5 @@ async def test_explain_counts_the_pause_before_another_attempt_from_its_beginnin
     async with Commander(slow_after=None) as commander:
         node = commander.call_handler(fails(), retry=Retry(backoff=60, jitter=0), claim=True)
         await virtual_seconds(35)
-        assert "attempt 2 begins after a pause (for 5 s)" in commander.explain(node)
+        assert "is pending (for 5 s): attempt 2 begins after a pause" in commander.explain(node)
         node.cancel()

@@ -1,7 +1,8 @@
 """A function becomes a tool: schema, validation, execution; and the tools of the package.
 
 - `_tool`, `_schema`, `_docstring`: `@tool`; the schema of a signature, and the check of arguments
-- `calls`, `results`: one call as a node, and what it gives, as the message for the model
+- `calls`: one call as a node, from the check of its arguments to its result
+- `results`: what a call gives, as the message for the model
 - `toolkits`, `_load`: tools that belong together; tools by name, also those of other packages
 - `_approval`, `_pending`: calls, and any other questions, that wait for a person
 - `_describe`, `_narrate`: tools as text for a prompt; tools that speak to the user meanwhile

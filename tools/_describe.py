@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from ..messages import ToolSchema
 from ._schema import as_list, as_mapping
 from ._tool import AnyTool
 from .toolkits import Toolkit, flatten
@@ -37,7 +36,16 @@ def describe(tools: Iterable[AnyTool | Toolkit], format: PromptFormat = "json") 
             parts.append(f"{_comment(tool.description)}type {tool.name} = ({arguments}) => any;")
         return "\n\n".join([*parts, "}"])
     if format == "list":
-        return "\n".join(map(_list_item, found))
+        items: list[str] = []  # lines for people and small models
+        for tool in found:
+            schema = _Schema(tool.parameters, comments=False)
+            required = as_list(tool.parameters.get("required"))
+            items.append(f"- {tool.name}: {' '.join(tool.description.split())}".rstrip(": "))
+            for name, field in as_mapping(tool.parameters.get("properties")).items():
+                optional = "" if name in required else ", optional"
+                kind = " ".join(schema.type(field).split())
+                items.append(f"    {name} ({kind}{optional}): {_description(field)}".rstrip(": "))
+        return "\n".join(items)
     objects = [
         {
             "type": "function",
@@ -54,18 +62,6 @@ def describe(tools: Iterable[AnyTool | Toolkit], format: PromptFormat = "json") 
     # No model should be able to read an end of the block in a description.
     lines = [json.dumps(each, ensure_ascii=False).replace("</", "<\\/") for each in objects]
     return "\n".join(["<tools>", *lines, "</tools>"])
-
-
-def _list_item(tool: ToolSchema) -> str:
-    """Return a tool as lines for people and small models."""
-    schema = _Schema(tool.parameters, comments=False)
-    required = as_list(tool.parameters.get("required"))
-    lines = [f"- {tool.name}: {' '.join(tool.description.split())}".rstrip(": ")]
-    for name, field in as_mapping(tool.parameters.get("properties")).items():
-        optional = "" if name in required else ", optional"
-        kind = " ".join(schema.type(field).split())
-        lines.append(f"    {name} ({kind}{optional}): {_description(field)}".rstrip(": "))
-    return "\n".join(lines)
 
 
 class _Schema:

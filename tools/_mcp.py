@@ -10,7 +10,7 @@ import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import urlsplit
 
 from pydantic_core import to_json
@@ -210,30 +210,28 @@ class _Connection(Node[None], internal=True, name="mcp_connection"):
         self.listed: asyncio.Future[list[mcp.Tool]] = asyncio.get_running_loop().create_future()
 
     async def task(self) -> None:
-        try:
-            with tempfile.TemporaryFile() as log:
-                await self._hold(log)
-        except Exception as error:  # noqa: BLE001 - it is the server's; it concerns no sibling
-            self._fail(_first_fault(error))
-
-    async def _hold(self, log: BinaryIO) -> None:
         from ._mcp_wire import open_client
 
         seconds = self._server.connect_timeout
         try:
-            async with AsyncExitStack() as stack:
-                async with asyncio.timeout(seconds):
-                    client = await open_client(self._server, stack, log)
-                    listed = await _list_tools(client)
-                self.client = client
-                self.listed.set_result(listed)
-                await self.leave.wait()
-                self.client = None
-        except TimeoutError:
-            self._fail(f"it did not answer within {seconds:g} s")
+            with tempfile.TemporaryFile() as log:
+                try:
+                    async with AsyncExitStack() as stack:
+                        async with asyncio.timeout(seconds):
+                            client = await open_client(self._server, stack, log)
+                            listed = await _list_tools(client)
+                        self.client = client
+                        self.listed.set_result(listed)
+                        await self.leave.wait()
+                        self.client = None
+                except TimeoutError:
+                    self._fail(f"it did not answer within {seconds:g} s")
+                except Exception as error:  # noqa: BLE001 - it is the server's, no sibling's
+                    log.seek(max(0, log.seek(0, os.SEEK_END) - 500))
+                    end = log.read().decode("utf-8", "replace")
+                    self._fail(f"{_first_fault(error)} {end}".strip())
         except Exception as error:  # noqa: BLE001 - as above
-            log.seek(max(0, log.seek(0, os.SEEK_END) - 500))
-            self._fail(f"{_first_fault(error)} {log.read().decode('utf-8', 'replace')}".strip())
+            self._fail(_first_fault(error))
 
     def close(self) -> None:
         """Let nobody wait for a connection that is over, also if it never began."""

@@ -45,7 +45,17 @@ class Arguments:
                     f"tool {function.__qualname__}: a model passes arguments by name, "
                     f"so {str(p)!r} cannot be positional only"
                 )
-        hints = _resolve_hints(function, parameters)
+        # Not get_type_hints(function): a return annotation that cannot be resolved is no obstacle.
+        written = {p.name: p.annotation for p in parameters if p.annotation is not p.empty}
+        bare = SimpleNamespace(__annotations__=written)
+        namespace = getattr(inspect.unwrap(function), "__globals__", {})
+        try:
+            hints = get_type_hints(bare, namespace, include_extras=True)
+        except NameError as error:
+            raise TypeError(
+                f"tool {function.__qualname__}: {error}; types in a tool's signature must be "
+                "importable from its module"
+            ) from None
         named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
         self._names = [p.name for p in named]
         fields: dict[str, Any] = {}
@@ -81,22 +91,6 @@ class Arguments:
             raise InvalidArguments("wrong arguments: " + "; ".join(faults)) from None
         known = {name: getattr(model, f"p{n}") for n, name in enumerate(self._names)}
         return {**(model.model_extra or {}), **known}
-
-
-def _resolve_hints(
-    function: Callable[..., Any], parameters: list[inspect.Parameter]
-) -> dict[str, Any]:
-    # Not get_type_hints(function): a return annotation that cannot be resolved is no obstacle.
-    written = {p.name: p.annotation for p in parameters if p.annotation is not p.empty}
-    bare = SimpleNamespace(__annotations__=written)
-    namespace = getattr(inspect.unwrap(function), "__globals__", {})
-    try:
-        return get_type_hints(bare, namespace, include_extras=True)
-    except NameError as error:
-        raise TypeError(
-            f"tool {function.__qualname__}: {error}; types in a tool's signature must be "
-            "importable from its module"
-        ) from None
 
 
 def as_list(value: object) -> list[Any]:

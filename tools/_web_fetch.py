@@ -158,38 +158,31 @@ class Fetcher:
                 raise ToolError(f"an http or https address was expected, not {url!r:.200}")
             async with session.request(method, url, allow_redirects=False, **more) as response:
                 location = response.headers.get("Location")
-                if (
-                    not redirects
-                    or response.status not in (301, 302, 303, 307, 308)
-                    or not location
-                ):
-                    return await self._read(response, accept)
-                url = urljoin(str(response.url), location)
+                if redirects and location and response.status in (301, 302, 303, 307, 308):
+                    url = urljoin(str(response.url), location)
+                    continue
+                if response.status != 200:
+                    status = f"{response.status} {response.reason or ''}".rstrip()
+                    wait = " (too many requests: wait)" if response.status == 429 else ""
+                    raise ToolError(f"{_host(str(response.url))} answered {status}{wait}")
+                # aiohttp's own reading takes a second for some headers.
+                header = response.headers.get("Content-Type", "")
+                kind = header.partition(";")[0].strip().lower() or "application/octet-stream"
+                charset = named[1] if (named := CHARSET.search(header)) else None
+                if not accept(kind):
+                    raise ToolError(f"this is {kind}, which cannot be read as text")
+                body = bytearray()
+                inflater = _Inflater(response.headers.get("Content-Encoding", ""))
+                async for piece in response.content.iter_chunked(PIECE):
+                    body += inflater.feed(piece, self.max_bytes + 1 - len(body))
+                    if inflater.ended or len(body) > self.max_bytes:
+                        break
+                else:
+                    inflater.end()
+                cut = len(body) > self.max_bytes
+                whole = bytes(body[: self.max_bytes])
+                return Fetched(str(response.url), kind, charset, whole, cut)
         raise ToolError(f"{_host(url)} redirects more than {redirects} times")
-
-    async def _read(
-        self, response: aiohttp.ClientResponse, accept: Callable[[str], bool]
-    ) -> Fetched:
-        if response.status != 200:
-            status = f"{response.status} {response.reason or ''}".rstrip()
-            wait = " (too many requests: wait)" if response.status == 429 else ""
-            raise ToolError(f"{_host(str(response.url))} answered {status}{wait}")
-        # aiohttp's own reading takes a second for some headers.
-        header = response.headers.get("Content-Type", "")
-        content_type = header.partition(";")[0].strip().lower() or "application/octet-stream"
-        charset = named[1] if (named := CHARSET.search(header)) else None
-        if not accept(content_type):
-            raise ToolError(f"this is {content_type}, which cannot be read as text")
-        body = bytearray()
-        inflater = _Inflater(response.headers.get("Content-Encoding", ""))
-        async for piece in response.content.iter_chunked(PIECE):
-            body += inflater.feed(piece, self.max_bytes + 1 - len(body))
-            if inflater.ended or len(body) > self.max_bytes:
-                break
-        else:
-            inflater.end()
-        cut = len(body) > self.max_bytes
-        return Fetched(str(response.url), content_type, charset, bytes(body[: self.max_bytes]), cut)
 
 
 class _Inflater:

@@ -1,10 +1,12 @@
 """Agents that talk with each other, in pairs and groups, and with people.
 
-A message comes in by `receive`, from a `Chat` or a group; who is to answer decides in
-`_answering`, and the answer goes back the same way. Whoever listens hears it as it grows.
+A message comes in by `receive`, from a `Chat` or a group; `_answering` finds the answer (a
+function's, a person's or the model's), which goes back the same way. Whoever listens hears it as it
+grows.
 
 - `_conversable`: the agents; `_reply`: their functions; `_answering`: one answer as a node
-- `_chat`: a conversation of two as a node; `_messages`: what may be said; `_transcript`: shown
+- `_chat`: a conversation of two as a node; `_transcript` prints one
+- `_messages`: what counts as a message
 - `_group`: one speaks at a time; `_speakers`: who is next; `_floor`: all hear, and ask to speak
 - `_directory`: agents by name, and what a participant is; `_human`: asks people
 - `_scope`: what a whole conversation shares: its limit of messages, and who listens

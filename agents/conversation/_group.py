@@ -30,10 +30,10 @@ GO_ON = "Please go on."
 class Group(ABC):
     """Several participants under one name, itself a participant: what all groups share.
 
-    Whoever talks to the group opens a talk, of which the group's answer is the last message. What
-    a member says is said to the group: it stands in each member's history with the group, by its
-    speaker's name. `members` are participants, or names that `directory` knows. A subclass writes
-    `talk`, which calls `ask` and `say`.
+    A message to the group starts a talk; the talk's last message is the group's answer. What a
+    member says goes into every member's history with the group, under the speaker's name. `members`
+    are participants, or names that `directory` knows. A subclass writes `talk`, which calls `ask`
+    and `say`.
 
     `messages` is all that was said, oldest first; `status` is how the last talk ended.
     """

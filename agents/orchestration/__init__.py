@@ -1,14 +1,15 @@
-"""Agents in an order that a function decides, before an environment; strategies made so.
+"""Agents that take turns as a function decides and act on an environment; ready-made strategies.
 
 An observation comes in by `Orchestrator.forward`; the transition names the agent that is next, its
 prompt engineer makes a prompt of the state and reads the answer; an action for the environment
 goes out.
 
-- `_orchestrator`: `Orchestrator`, and `Episode`, which plays it to the end; `_environment`
+- `_orchestrator`: `Orchestrator`, and `Episode`, which plays it to the end
+- `_environment`: what takes actions and gives observations
 - `_state`: what agents know of each other; `_engineer`: prompts of the state, answers into it
 - `_modules`: what happens before a prompt and after an answer
 - `_single_agent`, `_reflexion`, `_planner`: the strategies; `_strategy`: what they share
-- `prompts/`: theirs
+- `prompts/`: the texts of their prompts
 """
 
 from ._engineer import JsonEngineer as JsonEngineer
