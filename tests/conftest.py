@@ -125,7 +125,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     report = yield
     if report.failed:
         test = item.nodeid.rpartition("@")[0] or item.nodeid  # xdist adds the group
-        flags = "ANABRANCH_LONG=1 " if item.get_closest_marker("long") else ""
+        flags = "ANABRANCH_LONG=1 " if LONG else ""
         line = f"ANABRANCH_SEED={SEED} {flags}{sys.executable} -m pytest {shlex.quote(test)}"
         report.sections.append(("play it again", line))
     return report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import resource
@@ -30,6 +31,15 @@ DATA = Path(__file__).with_name("data")
 SCHEMAS: dict[str, Any] = json.loads((DATA / "hostile_schemas.json").read_text())
 HOSTILE = [sys.executable, str(Path(__file__).with_name("_mcp_hostile.py"))]
 LITTLE = 0.5  # seconds of the loop's own thread, whatever else the machine does
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_collections():
+    """Collecting what the tests before have left may take longer than what is measured here."""
+    gc.disable()
+    yield
+    gc.enable()
+
 
 plain = (
     st.none() | st.booleans() | st.integers(-5, 5) | st.floats(-5, 5) | st.text("abc", max_size=3)

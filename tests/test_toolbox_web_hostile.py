@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import json
 import random
@@ -29,6 +30,16 @@ DATA = Path(__file__).with_name("data")
 ANSWERS: dict[str, Any] = json.loads((DATA / "hostile_answers.json").read_text())
 PAGES: dict[str, Any] = json.loads((DATA / "hostile_pages.json").read_text())
 LITTLE = 0.5  # seconds of the loop's own thread, whatever else the machine does
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_collections():
+    """Collecting what the tests before have left may take longer than what is measured here."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 PACKED = {"gzip": gzip.compress, "deflate": zlib.compress, "bare": lambda body: _bare(body)}
 
 
