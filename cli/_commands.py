@@ -55,7 +55,7 @@ async def obey(node: Node[Any], chat: TerminalChat, line: str) -> str | None:
     name, argument = (*line.split(maxsplit=1), "")[:2]
     if (wanted := COMMANDS.get(name)) is None:
         close = get_close_matches(name[:40], COMMANDS, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        hint = f": did you mean {close[0]}?" if close else ";"
         complain(f"there is no command {name}{hint} /help lists them")
         return None
     try:
