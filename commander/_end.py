@@ -16,6 +16,7 @@ from inspect import isawaitable
 from types import TracebackType
 from typing import Any
 
+from ._cpu import measured
 from ._events import publish
 from ._failure import blame, child_completed, child_failed, interrupt, log_lost, weigh
 from ._policy import Quorum
@@ -230,7 +231,7 @@ async def _run_rest(
     while True:
         try:
             if waiting is not None:
-                await waiting
+                await (waiting if record.cpu is None else measured(record, waiting))
             waiting = None
             for moment, callback in todo:
                 if moment in (due, "done"):

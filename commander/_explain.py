@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ._cpu import cpu_note
 from ._reach import awaited, reach
 from ._record import DONE, Record, record_of
 from ._snapshot import label
@@ -28,7 +29,7 @@ def explain(record: Record) -> str:
             continue
         seen.add(at)
         why, others = _explain_one(at)
-        lines.append(f"{indent}{at.label} {why}")
+        lines.append(f"{indent}{at.label} {why}{cpu_note(at.cpu)}")
         # Of nodes on another machine there is a line each; their lines of code stay there.
         away = () if at.away is None else at.away.below(depth + 1)
         lines += [f"{'  ' * min(each.depth, 20)}{label(each)}" for each in away[:LEAVES]]
