@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine, Generator
+from collections.abc import Awaitable, Generator
 from time import thread_time
 from types import coroutine
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from ._record import Record
 from ._stack import drives
 
 __all__ = ["cpu_note", "measured"]
 
-T = TypeVar("T")
-
-
-def measured(record: Record, work: Awaitable[T]) -> Coroutine[Any, Any, T]:
-    """Return a coroutine that awaits `work` and adds the CPU seconds of its steps to `record`."""
-
-    async def wait() -> T:
-        return await work
-
-    return cast("Any", _step(record, wait()))
-
 
 @drives
 @coroutine
-def _step(record: Record, body: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+def measured(record: Record, work: Awaitable[Any]) -> Generator[Any, Any, Any]:
+    """Await `work` and add the CPU seconds of its steps to `record`."""
+
+    async def wait() -> Any:
+        return await work
+
+    body = wait()
     step: Any = body.send
     argument: Any = None
     try:

@@ -140,6 +140,15 @@ def _forget_outcome(record: Record) -> None:
 
 def _try_again(record: Record, attempts: Attempts) -> bool:
     """Let another attempt begin after a pause, if the node's retry says so."""
+
+    def start_again() -> None:
+        attempts.timer = None
+        context = attempts.context.copy()
+        if record.queued:
+            record.tree.queue.put_first(record, context)
+        else:
+            record.tree.spawn(record, context)
+
     if attempts.timer is not None:
         attempts.timer.cancel()
         attempts.timer = None
@@ -161,17 +170,8 @@ def _try_again(record: Record, attempts: Attempts) -> bool:
     record.result = record.failure = record.abort = record.failures = None
     record.completed = 0
     record.open = True
-    attempts.timer = loop.call_later(delay, _start_again, record, attempts)
+    attempts.timer = loop.call_later(delay, start_again)
     return True
-
-
-def _start_again(record: Record, attempts: Attempts) -> None:
-    attempts.timer = None
-    context = attempts.context.copy()
-    if record.queued:
-        record.tree.queue.put_first(record, context)
-    else:
-        record.tree.spawn(record, context)
 
 
 # --- final callbacks

@@ -61,7 +61,7 @@ async def _drive(record: Record, *, later: bool = False) -> None:
             result = await node.task()
         elif not record.ending:
             advance(record, "started")
-            attempt = _attempt(record)
+            attempt: Any = _attempt(record)
             if record.cpu is not None:
                 attempt = measured(record, attempt)
             result = await (attempt if record.seat is None else record.seat.drive(attempt))
@@ -111,8 +111,15 @@ async def _attempt(record: Record) -> Any:
     if attempts is not None:
         loop = record.tree.loop
         attempts.starts.append(loop.time())
-        if attempts.timeout is not None:
-            attempts.timer = loop.call_later(attempts.timeout, _time_out, record, attempts.timeout)
+        timeout = attempts.timeout
+        if timeout is not None:
+
+            def time_out() -> None:
+                error = TimeoutError(f"{record.path} was not done within {timeout:g} s")
+                blame(record, error)
+                abort(record, error)
+
+            attempts.timer = loop.call_later(timeout, time_out)
         if record.at_retry is not None and len(attempts.starts) > 1:
             record.moment = "retry"
             try:
@@ -122,12 +129,6 @@ async def _attempt(record: Record) -> Any:
     if record.at_start is not None:
         await _run_before_body(record, record.at_start)
     return await (node.task() if record.away is None else record.away.run(node))
-
-
-def _time_out(record: Record, timeout: float) -> None:
-    error = TimeoutError(f"{record.path} was not done within {timeout:g} s")
-    blame(record, error)
-    abort(record, error)
 
 
 async def _run_before_body(record: Record, callbacks: list[Callback]) -> None:
