@@ -13,12 +13,13 @@ all of these know of a node is its record (`_record.py`), its state by the table
 The root is the commander (`_commander.py`), for a program without a loop `_run.py`, for other
 threads `_threadsafe.py`. Out come events (`_events.py`), drawings (`_snapshot.py`), what a tree
 that hangs is waiting for (`_explain.py`, `_reach.py`, `_stack.py`), what it has spent (`_usage.py`
-adds up what others charge) and who blocks the loop (`_watch.py`). Blocking work: `_blocking.py`
-and `_worker.py`; work elsewhere: `_place.py`. What is said of a user's exception is said in
-`_report.py`, which no exception, however odd, can break.
+adds up what others charge, `_cpu.py` the CPU time) and who blocks the loop (`_watch.py`). Blocking
+work: `_blocking.py` and `_worker.py`; work elsewhere: `_place.py`. What is said of a user's
+exception is said in `_report.py`, which no exception, however odd, can break.
 
 Other rooms use what is exported here, `errors.py`, `waiting.py`, `remote.py` (for places),
-`pattern.py` (for edges), `process.py`, `plugins.py` (for what packages bring) and `lazy.py`.
+`pattern.py` (for edges), `process.py`, and `plugins.py` and `lazy.py` (for names that packages
+bring).
 """
 
 from ._blocking import check_cancelled as check_cancelled

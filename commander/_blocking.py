@@ -120,7 +120,18 @@ class ProcessCall(_Call[T], internal=True):
 
     async def task(self) -> T:
         """Wait for the process; cancelled, tell it, and kill it after the grace period."""
-        work = self._pickled()
+        from multiprocessing.spawn import get_preparation_data  # slow to import, rarely needed
+
+        preparation = get_preparation_data(self._name)
+        del preparation["authkey"]  # a secret, of use to multiprocessing's own processes only
+        try:
+            call = pickle.dumps((self._function, self._args, self._kwargs))
+        except Exception as error:
+            raise TypeError(
+                f"in_process sends {self._name} and its arguments to another process, and "
+                f"one of them cannot be pickled: {error}"
+            ) from error
+        work = pickle.dumps((preparation, call))
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
@@ -145,25 +156,18 @@ class ProcessCall(_Call[T], internal=True):
                 await self._end(process)
         return self._answer(answer, status)
 
-    def _pickled(self) -> bytes:
-        from multiprocessing.spawn import get_preparation_data  # slow to import, rarely needed
-
-        preparation = get_preparation_data(self._name)
-        del preparation["authkey"]  # a secret, of use to multiprocessing's own processes only
-        try:
-            call = pickle.dumps((self._function, self._args, self._kwargs))
-        except Exception as error:
-            raise TypeError(
-                f"in_process sends {self._name} and its arguments to another process, and "
-                f"one of them cannot be pickled: {error}"
-            ) from error
-        return pickle.dumps((preparation, call))
-
     async def _end(self, process: asyncio.subprocess.Process) -> None:
+        def kill_group() -> None:
+            with suppress(ProcessLookupError):
+                if hasattr(os, "killpg"):
+                    os.killpg(process.pid, signal.SIGKILL)
+                else:
+                    process.kill()
+
         waiting = asyncio.ensure_future(process.wait())
         with suppress(ProcessLookupError):
             process.terminate()
-        timer = asyncio.get_running_loop().call_later(self._grace, _kill_group, process)
+        timer = asyncio.get_running_loop().call_later(self._grace, kill_group)
         await outlast(waiting)
         timer.cancel()
 
@@ -187,11 +191,3 @@ def describe_exit(status: int) -> str:
         return f"signal {signal.Signals(-status).name}"
     except ValueError:  # the real-time ones have no names but for the first and the last
         return f"signal {-status}"
-
-
-def _kill_group(process: asyncio.subprocess.Process) -> None:
-    with suppress(ProcessLookupError):
-        if hasattr(os, "killpg"):
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()

@@ -20,7 +20,7 @@ from ._entry import enter
 from ._events import EventKind, Events, Origin
 from ._explain import explain
 from ._failure import log_lost
-from ._life import spawn
+from ._life import spawn, spawn_measured
 from ._node import Node, require_kind
 from ._place import On
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
@@ -56,7 +56,8 @@ class Commander(Node[Any], internal=True):
     requests to models, use `Limits(concurrency=)`. `policy` says what becomes of failures among the
     top-level nodes that nobody awaits; `isolate`, the default, logs them and goes on. A body that
     blocks the loop for longer than `slow_after` seconds is named in a warning; `None` turns that
-    off. A commander is used once.
+    off. `cpu_time` adds up the CPU seconds of each node's own steps, for `tree()`, `explain()` and
+    `events()`. A commander is used once.
     """
 
     policy = "isolate"
@@ -69,6 +70,7 @@ class Commander(Node[Any], internal=True):
         max_concurrency: int | None = None,
         policy: Policy | None = None,
         slow_after: float | None = 0.1,
+        cpu_time: bool = False,
     ) -> None:
         if max_concurrency is not None and max_concurrency < 1:
             raise ValueError(f"max_concurrency must be at least 1 or None, not {max_concurrency!r}")
@@ -76,6 +78,7 @@ class Commander(Node[Any], internal=True):
             check_policy(policy)
         self.max_concurrency = max_concurrency
         self.slow_after = slow_after
+        self.cpu_time = cpu_time
         self._tree = Tree(self, max_concurrency)
         root = self._tree.root
         root.policy = self.policy if policy is None else policy
@@ -97,7 +100,7 @@ class Commander(Node[Any], internal=True):
         own = type(loop).time is asyncio.BaseEventLoop.time
         tree.clock = time.monotonic if own else loop.time
         tree.origin = Origin(time.time() - tree.clock())
-        tree.spawn = spawn
+        tree.spawn = spawn_measured if self.cpu_time else spawn
         tree.queue = Queue(tree)
         root.node = self
         root.tree = tree

@@ -16,6 +16,7 @@ from inspect import isawaitable
 from types import TracebackType
 from typing import Any
 
+from ._cpu import measured
 from ._events import publish
 from ._failure import blame, child_completed, child_failed, interrupt, log_lost, weigh
 from ._policy import Quorum
@@ -141,6 +142,15 @@ def _forget_outcome(record: Record) -> None:
 
 def _try_again(record: Record, attempts: Attempts) -> bool:
     """Let another attempt begin after a pause, if the node's retry says so."""
+
+    def start_again() -> None:
+        attempts.timer = None
+        context = attempts.context.copy()
+        if record.queued:
+            record.tree.queue.put_first(record, context)
+        else:
+            record.tree.spawn(record, context)
+
     if attempts.timer is not None:
         attempts.timer.cancel()
         attempts.timer = None
@@ -162,17 +172,8 @@ def _try_again(record: Record, attempts: Attempts) -> bool:
     record.result = record.failure = record.abort = record.failures = None
     record.completed = 0
     record.open = True
-    attempts.timer = loop.call_later(delay, _start_again, record, attempts)
+    attempts.timer = loop.call_later(delay, start_again)
     return True
-
-
-def _start_again(record: Record, attempts: Attempts) -> None:
-    attempts.timer = None
-    context = attempts.context.copy()
-    if record.queued:
-        record.tree.queue.put_first(record, context)
-    else:
-        record.tree.spawn(record, context)
 
 
 # --- final callbacks
@@ -232,7 +233,7 @@ async def _run_rest(
     while True:
         try:
             if waiting is not None:
-                await waiting
+                await (waiting if record.cpu is None else measured(record, waiting))
             waiting = None
             for moment, callback in todo:
                 if moment in (due, "done"):

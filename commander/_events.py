@@ -48,7 +48,8 @@ class Event(NamedTuple):
     reckoned from it by its `origin`. `data` holds what the kind brings: the exception of
     `failed` and `retried`, the reason of `cancelled`, a piece of `text`, the machine of `placed`
     (where the body of a job that was put elsewhere has begun), the number of events `missed` by
-    this listener.
+    this listener. `cpu` is what the node's own steps have taken so far, in seconds of CPU time, if
+    the commander measures it and the node is of this machine.
     """
 
     kind: EventKind
@@ -58,6 +59,7 @@ class Event(NamedTuple):
     clock: float
     origin: Origin
     data: Any = None
+    cpu: float | None = None
 
     @property
     def time(self) -> float:
@@ -292,6 +294,7 @@ def publish(record: Record, kind: EventKind, data: object = None) -> None:
         clock,
         tree.origin,
         data,
+        record.cpu,
     )
     for listener in tree.listeners:
         if listener.kinds is None or kind in listener.kinds:

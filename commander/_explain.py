@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ._cpu import cpu_note
 from ._reach import awaited, reach
 from ._record import DONE, Record, record_of
 from ._snapshot import label
@@ -28,7 +29,7 @@ def explain(record: Record) -> str:
             continue
         seen.add(at)
         why, others = _explain_one(at)
-        lines.append(f"{indent}{at.label} {why}")
+        lines.append(f"{indent}{at.label} {why}{cpu_note(at.cpu)}")
         # Of nodes on another machine there is a line each; their lines of code stay there.
         away = () if at.away is None else at.away.below(depth + 1)
         lines += [f"{'  ' * min(each.depth, 20)}{label(each)}" for each in away[:LEAVES]]
@@ -43,9 +44,14 @@ def explain(record: Record) -> str:
 
 def _explain_one(record: Record) -> tuple[str, list[Record]]:
     """Say what a node waits for, and return those of the nodes for which it waits."""
-    children, since = record.living, _duration(record)
+    children, since = record.living, ""
     if record.state in DONE:
         return f"is {record.state}: it waits for nothing", []
+    if record.since is not None:
+        seconds = int(record.tree.clock() - record.since)
+        for unit, length in (("s", 1), ("min", 60), ("h", 3600)):
+            if seconds >= length:
+                since = f" (for {seconds // length} {unit})"
     if record.task is None or record.parent is None:
         if record.parent is None and record.state == "running":
             return f"is open{since}, with {len(children)} children", children
@@ -77,17 +83,6 @@ def _explain_one(record: Record) -> tuple[str, list[Record]]:
     if line:
         return f"{doing}, stands{line}", []
     return ("is about to start", []) if record.state == "pending" else (doing, children)
-
-
-def _duration(record: Record) -> str:
-    """Say for how long a node has been in its state, from one second on."""
-    if record.state in DONE or record.since is None:
-        return ""
-    seconds = int(record.tree.clock() - record.since)
-    for unit, length in (("h", 3600), ("min", 60), ("s", 1)):
-        if seconds >= length:
-            return f" (for {seconds // length} {unit})"
-    return ""
 
 
 def _line(coroutine: object) -> str:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from ._cancel import abort, cancel_subtrees
+from ._cpu import measured
 from ._end import finish, to_await
 from ._events import publish
 from ._failure import blame, body_failed, interrupt, log_lost
@@ -19,7 +20,7 @@ from ._report import is_a
 from ._state import STEPS, advance
 from ._task import TASK_NAME, TURN, BodyTask, drives_now, start_task
 
-__all__ = ["spawn"]
+__all__ = ["spawn", "spawn_measured"]
 
 STARTED, JOINING = STEPS["started"], STEPS["joining"]
 
@@ -34,6 +35,14 @@ def spawn(record: Record, context: Context | None = None) -> None:
         record.task = BodyTask(_drive(record), loop=tree.loop, name=TASK_NAME)
     else:
         record.task = BodyTask(_drive(record), loop=tree.loop, name=TASK_NAME, context=context)
+
+
+def spawn_measured(record: Record, context: Context | None = None) -> None:
+    """Start the task likewise, and measure the CPU time of the node's own steps."""
+    record.special = True
+    if record.cpu is None:  # a node that is tried again adds up all attempts
+        record.cpu = 0.0
+    spawn(record, context)
 
 
 async def _drive(record: Record, *, later: bool = False) -> None:
@@ -52,7 +61,9 @@ async def _drive(record: Record, *, later: bool = False) -> None:
             result = await node.task()
         elif not record.ending:
             advance(record, "started")
-            attempt = _attempt(record)
+            attempt: Any = _attempt(record)
+            if record.cpu is not None:
+                attempt = measured(record, attempt)
             result = await (attempt if record.seat is None else record.seat.drive(attempt))
         else:
             result = None
@@ -100,8 +111,15 @@ async def _attempt(record: Record) -> Any:
     if attempts is not None:
         loop = record.tree.loop
         attempts.starts.append(loop.time())
-        if attempts.timeout is not None:
-            attempts.timer = loop.call_later(attempts.timeout, _time_out, record, attempts.timeout)
+        timeout = attempts.timeout
+        if timeout is not None:
+
+            def time_out() -> None:
+                error = TimeoutError(f"{record.path} was not done within {timeout:g} s")
+                blame(record, error)
+                abort(record, error)
+
+            attempts.timer = loop.call_later(timeout, time_out)
         if record.at_retry is not None and len(attempts.starts) > 1:
             record.moment = "retry"
             try:
@@ -112,12 +130,6 @@ async def _attempt(record: Record) -> Any:
     if record.at_start is not None:
         await _run_before_body(record, record.at_start)
     return await (node.task() if record.away is None else record.away.run(node))
-
-
-def _time_out(record: Record, timeout: float) -> None:
-    error = TimeoutError(f"{record.path} was not done within {timeout:g} s")
-    blame(record, error)
-    abort(record, error)
 
 
 async def _run_before_body(record: Record, callbacks: list[Callback]) -> None:

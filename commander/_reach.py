@@ -106,7 +106,11 @@ def _held_by_library(coroutine: object) -> Iterator[object]:
             return
         values = frame.f_locals
         if frame.f_code.co_qualname == "as_completed.<locals>._wait_for_one":
-            yield from _to_complete(things[:at], values.get("done"))
+            # Before Python 3.13 only a generator knows the set, which the caller's loop holds.
+            for held in gc.get_referents(*things[:at]):
+                inner = getattr(held, "gi_frame", None)
+                if inner is not None and inner.f_locals.get("done") is values.get("done"):
+                    yield inner.f_locals.get("todo")
         yield from values.values()
         if (owner := values.get("self")) is not None:
             yield from getattr(owner, "__dict__", {}).values()
@@ -122,15 +126,6 @@ SHIELDS = {
     for const in asyncio.shield.__code__.co_consts
     if isinstance(const, CodeType) and const.co_name == "_outer_done_callback"
 }
-
-
-def _to_complete(callers: list[object], done: object) -> Iterator[object]:
-    # Before Python 3.13 the set is known to a generator alone, which the caller's loop holds.
-    for caller in callers:
-        for thing in gc.get_referents(caller):
-            frame = getattr(thing, "gi_frame", None)
-            if frame is not None and frame.f_locals.get("done") is done:
-                yield frame.f_locals.get("todo")
 
 
 def _futures(values: Iterator[object]) -> list[asyncio.Future[Any]]:

@@ -159,6 +159,9 @@ class Record:
     # Whether it is a job, which passed the queue, and which of them goes first.
     queued: bool = False
     priority: int = 0
+    # CPU seconds of the steps of its body, in all attempts, and of its async final callbacks; None
+    # before the first start, and where they are not measured.
+    cpu: float | None = None
     # This job's place under a limit, from its start to the end of its body.
     seat: Seat | None = None
 

@@ -106,11 +106,11 @@ def log(level: int, message: str, *args: object, error: BaseException | None = N
 def raise_soon(error: BaseException) -> None:
     """Let an interrupt stop the running loop, once what is under way has ended; else do nothing."""
     if is_a(error, KeyboardInterrupt, SystemExit):
+
+        def reraise() -> None:
+            raise error
+
         try:
-            asyncio.get_running_loop().call_soon(_reraise, error)
+            asyncio.get_running_loop().call_soon(reraise)
         except RuntimeError:  # no loop runs in this thread
             return
-
-
-def _reraise(error: BaseException) -> None:
-    raise error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ._cpu import cpu_note
 from ._record import DONE, NodeState, Record
 
 __all__ = ["NodeSnapshot", "TreeSnapshot", "draw", "label", "snapshot"]
@@ -16,7 +17,9 @@ LINES = 200
 class NodeSnapshot:
     """What one node was at the moment of the snapshot.
 
-    `depth` is 0 for the root. `host` is the machine, if the node runs on another one.
+    `depth` is 0 for the root. `host` is the machine, if the node runs on another one. `cpu` is
+    the CPU time in seconds of the node's own steps; None before its start, for the commander, and
+    if that does not measure it.
     """
 
     node_id: int
@@ -27,6 +30,7 @@ class NodeSnapshot:
     children: int
     cancelling: bool
     host: str | None = None
+    cpu: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ def snapshot(root: Record) -> TreeSnapshot:
             children=len(children) + top,
             cancelling=record.cancelled is not None and record.state not in DONE,
             host=None if record.away is None else record.away.host,
+            cpu=record.cpu,
         )
         nodes.append(node)
         nodes.extend(away)
@@ -99,4 +104,4 @@ def label(node: NodeSnapshot) -> str:
     number = f"#{node.node_id}" if node.node_id else ""
     where = f" on {node.host}" if node.host else ""
     note = ", being cancelled" if node.cancelling else ""
-    return f"{node.name}{number} {node.state}{where}{note}"
+    return f"{node.name}{number} {node.state}{where}{cpu_note(node.cpu)}{note}"

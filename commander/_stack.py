@@ -19,7 +19,7 @@ DRIVERS: set[CodeType] = set()
 
 
 def drives(function: F) -> F:
-    """Mark a generator-based coroutine that steps `body`, its argument, by itself."""
+    """Mark a generator-based coroutine that steps its argument or variable `body` by itself."""
     DRIVERS.add(function.__code__)  # type: ignore[attr-defined]
     return function
 

@@ -17,7 +17,7 @@ from inspect import CORO_CREATED, CORO_SUSPENDED, getcoroutinestate
 from typing import Any, TypeAlias, cast
 
 from ._cancel import cancel_subtrees
-from ._record import Record, Tree
+from ._record import Record
 from ._report import log, raise_soon, type_name
 
 __all__ = ["TASK_NAME", "TURN", "BodyTask", "drives_now", "start_task"]
@@ -74,9 +74,28 @@ def start_task(record: Record, driver: Driver, context: Context | None) -> None:
         # what ends the task before the coroutine has begun is met by `_take_over`.
         record.special = True
         coroutine = driver()
-        taken = partial(_take_over, record, driver, coroutine)
-        task = _ask_factory(record.tree, coroutine, context, taken)
-        if task is not None:
+        create = record.tree.loop.create_task
+        try:
+            # Not by keyword: factories that know of no context, or of no name, are many.
+            made: Any = create(coroutine) if context is None else context.run(create, coroutine)
+            if not (asyncio.isfuture(made) and hasattr(made, "get_coro")):
+                kind = type_name(made)
+                raise TypeError(f"a task factory must return an asyncio.Task, not {kind}")
+            task = cast("Task[None]", made)
+            task.set_name(TASK_NAME)
+            task.add_done_callback(partial(_take_over, record, driver, coroutine))
+        except BaseException as fault:  # noqa: BLE001 - a factory is a user's
+            record.tree.factory = False
+            log(
+                logging.ERROR,
+                "the loop's task factory failed: the nodes of %s have plain tasks from now on",
+                record.tree.root.path,
+                error=fault,
+            )
+            if getcoroutinestate(coroutine) == CORO_CREATED:
+                coroutine.close()
+            raise_soon(fault)
+        else:
             record.task = task
             return
     _start_plainly(record, driver, context)
@@ -89,36 +108,6 @@ def _start_plainly(record: Record, driver: Driver, context: Context | None) -> T
     coroutine.send(None)
     task = Task(coroutine, loop=record.tree.loop, name=TASK_NAME, context=context)
     record.task = task
-    return task
-
-
-def _ask_factory(
-    tree: Tree,
-    coroutine: Coroutine[Any, Any, None],
-    context: Context | None,
-    ended: Callable[[Task[None]], None],
-) -> Task[None] | None:
-    create = tree.loop.create_task
-    try:
-        # Not by keyword: factories that know of no context, or of no name, are many.
-        made: Any = create(coroutine) if context is None else context.run(create, coroutine)
-        if not (asyncio.isfuture(made) and hasattr(made, "get_coro")):
-            raise TypeError(f"a task factory must return an asyncio.Task, not {type_name(made)}")
-        task = cast("Task[None]", made)
-        task.set_name(TASK_NAME)
-        task.add_done_callback(ended)
-    except BaseException as fault:  # noqa: BLE001 - a factory is a user's
-        tree.factory = False
-        log(
-            logging.ERROR,
-            "the loop's task factory failed: the nodes of %s have plain tasks from now on",
-            tree.root.path,
-            error=fault,
-        )
-        if getcoroutinestate(coroutine) == CORO_CREATED:
-            coroutine.close()
-        raise_soon(fault)
-        return None
     return task
 
 

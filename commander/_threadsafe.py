@@ -107,14 +107,15 @@ class _Request(Generic[T]):
             if not isinstance(error, Exception):
                 raise
         else:
+
+            def node_ended(waiter: asyncio.Future[None]) -> None:
+                if not waiter.cancelled():  # else the future was cancelled before the node's end
+                    self._hand_over()
+
             self._waiter = self._loop.create_future()
             record_of(self._node).add_waiter(self._waiter)
-            self._waiter.add_done_callback(self._node_ended)
+            self._waiter.add_done_callback(node_ended)
             note_outside_wait(self._waiter)
-
-    def _node_ended(self, waiter: asyncio.Future[None]) -> None:
-        if not waiter.cancelled():  # else the future was cancelled before the node's end
-            self._hand_over()
 
     def end(self, failure: BaseException) -> None:
         """Answer with the outcome of the node if it has one, else with `failure`."""
@@ -138,13 +139,14 @@ class _Request(Generic[T]):
 
     def withdraw(self, future: concurrent.futures.Future[T]) -> None:
         """See to a future that was cancelled, in the thread that did so."""
+
+        def abandon() -> None:
+            if self._waiter is not None:
+                self._waiter.cancel()
+                self._node.cancel("its future was cancelled")
+
         if future.cancelled():
             # Nobody else may say this, and only once: `wait` and `as_completed` wait for it.
             future.set_running_or_notify_cancel()
             with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._abandon)
-
-    def _abandon(self) -> None:
-        if self._waiter is not None:
-            self._waiter.cancel()
-            self._node.cancel("its future was cancelled")
+                self._loop.call_soon_threadsafe(abandon)

@@ -27,22 +27,27 @@ def main() -> None:
     say so. When the parent goes away, so does it. What the function prints goes to standard error;
     there is nothing for it to read.
     """
-    signal.signal(signal.SIGTERM, _be_told)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        first, _blocking.process_told = not _blocking.process_told, True
+        if first:
+            raise asyncio.CancelledError
+
+    def leave_with_parent() -> None:
+        _read(parent, 1)
+        if not _blocking.process_told:
+            os._exit(1)
+
+    signal.signal(signal.SIGTERM, stop)
     _blocking.process_told = False
     parent, channel = os.dup(0), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     work = _read(parent, int.from_bytes(_read(parent, 8), "big"))
-    threading.Thread(target=_leave_with_parent, args=(parent,), daemon=True).start()
+    threading.Thread(target=leave_with_parent, daemon=True).start()
     outcome = _run(work)
     with channel:
         channel.write(len(outcome).to_bytes(8, "big") + outcome)
-
-
-def _be_told(number: int, frame: FrameType | None) -> None:
-    first, _blocking.process_told = not _blocking.process_told, True
-    if first:
-        raise asyncio.CancelledError
 
 
 def _read(parent: int, size: int) -> bytes:
@@ -52,12 +57,6 @@ def _read(parent: int, size: int) -> bytes:
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
-
-
-def _leave_with_parent(parent: int) -> None:
-    _read(parent, 1)
-    if not _blocking.process_told:
-        os._exit(1)
 
 
 def _run(work: bytes) -> bytes:
@@ -74,7 +73,13 @@ def _run(work: bytes) -> bytes:
         trace = f"in the process:\n{traceback.format_exc()}"
         if main is not None and isinstance(error, (NameError, AttributeError)):
             trace += main.stopped  # what is missing may stand below
-        return _pickle_error(error, trace)
+        try:
+            pickled = pickle.dumps((False, error, trace))
+            pickle.loads(pickled)  # noqa: S301 - some exceptions pickle and cannot be read again
+        except Exception:  # noqa: BLE001 - whatever its own pickling raises
+            stand_in: Any = RuntimeError(describe(error))
+            return pickle.dumps((False, stand_in, trace))
+        return pickled
 
 
 # Where multiprocessing says what the parent's main file is.
@@ -97,7 +102,19 @@ class _Main:
         self._loaded = True
         module = ModuleType("__mp_main__")
         sys.modules["__main__"] = sys.modules["__mp_main__"] = module
-        code = self._code(module)
+        if self._name is not None:
+            spec: Any = find_spec(self._name)
+            module.__spec__, module.__package__ = spec, spec.parent
+            module.__file__ = spec.origin
+            code = spec.loader.get_code(self._name)
+        elif self._path is not None and Path(self._path).is_file():
+            module.__file__ = self._path
+            code = compile(Path(self._path).read_bytes(), self._path, "exec", dont_inherit=True)
+        else:
+            raise RuntimeError(
+                "in_process cannot send what is defined in a program that is no file (python -c, a "
+                "notebook): put it into a module"
+            )
         _blocking.process_imports_main = True
         try:
             exec(code, vars(module))  # noqa: S102 - the program itself
@@ -109,20 +126,6 @@ class _Main:
             )
         finally:
             _blocking.process_imports_main = False
-
-    def _code(self, module: ModuleType) -> Any:
-        if self._name is not None:
-            spec: Any = find_spec(self._name)
-            module.__spec__, module.__package__ = spec, spec.parent
-            module.__file__ = spec.origin
-            return spec.loader.get_code(self._name)
-        if self._path is None or not Path(self._path).is_file():
-            raise RuntimeError(
-                "in_process cannot send what is defined in a program that is no file (python -c, a "
-                "notebook): put it into a module"
-            )
-        module.__file__ = self._path
-        return compile(Path(self._path).read_bytes(), self._path, "exec", dont_inherit=True)
 
 
 class _Reader(pickle.Unpickler):
@@ -141,13 +144,3 @@ class _Reader(pickle.Unpickler):
                 f"in_process has not found {global_name!r} in the program's main file. "
                 + self._main.stopped
             ) from None
-
-
-def _pickle_error(error: BaseException, trace: str) -> bytes:
-    try:
-        pickled = pickle.dumps((False, error, trace))
-        pickle.loads(pickled)  # noqa: S301 - some exceptions pickle and cannot be read again
-    except Exception:  # noqa: BLE001 - whatever its own pickling raises
-        stand_in: Any = RuntimeError(describe(error))
-        return pickle.dumps((False, stand_in, trace))
-    return pickled

@@ -24,14 +24,15 @@ class Pattern:
         self._inputs = {name: value for name, value in vars(node).items() if name != "_node_record"}
         # As they were when the first run began: what it adds itself is not for the others.
         self._callbacks: _Callbacks | None = None
-        node.at_start(self._begin)
+
+        def begin(node: Node[Any]) -> None:
+            if self._callbacks is None:
+                self._callbacks = _Callbacks(record_of(node))
+
+        node.at_start(begin)
         starts = record_of(node).at_start
         assert starts is not None
         starts.insert(0, starts.pop())  # before one that adds callbacks
-
-    def _begin(self, node: Node[Any]) -> None:
-        if self._callbacks is None:
-            self._callbacks = _Callbacks(record_of(node))
 
     def copy(self, record: Record) -> Node[Any]:
         """Return a copy of the node of `record`, which has not started."""
