@@ -8,7 +8,7 @@ and its row of `_PROVIDERS`. Other people's packages register theirs as entry po
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from pydantic import SecretStr
 
@@ -91,10 +91,6 @@ def connect(
             raise ConfigurationError(f"which model? connect({hide_secrets(spec)!r}, model='...')")
         backend: Backend = HttpBackend(model, spec, api_key, **settings)
     elif (provider := _find_provider(prefix)) is not None:
-        if not callable(provider):
-            raise ConfigurationError(
-                f"the provider {prefix!r} is {type(provider).__name__}, and cannot be called"
-            )
         backend = provider(name or model or "", **given)
         if not isinstance(backend, Backend):  # pyright: ignore[reportUnnecessaryIsInstance] - others' own
             made = type(backend).__name__
@@ -116,7 +112,13 @@ def connect(
 
 
 def _find_provider(prefix: str) -> Provider | None:
-    return _PROVIDERS.get(prefix) or find_plugin(_GROUP, prefix)
+    if prefix in _PROVIDERS:
+        return _PROVIDERS[prefix]
+    provider = find_plugin(_GROUP, prefix)
+    if provider is not None and not callable(provider):
+        kind = type(provider).__name__
+        raise ConfigurationError(f"the provider {prefix!r} is {kind}, and cannot be called")
+    return cast("Provider | None", provider)
 
 
 def _hosted(host: Host, name: str, /, **settings: Any) -> Backend:
