@@ -1,8 +1,8 @@
 """From a name to a backend: `connect`, and the provider that stands before the colon.
 
 A further hosted provider is a row of `HOSTS`; another kind of model is a function beside `_local`
-and its row of `_PROVIDERS`. Other people's packages register theirs as entry points in the group
-`anabranch.providers`: docs/backends.md, "A backend of your own".
+and its row of `_PROVIDERS`. The cluster's `ray:` and those of other people's packages are entry
+points in the group `anabranch.providers`: docs/backends.md, "A backend of your own".
 """
 
 from __future__ import annotations

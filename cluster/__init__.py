@@ -1,8 +1,8 @@
 """Many machines: the same jobs, agents and backends on a Ray cluster.
 
 `Ray` says where a thing runs. `put_job(job, on=Ray(...))`, or `on="ray"`, runs a job there;
-`remote` makes an agent there, `serve` puts a backend there that `connect("ray:NAME")` reaches.
-Home is the process that put the job or made the agent.
+`remote` (in `_agent`) makes an agent there, `serve` puts a backend there that
+`connect("ray:NAME")` reaches. Home is the process that put the job or made the agent.
 
 | file | what lives there |
 |---|---|
@@ -17,7 +17,7 @@ Home is the process that put the job or made the agent.
 | `_engine` | a backend in an actor, and `connect("ray:NAME")` |
 
 In come a node and its inputs; out go events, charges, snapshots and a result, by the engine's
-`commander.remote`.
+`commander.remote`. What a worker prints, Ray itself brings home, as `ray.init` in `_cluster` asks.
 """
 
 from ._actor import PendingActor as PendingActor

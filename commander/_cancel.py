@@ -26,7 +26,6 @@ def cancel_subtrees(roots: Iterable[Record], reason: str) -> None:
         if record.closing and record.task is None:
             continue  # its last plain callback is on the stack above us: it has ended
         record.cancelled = reason
-        record.special = True
         marked.append(record)
         if record.children:
             stack.extend(record.children.values())
@@ -52,7 +51,6 @@ def abort(record: Record, error: BaseException) -> bool:
     if record.ending or record.failure is not None or record.closing or record.state in DONE:
         return False
     record.abort = error
-    record.special = True
     if record.state == "pending" and record.attempts is not None:
         # A child of a node that has not begun has failed: that is an attempt, though a short one.
         record.attempts.starts.append(record.tree.loop.time())

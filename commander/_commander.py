@@ -82,7 +82,8 @@ class Commander(Node[Any], internal=True):
         self._tree = Tree(self, max_concurrency)
         root = self._tree.root
         root.policy = self.policy if policy is None else policy
-        root.special = isinstance(root.policy, Quorum)
+        if isinstance(root.policy, Quorum):
+            root.make_special()
         self._tree.requests = Requests(self._tree)
         self._watch: Watch | None = None
 
@@ -168,7 +169,7 @@ class Commander(Node[Any], internal=True):
     def _close_top(self, reason: str) -> None:
         tree = self._tree
         tree.root.open = False
-        tree.root.special = True
+        tree.root.make_special()
         tree.ending = tree.ending or reason
 
     def _log_failure_beside(self, error: BaseException) -> None:

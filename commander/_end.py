@@ -49,14 +49,14 @@ def finish(record: Record, at_home: bool = False, called: bool = False) -> None:
     while True:
         if not called:
             record.open = False  # before a predicate or a log handler could put a child
-            if record.special and not _decide(record):
+            if record.special is not None and not _decide(record):
                 return
             record.closing = True
             if record.callback is not None and not _run_callbacks(record, at_home):
                 return
         at_home = called = False
-        parent = record.parent
-        special = record.special
+        above = record.parent_node
+        special = record.special is not None
         if special:
             verdict = _verdict(record)
             if verdict == "failed":
@@ -72,21 +72,28 @@ def finish(record: Record, at_home: bool = False, called: bool = False) -> None:
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)
-                    record.takers += 1
+                    if verdict == "failed":
+                        record.takers += 1
         if special:
             _release(record)
         # It leads to the node, as its context does: only the collector could free the two.
         record.context = None
         record.node = None  # type: ignore[assignment]
-        if parent is None:
+        if above is None:
             return
+        parent = above._node_record
+        assert parent is not None
         siblings = parent.children
         assert siblings is not None
         del siblings[record.id]
         if special and verdict == "failed":
             if not record.takers:
                 child_failed(parent, record)
-        elif parent.special and verdict == "completed" and isinstance(parent.policy, Quorum):
+        elif (
+            parent.special is not None
+            and verdict == "completed"
+            and isinstance(parent.policy, Quorum)
+        ):
             child_completed(parent, parent.policy)
         if siblings or parent.state != "joining" or parent.task is not None:
             return
@@ -146,7 +153,7 @@ def _try_again(record: Record, attempts: Attempts) -> bool:
     def start_again() -> None:
         attempts.timer = None
         context = attempts.context.copy()
-        if record.queued:
+        if record.node._node_queued:
             record.tree.queue.put_first(record, context)
         else:
             record.tree.spawn(record, context)
@@ -193,14 +200,15 @@ def to_await(value: object) -> Awaitable[object] | None:
 def _run_callbacks(record: Record, at_home: bool) -> bool:
     """Run the final callbacks; from the first async one on, in a task of their own."""
     record.state = CLOSING[record.state]  # `advance`, written out
-    due: Moment = MOMENTS[_verdict(record)] if record.special else "end"
+    due: Moment = MOMENTS[_verdict(record)] if record.special is not None else "end"
     node, context = record.node, record.context
     moment, callback = record.callback_moment, record.callback
     at = 0  # of the next one in the list; a generator would cost as much as the rest of this
     while callback is not None:
         waiting = None
         if moment == due or moment == "done":
-            record.moment = moment
+            if record.special is not None:
+                record.moment = moment
             try:
                 value = (
                     callback(node) if at_home or context is None else context.run(callback, node)
@@ -214,7 +222,8 @@ def _run_callbacks(record: Record, at_home: bool) -> bool:
                 context = copy_context()
             start_task(record, partial(_run_rest, record, waiting, due, at), context)
             return False
-        more = record.more_callbacks  # as it is by now: one that runs may add others
+        # As it is by now: one that runs may add others.
+        more = None if record.special is None else record.more_callbacks
         if more is None or at == len(more):
             break
         moment, callback = more[at : at + 2]
@@ -256,7 +265,6 @@ async def _run_rest(
 def _callback_failed(record: Record, error: BaseException) -> None:
     if record.doomed and is_a(error, NodeClosed):
         return  # it never ran, and now could put no successor: that is no failure of it
-    record.special = True
     if is_a(error, asyncio.CancelledError):
         record.cancelled = record.cancelled or "a callback was cancelled"
         _forget_outcome(record)

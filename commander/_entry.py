@@ -34,9 +34,11 @@ def enter(
     record = node._node_record
     if record is None:
         record = Record()
-        record.special = False
-        record.callback = None
-    elif record.parent is not None or record.tree:
+        record.state = "pending"
+        record.policy = "fail_fast"
+        record.closing = False
+        record.result = record.callback = record.special = record.since = record.task = None
+    elif record.parent_node is not None or record.tree:
         raise RuntimeError(f"{node!r} was started before: a node runs once, make another")
     if not parent.open:
         _require_next_round(parent)
@@ -44,7 +46,7 @@ def enter(
     if _get_running_loop() is not tree.loop:  # None where none runs
         call = "put_job" if node._node_queued else "call_handler"
         raise wrong_loop(parent, f"commander.{call}_threadsafe(...)")
-    doomed = parent.special and _is_ending(parent)
+    doomed = parent.special is not None and _is_ending(parent)
     if not (node._node_plain and policy is timeout is retry is on is None):
         _take_options(record, node, timeout, retry, policy, on)
     if doomed:
@@ -55,7 +57,6 @@ def enter(
         record.claimed = True
     record.name = node._node_name
     record.node = node
-    record.parent = parent
     record.parent_node = above
     record.tree = tree
     node._node_record = record
@@ -66,7 +67,7 @@ def enter(
         parent.children[number] = record
     if tree.listeners:
         publish(record, "put")
-    if not node._node_queued or (record.special and record.cancelled is not None):
+    if not node._node_queued or (record.special is not None and record.cancelled is not None):
         tree.spawn(record, None)  # a job that ends without its body needs no turn either
     else:
         tree.queue.put(record, priority)
@@ -131,4 +132,4 @@ def _take_options(
     if timeout is not None or retry is not None:
         record.attempts = Attempts(timeout, retry)
     if on is not None or record.attempts is not None or isinstance(policy, Quorum):
-        record.special = True
+        record.make_special()

@@ -294,7 +294,7 @@ def publish(record: Record, kind: EventKind, data: object = None) -> None:
         clock,
         tree.origin,
         data,
-        record.cpu,
+        None if record.special is None else record.cpu,
     )
     for listener in tree.listeners:
         if listener.kinds is None or kind in listener.kinds:

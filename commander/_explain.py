@@ -12,7 +12,7 @@ from ._stack import frames, is_library
 
 __all__ = ["explain"]
 
-# So many lines are shown of what a node waits for.
+# So many nodes are named below each one; in all, about four times as many lines.
 LEAVES = 20
 
 
@@ -65,14 +65,14 @@ def _explain_one(record: Record) -> tuple[str, list[Record]]:
             return f"is pending{since}: attempt {attempt} begins after a pause", []
         if record.tree.max_concurrency is None:
             return f"is pending{since}: it starts on the next turn of the loop", []
-        many = f"{record.tree.max_concurrency} places"
+        many = f"{record.tree.max_concurrency} slots"
         return f"is pending{since}: it waits for one of {many}", []
     if record.away is not None and record.state == "running":
         return f"is running{since}, {record.away.explain()}", children
     doing = "runs a callback" if record.closing else f"is {record.state}{since}"
     if record.seat is not None and record.seat.wanted:
-        places = f"{record.tree.max_concurrency} places"
-        return f"{doing}, waits to have one of {places} again", []
+        slots = f"{record.tree.max_concurrency} slots"
+        return f"{doing}, waits to have one of {slots} again", []
     coroutine = record.task.get_coro()
     tasks, waits, _ = reach(coroutine, awaited(record.task))
     line = _line(coroutine) or next(filter(None, (_line(each.get_coro()) for each in tasks)), "")

@@ -52,7 +52,6 @@ def body_failed(record: Record, error: BaseException) -> None:
             log_lost(record, error, "%s raised while it was being cancelled")
         return
     record.failure = error
-    record.special = True
     if record.policy == "fail_fast" or isinstance(record.policy, Quorum):
         cancel_subtrees(record.living, f"failure: {describe(error)}")
 
@@ -68,7 +67,6 @@ def child_failed(parent: Record, child: Record) -> None:
         if not kept and (abort(parent, error) or error is parent.abort):
             return
     if kept:
-        parent.special = True
         if parent.failures is None:
             parent.failures = {}
         parent.failures[child.id] = child

@@ -39,7 +39,7 @@ def spawn(record: Record, context: Context | None = None) -> None:
 
 def spawn_measured(record: Record, context: Context | None = None) -> None:
     """Start the task likewise, and measure the CPU time of the node's own steps."""
-    record.special = True
+    record.make_special()
     if record.cpu is None:  # a node that is tried again adds up all attempts
         record.cpu = 0.0
     spawn(record, context)
@@ -49,11 +49,11 @@ async def _drive(record: Record, *, later: bool = False) -> None:
     try:
         if later:
             await TURN
-        if record.special and record.task is not asyncio.current_task():
+        if record.special is not None and record.task is not asyncio.current_task():
             return  # it has another task, or will have: the queue has called the job back
         node = record.node
         CURRENT.set(node)
-        if not record.special:
+        if record.special is None:
             record.state = STARTED[record.state]  # `advance`, written out
             record.since = record.tree.clock()
             if record.tree.listeners:
@@ -92,7 +92,7 @@ async def _drive(record: Record, *, later: bool = False) -> None:
         body_failed(record, error)
         interrupt(record, error)
     record.task = None
-    if record.special and record.seat is not None:
+    if record.special is not None and record.seat is not None:
         record.seat.release()
     if not record.children:
         finish(record, True)
@@ -149,4 +149,4 @@ async def _run_before_body(record: Record, callbacks: list[Callback]) -> None:
             raise asyncio.CancelledError  # or the body would begin, up to where it waits
     finally:
         for error in failed:
-            log_lost(record, error, "a start callback of %s raised")
+            log_lost(record, error, "a callback before the body of %s raised")

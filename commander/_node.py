@@ -142,7 +142,6 @@ class Node(NodeBase, Generic[T_co]):
     def at_start(self, callback: Callback) -> Self:
         """Run `callback(node)` before the body, at each attempt. Returns the node."""
         record = record_of(self)
-        record.special = True
         if record.state in DONE:
             raise _too_late(self)
         if record.at_start is None:
@@ -191,7 +190,6 @@ class Node(NodeBase, Generic[T_co]):
         One that raises is logged. A node that never entered a tree never runs it.
         """
         record = record_of(self)
-        record.special = True
         if record.state in DONE:
             raise _too_late(self)
         if record.at_commander_end is None:
@@ -346,7 +344,10 @@ def _add_callback(node: N, moment: Moment, callback: Callback) -> N:
     record = node._node_record or record_of(node)
     if record.state in DONE:
         raise _too_late(node)
-    record.add_callback(moment, callback)
+    if record.callback is None:
+        record.callback, record.callback_moment = callback, moment
+    else:
+        record.add_callback(moment, callback)
     return node
 
 

@@ -1,4 +1,4 @@
-"""Where jobs wait for their turn, and for a place if their number is limited (contract T9).
+"""Where jobs wait for their turn, and for a slot if their number is limited (contract T9).
 
 Without a limit nobody waits: a job starts when it is put. Only where one of higher priority is put
 in the same turn of the loop, those that have not begun are called back and wait behind it.
@@ -24,7 +24,7 @@ Entry: TypeAlias = "tuple[Record, Context]"
 
 # How often, in seconds, a full queue looks whether a body waits for the tree by now.
 LOOK = 0.02
-# How long, in seconds, nothing at all must move before it lends a place that may be waited for.
+# How long, in seconds, nothing at all must move before it lends a slot that may be waited for.
 PATIENCE = 0.5
 # The same if it stands at a lock, event or queue while some task may go on and end that.
 RESIGN = 10.0
@@ -35,7 +35,7 @@ DAY = 86_400.0
 class Queue:
     """Starts jobs in the order in which they were put, those of higher priority first.
 
-    With a `limit`, at most that many jobs hold a place. A job lends its place while its body waits
+    With a `limit`, at most that many jobs hold a slot. A job lends its slot while its body waits
     for the tree, and takes one again, before any new start, when that wait is over.
     """
 
@@ -62,7 +62,7 @@ class Queue:
         # The last job that started when it was put: if it has begun, so have those before it.
         self._last: ref[Record] | None = None
         self._limited = tree.max_concurrency is not None
-        # How many more jobs may hold a place; below 0 for a moment after `take`.
+        # How many more jobs may hold a slot; below 0 for a moment after `take`.
         self.free = tree.max_concurrency or 0
         # Waiting jobs by priority; no lane is empty, and `_priorities` holds their keys, sorted.
         self._lanes: dict[int, deque[Entry]] = {}
@@ -76,12 +76,11 @@ class Queue:
         # Whether anything has moved since the last look, and when that was.
         self._stirred = False
         self._stirred_at = 0.0
-        # When a place last changed hands.
+        # When a slot last changed hands.
         self._changed_at = 0.0
 
     def put(self, job: Record, priority: int) -> None:
         """Let `job` wait for its turn, in a copy of the current context."""
-        job.queued = True
         job.context = context = copy_context()  # in which it also ends, if it is cancelled here
         if priority:
             job.priority = priority
@@ -99,11 +98,15 @@ class Queue:
             while below:
                 record = below.pop()
                 below += record.living
-                if record.queued and record.state == "pending" and record.task is not None:
+                if (
+                    record.node._node_queued
+                    and record.state == "pending"
+                    and record.task is not None
+                ):
                     unbegun.append(record)
             for each in sorted(unbegun, key=lambda each: each.id):
                 if each.cancelled is None and each.context is not None:
-                    each.special = True
+                    each.make_special()
                     each.task = None
                     self._append(each.priority, (each, each.context))
         else:
@@ -142,13 +145,13 @@ class Queue:
             if self._limited:
                 self.free -= 1
                 job.seat = Seat(self, job)
-                job.special = True
+                job.make_special()
             self._tree.spawn(job, context)
 
-    # --- places that are lent and taken again
+    # --- slots that are lent and taken again
 
     def lend(self, seat: Seat) -> None:
-        """Give the place of `seat` to others, or stop asking for it."""
+        """Give the slot of `seat` to others, or stop asking for it."""
         if seat.held:
             seat.held = False
             self.forget(seat)
@@ -158,7 +161,7 @@ class Queue:
             seat.wake()
 
     def ask(self, seat: Seat) -> None:
-        """Let `seat` have a place again, as soon as one is free."""
+        """Let `seat` have a slot again, as soon as one is free."""
         if self.free > 0:
             self.take(seat)
         else:
@@ -166,7 +169,7 @@ class Queue:
             self._watch()
 
     def take(self, seat: Seat) -> None:
-        """Let `seat` have a place at once, above the limit if none is free."""
+        """Let `seat` have a slot at once, above the limit if none is free."""
         self.resuming.pop(seat, None)
         seat.held = True
         self.free -= 1
@@ -175,7 +178,7 @@ class Queue:
         seat.doubt()
 
     def leave(self, seat: Seat) -> None:
-        """Take the place of `seat` for good."""
+        """Take the slot of `seat` for good."""
         self.resuming.pop(seat, None)
         if seat.held:
             self._give()
@@ -189,10 +192,10 @@ class Queue:
         if self._lanes:
             self._fill_soon()
 
-    # --- places that should be lent, though nothing says so
+    # --- slots that should be lent, though nothing says so
 
     def suspect(self, seat: Seat) -> None:
-        """Look at `seat` now and then while others want a place, until it is forgotten."""
+        """Look at `seat` now and then while others want a slot, until it is forgotten."""
         self._suspects[seat] = None
         self._watch()
 
@@ -205,7 +208,7 @@ class Queue:
         self._changed_at = self.loop.time()
 
     def stir(self) -> None:
-        """Note that something has moved: a body that holds a place, or another wait has begun."""
+        """Note that something has moved: a body that holds a slot, or another wait has begun."""
         self._stirred = True
         if self._suspects:
             self._watch()
@@ -225,7 +228,7 @@ class Queue:
         for seat in tuple(self._suspects):
             seat.look()
         still = now - self._stirred_at
-        # Lend one place whose body may wait for the tree, if things have been still for so long.
+        # Lend one slot whose body may wait for the tree, if things have been still for so long.
         # Nobody says that it does; so it is one at a time.
         suspects = tuple(self._suspects)
         lent = still >= PATIENCE and any(map(Seat.lend_unseen, suspects))

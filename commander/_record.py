@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextvars import Context, ContextVar, copy_context
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, cast
 
 from ._policy import Policy, Restart, Retry
 from .errors import NodeCancelled
@@ -41,6 +41,8 @@ __all__ = [
     "record_of",
     "require_loop",
 ]
+
+T = TypeVar("T")
 
 NodeState: TypeAlias = Literal["pending", "running", "joining", "completed", "failed", "cancelled"]
 Moment: TypeAlias = Literal["retry", "end", "exception", "terminate", "done"]
@@ -82,91 +84,142 @@ class Attempts:
         self.timer: asyncio.TimerHandle | None = None
 
 
+class Rare(Generic[T]):
+    """An attribute of `Record` that few nodes need: it is kept in `special`, which it makes."""
+
+    def __init__(self, default: T) -> None:
+        self._default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, record: Record, owner: type) -> T:
+        special = record.special
+        return self._default if special is None else special.get(self._name, self._default)
+
+    def __set__(self, record: Record, value: T) -> None:
+        if record.special is None:
+            record.special = {}
+        record.special[self._name] = value
+
+
 class Record:
     """What the engine keeps of one node.
 
-    The defaults stand in the class: a node pays only for what it uses. What every node needs is
-    set when it enters the tree (`enter`), so that the hot path finds it in the instance.
+    A node pays for what it uses. What every node needs has a slot, and no more have one than must:
+    the garbage collector comes by all of them, again and again. What few need is `Rare`.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "callback",
+        "callback_moment",
+        "children",
+        "closing",
+        "context",
+        "id",
+        "name",
+        "node",
+        "open",
+        "parent_node",
+        "policy",
+        "result",
+        "since",
+        "special",
+        "state",
+        "task",
+        "tree",
+        "waiters",
+    )
+
     # Until the node's end.
-    node: Node[Any] = cast("Node[Any]", None)
-    name: str = ""
-    id: int = 0
+    node: Node[Any]
+    name: str
     # Set once, when the node enters the tree. A commander has a tree and no parent.
-    tree: Tree = cast("Tree", None)
-    parent: Record | None = None
-    parent_node: Node[Any] | None = None
-    # Written by `advance` alone: see the table in `_state.py`.
-    state: NodeState = "pending"
+    id: int
+    tree: Tree
+    parent_node: Node[Any] | None
+    # Written by `advance`, or in place by the table's rows: see `_state.py`.
+    state: NodeState
     # When it came into that state, by the tree's clock; None before the first step.
-    since: float | None = None
-    policy: Policy = "fail_fast"
-    # Whether the node needs the slow path: a timeout, a start callback, a quorum, a place, a
-    # cancellation, a failure, an observer. Never unset; other nodes pay for this one check only.
-    special: bool = False
+    since: float | None
+    policy: Policy
+    # What makes the node take the slow path, and all that only such nodes have: a timeout, a start
+    # callback, a place, a cancellation, a failure, an observer. None for a plain node, which pays
+    # for this one check; never None again.
+    special: dict[str, Any] | None
     # Whether children may enter: from the node's own entry to its first final callback.
-    open: bool = False
+    open: bool
     # The unfinished children by id, in the order in which they were put.
-    children: dict[int, Record] | None = None
+    children: dict[int, Record] | None
     # The task that runs the body or an async final callback; None while neither runs.
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[None] | None
     # A copy of the body's context, kept from the end of the body to the end of the node; a waiting
     # job's, in which it ends if it is cancelled there.
-    context: Context | None = None
-    result: Any = None
-    failure: BaseException | None = None
+    context: Context | None
+    result: Any
+    # From the first final callback on.
+    closing: bool
+    waiters: list[asyncio.Future[None]] | None
+    # The first final callback and when it is due; few nodes have more than one.
+    callback: Callback | None
+    callback_moment: Moment
+
+    # Further final callbacks: moments, callbacks in turn.
+    more_callbacks: Rare[list[Any] | None] = Rare(None)
+    # Which kind of callback is running, a final one or one at a retry; None while none is, and of
+    # a plain node.
+    moment: Rare[Moment | None] = Rare(None)
+    failure: Rare[BaseException | None] = Rare(None)
     # The failure's traceback at the node's end. Every await raises the failure with it; otherwise
     # it would grow by each await.
-    traceback: TracebackType | None = None
+    traceback: Rare[TracebackType | None] = Rare(None)
     # The reason, once the node is marked for cancellation; the mark stays.
-    cancelled: str | None = None
+    cancelled: Rare[str | None] = Rare(None)
     # It entered below a node that is ending: it never runs, and gets no children.
-    doomed: bool = False
+    doomed: Rare[bool] = Rare(False)
     # The failure with which the node must end though its body has not: a child's, or a timeout.
-    abort: BaseException | None = None
+    abort: Rare[BaseException | None] = Rare(None)
     # Children's failures by id that wait for the join: collected, or claimed and not yet taken.
-    failures: dict[int, Record] | None = None
+    failures: Rare[dict[int, Record] | None] = Rare(None)
     # How many children have completed; counted under a quorum only.
-    completed: int = 0
-    # From the first final callback on.
-    closing: bool = False
-    # Which kind of final callback is running; None while none is.
-    moment: Moment | None = None
+    completed: Rare[int] = Rare(0)
     # Put with claim=True: the putter says that it will await the node.
-    claimed: bool = False
+    claimed: Rare[bool] = Rare(False)
     # How many awaiters have had the failure; one that lost it to its own cancellation is taken off.
-    takers: int = 0
-    waiters: list[asyncio.Future[None]] | None = None
-    at_start: list[Callback] | None = None
-    at_retry: list[Callback] | None = None
-    # The first final callback and when it is due, then a list of further ones: moments, callbacks
-    # in turn: few nodes have more than one, and an object less for each node is one less for the
-    # garbage collector to walk.
-    callback: Callback | None = None
-    callback_moment: Moment | None = None
-    more_callbacks: list[Any] | None = None
-    at_commander_end: list[Callback] | None = None
+    takers: Rare[int] = Rare(0)
+    at_start: Rare[list[Callback] | None] = Rare(None)
+    at_retry: Rare[list[Callback] | None] = Rare(None)
+    at_commander_end: Rare[list[Callback] | None] = Rare(None)
     # Futures that are done when the node is, of those who only look on.
-    observers: list[asyncio.Future[None]] | None = None
-    attempts: Attempts | None = None
+    observers: Rare[list[asyncio.Future[None]] | None] = Rare(None)
+    attempts: Rare[Attempts | None] = Rare(None)
     # What runs the body, of a node that runs elsewhere.
-    away: Away | None = None
+    away: Rare[Away | None] = Rare(None)
     # What copies of the node are made of.
-    pattern: Pattern | None = None
+    pattern: Rare[Pattern | None] = Rare(None)
     # What was charged at and below this node, by account.
-    charges: dict[str, Any] | None = None
-    # Whether it is a job, which passed the queue, and which of them goes first.
-    queued: bool = False
-    priority: int = 0
+    charges: Rare[dict[str, Any] | None] = Rare(None)
+    # Of jobs, which of them goes first.
+    priority: Rare[int] = Rare(0)
     # CPU seconds of the steps of its body, in all attempts, and of its async final callbacks; None
     # before the first start, and where they are not measured.
-    cpu: float | None = None
-    # This job's place under a limit, from its start to the end of its body.
-    seat: Seat | None = None
+    cpu: Rare[float | None] = Rare(None)
+    # This job's seat under a limit, from its start to the end of its body.
+    seat: Rare[Seat | None] = Rare(None)
 
     def __repr__(self) -> str:
         return f"<{self.label} {self.state}>"
+
+    @property
+    def parent(self) -> Record | None:
+        """The parent's record; None for a commander and outside a tree."""
+        return None if self.parent_node is None else self.parent_node._node_record
+
+    def make_special(self) -> None:
+        """Let the node take the slow path."""
+        if self.special is None:
+            self.special = {}
 
     @property
     def label(self) -> str:
@@ -239,7 +292,7 @@ class Record:
 
     def doom(self, why: str) -> None:
         """Mark a node that enters below an ending one: it has no task yet, and never runs."""
-        self.special = self.doomed = True
+        self.doomed = True
         if self.cancelled is None:
             self.cancelled = why or "its parent is ending"
 
@@ -250,18 +303,6 @@ class Record:
         else:
             self.waiters.append(future)
 
-
-# CPython lets the instances of a class share one layout of those attributes that the first few of
-# them set (PEP 412); each attribute that comes later would cost every record a dictionary of its
-# own. So the first one sets what every node has by its end: half the cost of a fan of nodes.
-_first = Record()
-for _name in (
-    *("node", "name", "id", "tree", "parent", "parent_node", "state", "special", "open"),
-    *("children", "task", "context", "result", "closing", "waiters", "takers"),
-    *("callback", "callback_moment", "moment", "policy", "claimed", "failure", "cancelled"),
-    *("queued", "priority", "since"),
-):
-    setattr(_first, _name, None)
 
 # Of a long path.
 SEGMENTS = 32
@@ -313,7 +354,15 @@ def record_of(node: NodeBase) -> Record:
     record = node._node_record
     if record is None:
         record = node._node_record = Record()
-        record.name = node._node_name
+        # As `enter` does, which needs no call for it.
+        record.name, record.node = node._node_name, cast("Node[Any]", node)
+        record.id = 0
+        record.tree = cast("Tree", None)
+        record.state = "pending"
+        record.policy = "fail_fast"
+        record.open = record.closing = False
+        record.parent_node = record.since = record.special = record.children = None
+        record.task = record.context = record.result = record.waiters = record.callback = None
     return record
 
 

@@ -1,4 +1,4 @@
-"""A job's place under a limit: held while its body runs, lent while it waits for the tree (T9)."""
+"""A job's slot under a limit: held while its body runs, lent while it waits for the tree (T9)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Loan", "Seat"]
 
 
 class Seat:
-    """A place under a limit, from the start of one attempt's body to its end.
+    """A slot under a limit, from the start of one attempt's body to its end.
 
     Whenever the body is stepped it is held. It is lent while the body is suspended and what it
     awaits leads, by itself or through other tasks, to a `Wait`; so what other tasks of the job do
@@ -48,11 +48,11 @@ class Seat:
         self._body: Coroutine[Any, Any, Any] | None = None
         # The tasks for which the suspended body waits, as far as they can be seen.
         self._reached: dict[asyncio.Task[Any], None] = {}
-        # What it waits for in the tree; the place is lent while there is any of it.
+        # What it waits for in the tree; the slot is lent while there is any of it.
         self._rests: set[asyncio.Future[Any]] = set()
         # The waits of the job's own tasks, whether the body waits for them or not.
         self._side: set[asyncio.Future[Any]] = set()
-        # Woken when the place is held again.
+        # Woken when the slot is held again.
         self._calls: list[asyncio.Future[None]] = []
 
     @property
@@ -62,13 +62,13 @@ class Seat:
 
     @property
     def wanted(self) -> bool:
-        """Whether the body could go on, but for a place."""
+        """Whether the body could go on, but for a slot."""
         return self in self.queue.resuming
 
     @drives
     @coroutine
     def drive(self, body: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
-        """Run `body`, which is stepped only while the place is held.
+        """Run `body`, which is stepped only while the slot is held.
 
         A job that is being cancelled gets it at once, above the limit if need be: a clean-up must
         not wait for others.
@@ -113,7 +113,7 @@ class Seat:
             body.close()
 
     def look(self) -> None:
-        """Lend the place if what the suspended body awaits leads to the tree."""
+        """Lend the slot if what the suspended body awaits leads to the tree."""
         if self._on is None:
             return
         self._reached, waits, _ = reach(self._body, self._on)
@@ -122,19 +122,19 @@ class Seat:
         self.doubt()
 
     def doubt(self) -> None:
-        """Have the place looked at again, if it is held while the body is suspended."""
+        """Have the slot looked at again, if it is held while the body is suspended."""
         if self.held and self._on is not None:
             self.queue.suspect(self)
 
     def lend_unseen(self) -> bool:
-        """Lend the place if the body may wait for what its own tasks or threads wait for."""
+        """Lend the slot if the body may wait for what its own tasks or threads wait for."""
         if self._on is None or not self.held or not self._side or sleeps(self._body):
             return False
         self._rest_on(self._on)
         return True
 
     def lend_stuck(self, patience: float) -> bool:
-        """Lend the place if the body has long stood where only other code here can wake it."""
+        """Lend the slot if the body has long stood where only other code here can wake it."""
         if self._on is None or not self.held or self.loop.time() - self._since < patience:
             return False
         ends = reach(self._body, self._on)[2]
@@ -150,7 +150,7 @@ class Seat:
         wait.add_done_callback(self.over)
 
     def over(self, wait: asyncio.Future[Any]) -> None:
-        """Ask for the place again if `wait` was the last for which it was lent."""
+        """Ask for the slot again if `wait` was the last for which it was lent."""
         self._side.discard(wait)
         self._rests.discard(wait)
         if not self._rests and not self.held:
@@ -177,7 +177,7 @@ class Seat:
             self.queue.loop.call_soon(self.look)
 
     def wake(self) -> None:
-        """Wake whoever waits for the place."""
+        """Wake whoever waits for the slot."""
         calls, self._calls = self._calls, []
         for call in calls:
             if not call.done():
@@ -189,12 +189,12 @@ class Seat:
         yield from call
 
     def hold_back(self) -> Generator[Any, None, None]:
-        """Wait, in another task of the job than the body's, while the place is wanted again."""
+        """Wait, in another task of the job than the body's, while the slot is wanted again."""
         while self.wanted:
             yield from self._call()
 
     def release(self) -> None:
-        """Give the place up: the body is over."""
+        """Give the slot up: the body is over."""
         self._job.seat = None
         self._body = self._on = None
         self._rests.clear()
@@ -204,9 +204,9 @@ class Seat:
 
 
 class Loan(Wait):
-    """The wait of a task of a job that has a place.
+    """The wait of a task of a job that has a slot.
 
-    The place is asked for in the moment in which the wait ends and not when the task next runs: a
+    The slot is asked for in the moment in which the wait ends and not when the task next runs: a
     new start could come between the two. The task goes on when the job has it.
     """
 

@@ -57,7 +57,7 @@ class _Callbacks:
         self.at_start: list[Callback] = [*(record.at_start or ())]
         self.at_retry: list[Callback] = [*(record.at_retry or ())]
         self.final = [*record.later_callbacks(0)]
-        if record.callback is not None and record.callback_moment is not None:
+        if record.callback is not None:
             self.final.insert(0, (record.callback_moment, record.callback))
         self.at_commander_end: list[Callback] = [*(record.at_commander_end or ())]
 

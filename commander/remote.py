@@ -42,7 +42,6 @@ def send(node: Node[Any], away: Away) -> None:
     """Let `away` run the body of `node`, which has not started."""
     record = record_of(node)
     record.away = away
-    record.special = True
 
 
 def inputs(node: Node[Any]) -> dict[str, Any]:

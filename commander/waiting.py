@@ -1,7 +1,7 @@
 """Waiting for the tree, and for ends: the public seam for rooms that wait themselves.
 
 Whoever waits for something that the tree brings awaits a `Wait`, which names the node that will
-bring it: so places under a limit, full branches and `explain` know what a task waits for.
+bring it: so slots under a limit, full branches and `explain` know what a task waits for.
 """
 
 from __future__ import annotations
@@ -147,7 +147,6 @@ def observe(node: Node[Any]) -> asyncio.Future[None]:
     if record.observers is None:
         record.observers = []
     record.observers.append(future)
-    record.special = True
     return future
 
 

@@ -3,7 +3,7 @@
 Data come in as chunks and responses of the chat-completions wire (`_wire`) and go out as its
 requests. In between they are:
 
-- `_message`: `Message` with its text and images, `ToolCall`, `Usage`
+- `_message`: `Message` with its parts (text, images), read and written; `ToolCall`, `Usage`
 - `_tool_call_error`: a call that cannot be run
 - `_delta`: a piece of a reply that still streams
 - `_conversation`: messages in order, saved and loaded

@@ -105,7 +105,7 @@ def _check_places(world: World) -> None:
         if part.is_job and part.in_body and not part.waits and not record_of(part.node).ending
     ]
     holding = [part for part in holding if not part.killed]
-    assert len(holding) <= world.limit, f"{holding} hold {world.limit} places"
+    assert len(holding) <= world.limit, f"{holding} hold {world.limit} slots"
 
 
 def _tried(part: Part) -> bool:

@@ -31,7 +31,7 @@ async def test_explain_says_for_how_long_a_node_has_been_in_its_state():
         await virtual_seconds(3)
         assert commander.explain(runs).startswith("Waits#1 is running (for 3 s), stands at ")
         assert commander.explain(waits).endswith(
-            "is pending (for 3 s): it waits for one of 1 places"
+            "is pending (for 3 s): it waits for one of 1 slots"
         )
         await virtual_seconds(120)
         assert "is joining (for 2 min): its body" in commander.explain(joins)

@@ -376,7 +376,7 @@ async def test_explain_names_the_pump_and_the_job_for_which_it_waits() -> None:
     assert lines == [
         "reading#2 is running, awaits Pump#3",
         "Pump#3 is running, awaits Child#4",
-        "Child#4 is pending: it waits for one of 1 places",
+        "Child#4 is pending: it waits for one of 1 slots",
     ]
 
 
@@ -404,7 +404,7 @@ async def test_explain_says_that_a_body_waits_for_its_place() -> None:
         await settled()
         told = commander.explain(job)
         release.set()
-    assert told == "Waits#2 is running, waits to have one of 1 places again"
+    assert told == "Waits#2 is running, waits to have one of 1 slots again"
 
 
 # --- random programs

@@ -1,8 +1,9 @@
 """A function becomes a tool: schema, validation, execution; and the tools of the package.
 
-- `_tool`, `_schema`, `_docstring`: `@tool`; the schema of a signature, and the check of arguments
-- `calls`: one call as a node, from the check of its arguments to its result
-- `results`: what a call gives, as the message for the model
+- `_tool`, `_schema`, `_docstring`: `@tool`; the schema of a signature, and the check of arguments;
+  runs the function, and makes a text of what it returns
+- `calls`: that run as a node, with approval, time limit and failure
+- `results`: what a call gives, as the message for the model; its length is not limited
 - `toolkits`, `_load`: tools that belong together; tools by name, also those of other packages
 - `_approval`, `_pending`: calls, and any other questions, that wait for a person
 - `_describe`, `_narrate`: tools as text for a prompt; tools that speak to the user meanwhile

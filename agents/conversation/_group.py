@@ -1,4 +1,4 @@
-"""Groups: several participants who hear each other, and who speaks next."""
+"""Groups: several participants who hear each other, one speaking at a time (`_speakers`: who)."""
 
 from __future__ import annotations
 
