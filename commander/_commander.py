@@ -83,7 +83,7 @@ class Commander(Node[Any], internal=True):
         root = self._tree.root
         root.policy = self.policy if policy is None else policy
         if isinstance(root.policy, Quorum):
-            root.make_special()
+            root.special = True
         self._tree.requests = Requests(self._tree)
         self._watch: Watch | None = None
 
@@ -169,7 +169,7 @@ class Commander(Node[Any], internal=True):
     def _close_top(self, reason: str) -> None:
         tree = self._tree
         tree.root.open = False
-        tree.root.make_special()
+        tree.root.special = True
         tree.ending = tree.ending or reason
 
     def _log_failure_beside(self, error: BaseException) -> None:

@@ -49,14 +49,14 @@ def finish(record: Record, at_home: bool = False, called: bool = False) -> None:
     while True:
         if not called:
             record.open = False  # before a predicate or a log handler could put a child
-            if record.special is not None and not _decide(record):
+            if record.special and not _decide(record):
                 return
             record.closing = True
             if record.callback is not None and not _run_callbacks(record, at_home):
                 return
         at_home = called = False
         above = record.parent_node
-        special = record.special is not None
+        special = record.special
         if special:
             verdict = _verdict(record)
             if verdict == "failed":
@@ -89,11 +89,7 @@ def finish(record: Record, at_home: bool = False, called: bool = False) -> None:
         if special and verdict == "failed":
             if not record.takers:
                 child_failed(parent, record)
-        elif (
-            parent.special is not None
-            and verdict == "completed"
-            and isinstance(parent.policy, Quorum)
-        ):
+        elif parent.special and verdict == "completed" and isinstance(parent.policy, Quorum):
             child_completed(parent, parent.policy)
         if siblings or parent.state != "joining" or parent.task is not None:
             return
@@ -104,10 +100,11 @@ def _release(record: Record) -> None:
     """Let those go on who look on, and keep what is to be called when the commander ends."""
     if record.attempts is not None:
         record.attempts.failure = None  # it leads to the node, by its traceback
-    observers, record.observers = record.observers or (), None
-    for observer in observers:
-        if not observer.done():
-            observer.set_result(None)
+    if record.observers is not None:
+        observers, record.observers = record.observers, None
+        for observer in observers:
+            if not observer.done():
+                observer.set_result(None)
     for callback in record.at_commander_end or ():
         context = record.context or copy_context()
         record.tree.kept.append((callback, record.node, context))
@@ -200,14 +197,14 @@ def to_await(value: object) -> Awaitable[object] | None:
 def _run_callbacks(record: Record, at_home: bool) -> bool:
     """Run the final callbacks; from the first async one on, in a task of their own."""
     record.state = CLOSING[record.state]  # `advance`, written out
-    due: Moment = MOMENTS[_verdict(record)] if record.special is not None else "end"
+    due: Moment = MOMENTS[_verdict(record)] if record.special else "end"
     node, context = record.node, record.context
     moment, callback = record.callback_moment, record.callback
     at = 0  # of the next one in the list; a generator would cost as much as the rest of this
     while callback is not None:
         waiting = None
         if moment == due or moment == "done":
-            if record.special is not None:
+            if record.special:
                 record.moment = moment
             try:
                 value = (
@@ -223,7 +220,7 @@ def _run_callbacks(record: Record, at_home: bool) -> bool:
             start_task(record, partial(_run_rest, record, waiting, due, at), context)
             return False
         # As it is by now: one that runs may add others.
-        more = None if record.special is None else record.more_callbacks
+        more = record.more_callbacks if record.special else None
         if more is None or at == len(more):
             break
         moment, callback = more[at : at + 2]

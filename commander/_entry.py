@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ._events import publish
 from ._place import On, find_place
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
-from ._record import CURRENT, DONE, Attempts, Record, record_of, wrong_loop
+from ._record import CURRENT, DEFAULTS, DONE, Attempts, Record, record_of, wrong_loop
 from .errors import NodeClosed
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ def enter(
         record.state = "pending"
         record.policy = "fail_fast"
         record.closing = False
-        record.result = record.callback = record.special = record.since = record.task = None
+        record.special = False
+        record.rare = DEFAULTS
+        record.result = record.callback = record.since = record.task = None
     elif record.parent_node is not None or record.tree:
         raise RuntimeError(f"{node!r} was started before: a node runs once, make another")
     if not parent.open:
@@ -46,15 +48,14 @@ def enter(
     if _get_running_loop() is not tree.loop:  # None where none runs
         call = "put_job" if node._node_queued else "call_handler"
         raise wrong_loop(parent, f"commander.{call}_threadsafe(...)")
-    doomed = parent.special is not None and _is_ending(parent)
+    doomed = parent.special and _is_ending(parent)
     if not (node._node_plain and policy is timeout is retry is on is None):
         _take_options(record, node, timeout, retry, policy, on)
     if doomed:
         record.doom("" if parent is not tree.root else tree.ending)
     record.children = record.waiters = record.context = None
     record.open = True
-    if claim:
-        record.claimed = True
+    record.claimed = claim
     record.name = node._node_name
     record.node = node
     record.parent_node = above
@@ -67,7 +68,7 @@ def enter(
         parent.children[number] = record
     if tree.listeners:
         publish(record, "put")
-    if not node._node_queued or (record.special is not None and record.cancelled is not None):
+    if not node._node_queued or (record.special and record.cancelled is not None):
         tree.spawn(record, None)  # a job that ends without its body needs no turn either
     else:
         tree.queue.put(record, priority)
@@ -132,4 +133,4 @@ def _take_options(
     if timeout is not None or retry is not None:
         record.attempts = Attempts(timeout, retry)
     if on is not None or record.attempts is not None or isinstance(policy, Quorum):
-        record.make_special()
+        record.special = True

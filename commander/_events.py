@@ -294,7 +294,7 @@ def publish(record: Record, kind: EventKind, data: object = None) -> None:
         clock,
         tree.origin,
         data,
-        None if record.special is None else record.cpu,
+        record.cpu if record.special else None,
     )
     for listener in tree.listeners:
         if listener.kinds is None or kind in listener.kinds:
@@ -321,6 +321,6 @@ def relay(tree: Tree, event: Event) -> None:
 
 def emit(node: NodeBase, kind: EventKind, data: object) -> None:
     """Publish what a node produced (text, tool calls); costs one check if nobody listens."""
-    record = record_of(node)
+    record = node._node_record or record_of(node)
     if record.tree.listeners:
         publish(record, kind, data)

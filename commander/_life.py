@@ -39,7 +39,7 @@ def spawn(record: Record, context: Context | None = None) -> None:
 
 def spawn_measured(record: Record, context: Context | None = None) -> None:
     """Start the task likewise, and measure the CPU time of the node's own steps."""
-    record.make_special()
+    record.special = True
     if record.cpu is None:  # a node that is tried again adds up all attempts
         record.cpu = 0.0
     spawn(record, context)
@@ -49,11 +49,11 @@ async def _drive(record: Record, *, later: bool = False) -> None:
     try:
         if later:
             await TURN
-        if record.special is not None and record.task is not asyncio.current_task():
+        if record.special and record.task is not asyncio.current_task():
             return  # it has another task, or will have: the queue has called the job back
         node = record.node
         CURRENT.set(node)
-        if record.special is None:
+        if not record.special:
             record.state = STARTED[record.state]  # `advance`, written out
             record.since = record.tree.clock()
             if record.tree.listeners:
@@ -92,7 +92,7 @@ async def _drive(record: Record, *, later: bool = False) -> None:
         body_failed(record, error)
         interrupt(record, error)
     record.task = None
-    if record.special is not None and record.seat is not None:
+    if record.special and record.seat is not None:
         record.seat.release()
     if not record.children:
         finish(record, True)

@@ -106,7 +106,7 @@ class Queue:
                     unbegun.append(record)
             for each in sorted(unbegun, key=lambda each: each.id):
                 if each.cancelled is None and each.context is not None:
-                    each.make_special()
+                    each.special = True
                     each.task = None
                     self._append(each.priority, (each, each.context))
         else:
@@ -145,7 +145,7 @@ class Queue:
             if self._limited:
                 self.free -= 1
                 job.seat = Seat(self, job)
-                job.make_special()
+                job.special = True
             self._tree.spawn(job, context)
 
     # --- slots that are lent and taken again

@@ -12,6 +12,7 @@ from asyncio import _get_running_loop, current_task
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import Context, ContextVar, copy_context
 from itertools import islice
+from operator import attrgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, cast
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CURRENT",
+    "DEFAULTS",
     "DONE",
     "Attempts",
     "Callback",
@@ -84,23 +86,43 @@ class Attempts:
         self.timer: asyncio.TimerHandle | None = None
 
 
+class Defaults:
+    """What few nodes need, as the others have it: `Rare` puts the defaults here, into the class."""
+
+    # So the garbage collector has nothing to do with the instance that all plain records share.
+    __slots__ = ()
+
+
+DEFAULTS = Defaults()
+
+
+class Kept(Defaults):
+    """The same for one node that has some of it; what it has not is as in the class."""
+
+
 class Rare(Generic[T]):
-    """An attribute of `Record` that few nodes need: it is kept in `special`, which it makes."""
+    """An attribute of `Record` that few nodes need, kept in `rare`; to set it makes a node special.
+
+    It becomes a property whose getter is in C: without that it would cost a call each time.
+    """
 
     def __init__(self, default: T) -> None:
         self._default = default
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
+        def store(record: Record, value: T) -> None:
+            record.special = True
+            if record.rare is DEFAULTS:
+                record.rare = Kept()
+            setattr(record.rare, name, value)
 
-    def __get__(self, record: Record, owner: type) -> T:
-        special = record.special
-        return self._default if special is None else special.get(self._name, self._default)
+        setattr(Defaults, name, self._default)
+        setattr(owner, name, property(attrgetter(f"rare.{name}"), store))
 
-    def __set__(self, record: Record, value: T) -> None:
-        if record.special is None:
-            record.special = {}
-        record.special[self._name] = value
+    if TYPE_CHECKING:
+
+        def __get__(self, record: Record, owner: type) -> T: ...
+        def __set__(self, record: Record, value: T) -> None: ...
 
 
 class Record:
@@ -115,6 +137,7 @@ class Record:
         "callback",
         "callback_moment",
         "children",
+        "claimed",
         "closing",
         "context",
         "id",
@@ -123,6 +146,7 @@ class Record:
         "open",
         "parent_node",
         "policy",
+        "rare",
         "result",
         "since",
         "special",
@@ -144,10 +168,14 @@ class Record:
     # When it came into that state, by the tree's clock; None before the first step.
     since: float | None
     policy: Policy
-    # What makes the node take the slow path, and all that only such nodes have: a timeout, a start
-    # callback, a place, a cancellation, a failure, an observer. None for a plain node, which pays
-    # for this one check; never None again.
-    special: dict[str, Any] | None
+    # Whether the node takes the slow path, as it has something that few have: a timeout, a start
+    # callback, a place, a cancellation, a failure, an observer. Never unset; a plain node pays for
+    # this one check.
+    special: bool
+    # All that.
+    rare: Defaults
+    # Put with claim=True: the putter says that it will await the node.
+    claimed: bool
     # Whether children may enter: from the node's own entry to its first final callback.
     open: bool
     # The unfinished children by id, in the order in which they were put.
@@ -184,8 +212,6 @@ class Record:
     failures: Rare[dict[int, Record] | None] = Rare(None)
     # How many children have completed; counted under a quorum only.
     completed: Rare[int] = Rare(0)
-    # Put with claim=True: the putter says that it will await the node.
-    claimed: Rare[bool] = Rare(False)
     # How many awaiters have had the failure; one that lost it to its own cancellation is taken off.
     takers: Rare[int] = Rare(0)
     at_start: Rare[list[Callback] | None] = Rare(None)
@@ -215,11 +241,6 @@ class Record:
     def parent(self) -> Record | None:
         """The parent's record; None for a commander and outside a tree."""
         return None if self.parent_node is None else self.parent_node._node_record
-
-    def make_special(self) -> None:
-        """Let the node take the slow path."""
-        if self.special is None:
-            self.special = {}
 
     @property
     def label(self) -> str:
@@ -360,8 +381,9 @@ def record_of(node: NodeBase) -> Record:
         record.tree = cast("Tree", None)
         record.state = "pending"
         record.policy = "fail_fast"
-        record.open = record.closing = False
-        record.parent_node = record.since = record.special = record.children = None
+        record.open = record.closing = record.claimed = record.special = False
+        record.rare = DEFAULTS
+        record.parent_node = record.since = record.children = None
         record.task = record.context = record.result = record.waiters = record.callback = None
     return record
 

@@ -72,7 +72,7 @@ def start_task(record: Record, driver: Driver, context: Context | None) -> None:
     if record.tree.factory:
         # A factory may wrap the coroutine only if it has not been stepped: so here it is not, and
         # what ends the task before the coroutine has begun is met by `_take_over`.
-        record.make_special()
+        record.special = True
         coroutine = driver()
         create = record.tree.loop.create_task
         try:

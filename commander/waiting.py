@@ -47,9 +47,9 @@ def begin_wait(node: Node[Any]) -> Wait:
         wait: Wait = seat.loan()
     else:
         wait = Wait(loop=loop)
-        tree = record_of(node).tree
-        if tree.max_concurrency is not None:
-            tree.queue.stir()
+        record = node._node_record
+        if record is not None and record.tree.max_concurrency is not None:
+            record.tree.queue.stir()
     wait.node = node
     return wait
 
@@ -66,8 +66,11 @@ def note_outside_wait(future: asyncio.Future[Any]) -> None:
 
 def _current_seat(loop: asyncio.AbstractEventLoop) -> Seat | None:
     waiter = CURRENT.get(None)
-    seat = None if waiter is None else record_of(waiter).seat
+    record = None if waiter is None else waiter._node_record
+    if record is None or record.tree.max_concurrency is None:
+        return None  # without a limit nobody has a seat
     # A job's context may be carried to other loops.
+    seat = record.seat
     return seat if seat is not None and seat.loop is loop else None
 
 
