@@ -119,7 +119,9 @@ async def _attempt(record: Record) -> Any:
                 blame(record, error)
                 abort(record, error)
 
-            attempts.timer = loop.call_later(timeout, time_out)
+            # Not in the node's own context: the loop keeps a cancelled timer until it was due, and
+            # with it the context, and so would keep the node.
+            attempts.timer = loop.call_later(timeout, time_out, context=attempts.context)
         if record.at_retry is not None and len(attempts.starts) > 1:
             record.moment = "retry"
             try:

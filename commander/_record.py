@@ -67,6 +67,14 @@ class NodeBase:
     # Whether the class has no policy and no place of its own.
     _node_plain: ClassVar[bool] = True
 
+    def __getstate__(self) -> Any:
+        # What a copy and a pickle are made of: they have no record, so they have not started.
+        state: Any = object.__getstate__(self)
+        values, slots = cast("tuple[Any, Any]", state if type(state) is tuple else (state, None))
+        kept: dict[str, Any] = {**(values or {})}
+        kept.pop("_node_record", None)
+        return kept if slots is None else (kept, slots)
+
 
 class Attempts:
     """What only nodes with a timeout or a retry need: their settings, and the tries so far."""

@@ -5,6 +5,7 @@ It is what edges are made of: a node that is the target of a cycle runs more tha
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from ._entry import enter
@@ -20,8 +21,7 @@ class Pattern:
     """What the copies of a node are made of: its inputs, and the callbacks that its maker added."""
 
     def __init__(self, node: Node[Any]) -> None:
-        self._kind = type(node)
-        self._inputs = {name: value for name, value in vars(node).items() if name != "_node_record"}
+        self._made = copy(node)
         # As they were when the first run began: what it adds itself is not for the others.
         self._callbacks: _Callbacks | None = None
 
@@ -36,20 +36,19 @@ class Pattern:
 
     def copy(self, record: Record) -> Node[Any]:
         """Return a copy of the node of `record`, which has not started."""
-        copy: Node[Any] = object.__new__(self._kind)
-        vars(copy).update(self._inputs)
+        twin = copy(self._made)
         callbacks = self._callbacks or _Callbacks(record)
         for callback in callbacks.at_start:
-            copy.at_start(callback)
+            twin.at_start(callback)
         for callback in callbacks.at_retry:
-            copy.at_retry(callback)
+            twin.at_retry(callback)
         for callback in callbacks.at_commander_end:
-            copy.at_commander_end(callback)
-        twin = record_of(copy)
-        twin.pattern = self
+            twin.at_commander_end(callback)
+        twin_record = record_of(twin)
+        twin_record.pattern = self
         for moment, callback in callbacks.final:
-            twin.add_callback(moment, callback)
-        return copy
+            twin_record.add_callback(moment, callback)
+        return twin
 
 
 class _Callbacks:

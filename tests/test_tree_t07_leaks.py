@@ -227,3 +227,23 @@ def test_run_leaves_no_loop_and_no_task_behind():
     run(Forgetful())
     assert forgotten[0].cancelled()
     assert forgotten[0].get_loop().is_closed()
+
+
+async def test_a_node_with_a_timeout_is_free_once_it_has_ended():
+    """Not only when the timeout would have been due."""
+    # The loop forgets a cancelled timer at once where no other is due before it.
+    before = asyncio.get_running_loop().call_later(1800, print)
+    async with Commander() as commander:
+        gc.disable()
+        try:
+            node = commander.call_handler(hang(), timeout=3600)
+            await asyncio.sleep(0)
+            node.cancel()
+            await commander.drain()
+            await asyncio.sleep(0)  # the loop still had who waited for it
+            there = weakref.ref(node)
+            del node
+            assert there() is None
+        finally:
+            gc.enable()
+            before.cancel()

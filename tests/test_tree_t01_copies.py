@@ -1,0 +1,72 @@
+"""A copy of a node is a node that has not started, whatever became of the first one."""
+
+import asyncio
+import copy
+import pickle
+
+import pytest
+from anabranch.commander import Commander
+from anabranch.jobs import Job, add_edge
+
+
+class Note(Job[str]):
+    text: str
+    tags: list[str]
+
+    async def task(self) -> str:
+        return self.text + "".join(self.tags)
+
+
+class Slotted(Job[int]):
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    async def task(self) -> int:
+        self.number += 1
+        return self.number
+
+
+def pickled(node: Note) -> Note:
+    return pickle.loads(pickle.dumps(node))
+
+
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, pickled])
+@pytest.mark.parametrize("ran", [False, True])
+async def test_a_copy_has_not_started_and_runs_by_itself(make, ran):
+    """By `copy`, `deepcopy` and pickle, of a node that is new, and of one that has run."""
+    node = Note("a", ["b"])
+    node.at_end(lambda _: None)
+    async with Commander() as commander:
+        if ran:
+            await commander.run(node)
+        twin = make(node)
+        assert (twin.state, twin.node_id, twin.parent) == ("pending", 0, None)
+        assert await commander.run(twin) == "ab"
+        assert twin.tags is node.tags if make is copy.copy else twin.tags is not node.tags
+        assert node.state == ("completed" if ran else "pending")
+        assert (node.result, node.node_id) == (("ab", 1) if ran else (None, 0))
+
+
+async def test_a_copy_of_a_running_node_leaves_it_alone():
+    """It runs on, and ends."""
+    async with Commander() as commander:
+        node = commander.put_job(Note("a", []))
+        await asyncio.sleep(0)
+        copy.copy(node)
+        assert await node == "a"
+
+
+async def test_a_class_with_slots_keeps_their_values_round_a_cycle():
+    """Each round starts from what the node was made with."""
+    seen: list[int] = []
+    first, second = Slotted(1), Slotted(10)
+    for node in first, second:
+        node.at_end(lambda node: seen.append(node.result))
+    add_edge(first, second)
+    add_edge(second, lambda _: first if len(seen) < 5 else None)
+    async with Commander() as commander:
+        commander.put_job(first)
+    assert seen == [2, 11, 2, 11, 2, 11]
