@@ -5,6 +5,7 @@ import copy
 import pickle
 
 import pytest
+
 from anabranch.commander import Commander
 from anabranch.jobs import Job, add_edge
 
