@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 from typing_extensions import TypeVar
 
 from ...commander import Commander, Node, current_node
 from ...commander.waiting import observe, outlast
-from ._memory import SessionId
+from ._memory import OwnSession, SessionId
 from ._message import AgentMessage, copy_message
 from ._stream import LISTENER, Feed
 
@@ -26,6 +27,9 @@ T = TypeVar("T")
 class AgentCall(Node[AgentMessage[F]], Generic[F], internal=True):
     """A call of `agent` in the session `session_id`; it goes by the agent's name.
 
+    With None it has a session of its own, which ends with its subtree, or 0 if the agent was given
+    a memory.
+
     What comes in is remembered first, the answer at the end. A call that fails or is cancelled
     before anything was said or done takes back what came in.
     """
@@ -34,12 +38,15 @@ class AgentCall(Node[AgentMessage[F]], Generic[F], internal=True):
         self,
         agent: Agent[F],
         messages: Sequence[AgentMessage],
-        session_id: SessionId,
+        session_id: SessionId | None,
         options: Mapping[str, Any],
     ) -> None:
         super().__init__(agent.name)
         self.agent = agent
-        self.session_id: SessionId = session_id
+        if session_id is None and not agent.keeps_memory:
+            session_id = OwnSession()
+            self.at_done(lambda _: cast("OwnSession", self.session_id).end())
+        self.session_id: SessionId = 0 if session_id is None else session_id
         self._messages = messages
         self._options = options
 
@@ -47,6 +54,8 @@ class AgentCall(Node[AgentMessage[F]], Generic[F], internal=True):
         """Pass the hooks, remember, and let the agent answer."""
         agent, session_id = self.agent, self.session_id
         received = [await agent.hooks_of("before_agent").run(agent, m) for m in self._messages]
+        if isinstance(session_id, OwnSession):  # this call's, or that of one above
+            session_id.forget[agent] = partial(agent.forget, session_id)
         kept = agent.memory.add(*received, session_id=session_id)
         try:
             said = await agent.forward(*kept, session_id=session_id, **self._options)

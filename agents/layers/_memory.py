@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
+from uuid import uuid4
 
 from pydantic_core import to_jsonable_python
 
@@ -14,6 +15,7 @@ from ...tools import ToolResult
 from ._message import TOOLS, AgentMessage, copy_message
 
 __all__ = [
+    "OwnSession",
     "Memory",
     "SessionId",
     "SummaryMemory",
@@ -23,6 +25,27 @@ __all__ = [
 ]
 
 SessionId: TypeAlias = int | str
+
+
+class OwnSession(str):
+    """A session that nobody has named: it ends with the call, or the orchestrator, that has it."""
+
+    def __new__(cls) -> Self:
+        """Make a session that has no name in common with any other."""
+        return super().__new__(cls, uuid4().hex)
+
+    def __init__(self) -> None:
+        # What to do at its end, by the agent that remembers.
+        self.forget: dict[object, Callable[[], object]] = {}
+
+    def end(self) -> None:
+        """Let all agents that were asked in it forget it."""
+        for forget in self.forget.values():
+            forget()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)  # elsewhere it is a name alone
+
 
 Filter: TypeAlias = Callable[[AgentMessage], bool]
 

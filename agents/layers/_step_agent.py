@@ -113,6 +113,11 @@ class StepAgent(Agent[ToolAction]):
             message = message.model_copy(update={"formatted": {**found, "action": call}})
         return await executor(message)
 
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether the inner agent was given a memory."""
+        return self.agent.keeps_memory
+
     def get_steps(self, session_id: SessionId = 0) -> list[AgentStep]:
         """Return the thoughts, calls and results of a session."""
         return self.agent.get_steps(session_id)
