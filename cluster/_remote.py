@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..agents.remote import current_scope
+from ..agents.remote import current_scope, current_session
 from ..commander import Node, NodeSnapshot, NodeState, charge
 from ..commander.remote import (
     DONE,
@@ -82,7 +82,7 @@ class RemoteNode:
             node.commander.slow_after,
             None if call is None else call.address,
             None if call is None else call.limits,
-            None if scope is None else (scope.limit, scope.left),
+            None if scope is None else (scope.limit, scope.left, current_session()),
         )
 
     def below(self, depth: int) -> Sequence[NodeSnapshot]:

@@ -75,7 +75,7 @@ def cut_short(how: str) -> list[list[AgentMessage]]:
 def test_what_was_said_before_a_call_was_cut_short_is_remembered(
     how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At random moments in 300 orders of events: all that was told, and calls with their results."""
+    """At random moments, in 300 orders of events: all that was told, calls with their results."""
     caplog.set_level(logging.CRITICAL)
     states = set[str]()
     for kept in cut_short(how):

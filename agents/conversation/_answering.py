@@ -53,13 +53,13 @@ class Answering(Node[Answer], internal=True):
             if text is None or text.strip() == EXIT:
                 return Answer(status="left")
             if text.strip():
-                agent.auto_replies[self.partner] = 0
+                agent.auto_replies[agent.session_with(self.partner)] = 0
                 return await self._deliver(text)
             if ending == "terminated":
                 return Answer(status=ending)
         elif ending is not None:
             return Answer(status=ending)
-        agent.auto_replies[self.partner] += 1
+        agent.auto_replies[agent.session_with(self.partner)] += 1
         for rule in agent.rules:
             if (reply := await rule(agent, self.message)) is not NOT_MINE:
                 return await self._deliver(reply)
@@ -70,7 +70,7 @@ class Answering(Node[Answer], internal=True):
         agent, limit = self.agent, self.agent.max_consecutive_auto_reply
         if agent.is_termination(self.message):
             return "terminated"
-        if limit is None or agent.auto_replies[self.partner] < limit:
+        if limit is None or agent.auto_replies[agent.session_with(self.partner)] < limit:
             return None
         if limit and agent.human_input_mode == "NEVER":
             logger.warning(

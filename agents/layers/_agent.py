@@ -143,8 +143,8 @@ class Agent(Generic[F]):
         """Answer messages that are in the memory already; subclasses write their own.
 
         It is called with the messages, `session_id=` and the options of the call. Pass the session
-        on to agents below that are to remember as long as this call does. A string that is returned becomes the agent's message. Without messages the model continues the session as
-        it stands.
+        on to agents below that are to remember as long as this call does. A string that is returned
+        becomes the agent's message. Without messages the model continues the session as it stands.
         """
         # Declared so loosely that type checkers let a subclass name what it takes.
         session_id: SessionId = options.pop("session_id", 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeAlias
 from uuid import uuid4
@@ -15,8 +16,8 @@ from ...tools import ToolResult
 from ._message import TOOLS, AgentMessage, copy_message
 
 __all__ = [
-    "OwnSession",
     "Memory",
+    "OwnSession",
     "SessionId",
     "SummaryMemory",
     "ask_summary",
@@ -28,15 +29,19 @@ SessionId: TypeAlias = int | str
 
 
 class OwnSession(str):
-    """A session that nobody has named: it ends with the call, or the orchestrator, that has it."""
+    """A session that nobody has named: it ends with what has it, a call or a nameless person."""
 
-    def __new__(cls) -> Self:
+    def __new__(cls, prefix: str = "") -> Self:
         """Make a session that has no name in common with any other."""
-        return super().__new__(cls, uuid4().hex)
+        return super().__new__(cls, prefix + uuid4().hex)
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "") -> None:
         # What to do at its end, by the agent that remembers.
         self.forget: dict[object, Callable[[], object]] = {}
+
+    def end_with(self, owner: object) -> None:
+        """End when `owner` is collected."""
+        weakref.finalize(owner, self.end).atexit = False
 
     def end(self) -> None:
         """Let all agents that were asked in it forget it."""

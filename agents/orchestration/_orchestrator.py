@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -64,8 +63,8 @@ class Orchestrator(Generic[S]):
 
     Agents are `PromptedAgent`s, whose prompts are made of the state, or any other `Agent`: that
     hears what the environment showed or else what the agent before it said. They have a session of
-    their memory, `session_id`, by default one that nobody else has; the state is this orchestrator's own, one `forward` at a time.
-    `timeout` is in seconds, for each answer.
+    their memory, `session_id`, by default one that nobody else has; the state is this
+    orchestrator's own, one `forward` at a time. `timeout` is in seconds, for each answer.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class Orchestrator(Generic[S]):
         self.name = name
         if session_id is None:
             session_id = OwnSession()
-            weakref.finalize(self, session_id.end).atexit = False
+            session_id.end_with(self)
         self.session_id: SessionId = session_id
         self.timeout = timeout
         self._first = state.model_copy(deep=True)
