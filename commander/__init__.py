@@ -30,6 +30,8 @@ from ._events import Event as Event
 from ._events import EventKind as EventKind
 from ._events import Events as Events
 from ._events import Origin as Origin
+from ._events import act_as as act_as
+from ._events import actor_of as actor_of
 from ._events import emit as emit
 from ._node import Node as Node
 from ._node import current_node as current_node
@@ -41,6 +43,7 @@ from ._policy import Quorum as Quorum
 from ._policy import Restart as Restart
 from ._policy import Retry as Retry
 from ._policy import quorum as quorum
+from ._record import Actor as Actor
 from ._record import Callback as Callback
 from ._record import NodeState as NodeState
 from ._run import run as run

@@ -1,10 +1,11 @@
 """An agent's call: what it asks, remembers and answers, and what ends it."""
 
 import asyncio
+from contextlib import aclosing
 from typing import Any
 
 import pytest
-from _server import ScriptedServer, text
+from _server import Reply, ScriptedServer, Step, chunk, text
 
 from anabranch import (
     Agent,
@@ -353,6 +354,35 @@ async def test_the_trees_limits_and_accounts_hold() -> None:
             with pytest.raises(BudgetExceeded):
                 await commander.run(Agent(backend).call("?"))
         assert commander.usage()["tiny"].total_tokens > 1
+
+
+async def test_a_stream_may_be_a_child_of_a_commander_elsewhere() -> None:
+    """One call: its limits hold, and leaving the stream ends what is below the commander."""
+    hangs = Reply([chunk({"content": "One"}), Step.HANG])
+    async with (
+        asyncio.timeout(20),
+        ScriptedServer(hangs, text("two"), text("three")) as server,
+        Commander() as commander,
+        connect(server.url, model="tiny") as backend,
+    ):
+        commander.limits = Limits(budget=3)
+        agent = Agent(backend)
+
+        async def serve(leave: bool) -> str:  # a task that knows nothing of the commander
+            said = ""
+            async with aclosing(agent.stream("?", parent=commander)) as stream:
+                async for message in stream:
+                    said = message.text
+                    assert commander.children
+                    if leave:
+                        break
+            assert not commander.children
+            return said
+
+        assert await asyncio.create_task(serve(True)) == "One"
+        assert await asyncio.create_task(serve(False)) == "two"
+        with pytest.raises(BudgetExceeded):
+            await asyncio.create_task(serve(False))
 
 
 @pytest.mark.parametrize("given", [True, False])

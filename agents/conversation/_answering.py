@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ...commander import Node
+from ...commander import Node, act_as
 from ..layers import AgentMessage
 from ._directory import Answer, Status
 from ._messages import as_message
@@ -31,6 +31,7 @@ class Answering(Node[Answer], internal=True):
 
     def __init__(self, agent: ConversableAgent, partner: str, message: AgentMessage) -> None:
         super().__init__(f"{agent.name}.reply")
+        act_as(self, agent.name, agent.session_with(partner))
         self.agent = agent
         self.partner = partner
         self.message = message

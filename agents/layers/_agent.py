@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, TypeAlias, cast, get_args
 from typing_extensions import TypeVar
 
 from ...backends import Backend
-from ...commander import run
+from ...commander import Node, run
 from ...commander.errors import ConfigurationError
 from ...dispatch import Format
 from ...handlers import View
@@ -125,7 +125,11 @@ class Agent(Generic[F]):
         return run(self.call(*messages, session_id=session_id, **options))
 
     def stream(
-        self, *messages: AgentMessage | str, session_id: SessionId | None = None, **options: Any
+        self,
+        *messages: AgentMessage | str,
+        session_id: SessionId | None = None,
+        parent: Node[Any] | None = None,
+        **options: Any,
     ) -> AsyncGenerator[AgentMessage, None]:
         """Answer, and give all that is said on the way, as it grows; the answer comes last.
 
@@ -135,9 +139,11 @@ class Agent(Generic[F]):
         are messages of type "tool_call" and "tool_result"; agents below say their own, and each
         answer is a message in state "end".
 
-        Closing the generator cancels the call: use `contextlib.aclosing` if you may leave early.
+        The call is a child of `parent`, as of a commander whose limits are to hold, by default of
+        the current node. Closing the generator cancels the call: use `contextlib.aclosing` if you
+        may leave early.
         """
-        return stream_call(self.call(*messages, session_id=session_id, **options))
+        return stream_call(self.call(*messages, session_id=session_id, **options), parent)
 
     async def forward(self, *messages: Any, **options: Any) -> AgentMessage[F] | str:
         """Answer messages that are in the memory already; subclasses write their own.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 
 from typing_extensions import TypeVar
 
-from ...commander import Commander, Node, current_node
+from ...commander import Commander, Node, act_as, current_node
 from ...commander.waiting import observe, outlast
 from ._memory import OwnSession, SessionId
 from ._message import AgentMessage, copy_message
@@ -47,6 +47,8 @@ class AgentCall(Node[AgentMessage[F]], Generic[F], internal=True):
             session_id = OwnSession()
             self.at_done(lambda _: cast("OwnSession", self.session_id).end())
         self.session_id: SessionId = 0 if session_id is None else session_id
+        named = None if isinstance(self.session_id, OwnSession) else self.session_id
+        act_as(self, agent.name, named)
         self._messages = messages
         self._options = options
 
@@ -73,13 +75,13 @@ class AgentCall(Node[AgentMessage[F]], Generic[F], internal=True):
         return answer
 
 
-async def run_in_tree(node: Node[T]) -> T:
-    """Run a node as a child of the current one, outside any tree under a commander of its own.
+async def run_in_tree(node: Node[T], parent: Node[Any] | None = None) -> T:
+    """Run a node as a child of `parent` or the current one, else under a commander of its own.
 
     Cancelling this call cancels the node and waits for its end.
     """
     try:
-        parent = current_node()
+        parent = current_node() if parent is None else parent
     except LookupError:
         async with Commander() as commander:
             return await commander.run(node)
@@ -92,13 +94,15 @@ async def run_in_tree(node: Node[T]) -> T:
         raise
 
 
-async def stream_call(call: Node[Any]) -> AsyncGenerator[AgentMessage, None]:
+async def stream_call(
+    call: Node[Any], parent: Node[Any] | None = None
+) -> AsyncGenerator[AgentMessage, None]:
     """Run a call or a conversation and give all that is said in it, then raise its failure."""
     feed = Feed()
 
     async def run_and_end() -> None:
         try:
-            await run_in_tree(call)
+            await run_in_tree(call, parent)
         finally:
             feed.end()
 
