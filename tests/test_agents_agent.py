@@ -29,7 +29,7 @@ from anabranch import (
 from anabranch.agents.layers import TOOLS
 from anabranch.backends import Limits
 from anabranch.dispatch import ReAct
-from anabranch.handlers import View
+from anabranch.handlers import ConsoleView, View
 from anabranch.messages import Request, Usage
 from anabranch.testing import ScriptedBackend
 
@@ -251,7 +251,7 @@ async def test_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """Unless there is a view."""
     await Agent(ScriptedBackend("quiet"))("?")
     assert capsys.readouterr().out == ""
-    await Agent(ScriptedBackend("loud"), view=View())("?")
+    await Agent(ScriptedBackend("loud"), view=ConsoleView())("?")
     assert capsys.readouterr().out == "loud\n"
 
 

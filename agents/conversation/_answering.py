@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...commander import Node, act_as
 from ..layers import AgentMessage
+from ..layers._stream import APPROVE
 from ._directory import Answer, Status
 from ._messages import as_message
 from ._reply import NOT_MINE, ReplyResult
@@ -39,6 +40,8 @@ class Answering(Node[Answer], internal=True):
     async def task(self) -> Answer:
         """Ask the person if it is their turn, else answer without one, or end."""
         agent, mode = self.agent, self.agent.human_input_mode
+        if agent.approve is not None:
+            APPROVE.set(agent.approve)
         self.message = await agent.hear(self.message, self.partner)
         ending = self._ending()
         if mode == "ALWAYS" or (mode == "TERMINATE" and ending is not None):

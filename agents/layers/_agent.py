@@ -13,7 +13,7 @@ from ...commander.errors import ConfigurationError
 from ...dispatch import Format
 from ...handlers import View
 from ...messages import Message
-from ...tools import AnyTool, Toolkit
+from ...tools import AnyTool, Approve, Toolkit
 from ...tools.toolkits import flatten
 from ._actions import AgentStep, list_steps
 from ._aggregators import Aggregator, System, read_system
@@ -56,6 +56,8 @@ class Agent(Generic[F]):
     - `formats`: how the model writes calls into its text, see `respond`; None: the backend's.
     - `hooks`: objects with some of the methods of `AgentHook`.
     - `view`: sees text, calls and results as they come, and is asked whether a tool may run.
+    - `approve`: is asked in its place, also for agents below that name neither: a function of a
+      `ToolQuestion`, or an `Approvals`.
     - `options`: for the model, by the wire's names; those of a call win.
 
     `description` says what the agent is for, to those who choose among agents.
@@ -76,6 +78,7 @@ class Agent(Generic[F]):
         hooks: Iterable[AgentHook] = (),
         max_rounds: int = 10,
         view: View | None = None,
+        approve: Approve | None = None,
         **options: Any,
     ) -> None:
         read_system(system)  # what is none is refused here
@@ -91,6 +94,7 @@ class Agent(Generic[F]):
         self.formats = formats
         self.max_rounds = max_rounds
         self.view = view
+        self.approve = approve
         self.options = options
         self._hooks: dict[Moment, Hooks] = {moment: Hooks() for moment in get_args(Moment)}
         for each in hooks:

@@ -42,7 +42,7 @@ async def answer(
     conversation = Conversation()
     conversation.add(*request)
     logger.debug("%s is asked: %s", agent.name, conversation.messages)
-    view = AgentView(agent.name, agent.view)
+    view = AgentView(agent.name, agent.view, agent.approve)
     try:
         message, formatted = await _ask(agent, backend, conversation, view, options)
     except BaseException:

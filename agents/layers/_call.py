@@ -13,7 +13,7 @@ from ...commander import Commander, Node, act_as, current_node
 from ...commander.waiting import observe, outlast
 from ._memory import OwnSession, SessionId
 from ._message import AgentMessage, copy_message
-from ._stream import LISTENER, Feed
+from ._stream import APPROVE, LISTENER, Feed
 
 if TYPE_CHECKING:
     from ._agent import Agent
@@ -55,6 +55,8 @@ class AgentCall(Node[AgentMessage[F]], Generic[F], internal=True):
     async def task(self) -> AgentMessage[F]:
         """Pass the hooks, remember, and let the agent answer."""
         agent, session_id = self.agent, self.session_id
+        if agent.approve is not None:
+            APPROVE.set(agent.approve)  # in the context of this call and what is below
         received = [await agent.hooks_of("before_agent").run(agent, m) for m in self._messages]
         if isinstance(session_id, OwnSession):  # this call's, or that of one above
             session_id.forget[agent] = partial(agent.forget, session_id)
