@@ -34,6 +34,14 @@ def sender(name: str, **options: Any) -> Agent:
     return Agent(ScriptedBackend(otherwise=reply), tools=[send], name=name, **options)
 
 
+def yes(question: ToolQuestion) -> bool:
+    return True
+
+
+def no(question: ToolQuestion) -> bool:
+    return False
+
+
 class Desk(Agent):
     """Asks two agents at once, who have no say of their own."""
 
@@ -63,7 +71,7 @@ async def test_the_question_names_agent_and_session() -> None:
     assert [(q.agent, q.session_id, q.call.name, q.tool) for q in asked] == [
         *(("clerk", session, "send", send) for session in (None, 7, 8))
     ]
-    assert (await sender("clerk", approve=lambda question: True)("Ann")).text == "sent to Ann"
+    assert (await sender("clerk", approve=yes)("Ann")).text == "sent to Ann"
 
 
 async def test_agents_below_ask_the_same() -> None:
@@ -77,7 +85,7 @@ async def test_agents_below_ask_the_same() -> None:
     desk = Desk(approve=ask)
     assert (await desk("x", session_id="s")).text == "sent to x, sent to x"
     assert sorted(asked) == [("ann", "s"), ("ben", "s")]
-    desk.agents[0].approve = lambda question: False
+    desk.agents[0].approve = no
     desk.agents[1].view = View()
     assert (await desk("x")).text.count("did not allow") == 2
     assert len(asked) == 2

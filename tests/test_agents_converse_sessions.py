@@ -58,10 +58,10 @@ def test_no_model_reads_what_another_user_has_said(how: str) -> None:
 
         async def talk(number: int) -> None:
             user = {"unnamed": person(), "named": person(f"u{number}"), "sessions": shared}[how]
-            options: dict[str, int] = {"session_id": number} if how == "sessions" else {}
+            session = number if how == "sessions" else None
             for recipient in random.sample([alice, bob], 2):
                 await asyncio.sleep(random.uniform(0, 8))
-                chat = await user.send(f"My secret is @{number} .", recipient, **options)
+                chat = await user.send(f"My secret is @{number} .", recipient, session_id=session)
                 assert chat.text == f"I have read @{number} ."
 
         async with Commander():
@@ -133,7 +133,7 @@ async def test_beginning_anew_forgets_one_session_alone() -> None:
 async def test_answers_in_a_row_are_counted_in_each_session() -> None:
     """So one user's many questions do not silence the agent for another."""
     bob = ConversableAgent("bob", ScriptedBackend(otherwise="."), max_consecutive_auto_reply=1)
-    heard = []
+    heard: list[tuple[AgentMessage, ...]] = []
     for user in (person(), person()):
         heard.append((await user.send("One.", bob)).messages)
         assert (await user.send("Two.", bob)).messages

@@ -136,5 +136,8 @@ async def ask_approval(approve: Approve, call: ToolCall, tool: AnyTool) -> bool 
     if isinstance(approve, Approvals):
         return await approve.ask(call, tool)
     actor = actor_of(current_node())
-    answer = approve(ToolQuestion(call, tool, *(actor or ())))
+    question = ToolQuestion(call, tool)
+    if actor is not None:
+        question = ToolQuestion(call, tool, actor.agent, actor.session_id)
+    answer = approve(question)
     return await answer if isawaitable(answer) else answer
