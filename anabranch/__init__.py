@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from .commander import current_node as current_node
     from .commander import quorum as quorum
     from .commander import run as run
+    from .commander import settle as settle
     from .dispatch import fork as fork
     from .handlers import Handler as Handler
     from .handlers import handler as handler
@@ -75,7 +76,7 @@ _ROOMS = {
     "commander": """AnabranchError AuthenticationError BackendError BackendUnavailable BadResponse
         BudgetExceeded Commander ConfigurationError ContextTooLong MissingExtra ModelNotFound Node
         NodeCancelled NodeClosed QuorumNotMet RateLimited Restart Retry StreamInterrupted ToolError
-        WorkerLost check_cancelled current_node quorum run""",
+        WorkerLost check_cancelled current_node quorum run settle""",
     "dispatch": "fork",
     "handlers": "Handler handler",
     "jobs": "Job add_conditional_edge add_edge",

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from ..agents import AgentMessage, Answer, Directory, Participant
 from ..agents.remote import audible_scope, current_scope, run_in_tree
 from ..backends.limits import limits_of
-from ..commander import Node, WorkerLost
+from ..commander import Node, WorkerLost, act_as
 from ..commander.remote import send
 from ..handlers import handler
 from ._actor import ANYWHERE, LEASE, ActorHandle, PendingActor
@@ -97,6 +97,7 @@ class AgentCallNode(Node[Any], internal=True):
     ) -> None:
         name = f"{agent.name}.{method}"
         super().__init__(name)
+        act_as(self, agent.name)
         arguments = pack((args, kwargs), f"what {name} is given")
         send(self, RemoteAgentCall(agent, method, arguments))
 

@@ -79,7 +79,7 @@ class TreeContext(NamedTuple):
     limits: RemoteLimits | None
     # The limit of messages of the conversation that it belongs to, and how many are left; None
     # outside any.
-    messages: tuple[int, int] | None
+    messages: tuple[int, int, str | None] | None
 
 
 class TaskSpec(NamedTuple):

@@ -14,10 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..agents.remote import current_scope
-from ..commander import Node, NodeSnapshot, NodeState, charge
+from ..agents.remote import current_scope, current_session
+from ..commander import Node, NodeSnapshot, NodeState, actor_of, charge
 from ..commander.remote import (
     DONE,
+    Elsewhere,
     Event,
     Origin,
     SubtreeCommander,
@@ -27,6 +28,7 @@ from ..commander.remote import (
     policy_of,
     publish,
     relay,
+    watched,
 )
 from ._payload import dump, dump_error, load, load_error
 from ._protocol import EventRecord, NodeRecord, Outcome, Report, TreeContext
@@ -82,7 +84,7 @@ class RemoteNode:
             node.commander.slow_after,
             None if call is None else call.address,
             None if call is None else call.limits,
-            None if scope is None else (scope.limit, scope.left),
+            None if scope is None else (scope.limit, scope.left, current_session()),
         )
 
     def below(self, depth: int) -> Sequence[NodeSnapshot]:
@@ -133,11 +135,21 @@ class RemoteNode:
                 parent = None if node.parent is None else node.parent.node_id
             elif not parent:  # it was put beside the root, under the far end's own commander
                 parent = node.node_id
-            relay(node, Event(kind, number, parent, name, clock, origin, data))
+            if watched(node):
+                source = self._source(node, number, parent, name)
+                relay(node, Event(kind, number, parent, name, clock, origin, data, source=source))
         for account, amount in report.charges.items():
             charge(account, amount)
         if report.messages and (scope := current_scope()) is not None:
             scope.left = max(0, scope.left - report.messages)
+
+    def _source(self, node: Node[Any], number: int, parent: int | None, name: str) -> Elsewhere:
+        """Return where an event comes from: below `node`, and of the agent whose work that does."""
+        segments = [] if number == node.node_id else [f"{name}#{number}"]
+        while parent is not None and (entry := self._below.get(parent)) is not None:
+            segments.append(f"{entry.name}#{entry.number}")
+            parent = entry.parent
+        return Elsewhere("/".join((node.path, *reversed(segments))), actor_of(node))
 
     def end(self, node: Node[Any], outcome: Outcome) -> Any:
         """Let the body of `node` end as its far end has: return its result, or raise."""

@@ -6,11 +6,11 @@ A node comes in by `Node.put_job` or `call_handler` (`_node.py`, the public face
 (`_entry.py`), perhaps the queue (`_queue.py`, with its seats in `_seat.py`), and gets a task
 (`_task.py`) that runs its body (`_life.py`). Whoever ends last calls its final callbacks, closes it
 and hands its outcome to those who await it (`_end.py`, `waiting.py`), its failure to the parent's
-policy (`_failure.py`, `_policy.py`); `_cancel.py` ends it early. `_policy.py` also says when a node
-is tried again and after what pause (`Retry`, `Restart`; for requests: `backends/_retry.py`).
-Callbacks are taken by `_node.py`; those before the body run in `_life.py`, the final ones in
-`_end.py`. What all of these know of a node is its record (`_record.py`), its state by the table in
-`_state.py`.
+policy (`_failure.py`, `_policy.py`); `_cancel.py` ends it early. `_settle.py` waits for several.
+`_policy.py` also says when a node is tried again and after what pause (`Retry`, `Restart`; for
+requests: `backends/_retry.py`). Callbacks are taken by `_node.py`; those before the body run in
+`_life.py`, the final ones in `_end.py`. What all of these know of a node is its record
+(`_record.py`), its state by the table in `_state.py`.
 
 The root is the commander (`_commander.py`), for a program without a loop `_run.py`, for other
 threads `_threadsafe.py`. Out come events (`_events.py`), drawings (`_snapshot.py`), what a tree
@@ -30,6 +30,8 @@ from ._events import Event as Event
 from ._events import EventKind as EventKind
 from ._events import Events as Events
 from ._events import Origin as Origin
+from ._events import act_as as act_as
+from ._events import actor_of as actor_of
 from ._events import emit as emit
 from ._node import Node as Node
 from ._node import current_node as current_node
@@ -41,9 +43,11 @@ from ._policy import Quorum as Quorum
 from ._policy import Restart as Restart
 from ._policy import Retry as Retry
 from ._policy import quorum as quorum
+from ._record import Actor as Actor
 from ._record import Callback as Callback
 from ._record import NodeState as NodeState
 from ._run import run as run
+from ._settle import settle as settle
 from ._snapshot import NodeSnapshot as NodeSnapshot
 from ._snapshot import TreeSnapshot as TreeSnapshot
 from ._usage import charge as charge

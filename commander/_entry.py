@@ -130,6 +130,8 @@ def _take_options(
     if on is not None:
         record.away = find_place(on).prepare(node)
     record.policy = policy
+    if node._node_actor is not None:
+        record.own_actor = node._node_actor
     if timeout is not None or retry is not None:
         record.attempts = Attempts(timeout, retry)
     if on is not None or record.attempts is not None or isinstance(policy, Quorum):

@@ -11,12 +11,25 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from itertools import repeat
 from operator import length_hint
-from typing import Any, Literal, NamedTuple, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 from ._reach import LocalFuture
-from ._record import DONE, NodeBase, Record, Tree, record_of, require_loop
+from ._record import DONE, Actor, NodeBase, Record, Tree, record_of, require_loop
 
-__all__ = ["Event", "EventKind", "Events", "Listener", "Origin", "Tap", "emit", "publish", "relay"]
+__all__ = [
+    "Elsewhere",
+    "Event",
+    "EventKind",
+    "Events",
+    "Listener",
+    "Origin",
+    "Tap",
+    "act_as",
+    "actor_of",
+    "emit",
+    "publish",
+    "relay",
+]
 
 EventKind: TypeAlias = Literal[
     "put",
@@ -41,6 +54,20 @@ class Origin(NamedTuple):
     host: str | None = None  # None: this one
 
 
+class Source(Protocol):
+    """Where in the tree an event comes from."""
+
+    @property
+    def path(self) -> str:
+        """The path of the node."""
+        ...
+
+    @property
+    def actor(self) -> Actor | None:
+        """Whose work the node does, as `act_as` has said of it or of a node above."""
+        ...
+
+
 class Event(NamedTuple):
     """Something that happened to a node.
 
@@ -50,6 +77,9 @@ class Event(NamedTuple):
     (where the body of a job that was put elsewhere has begun), the number of events `missed` by
     this listener. `cpu` is what the node's own steps have taken so far, in seconds of CPU time, if
     the commander measures it and the node is of this machine.
+
+    `agent` and `session_id` say whose work the node does, `path` where it stands. They are found
+    when they are asked for, from the nodes above: an event that is kept keeps these.
     """
 
     kind: EventKind
@@ -60,6 +90,24 @@ class Event(NamedTuple):
     origin: Origin
     data: Any = None
     cpu: float | None = None
+    source: Source | None = None
+
+    @property
+    def agent(self) -> str | None:
+        """The name of the agent whose call the node belongs to, the nearest above it."""
+        actor = self.source.actor if self.source is not None else None
+        return None if actor is None else actor.agent
+
+    @property
+    def session_id(self) -> int | str | None:
+        """The session in which that agent was asked, None if none was named."""
+        actor = self.source.actor if self.source is not None else None
+        return None if actor is None else actor.session_id
+
+    @property
+    def path(self) -> str:
+        """Where the node stands, as `node.path`."""
+        return self.name if self.source is None else self.source.path
 
     @property
     def time(self) -> float:
@@ -73,6 +121,18 @@ class Event(NamedTuple):
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.name}#{self.node_id}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.source is None:
+            return Event, tuple(self)
+        return Event, (*self[:-1], Elsewhere(self.source.path, self.source.actor))
+
+
+class Elsewhere(NamedTuple):
+    """The source of an event that comes from another process."""
+
+    path: str
+    actor: Actor | None = None
 
 
 # A listener keeps the fields of its events one after the other in a flat list: no object is made
@@ -295,6 +355,7 @@ def publish(record: Record, kind: EventKind, data: object = None) -> None:
         tree.origin,
         data,
         record.cpu if record.special else None,
+        record,
     )
     for listener in tree.listeners:
         if listener.kinds is None or kind in listener.kinds:
@@ -324,3 +385,14 @@ def emit(node: NodeBase, kind: EventKind, data: object) -> None:
     record = node._node_record or record_of(node)
     if record.tree.listeners:
         publish(record, kind, data)
+
+
+def act_as(node: NodeBase, agent: str, session_id: int | str | None = None) -> None:
+    """Say whose work a node does that has not started, and with it all below; see `Event.agent`."""
+    node._node_actor = Actor(agent, session_id)
+    node._node_plain = False  # type: ignore[misc] - of this one
+
+
+def actor_of(node: NodeBase) -> Actor | None:
+    """Return whose work a node does, as `act_as` has said of it or of the nearest above."""
+    return record_of(node).actor

@@ -181,7 +181,13 @@ class Node(NodeBase, Generic[T_co]):
         return _add_callback(self, "terminate", callback)
 
     def at_done(self, callback: Callback) -> Self:
-        """Run `callback(node)` when the node is done, however it ended."""
+        """Run `callback(node)` when the node is done, however it ended.
+
+        Its children have ended by then, which a body that is cancelled cannot rely on: a cancel
+        reaches it and its children in one turn, so an `await child` in it is left, with
+        `CancelledError`, before the child has cleaned up. What reads what children leave behind
+        belongs here.
+        """
         return _add_callback(self, "done", callback)
 
     def at_commander_end(self, callback: Callback) -> Self:
@@ -315,7 +321,8 @@ class Node(NodeBase, Generic[T_co]):
         """Wait until the node is done; give its result or raise its failure.
 
         Starts the node as a child of the current node if nobody has. Raises `NodeCancelled` if it
-        was cancelled. Cancelling the wait does not cancel the node.
+        was cancelled. Cancelling the wait does not cancel the node, and ends before the node does,
+        even if that is cancelled too: see `at_done`.
         """
         if record_of(self).state not in DONE:
             yield from wait_for_end(self)

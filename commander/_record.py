@@ -14,7 +14,17 @@ from contextvars import Context, ContextVar, copy_context
 from itertools import islice
 from operator import attrgetter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+    cast,
+)
 
 from ._policy import Policy, Restart, Retry
 from .errors import NodeCancelled
@@ -33,6 +43,7 @@ __all__ = [
     "CURRENT",
     "DEFAULTS",
     "DONE",
+    "Actor",
     "Attempts",
     "Callback",
     "Moment",
@@ -55,6 +66,13 @@ DONE = frozenset[NodeState](("completed", "failed", "cancelled"))
 CURRENT: ContextVar[Node[Any]] = ContextVar("anabranch.current_node")
 
 
+class Actor(NamedTuple):
+    """Whose work a node does: an agent's, in the session that was named, or None."""
+
+    agent: str
+    session_id: int | str | None = None
+
+
 class NodeBase:
     """What a node has for the engine: its record, and what is true of all nodes of its class."""
 
@@ -66,6 +84,8 @@ class NodeBase:
     _node_queued: ClassVar[bool] = False
     # Whether the class has no policy and no place of its own.
     _node_plain: ClassVar[bool] = True
+    # Whose work it does, where that is not said above it; such a node is not plain.
+    _node_actor: Actor | None = None
 
     def __getstate__(self) -> Any:
         # What a copy and a pickle are made of: they have no record, so they have not started.
@@ -234,6 +254,8 @@ class Record:
     pattern: Rare[Pattern | None] = Rare(None)
     # What was charged at and below this node, by account.
     charges: Rare[dict[str, Any] | None] = Rare(None)
+    # The node's own `_node_actor`, beyond its end.
+    own_actor: Rare[Actor | None] = Rare(None)
     # Of jobs, which of them goes first.
     priority: Rare[int] = Rare(0)
     # CPU seconds of the steps of its body, in all attempts, and of its async final callbacks; None
@@ -275,6 +297,14 @@ class Record:
     def living(self) -> list[Record]:
         """The unfinished children, in the order in which they were put."""
         return list(self.children.values()) if self.children else []
+
+    @property
+    def actor(self) -> Actor | None:
+        """Whose work the node does: its own, or what is said nearest above it."""
+        record: Record | None = self
+        while record is not None and record.own_actor is None:
+            record = record.parent
+        return None if record is None else record.own_actor
 
     def ancestors(self) -> Iterator[Record]:
         """Yield the parent, its parent, and so on up to the commander's."""

@@ -3,7 +3,7 @@
     AnabranchError
     ├── NodeClosed            a child was added to a node that is done
     ├── NodeCancelled         the awaited node was cancelled
-    ├── QuorumNotMet          fewer children completed than the node's policy asked for
+    ├── QuorumNotMet          fewer children completed than were asked for
     ├── WorkerLost            the process or machine that ran a node went away
     ├── MissingExtra          an optional package is not installed (also an ImportError)
     ├── ConfigurationError    a key, a model name or a setting is missing or unusable
@@ -91,14 +91,22 @@ class NodeCancelled(AnabranchError):
 
 
 class QuorumNotMet(AnabranchError):
-    """Fewer children completed than a node's `quorum(n)` asked for.
+    """Fewer have completed than a node's `quorum(n)`, or `settle(..., at_least=n)`, asked for.
 
     Attributes: `needed`, `completed`, and `failures`, the exceptions of those that failed; if
-    there are any, the `__cause__` is an `ExceptionGroup` of them.
+    there are any, the `__cause__` is an `ExceptionGroup` of them. `outcomes` are the results and
+    failures in their order, if `settle` raised it.
     """
 
-    def __init__(self, needed: int, completed: int, failures: Sequence[BaseException]) -> None:
+    def __init__(
+        self,
+        needed: int,
+        completed: int,
+        failures: Sequence[BaseException],
+        outcomes: Sequence[Any] = (),
+    ) -> None:
         super().__init__(f"{completed} of the {needed} children needed have completed")
+        self.outcomes = tuple(outcomes)
         self.needed = needed
         self.completed = completed
         self.failures = tuple(failures)

@@ -10,7 +10,7 @@ import argparse
 from typing import Any
 
 from anabranch import Backend, Conversation, Job, Node, connect, handler, run
-from anabranch.handlers import respond
+from anabranch.handlers import ConsoleView, respond
 
 
 class Hello(Job[str]):
@@ -27,7 +27,7 @@ class Hello(Job[str]):
         conversation = Conversation()
         conversation.add(f"What is the capital of {self.country}?")
         async with self.backend:
-            message = await respond(self.backend, conversation)  # shown as it streams
+            message = await respond(self.backend, conversation, view=ConsoleView())
         return message.content or ""
 
 

@@ -13,14 +13,14 @@ import argparse
 import asyncio
 from collections.abc import Iterable
 
-from anabranch import Agent, Backend, connect
+from anabranch import Agent, Backend, Memory, connect
 
 SYSTEM = "You answer in one word, and say nothing else."
 QUESTIONS = ("What is the capital of France?", "Which river flows through it?")
 
 
 async def ask(backend: Backend, questions: Iterable[str]) -> Agent:
-    agent = Agent(backend, SYSTEM, name="sage")
+    agent = Agent(backend, SYSTEM, name="sage", memory=Memory())
     async with backend:
         for question in questions:
             answer = await agent(question)

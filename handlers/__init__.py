@@ -4,7 +4,7 @@
 - `_respond`: one answer of a model: ask, show, call tools, ask again
 - `_as_text`: the request of a model that knows tools and calls from its prompt alone
 - `_call_tools`: run the calls of a reply, each as soon as it is whole
-- `_show`, `_view`: where the text of a reply goes; `View` is the terminal or what replaces it
+- `_show`, `_view`: where a reply's text goes; a `View` sees an exchange, `ConsoleView` shows it
 - `legible`: text of a model made safe for a screen, also for the terminal
 
 A reply's branches come in from `fork`; text goes out to the view, results to the conversation.
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ._call_tools import call_tools as call_tools
     from ._respond import respond as respond
     from ._show import show as show
+    from ._view import ConsoleView as ConsoleView
     from ._view import View as View
 else:
     __getattr__ = lazy_names(
@@ -31,6 +32,6 @@ else:
             "_call_tools": "CallTools call_tools",
             "_respond": "respond",
             "_show": "show",
-            "_view": "View",
+            "_view": "ConsoleView View",
         },
     )

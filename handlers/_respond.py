@@ -36,13 +36,14 @@ async def respond(
 ) -> Message:
     """Let the model answer the conversation, as often as it calls tools; return its last message.
 
-    Text goes to `view` as it arrives. With `narrate` the model may also speak to the user inside a
-    call (the argument `to_user`, which a tool that has one of its own keeps). After `max_rounds`
-    replies with tool calls, or more than `repairs` with a call that was wrong, the model has to
-    answer without tools; if it calls one all the same, that is a `BadResponse`. `options` have the
-    wire's names. `formats` are the ways in which the model writes calls into its text; None: as its
-    backend knows of it. One with an `instruction` tells the model of the tools by the system
-    prompt, and puts earlier calls and their results to it as text.
+    Text goes to `view` as it arrives, without one nowhere: a `ConsoleView` shows it. With `narrate`
+    the model may also speak to the user inside a call (the argument `to_user`, which a tool that
+    has one of its own keeps). After `max_rounds` replies with tool calls, or more than `repairs`
+    with a call that was wrong, the model has to answer without tools; if it calls one all the same,
+    that is a `BadResponse`. `options` have the wire's names. `formats` are the ways in which the
+    model writes calls into its text; None: as its backend knows of it. One with an `instruction`
+    tells the model of the tools by the system prompt, and puts earlier calls and their results to
+    it as text.
 
     Each reply enters the conversation together with the results of its calls, whole. If the reply
     fails or is cancelled, what it told the user by then enters as a message without calls; if its

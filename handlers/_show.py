@@ -8,7 +8,7 @@ from typing import Any
 
 from ..commander import Node, emit
 from ._handler import handler
-from ._view import View
+from ._view import ConsoleView
 
 __all__ = ["show"]
 
@@ -23,7 +23,7 @@ async def show(
 
     Without `write` it goes to the standard output. Each piece is also an event of kind `text`.
     """
-    write = write or View().write
+    write = write or ConsoleView().write
     said: list[str] = []
     async for text in texts:
         emit(node, "text", text)

@@ -10,32 +10,25 @@ from ..messages import ToolCall
 from ..tools import AnyTool, Approvals, Decision, ToolResult
 from .legible import legible
 
-__all__ = ["View"]
+__all__ = ["ConsoleView", "View"]
 
 
 class View:
-    """Shows an exchange on the standard output; subclass it to show it elsewhere.
+    """Sees an exchange, and is asked whether a tool may run; it shows nothing and refuses.
 
-    Text comes through `write`, which may be plain or async; a slow one slows the model down. What
-    it shows cannot steer a terminal: control characters become U+FFFD, also in a pipe or a file.
+    A subclass writes the methods for what it wants to see, as `ConsoleView` does. Text comes
+    through `write`, which may be plain or async; a slow one slows the model down.
     """
 
     approvals: Approvals | None = None
     """Where calls wait for a person's yes; without it, each is put to `approve`."""
 
-    _said = False
-
     def write(self, text: str) -> Awaitable[object] | object:
         """Show a piece of text of the model's, as it arrives."""
-        self._said = True
-        _print(legible(text), sys.stdout)
         return None
 
     def ended(self) -> None:
         """Show that the text of one reply has ended, or broke off; there may have been none."""
-        if self._said:
-            self._said = False
-            _print("\n", sys.stdout)
 
     def called(self, call: ToolCall) -> None:
         """Show that a tool is about to run."""
@@ -45,7 +38,6 @@ class View:
 
     def failed(self, error: Exception) -> None:
         """Show that an exchange failed or was cancelled; the chat goes on."""
-        _print(f"{legible(str(error))}\n", sys.stderr)
 
     async def approve(self, call: ToolCall) -> bool | Decision:
         """Ask whether a tool made with `approve=True` may run; here nobody is there to say yes."""
@@ -56,6 +48,32 @@ class View:
         if self.approvals is not None:
             return await self.approvals.ask(call, tool)
         return await self.approve(call)
+
+
+class ConsoleView(View):
+    """Shows the text of an exchange on the standard output, and what fails on the standard error.
+
+    What it shows cannot steer a terminal: control characters become U+FFFD, also in a pipe or a
+    file.
+    """
+
+    _said = False
+
+    def write(self, text: str) -> Awaitable[object] | object:
+        """Write a piece of text at once."""
+        self._said = True
+        _print(legible(text), sys.stdout)
+        return None
+
+    def ended(self) -> None:
+        """End the line, if anything stands in it."""
+        if self._said:
+            self._said = False
+            _print("\n", sys.stdout)
+
+    def failed(self, error: Exception) -> None:
+        """Write what the error says."""
+        _print(f"{legible(str(error))}\n", sys.stderr)
 
 
 def _print(text: str, stream: TextIO | None) -> None:

@@ -9,7 +9,7 @@ from typing import Self
 
 from ..backends import Backend
 from ..dispatch import Format
-from ..handlers import View
+from ..handlers import ConsoleView, View
 from ..messages import Conversation, Message
 from ..tools import AnyTool
 from ._job import Job
@@ -24,14 +24,15 @@ class ChatJob(Job[None]):
 
     The next round starts from a callback at the end of this one, under the commander, so rounds
     do not nest however long the chat is. The chat ends when `read` returns None. A subclass
-    changes `read`, `response`, `answer` or `again`; what is seen is up to `view`. `formats` are the
+    changes `read`, `response`, `answer` or `again`; what is seen is up to `view`, by
+    default a `ConsoleView`. `formats` are the
     ways in which the model writes calls into its text, if not as the backend knows of it.
     """
 
     backend: Backend
     conversation: Conversation
     tools: Sequence[AnyTool] = ()
-    view: View = field(default_factory=View)
+    view: View = field(default_factory=ConsoleView)
     formats: Sequence[Format] | None = None
 
     async def task(self) -> None:

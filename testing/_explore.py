@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 def run_seeded(
     main: Callable[[], Coroutine[Any, Any, T]],
-    seed: int = 0,
+    seed: int | None = 0,
     *,
     patience: float = 10.0,
     turns: int | None = 1_000_000,
@@ -26,7 +26,8 @@ def run_seeded(
 
     The same seed gives the same order of events: the module `random` is seeded too, and left
     afterwards as it was. Real threads, files and sets of objects without an order of their own
-    are not the seed's. Raises `Deadlock`, `TimeoutError` after `turns` turns of the loop, or
+    are not the seed's. With None the order is asyncio's own: for a test that wants a clock that
+    jumps and nothing else. Raises `Deadlock`, `TimeoutError` after `turns` turns of the loop, or
     whatever `main` raises; and if `main` succeeds, what callbacks and forgotten tasks have raised
     meanwhile, which a loop would only log. Tasks that are left are cancelled and waited for.
     """
@@ -37,7 +38,7 @@ def run_seeded(
     unhandled: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: unhandled.append(context))
     try:
-        random.seed(seed)
+        random.seed(seed or 0)
         try:
             result = loop.run_until_complete(main())
         finally:

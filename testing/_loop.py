@@ -50,7 +50,8 @@ class SeededLoop(asyncio.SelectorEventLoop):
     Tasks that are ready in the same turn and stand next to each other in the queue are stepped in
     any order. All else keeps its place, as asyncio promises: a callback runs after whatever was
     ready before it and before whatever became ready after it, and what becomes ready in one turn
-    runs in the next. So each order is one in which the wake-ups might have come in reality.
+    runs in the next. So each order is one in which the wake-ups might have come in reality. With
+    None for a seed the order is asyncio's own, and only the clock is virtual.
 
     `time()` is that of `clock`. When nothing is ready the clock jumps to the next timer; when
     there is none either, `Deadlock` is raised out of the run. `turns` is the number of turns after
@@ -65,18 +66,18 @@ class SeededLoop(asyncio.SelectorEventLoop):
     """
 
     def __init__(
-        self, seed: int = 0, *, patience: float = 10.0, turns: int | None = 1_000_000
+        self, seed: int | None = 0, *, patience: float = 10.0, turns: int | None = 1_000_000
     ) -> None:
         self.seed = seed
         self.clock = VirtualClock()
-        self.random = random.Random(seed)  # noqa: S311 - not for secrets
+        self.random = random.Random(seed or 0)  # noqa: S311 - not for secrets
         self.patience = patience
         self._turns = self._turns_left = turns
         # What other threads have handed in since the last turn.
         self._inbox: deque[asyncio.Handle] = deque()
         self._threads_before = frozenset(threading.enumerate())
         super().__init__(_Selector(self))
-        self._ready = cast("deque[asyncio.Handle]", _Ready(self.random))
+        self._ready = cast("deque[asyncio.Handle]", _Ready(None if seed is None else self.random))
 
     def time(self) -> float:
         """Return the virtual time, in seconds since the loop was made."""
@@ -130,9 +131,9 @@ def _at_work(thread: threading.Thread) -> bool:
 
 
 class _Ready(deque[asyncio.Handle]):
-    """What is ready, in asyncio's order but for neighbouring tasks of one turn."""
+    """What is ready, in asyncio's order; given `chance`, but for neighbouring tasks of one turn."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: random.Random | None) -> None:
         super().__init__()
         self._random = chance
         # How many handles of this turn are still in the queue; `_drawn` are those beside it.
@@ -146,6 +147,8 @@ class _Ready(deque[asyncio.Handle]):
         return super().__len__() + len(self._drawn)
 
     def popleft(self) -> asyncio.Handle:
+        if self._random is None:
+            return super().popleft()
         if not self._drawn:  # take the next callback, or all tasks up to the next callback
             self._turn = self._turn or len(self)
             more = True

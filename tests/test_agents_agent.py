@@ -1,10 +1,11 @@
 """An agent's call: what it asks, remembers and answers, and what ends it."""
 
 import asyncio
+from contextlib import aclosing
 from typing import Any
 
 import pytest
-from _server import ScriptedServer, text
+from _server import Reply, ScriptedServer, Step, chunk, text
 
 from anabranch import (
     Agent,
@@ -15,6 +16,7 @@ from anabranch import (
     Commander,
     ConfigurationError,
     Job,
+    Memory,
     Message,
     Node,
     NodeCancelled,
@@ -27,7 +29,7 @@ from anabranch import (
 from anabranch.agents.layers import TOOLS
 from anabranch.backends import Limits
 from anabranch.dispatch import ReAct
-from anabranch.handlers import View
+from anabranch.handlers import ConsoleView, View
 from anabranch.messages import Request, Usage
 from anabranch.testing import ScriptedBackend
 
@@ -71,8 +73,8 @@ async def test_it_answers_and_remembers() -> None:
     backend = ScriptedBackend("Nile", "Amazon")
     agent = Agent(backend, "You answer in one word.", name="sage")
 
-    first = await agent("Which is the longest river?")
-    second = await agent(AgentMessage(content="And the widest?", sender="bob"))
+    first = await agent("Which is the longest river?", session_id=0)
+    second = await agent(AgentMessage(content="And the widest?", sender="bob"), session_id=0)
 
     assert first == AgentMessage(content="Nile", sender="sage", extra={"status": "ok"})
     assert second.content == "Amazon"
@@ -96,7 +98,7 @@ async def test_outside_a_tree_it_has_a_commander_of_its_own_and_leaves_nothing()
 
 def test_run_sync_needs_no_loop() -> None:
     """And may be called again: the memory stays."""
-    agent = Agent(ScriptedBackend("one", "two"))
+    agent = Agent(ScriptedBackend("one", "two"), memory=Memory())
 
     assert [agent.run_sync("a").content, agent.run_sync("b").content] == ["one", "two"]
     assert len(agent.memory.get()) == 4
@@ -176,7 +178,7 @@ async def test_forward_gives_a_message_or_a_string() -> None:
         async def forward(self, message: AgentMessage, session_id: int | str = 0) -> Any:
             return self.given
 
-    agent = Gives()
+    agent = Gives(memory=Memory())
     assert await agent("?") == AgentMessage(content="text", sender="Gives")
     agent.given = None
     with pytest.raises(TypeError, match="forward of Gives gave None"):
@@ -189,8 +191,8 @@ async def test_calls_of_tools_are_remembered_with_their_results() -> None:
     backend = ScriptedBackend(calling("look", "A moment.", place="Oslo"), "Nice.", "Still nice.")
     agent = Agent(backend, tools=[look])
 
-    answer = await agent("How is Oslo?")
-    await agent("And now?")
+    answer = await agent("How is Oslo?", session_id=0)
+    await agent("And now?", session_id=0)
 
     assert (answer.content, answer.extra["status"]) == ("Nice.", "ok")
     assert [m.type for m in agent.memory.get()] == [None, TOOLS, None, None, None]
@@ -249,7 +251,7 @@ async def test_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """Unless there is a view."""
     await Agent(ScriptedBackend("quiet"))("?")
     assert capsys.readouterr().out == ""
-    await Agent(ScriptedBackend("loud"), view=View())("?")
+    await Agent(ScriptedBackend("loud"), view=ConsoleView())("?")
     assert capsys.readouterr().out == "loud\n"
 
 
@@ -273,7 +275,7 @@ async def test_a_call_that_fails_at_once_leaves_the_memory_as_it_was() -> None:
     backend = ScriptedBackend(BackendUnavailable("down"), "up")
     agent = Agent(backend)
     async with Commander() as commander:
-        answer = await commander.run(agent.call("?"), retry=Retry(attempts=2))
+        answer = await commander.run(agent.call("?", session_id=0), retry=Retry(attempts=2))
 
     assert answer.content == "up"
     assert remembered(agent) == [("user", "?"), ("Agent", "up")]
@@ -284,7 +286,7 @@ async def test_a_reply_that_broke_off_is_remembered_as_that() -> None:
     agent = Agent(ScriptedBackend(["Once upon", BackendUnavailable("gone")]))
 
     with pytest.raises(BackendUnavailable):
-        await agent("Tell me.")
+        await agent("Tell me.", session_id=0)
 
     assert [(m.content, m.stream_state) for m in agent.memory.get()] == [
         ("Tell me.", "end"),
@@ -298,7 +300,7 @@ async def test_a_timeout_reaches_the_model() -> None:
     agent = Agent(backend)
     async with asyncio.timeout(5), Commander() as commander:
         with pytest.raises(TimeoutError):
-            await commander.run(agent.call("?"), timeout=0.01)
+            await commander.run(agent.call("?", session_id=0), timeout=0.01)
 
     assert (backend.opened, backend.closed) == (1, 1)
     assert agent.memory.get() == []
@@ -312,7 +314,7 @@ async def test_cancelling_the_call_cancels_the_model(inside: bool) -> None:
 
     async def ask() -> None:
         with pytest.raises(asyncio.CancelledError):
-            task = asyncio.ensure_future(agent("?"))
+            task = asyncio.ensure_future(agent("?", session_id=0))
             await asked.wait()
             task.cancel()
             await task
@@ -354,6 +356,35 @@ async def test_the_trees_limits_and_accounts_hold() -> None:
         assert commander.usage()["tiny"].total_tokens > 1
 
 
+async def test_a_stream_may_be_a_child_of_a_commander_elsewhere() -> None:
+    """One call: its limits hold, and leaving the stream ends what is below the commander."""
+    hangs = Reply([chunk({"content": "One"}), Step.HANG])
+    async with (
+        asyncio.timeout(20),
+        ScriptedServer(hangs, text("two"), text("three")) as server,
+        Commander() as commander,
+        connect(server.url, model="tiny") as backend,
+    ):
+        commander.limits = Limits(budget=3)
+        agent = Agent(backend)
+
+        async def serve(leave: bool) -> str:  # a task that knows nothing of the commander
+            said = ""
+            async with aclosing(agent.stream("?", parent=commander)) as stream:
+                async for message in stream:
+                    said = message.text
+                    if leave:
+                        assert commander.children
+                        break
+            assert not commander.children
+            return said
+
+        assert await asyncio.create_task(serve(True)) == "One"
+        assert await asyncio.create_task(serve(False)) == "two"
+        with pytest.raises(BudgetExceeded):
+            await asyncio.create_task(serve(False))
+
+
 @pytest.mark.parametrize("given", [True, False])
 async def test_calls_written_as_text_run_as_others_do(given: bool) -> None:
     """By the agent's formats, or by those of its backend; hooks and memory see a call."""
@@ -366,7 +397,7 @@ async def test_calls_written_as_text_run_as_others_do(given: bool) -> None:
     seen: list[str] = []
     agent.before_action(lambda _, message: seen.append(message.formatted.name))
 
-    assert (await agent("How is Oslo?")).content == "It is cold in Oslo."
+    assert (await agent("How is Oslo?", session_id=0)).content == "It is cold in Oslo."
     assert seen == ["look"]
     assert [step["kind"] for step in agent.get_steps()] == ["thought", "call", "result", "thought"]
     assert "- look: " in str(backend.requests[0].messages[0].content)

@@ -80,7 +80,7 @@ async def test_the_state_has_attribute_paths_and_comes_back() -> None:
 async def test_reset_forgets_one_session_here_or_below_too() -> None:
     """`recursive=False` leaves the agents below as they are."""
     agent = blogger()
-    await agent("Rivers")
+    await agent("Rivers", session_id=0)
     agent.reset(recursive=False)
     assert [len(memory) for memory in agent.state_dict().values()] == [0, 4, 2]
     agent.reset(session_id=1)
@@ -102,7 +102,7 @@ async def test_a_state_that_does_not_fit_changes_nothing(
 ) -> None:
     """Each fault is named."""
     agent = blogger()
-    await agent("Rivers")
+    await agent("Rivers", session_id=0)
     before = agent.state_dict()
     state = {k: v for k, v in {**before, "memory": [], **change}.items() if v is not None}
 
@@ -118,7 +118,7 @@ async def test_what_a_parser_made_comes_back_as_it_was() -> None:
         name: str
 
     agent = Agent(ScriptedBackend('{"name": "Nile"}'), output_format=JsonParser(River))
-    await agent("?")
+    await agent("?", session_id=0)
     agent.load_state_dict(json.loads(json.dumps(agent.state_dict())), session_id=1)
 
     assert agent.memory.get(1)[1].formatted == River(name="Nile")
@@ -189,7 +189,7 @@ async def test_cancelling_a_structure_ends_all_its_models() -> None:
     agent = Blogger(ScriptedBackend("Draft."), critic)
     before = asyncio.all_tasks()
     async with asyncio.timeout(5), Commander() as commander:
-        call = commander.call_handler(agent.call("Rivers"), claim=True)
+        call = commander.call_handler(agent.call("Rivers", session_id=0), claim=True)
         await asked.wait()
         call.cancel()
 
@@ -219,7 +219,7 @@ async def test_hooks_of_an_agent_change_what_comes_and_goes_until_removed() -> N
     handle = agent.after_agent(shout)
     draft = AgentMessage(content="a draft", sender="writer")
 
-    assert (await agent(draft)).content == "CRITICISE THIS: A DRAFT"
+    assert (await agent(draft, session_id=0)).content == "CRITICISE THIS: A DRAFT"
     assert agent.memory.get()[1].content == "Criticise this: a draft"
     assert draft.content == "a draft"
     handle.remove()
@@ -250,9 +250,9 @@ async def test_action_hooks_see_and_change_calls_and_results() -> None:
     backend = ScriptedBackend(calls, "done", calls, "done")
     agent = Agent(backend, tools=[add])
     handle = agent.add_hook(Doubles())
-    await agent("?")
+    await agent("?", session_id=0)
     handle.remove()
-    await agent("?")
+    await agent("?", session_id=0)
 
     results = [m.content for m in backend.requests[3].messages if m.role == "tool"]
     assert results == ["about 6", "3"]
@@ -401,7 +401,7 @@ async def test_leaving_a_stream_cancels_its_call(inside: bool) -> None:
     before = asyncio.all_tasks()
 
     async def leave() -> None:
-        async with aclosing(agent.stream("?")) as stream:
+        async with aclosing(agent.stream("?", session_id=0)) as stream:
             async for message in stream:
                 if message.content == "Once upon":
                     break
@@ -463,9 +463,9 @@ async def test_an_executor_takes_an_action_as_a_parser_found_it() -> None:
         output_format=ToolParser(TextCall("python", "<run>", "</run>", argument="code")),
         aggregator=ToolAggregator(),
     )
-    message = await agent("?")
+    message = await agent("?", session_id=0)
     while message.formatted["tool_type"]:
-        message = await agent(await executor(message))
+        message = await agent(await executor(message), session_id=0)
 
     assert message.content == "42"
     assert [m.content for m in agent.memory.get()] == ["?", "So: <run>6*7", "ran 6*7", "42"]

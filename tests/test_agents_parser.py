@@ -47,7 +47,7 @@ async def test_a_model_is_told_what_was_wrong_and_mends_it() -> None:
     backend = ScriptedBackend('{"name": "Nile"}', "Nile, 6650 km", NILE)
     agent = Agent(backend, output_format=JsonParser(River))
 
-    answer = await agent("The longest?")
+    answer = await agent("The longest?", session_id=0)
 
     assert answer.formatted.length == 6650
     first, second = (request.messages[-1].content for request in backend.requests[1:])
@@ -62,7 +62,7 @@ async def test_a_model_that_never_mends_it_is_a_clear_error() -> None:
     agent = Agent(backend, name="sage", output_format=JsonParser(River, retries=1))
 
     with pytest.raises(BadResponse, match="sage gave no usable answer: the reply is not JSON"):
-        await agent("?")
+        await agent("?", session_id=0)
 
     assert len(backend.requests) == 2
     assert [m.stream_state for m in agent.memory.get()] == ["end", "failed"]

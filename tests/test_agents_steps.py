@@ -59,7 +59,7 @@ async def test_it_calls_plugins_and_code_until_it_has_an_answer() -> None:
     backend = ScriptedBackend(plugin("search", query="rivers"), code("6*7"), "It is 42.")
     agent = StepAgent(backend, "Solve it.", plugins=[search], interpreter=Notes, name="solver")
 
-    answer = await agent("How many?")
+    answer = await agent("How many?", session_id=0)
 
     assert (answer.content, answer.sender, answer.extra["status"]) == ("It is 42.", "solver", "ok")
     assert answer.formatted["status"] == "none"
@@ -107,7 +107,7 @@ async def test_a_call_that_cannot_be_used_is_told_to_the_model() -> None:
     formats = [FencedCall(), FencedCode(tool="interpreter")]
     agent = StepAgent(backend, plugins=[search], formats=formats, max_rounds=9)
 
-    assert (await agent("?")).content == "I give up."
+    assert (await agent("?", session_id=0)).content == "I give up."
     told = [step["content"] for step in agent.get_steps() if step["kind"] == "result"]
     assert all(text in said for (_, text), said in zip(wrong, told, strict=True))
 
@@ -166,7 +166,7 @@ async def cancelled_while_code_runs() -> None:
 
     agent.before_action(ran)
     async with asyncio.timeout(120), Commander() as commander:
-        call = commander.call_handler(agent.call("?"), claim=True)
+        call = commander.call_handler(agent.call("?", session_id=0), claim=True)
         await sleeping.wait()
         call.cancel("enough")
         with pytest.raises(NodeCancelled):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from anabranch.agents import AgentMessage
 from anabranch.agents.conversation import Transcript
 from anabranch.cli._exact import exact, replace_unfit
-from anabranch.handlers import View
+from anabranch.handlers import ConsoleView
 from anabranch.handlers.legible import legible
 
 # Characters that have fooled somebody, more often than chance would draw them.
@@ -114,7 +114,7 @@ def test_a_plain_view_shows_whatever_a_model_says(
     out, err = io.BytesIO(), io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding))
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(err, encoding))
-    view = View()
+    view = ConsoleView()
     view.write("a\x1b[2J\ud800é")
     view.ended()
     view.failed(ValueError("\x1b]0;x\x07\ud800"))
@@ -128,7 +128,7 @@ def test_a_program_without_a_console_shows_nothing(monkeypatch: pytest.MonkeyPat
     """Where there is no standard output, a reply goes on all the same."""
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", None)
-    view = View()
+    view = ConsoleView()
     view.write("a")
     view.ended()
     view.failed(ValueError("b"))

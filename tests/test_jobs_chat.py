@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from anabranch import BackendUnavailable, Commander, Conversation, run
-from anabranch.handlers import View
+from anabranch.handlers import ConsoleView, View, respond
 from anabranch.jobs import ChatJob, ResponseJob
 from anabranch.testing import ScriptedBackend
 
@@ -63,5 +63,20 @@ def test_a_response_job_returns_the_last_message(capsys: pytest.CaptureFixture[s
     conversation = Conversation()
     conversation.add("Hi")
 
-    assert run(ResponseJob(ScriptedBackend("Hello"), conversation, (), View())).content == "Hello"
+    assert run(ResponseJob(ScriptedBackend("Hello"), conversation)).content == "Hello"
     assert len(conversation) == 2
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("view", [View(), None], ids=["a View", "no view"])
+async def test_nothing_is_shown_unless_it_is_said_where(
+    view: View | None, capsys: pytest.CaptureFixture[str]
+):
+    """A `View` is silent, and so is an exchange without one; a `ConsoleView` shows it."""
+    for shows in (view, ConsoleView()):
+        conversation = Conversation()
+        conversation.add("Hi")
+        async with Commander() as commander:
+            await commander.run(respond(ScriptedBackend("Hello"), conversation, (), shows))
+            (shows or View()).failed(ValueError("down"))
+    assert capsys.readouterr() == ("Hello\n", "down\n")

@@ -41,6 +41,35 @@ def test_seeds_reach_every_order_within_a_turn_and_no_other() -> None:
     assert all(set(order[:3]) == {0, 1, 2} for order in orders)
 
 
+@pytest.mark.parametrize("program", range(50))
+def test_without_a_seed_the_order_is_asyncios_own(program: int) -> None:
+    """Of a random program of tasks and callbacks that start others; the clock jumps as ever."""
+
+    async def main() -> list[tuple[int, int]]:
+        chance, order = random.Random(program), list[tuple[int, int]]()
+
+        async def step(number: int) -> None:
+            async with asyncio.TaskGroup() as group:
+                for turn in range(chance.randint(1, 4)):
+                    order.append((number, turn))
+                    asyncio.get_running_loop().call_soon(order.append, (number, -turn))
+                    if number < 40 and chance.random() < 0.4:
+                        group.create_task(step(2 * number + turn))
+                    await asyncio.sleep(0)
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(1, 6):
+                group.create_task(step(number))
+        return order
+
+    async def late() -> float:
+        await asyncio.sleep(3600)
+        return asyncio.get_running_loop().time()
+
+    assert run_seeded(main, seed=None) == asyncio.run(main())
+    assert run_seeded(late, seed=None) == 3600
+
+
 def test_callbacks_keep_their_places_among_themselves_and_among_tasks() -> None:
     """What `call_soon` promises holds under every seed."""
 

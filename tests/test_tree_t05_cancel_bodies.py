@@ -8,6 +8,7 @@ from _until import settled
 
 from anabranch.commander import Commander, NodeCancelled
 from anabranch.handlers import handler
+from anabranch.testing import explore
 
 
 async def test_a_body_being_cancelled_sees_cancelled_error_alone():
@@ -155,3 +156,34 @@ async def test_a_body_that_raises_cancelled_error_by_itself_is_cancelled():
             with pytest.raises(NodeCancelled):
                 await commander.run(node)
             assert node.state == "cancelled"
+
+
+def test_what_reads_after_the_children_reads_at_the_end():
+    """A cancelled body may leave its await before the child has cleaned up; `at_done` waits."""
+
+    async def main():
+        left, found = [], []
+
+        @handler
+        async def child(node):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(1)
+                left.append("clean")
+
+        @handler
+        async def parent(node):
+            try:
+                await child()
+            finally:
+                found.append(list(left))
+
+        async with Commander() as commander:
+            node = commander.call_handler(parent())
+            node.at_done(lambda _: found.append(list(left)))
+            await asyncio.sleep(1)
+            node.cancel()
+        return found
+
+    assert explore(main, range(50)) == [[[], ["clean"]]] * 50

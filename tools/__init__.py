@@ -23,7 +23,10 @@ from typing import TYPE_CHECKING
 from ..commander.lazy import lazy_names
 from ._approval import Approval as Approval
 from ._approval import Approvals as Approvals
+from ._approval import Approve as Approve
 from ._approval import Decision as Decision
+from ._approval import ToolQuestion as ToolQuestion
+from ._approval import ask_approval as ask_approval
 from ._narrate import with_narration as with_narration
 from ._pending import Pending as Pending
 from ._pending import PendingList as PendingList

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..commander import Node
+from ..commander import Node, actor_of, current_node
 from ..messages import ToolCall
 from ._pending import Pending, PendingList
 
 if TYPE_CHECKING:
     from ._tool import AnyTool
 
-__all__ = ["Approval", "Approvals", "Decision"]
+__all__ = ["Approval", "Approvals", "Approve", "Decision", "ToolQuestion", "ask_approval"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,19 @@ class Decision:
         return call.model_copy(update={"arguments": dict(self.arguments), "raw": None})
 
 
+@dataclass(frozen=True, slots=True)
+class ToolQuestion:
+    """Whether a call may run: of which tool, for which agent, and in which of its sessions.
+
+    `agent` is None outside any agent's call, `session_id` also where none was named.
+    """
+
+    call: ToolCall
+    tool: AnyTool
+    agent: str | None = None
+    session_id: int | str | None = None
+
+
 class Approval(Pending[Decision], internal=True):
     """A call that waits for a yes."""
 
@@ -47,6 +60,18 @@ class Approval(Pending[Decision], internal=True):
         super().__init__()
         self.call = call
         self.tool = tool
+
+    @property
+    def agent(self) -> str | None:
+        """The name of the agent that makes the call, None if it is no agent's."""
+        actor = actor_of(self)
+        return None if actor is None else actor.agent
+
+    @property
+    def session_id(self) -> int | str | None:
+        """The session in which that agent was asked, None if none was named."""
+        actor = actor_of(self)
+        return None if actor is None else actor.session_id
 
     def approve(self, arguments: Mapping[str, Any] | None = None) -> bool:
         """Let the call run, with other arguments if given; False if the question is settled.
@@ -98,3 +123,21 @@ class Approvals(PendingList[Approval]):
         if self._on_ask is not None and isawaitable(notice := self._on_ask(question)):
             await notice
         return await question
+
+
+Approve: TypeAlias = (
+    "Approvals | Callable[[ToolQuestion], Awaitable[bool | Decision] | bool | Decision]"
+)
+"""Who says whether calls may run: a function, plain or async, or a place where they wait."""
+
+
+async def ask_approval(approve: Approve, call: ToolCall, tool: AnyTool) -> bool | Decision:
+    """Put a call of the current node to `approve`, with the agent and the session it is for."""
+    if isinstance(approve, Approvals):
+        return await approve.ask(call, tool)
+    actor = actor_of(current_node())
+    question = ToolQuestion(call, tool)
+    if actor is not None:
+        question = ToolQuestion(call, tool, actor.agent, actor.session_id)
+    answer = approve(question)
+    return await answer if isawaitable(answer) else answer

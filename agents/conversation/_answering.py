@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ...commander import Node
+from ...commander import Node, act_as
 from ..layers import AgentMessage
+from ..layers._stream import APPROVE
 from ._directory import Answer, Status
 from ._messages import as_message
 from ._reply import NOT_MINE, ReplyResult
@@ -31,6 +32,7 @@ class Answering(Node[Answer], internal=True):
 
     def __init__(self, agent: ConversableAgent, partner: str, message: AgentMessage) -> None:
         super().__init__(f"{agent.name}.reply")
+        act_as(self, agent.name, agent.session_with(partner))
         self.agent = agent
         self.partner = partner
         self.message = message
@@ -38,6 +40,8 @@ class Answering(Node[Answer], internal=True):
     async def task(self) -> Answer:
         """Ask the person if it is their turn, else answer without one, or end."""
         agent, mode = self.agent, self.agent.human_input_mode
+        if agent.approve is not None:
+            APPROVE.set(agent.approve)
         self.message = await agent.hear(self.message, self.partner)
         ending = self._ending()
         if mode == "ALWAYS" or (mode == "TERMINATE" and ending is not None):
@@ -53,13 +57,13 @@ class Answering(Node[Answer], internal=True):
             if text is None or text.strip() == EXIT:
                 return Answer(status="left")
             if text.strip():
-                agent.auto_replies[self.partner] = 0
+                agent.auto_replies[agent.session_with(self.partner)] = 0
                 return await self._deliver(text)
             if ending == "terminated":
                 return Answer(status=ending)
         elif ending is not None:
             return Answer(status=ending)
-        agent.auto_replies[self.partner] += 1
+        agent.auto_replies[agent.session_with(self.partner)] += 1
         for rule in agent.rules:
             if (reply := await rule(agent, self.message)) is not NOT_MINE:
                 return await self._deliver(reply)
@@ -70,7 +74,7 @@ class Answering(Node[Answer], internal=True):
         agent, limit = self.agent, self.agent.max_consecutive_auto_reply
         if agent.is_termination(self.message):
             return "terminated"
-        if limit is None or agent.auto_replies[self.partner] < limit:
+        if limit is None or agent.auto_replies[agent.session_with(self.partner)] < limit:
             return None
         if limit and agent.human_input_mode == "NEVER":
             logger.warning(

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from ...commander import Node
 from ...handlers import handler
 from ..errors import ConversationTooLong
-from ..layers import AgentMessage
+from ..layers import AgentMessage, SessionId
 from ._directory import Answer, Participant, Status, name_of
 from ._messages import MessageLike, as_message
-from ._scope import MAX_MESSAGES, Listener, Scope, open_scope
+from ._scope import MAX_MESSAGES, Listener, Scope, converse_in, current_session, open_scope
 
 if TYPE_CHECKING:
     from ._conversable import ConversableAgent
@@ -47,6 +47,7 @@ class ChatOptions(TypedDict, total=False):
     request_reply: bool
     max_turns: int | None
     max_messages: int
+    session_id: SessionId | None
     timeout: float | None
 
 
@@ -61,6 +62,10 @@ class Chat(Node[ChatResult], internal=True):
     chat, with all that is said inside it, has at most `max_messages` messages. `timeout` is in
     seconds for each answer of the partner.
 
+    A conversation, with all inside it, belongs to a session: agents remember what was said in one
+    apart from what was said in another. It is `session_id`, else that of the conversation in which
+    this one begins, else the sender's own.
+
     However it ends, both have the same history of it: a message is in both or in neither.
     """
 
@@ -74,6 +79,7 @@ class Chat(Node[ChatResult], internal=True):
         request_reply: bool = True,
         max_turns: int | None = None,
         max_messages: int = MAX_MESSAGES,
+        session_id: SessionId | None = None,
         timeout: float | None = None,
         listener: Listener | None = None,
     ) -> None:
@@ -89,6 +95,7 @@ class Chat(Node[ChatResult], internal=True):
         self._request_reply = request_reply
         self._max_turns = max_turns
         self._max_messages = max_messages
+        self._session_id = session_id
         self._timeout = timeout
         self._listener = listener
         self._messages: list[AgentMessage] = []
@@ -96,7 +103,11 @@ class Chat(Node[ChatResult], internal=True):
     async def task(self) -> ChatResult:
         """Talk; the outermost chat takes the limit of messages for its end."""
         self._messages = []
+        session = current_session() or self._sender.identity
+        if self._session_id is not None:
+            session = f"#{self._session_id!r}"
         with (
+            converse_in(session),
             open_scope(self._max_messages) as (scope, is_outermost),
             scope.listen(self._listener),
         ):

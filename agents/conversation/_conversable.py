@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Literal, TypeAlias, Unpack, cast
 
 from ...backends import Backend
 from ...commander import current_node, emit
 from ...messages import Message
-from ..layers import TOOLS, Agent, AgentMessage, Aggregator, Parser, System
+from ..layers import TOOLS, Agent, AgentMessage, Aggregator, Parser, SessionId, System
 from ..layers._call import run_in_tree, stream_call
+from ..layers._memory import OwnSession
 from ..layers._stream import LISTENER, Speech
 from ._answering import Answering
 from ._chat import Chat, ChatOptions, ChatResult
@@ -19,7 +21,7 @@ from ._directory import Answer, Directory, Participant, name_of
 from ._human import HumanInput, TerminalInput
 from ._messages import MessageLike, is_termination
 from ._reply import ReplyResult, ReplyRule, SenderFilter, reply_rules
-from ._scope import Listener, ScopeFeed
+from ._scope import Listener, ScopeFeed, current_session
 from ._transcript import Transcript
 
 __all__ = ["ConversableAgent", "GroupAggregator", "HumanInputMode", "UserProxyAgent"]
@@ -49,9 +51,10 @@ class ConversableAgent(Agent[Any]):
     3. The reply functions, in the order in which they are written (see `reply`).
     4. The model, if there is a `backend`, as `Agent` does it; else `default_auto_reply`.
 
-    What was said with a partner is the memory's session of the partner's name; with a group, that
-    of the group's. `directory` is where others are found by name, and where this agent is entered.
-    The other options are those of `Agent`.
+    What was said with a partner, or in a group, is a session of the memory: that of its name where
+    one of the two began the conversation, else one for each session of the conversations in which
+    they have met (see `Chat` and `session_with`). `directory` is where others are found by name,
+    and where this agent is entered. The other options are those of `Agent`.
     """
 
     def __init__(
@@ -75,6 +78,8 @@ class ConversableAgent(Agent[Any]):
             raise ValueError(
                 f"human_input_mode is NEVER, TERMINATE or ALWAYS, not {human_input_mode!r}"
             )
+        # The session of what it begins: another agent of this name continues it.
+        self.identity = f"@{name}"
         self.directory = directory
         self.human_input_mode: HumanInputMode = human_input_mode
         self.human_input = human_input
@@ -176,32 +181,63 @@ class ConversableAgent(Agent[Any]):
 
     @property
     def chat_messages(self) -> dict[str, list[AgentMessage]]:
-        """What was said with each partner, oldest first, in new lists."""
-        sessions = [each for each in self.memory.sessions if isinstance(each, str)]
-        return {partner: self._history(partner) for partner in sessions}
+        """What was said with each partner, oldest first, in new lists.
+
+        Inside a conversation it is what was said in its session, outside it is that of all.
+        """
+        said: dict[str, list[AgentMessage]] = {}
+        for session in self.memory.sessions:
+            history = self._history(session)
+            partner = self._partner(history[0]) if history else ""
+            own = f"{session}".startswith((f"{partner}#", f"{partner}@")) or session == partner
+            elsewhere = current_session() is not None and session != self.session_with(partner)
+            if own and not elsewhere:
+                said.setdefault(partner, []).extend(history)
+        return said
 
     def last_message(self, partner: Participant | str | None = None) -> AgentMessage | None:
         """Return what was last said with `partner`, or with the only partner there is.
 
         None if nothing was. Raises `ValueError` if there are several and none is named.
         """
-        if partner is not None:
-            return (self._history(name_of(partner)) or [None])[-1]
         conversations = self.chat_messages
+        if partner is not None:
+            return conversations.get(name_of(partner), [None])[-1]
         if len(conversations) > 1:
             raise ValueError(f"{self.name} talks with several: name one of {[*conversations]}")
         return next((said[-1] for said in conversations.values()), None)
 
-    def clear_history(self, partner: Participant | str) -> None:
-        """Forget what was said with `partner`."""
-        self.memory.reset(name_of(partner))
+    def session_with(self, partner: Participant | str, session_id: SessionId | None = None) -> str:
+        """Return the memory's session for what is said with `partner`.
+
+        It is that of the conversation in which this is called, or of those in `session_id`.
+        """
+        session, name = current_session(), name_of(partner)
+        if session_id is not None:
+            session = f"#{session_id!r}"
+        if session in (None, f"@{name}", self.identity):
+            return name
+        return f"{name}{session}"
+
+    def clear_history(
+        self, partner: Participant | str, session_id: SessionId | None = None
+    ) -> None:
+        """Forget what was said with `partner`, in the session of `session_with`."""
+        self.memory.reset(self.session_with(partner, session_id))
 
     def remember(self, message: AgentMessage, partner: str) -> None:
         """Add to the history with `partner`; it never waits."""
-        self.memory.add(message, session_id=partner)
+        session, kept_in = current_session(), self.session_with(partner)
+        if isinstance(session, OwnSession) and session is not self.identity:
+            session.forget[self, kept_in] = partial(self._forget_session, kept_in)
+        self.memory.add(message, session_id=kept_in)
 
-    def _history(self, partner: str) -> list[AgentMessage]:
-        said = self.memory.messages(partner)
+    def _forget_session(self, session: str) -> None:
+        self.auto_replies.pop(session, None)
+        self.forget(session)
+
+    def _history(self, session: SessionId) -> list[AgentMessage]:
+        said = self.memory.messages(session)
         return [each for each in said if each.type != TOOLS and each.stream_state == "end"]
 
     # --- being a participant
@@ -226,7 +262,7 @@ class ConversableAgent(Agent[Any]):
 
     async def begin_chat(self, partner: str, *, clear_history: bool = False) -> None:
         """Start counting again, and forget if asked to; see `Participant`."""
-        self.auto_replies[partner] = 0
+        self.auto_replies[self.session_with(partner)] = 0
         if clear_history:
             self.clear_history(partner)
 
@@ -237,10 +273,11 @@ class ConversableAgent(Agent[Any]):
     async def hear(self, message: AgentMessage, partner: str) -> AgentMessage:
         """Pass the last message of a history through the hooks; keep and return what they make."""
         heard = await self.hooks_of("before_agent").run(self, message)
-        kept = self.memory.messages(partner)[-1:]
+        session = self.session_with(partner)
+        kept = self.memory.messages(session)[-1:]
         if heard is not message and kept and kept[0].content == message.content:
-            self.memory.retract(kept, partner)
-            self.memory.add(heard, session_id=partner)
+            self.memory.retract(kept, session)
+            self.memory.add(heard, session_id=session)
         return heard
 
     async def generate_reply(self, message: AgentMessage) -> ReplyResult:
@@ -254,7 +291,7 @@ class ConversableAgent(Agent[Any]):
         partner = self._partner(message)
         token = LISTENER.set(ScopeFeed(partner))
         try:
-            return await self.forward(message, session_id=partner)
+            return await self.forward(message, session_id=self.session_with(partner))
         finally:
             LISTENER.reset(token)
 
@@ -276,18 +313,27 @@ class UserProxyAgent(ConversableAgent):
 
     Without a person (`human_input_mode="NEVER"`, `max_consecutive_auto_reply=0`) it only asks
     questions for a program.
+
+    One without a name is called "user" and is nobody else: the conversations that it begins have a
+    session of their own, which others forget when this agent is gone.
     """
 
     def __init__(
         self,
-        name: str = "user",
+        name: str | None = None,
         backend: Backend | None = None,
         system: System | None = None,
         *,
         human_input_mode: HumanInputMode = "ALWAYS",
         **options: Any,
     ) -> None:
-        super().__init__(name, backend, system, human_input_mode=human_input_mode, **options)
+        super().__init__(
+            name or "user", backend, system, human_input_mode=human_input_mode, **options
+        )
+        if name is None:
+            session = OwnSession("@")
+            session.end_with(self)
+            self.identity = session
 
 
 class GroupAggregator(Aggregator):

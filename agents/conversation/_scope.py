@@ -18,7 +18,9 @@ __all__ = [
     "ScopeFeed",
     "audible_scope",
     "continue_scope",
+    "converse_in",
     "current_scope",
+    "current_session",
     "mute",
     "open_scope",
 ]
@@ -31,6 +33,27 @@ Listener: TypeAlias = Callable[[AgentMessage], object]
 A message that was not streamed comes as its "end" alone; one that broke off ends as "failed". The
 parts have the text so far as `content`, and what is new as `extra["delta"]`.
 """
+
+
+_SESSION: ContextVar[str | None] = ContextVar("anabranch.conversation.session", default=None)
+
+
+def current_session() -> str | None:
+    """Return the session of the conversation in which this is called, as memories mark it.
+
+    `#7` is one that was named; `@ann` that of all conversations which ann began. None outside any.
+    """
+    return _SESSION.get()
+
+
+@contextmanager
+def converse_in(session: str | None) -> Generator[None]:
+    """Let all that is said in the block, and in nodes that it starts, belong to a session."""
+    token = _SESSION.set(session)
+    try:
+        yield
+    finally:
+        _SESSION.reset(token)
 
 
 class Scope:
@@ -104,7 +127,9 @@ def open_scope(limit: int) -> Generator[tuple[Scope, bool]]:
 
 
 @contextmanager
-def continue_scope(limit: int, left: int, listener: Listener | None) -> Generator[Scope]:
+def continue_scope(
+    limit: int, left: int, session: str | None, listener: Listener | None
+) -> Generator[Scope]:
     """Continue a conversation of another process here; `left` messages may still be said.
 
     No conversation in the block is the outermost: `ConversationTooLong` leaves the block.
@@ -113,7 +138,7 @@ def continue_scope(limit: int, left: int, listener: Listener | None) -> Generato
     scope.left = left
     token = _SCOPE.set(scope)
     try:
-        with scope.listen(listener):
+        with converse_in(session), scope.listen(listener):
             yield scope
     finally:
         _SCOPE.reset(token)

@@ -8,12 +8,12 @@ from typing import Any, Generic, Literal, TypeAlias, cast, get_args
 from typing_extensions import TypeVar
 
 from ...backends import Backend
-from ...commander import run
+from ...commander import Node, run
 from ...commander.errors import ConfigurationError
 from ...dispatch import Format
 from ...handlers import View
 from ...messages import Message
-from ...tools import AnyTool, Toolkit
+from ...tools import AnyTool, Approve, Toolkit
 from ...tools.toolkits import flatten
 from ._actions import AgentStep, list_steps
 from ._aggregators import Aggregator, System, read_system
@@ -38,8 +38,12 @@ class Agent(Generic[F]):
         answer = await agent("Which is the longest river?")
 
     Called inside a node it is a child of that node, so that cancellation, timeouts, limits and
-    events reach it; outside it runs under a commander of its own. `session_id` keeps conversations
-    apart: calls in different sessions may run at once.
+    events reach it; outside it runs under a commander of its own.
+
+    What a call hears and says is remembered in the session that `session_id` names, and read by
+    the next call in it; calls in different sessions may run at once. A call that names none
+    remembers nothing beyond itself, so that those who share an agent never read each other; with a
+    `memory` of your own it is in session 0.
 
     By default an agent asks its model, with its tools, until there is an answer: after `max_rounds`
     replies with tool calls the model has to answer without (then the answer's `extra["status"]` is
@@ -52,6 +56,8 @@ class Agent(Generic[F]):
     - `formats`: how the model writes calls into its text, see `respond`; None: the backend's.
     - `hooks`: objects with some of the methods of `AgentHook`.
     - `view`: sees text, calls and results as they come, and is asked whether a tool may run.
+    - `approve`: is asked in its place, also for agents below that name neither: a function of a
+      `ToolQuestion`, or an `Approvals`.
     - `options`: for the model, by the wire's names; those of a call win.
 
     `description` says what the agent is for, to those who choose among agents.
@@ -72,6 +78,7 @@ class Agent(Generic[F]):
         hooks: Iterable[AgentHook] = (),
         max_rounds: int = 10,
         view: View | None = None,
+        approve: Approve | None = None,
         **options: Any,
     ) -> None:
         read_system(system)  # what is none is refused here
@@ -80,12 +87,14 @@ class Agent(Generic[F]):
         self.tools = flatten(tools)
         self.name = name or type(self).__name__
         self.description = description
-        self.memory = memory or Memory()
+        self._default_memory = Memory()
+        self.memory = memory or self._default_memory
         self.aggregator = aggregator or Aggregator()
         self.output_format = output_format
         self.formats = formats
         self.max_rounds = max_rounds
         self.view = view
+        self.approve = approve
         self.options = options
         self._hooks: dict[Moment, Hooks] = {moment: Hooks() for moment in get_args(Moment)}
         for each in hooks:
@@ -94,7 +103,7 @@ class Agent(Generic[F]):
     # --- calls
 
     async def __call__(
-        self, *messages: AgentMessage | str, session_id: SessionId = 0, **options: Any
+        self, *messages: AgentMessage | str, session_id: SessionId | None = None, **options: Any
     ) -> AgentMessage[F]:
         """Take messages (strings are the user's) and return the answer.
 
@@ -105,7 +114,7 @@ class Agent(Generic[F]):
         return await run_in_tree(self.call(*messages, session_id=session_id, **options))
 
     def call(
-        self, *messages: AgentMessage | str, session_id: SessionId = 0, **options: Any
+        self, *messages: AgentMessage | str, session_id: SessionId | None = None, **options: Any
     ) -> AgentCall[F]:
         """Make the same call as a node that has not started.
 
@@ -114,13 +123,17 @@ class Agent(Generic[F]):
         return AgentCall(self, [copy_message(each) for each in messages], session_id, options)
 
     def run_sync(
-        self, *messages: AgentMessage | str, session_id: SessionId = 0, **options: Any
+        self, *messages: AgentMessage | str, session_id: SessionId | None = None, **options: Any
     ) -> AgentMessage[F]:
         """Answer in a program without a loop, and block meanwhile."""
         return run(self.call(*messages, session_id=session_id, **options))
 
     def stream(
-        self, *messages: AgentMessage | str, session_id: SessionId = 0, **options: Any
+        self,
+        *messages: AgentMessage | str,
+        session_id: SessionId | None = None,
+        parent: Node[Any] | None = None,
+        **options: Any,
     ) -> AsyncGenerator[AgentMessage, None]:
         """Answer, and give all that is said on the way, as it grows; the answer comes last.
 
@@ -130,16 +143,18 @@ class Agent(Generic[F]):
         are messages of type "tool_call" and "tool_result"; agents below say their own, and each
         answer is a message in state "end".
 
-        Closing the generator cancels the call: use `contextlib.aclosing` if you may leave early.
+        The call is a child of `parent`, as of a commander whose limits are to hold, by default of
+        the current node. Closing the generator cancels the call: use `contextlib.aclosing` if you
+        may leave early.
         """
-        return stream_call(self.call(*messages, session_id=session_id, **options))
+        return stream_call(self.call(*messages, session_id=session_id, **options), parent)
 
     async def forward(self, *messages: Any, **options: Any) -> AgentMessage[F] | str:
         """Answer messages that are in the memory already; subclasses write their own.
 
-        It is called with the messages, `session_id=` and the options of the call. A string that is
-        returned becomes the agent's message. Without messages the model continues the session as
-        it stands.
+        It is called with the messages, `session_id=` and the options of the call. Pass the session
+        on to agents below that are to remember as long as this call does. A string that is returned
+        becomes the agent's message. Without messages the model continues the session as it stands.
         """
         # Declared so loosely that type checkers let a subclass name what it takes.
         session_id: SessionId = options.pop("session_id", 0)
@@ -193,6 +208,11 @@ class Agent(Generic[F]):
 
     # --- the structure
 
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether it was given a memory: then calls that name no session are remembered too."""
+        return self.memory is not self._default_memory
+
     def state_dict(self, session_id: SessionId = 0) -> dict[str, Any]:
         """Return the memories of this agent and all below it in one session, as JSON values.
 
@@ -233,7 +253,11 @@ class Agent(Generic[F]):
     def reset(self, session_id: SessionId = 0, *, recursive: bool = True) -> None:
         """Forget a session, in all agents below too unless not `recursive`."""
         for agent in self.named_agents().values() if recursive else (self,):
-            agent.memory.reset(session_id)
+            agent.forget(session_id)
+
+    def forget(self, session_id: SessionId) -> None:
+        """Forget a session, here alone; also what a call without a session leaves behind."""
+        self.memory.reset(session_id)
 
     def get_steps(self, session_id: SessionId = 0) -> list[AgentStep]:
         """Return the thoughts, calls and results of a session; the last thought is the answer."""

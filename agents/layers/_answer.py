@@ -10,6 +10,7 @@ from ...backends import Backend
 from ...commander.errors import BadResponse
 from ...handlers import respond
 from ...messages import Conversation, Message
+from ._call import run_in_tree
 from ._memory import SessionId
 from ._message import TOOLS, AgentMessage
 from ._stream import AgentView
@@ -41,7 +42,7 @@ async def answer(
     conversation = Conversation()
     conversation.add(*request)
     logger.debug("%s is asked: %s", agent.name, conversation.messages)
-    view = AgentView(agent.name, agent.view)
+    view = AgentView(agent.name, agent.view, agent.approve)
     try:
         message, formatted = await _ask(agent, backend, conversation, view, options)
     except BaseException:
@@ -77,7 +78,9 @@ async def _ask(
     settings = {**(parser.options() if parser else {}), **agent.options, **options}
     retries = parser.retries if parser else 0
     while True:
-        message = await respond(
+        # Not a bare await of the node: a cancel reaches this body and those below it in the same
+        # turn, in any order, and `conversation` is whole only when those have ended.
+        exchange = respond(
             backend,
             conversation,
             agent.hooked_tools(),
@@ -86,6 +89,7 @@ async def _ask(
             formats=agent.formats,
             **settings,
         )
+        message = await run_in_tree(exchange)
         if parser is None:
             return message, cast("F", None)
         parse = parser.parse_cut if message.finish_reason == "length" else parser.parse

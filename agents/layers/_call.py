@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 from typing_extensions import TypeVar
 
-from ...commander import Commander, Node, current_node
+from ...commander import Commander, Node, act_as, current_node
 from ...commander.waiting import observe, outlast
-from ._memory import SessionId
+from ._memory import OwnSession, SessionId
 from ._message import AgentMessage, copy_message
-from ._stream import LISTENER, Feed
+from ._stream import APPROVE, LISTENER, Feed
 
 if TYPE_CHECKING:
     from ._agent import Agent
@@ -26,6 +27,9 @@ T = TypeVar("T")
 class AgentCall(Node[AgentMessage[F]], Generic[F], internal=True):
     """A call of `agent` in the session `session_id`; it goes by the agent's name.
 
+    With None it has a session of its own, which ends with its subtree, or 0 if the agent was given
+    a memory.
+
     What comes in is remembered first, the answer at the end. A call that fails or is cancelled
     before anything was said or done takes back what came in.
     """
@@ -34,19 +38,28 @@ class AgentCall(Node[AgentMessage[F]], Generic[F], internal=True):
         self,
         agent: Agent[F],
         messages: Sequence[AgentMessage],
-        session_id: SessionId,
+        session_id: SessionId | None,
         options: Mapping[str, Any],
     ) -> None:
         super().__init__(agent.name)
         self.agent = agent
-        self.session_id: SessionId = session_id
+        if session_id is None and not agent.keeps_memory:
+            session_id = OwnSession()
+            self.at_done(lambda _: cast("OwnSession", self.session_id).end())
+        self.session_id: SessionId = 0 if session_id is None else session_id
+        named = None if isinstance(self.session_id, OwnSession) else self.session_id
+        act_as(self, agent.name, named)
         self._messages = messages
         self._options = options
 
     async def task(self) -> AgentMessage[F]:
         """Pass the hooks, remember, and let the agent answer."""
         agent, session_id = self.agent, self.session_id
+        if agent.approve is not None:
+            APPROVE.set(agent.approve)  # in the context of this call and what is below
         received = [await agent.hooks_of("before_agent").run(agent, m) for m in self._messages]
+        if isinstance(session_id, OwnSession):  # this call's, or that of one above
+            session_id.forget[agent] = partial(agent.forget, session_id)
         kept = agent.memory.add(*received, session_id=session_id)
         try:
             said = await agent.forward(*kept, session_id=session_id, **self._options)
@@ -64,13 +77,13 @@ class AgentCall(Node[AgentMessage[F]], Generic[F], internal=True):
         return answer
 
 
-async def run_in_tree(node: Node[T]) -> T:
-    """Run a node as a child of the current one, outside any tree under a commander of its own.
+async def run_in_tree(node: Node[T], parent: Node[Any] | None = None) -> T:
+    """Run a node as a child of `parent` or the current one, else under a commander of its own.
 
     Cancelling this call cancels the node and waits for its end.
     """
     try:
-        parent = current_node()
+        parent = current_node() if parent is None else parent
     except LookupError:
         async with Commander() as commander:
             return await commander.run(node)
@@ -83,13 +96,15 @@ async def run_in_tree(node: Node[T]) -> T:
         raise
 
 
-async def stream_call(call: Node[Any]) -> AsyncGenerator[AgentMessage, None]:
+async def stream_call(
+    call: Node[Any], parent: Node[Any] | None = None
+) -> AsyncGenerator[AgentMessage, None]:
     """Run a call or a conversation and give all that is said in it, then raise its failure."""
     feed = Feed()
 
     async def run_and_end() -> None:
         try:
-            await run_in_tree(call)
+            await run_in_tree(call, parent)
         finally:
             feed.end()
 

@@ -10,13 +10,14 @@ from typing import Any, cast
 
 from ...commander import Node, NodeCancelled
 from ...messages import Message, ToolCall
-from ...tools import AnyTool, Approvals, Decision, InvalidArguments, Toolkit, ToolResult
+from ...tools import AnyTool, Approve, Decision, InvalidArguments, Toolkit, ToolResult, ask_approval
 from ...tools.calls import CallNode, start_call
 from ...tools.results import describe_error
 from ...tools.toolkits import by_name
 from ._call import run_in_tree
 from ._hooks import Hook, HookHandle, Hooks
 from ._message import AgentMessage
+from ._stream import APPROVE
 
 __all__ = ["ToolExecutor"]
 
@@ -38,14 +39,14 @@ class ToolExecutor:
 
     Calling it inside a node makes a child of that node; outside it runs under a commander of its
     own. Cancelling reaches every call. Without `approvals`, a tool that wants a person's yes is
-    refused.
+    refused, unless an agent above has an `approve`.
     """
 
     def __init__(
         self,
         tools: Iterable[AnyTool | Toolkit],
         *,
-        approvals: Approvals | None = None,
+        approvals: Approve | None = None,
         name: str = "ToolExecutor",
     ) -> None:
         self.name = name
@@ -90,9 +91,10 @@ class ToolExecutor:
 
     async def ask(self, call: ToolCall, tool: AnyTool) -> bool | Decision:
         """Ask a person whether `call` may run."""
-        if self.approvals is None:
+        approve = self.approvals or APPROVE.get()
+        if approve is None:
             return Decision(False, reason="nobody is there to ask")
-        return await self.approvals.ask(call, tool)
+        return await ask_approval(approve, call, tool)
 
 
 class _Execute(Node[AgentMessage], internal=True, name="execute_tools"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
+from uuid import uuid4
 
 from pydantic_core import to_jsonable_python
 
@@ -15,6 +17,7 @@ from ._message import TOOLS, AgentMessage, copy_message
 
 __all__ = [
     "Memory",
+    "OwnSession",
     "SessionId",
     "SummaryMemory",
     "ask_summary",
@@ -23,6 +26,31 @@ __all__ = [
 ]
 
 SessionId: TypeAlias = int | str
+
+
+class OwnSession(str):
+    """A session that nobody has named: it ends with what has it, a call or a nameless person."""
+
+    def __new__(cls, prefix: str = "") -> Self:
+        """Make a session that has no name in common with any other."""
+        return super().__new__(cls, prefix + uuid4().hex)
+
+    def __init__(self, prefix: str = "") -> None:
+        # What to do at its end, by the agent that remembers.
+        self.forget: dict[object, Callable[[], object]] = {}
+
+    def end_with(self, owner: object) -> None:
+        """End when `owner` is collected."""
+        weakref.finalize(owner, self.end).atexit = False
+
+    def end(self) -> None:
+        """Let all agents that were asked in it forget it."""
+        for forget in self.forget.values():
+            forget()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)  # elsewhere it is a name alone
+
 
 Filter: TypeAlias = Callable[[AgentMessage], bool]
 

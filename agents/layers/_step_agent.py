@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from ...backends import Backend
 from ...dispatch import FencedCode, Format
-from ...tools import AnyTool, Toolkit
+from ...tools import AnyTool, Approve, Toolkit
 from ._actions import AgentStep, FencedCall, ToolAction, ToolParser
 from ._agent import Agent
 from ._aggregators import Aggregator, System, ToolAggregator
@@ -32,8 +32,8 @@ class StepAgent(Agent[ToolAction]):
 
     It goes on until a reply is `finished` (without a call, if nothing else is said), at most for
     `max_rounds` replies; then the last one is the answer, its `extra["status"]` "max_rounds", and
-    what it calls does not run. Action hooks see each call. `options` go to the inner agent, whose
-    memory has it all: `get_steps` reads it.
+    what it calls does not run. Action hooks see each call, and `approve` is as in `Agent`.
+    `options` go to the inner agent, whose memory has it all: `get_steps` reads it.
     """
 
     def __init__(
@@ -52,11 +52,18 @@ class StepAgent(Agent[ToolAction]):
         description: str = "",
         hooks: Iterable[AgentHook] = (),
         max_rounds: int = 4,
+        approve: Approve | None = None,
         **options: Any,
     ) -> None:
         if max_rounds < 1:
             raise ValueError(f"max_rounds must be at least 1, not {max_rounds!r}")
-        super().__init__(name=name, description=description, hooks=hooks, max_rounds=max_rounds)
+        super().__init__(
+            name=name,
+            description=description,
+            hooks=hooks,
+            max_rounds=max_rounds,
+            approve=approve,
+        )
         self.finished = finished
         self.interpreter = interpreter
         self.plugins = list(plugins)
@@ -112,6 +119,11 @@ class StepAgent(Agent[ToolAction]):
             call = {"name": tool.name, "parameters": {argument: code}}
             message = message.model_copy(update={"formatted": {**found, "action": call}})
         return await executor(message)
+
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether the inner agent was given a memory."""
+        return self.agent.keeps_memory
 
     def get_steps(self, session_id: SessionId = 0) -> list[AgentStep]:
         """Return the thoughts, calls and results of a session."""

@@ -10,10 +10,10 @@ from inspect import isawaitable
 
 from ...handlers import View
 from ...messages import ToolCall
-from ...tools import AnyTool, Decision, ToolResult
+from ...tools import AnyTool, Approve, Decision, ToolResult, ask_approval
 from ._message import AgentMessage, StreamState
 
-__all__ = ["LISTENER", "AgentView", "Feed", "Speech"]
+__all__ = ["APPROVE", "LISTENER", "AgentView", "Feed", "Speech"]
 
 
 class Speech:
@@ -85,11 +85,16 @@ LISTENER: ContextVar[Feed | None] = ContextVar("anabranch_agents_listener", defa
 """Who listens to the call in which this runs; nodes hand it down."""
 
 
+APPROVE: ContextVar[Approve | None] = ContextVar("anabranch_agents_approve", default=None)
+"""Who is asked about the calls of agents below that name nobody; nodes hand it down."""
+
+
 class AgentView(View):
     """Shows an agent's exchanges to a view, if it has one, and to the listener, if there is one."""
 
-    def __init__(self, sender: str, view: View | None) -> None:
+    def __init__(self, sender: str, view: View | None, approve: Approve | None) -> None:
         self._sender = sender
+        self._approve = approve or (APPROVE.get() if view is None else None)
         self._view = view
         self._feed = LISTENER.get()
         self._speech = Speech(sender)
@@ -146,7 +151,9 @@ class AgentView(View):
             self._view.answered(result)
 
     async def ask(self, call: ToolCall, tool: AnyTool) -> bool | Decision:
-        """Ask the view; without one nobody is there to say yes."""
+        """Ask who was named, or the view; without one nobody is there to say yes."""
+        if self._approve is not None:
+            return await ask_approval(self._approve, call, tool)
         if self._view is None:
             return Decision(False, reason="nobody is there to ask")
         return await self._view.ask(call, tool)

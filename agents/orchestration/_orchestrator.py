@@ -14,6 +14,7 @@ from ...messages import Usage
 from ..errors import Limit, LimitReached, UnknownAgent
 from ..layers import Agent, AgentMessage, SessionId
 from ..layers._call import run_in_tree
+from ..layers._memory import OwnSession
 from ._engineer import PromptedAgent, resolve
 from ._environment import Environment, EpisodeStep, act, observe
 from ._state import State
@@ -62,8 +63,8 @@ class Orchestrator(Generic[S]):
 
     Agents are `PromptedAgent`s, whose prompts are made of the state, or any other `Agent`: that
     hears what the environment showed or else what the agent before it said. They have a session of
-    their memory, `session_id`; the state is this orchestrator's own, one `forward` at a time.
-    `timeout` is in seconds, for each answer.
+    their memory, `session_id`, by default one that nobody else has; the state is this
+    orchestrator's own, one `forward` at a time. `timeout` is in seconds, for each answer.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Orchestrator(Generic[S]):
         state: S,
         *,
         name: str = "orchestrator",
-        session_id: SessionId = 0,
+        session_id: SessionId | None = None,
         timeout: float | None = None,
     ) -> None:
         self.agents: dict[str, Agent[Any]] = {}
@@ -85,6 +86,9 @@ class Orchestrator(Generic[S]):
         self.transition = transition
         self.state = state
         self.name = name
+        if session_id is None:
+            session_id = OwnSession()
+            session_id.end_with(self)
         self.session_id: SessionId = session_id
         self.timeout = timeout
         self._first = state.model_copy(deep=True)

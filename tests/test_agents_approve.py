@@ -1,0 +1,139 @@
+"""One function approves the calls of all agents; the question says whose call it is."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from anabranch import Agent, AgentMessage, Approvals, Message, ToolCall, tool
+from anabranch.agents import ConversableAgent, StepAgent, UserProxyAgent
+from anabranch.handlers import View
+from anabranch.messages import Request
+from anabranch.testing import ScriptedBackend
+from anabranch.tools import Approve, Decision, ToolQuestion
+
+
+@tool(approve=True)
+async def send(to: str) -> str:
+    """Send something."""
+    return f"sent to {to}"
+
+
+def reply(request: Request) -> Message:
+    """Call the tool, then repeat what it gave."""
+    last = request.messages[-1]
+    if last.role == "tool":
+        return Message(role="assistant", content=last.content)
+    call = ToolCall(id="c", name="send", arguments={"to": last.content})
+    return Message(role="assistant", tool_calls=[call])
+
+
+def sender(name: str, **options: Any) -> Agent:
+    return Agent(ScriptedBackend(otherwise=reply), tools=[send], name=name, **options)
+
+
+def yes(question: ToolQuestion) -> bool:
+    return True
+
+
+def no(question: ToolQuestion) -> bool:
+    return False
+
+
+class Desk(Agent):
+    """Asks two agents at once, who have no say of their own."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(name="desk", **options)
+        self.agents = [sender("ann"), sender("ben")]
+
+    async def forward(self, message: AgentMessage, session_id: int | str = 0) -> str:
+        said = await asyncio.gather(*(a(message, session_id=session_id) for a in self.agents))
+        return ", ".join(each.text for each in said)
+
+
+async def test_the_question_names_agent_and_session() -> None:
+    """A plain function or an async one; by what it returns the call runs, or the model is told."""
+    asked: list[ToolQuestion] = []
+
+    async def ask(question: ToolQuestion) -> bool | Decision:
+        asked.append(question)
+        if question.session_id == 8:
+            return Decision(False, reason="not today")
+        return Decision(True, {"to": "Bob"}) if question.session_id else True
+
+    agent = sender("clerk", approve=ask)
+    assert (await agent("Ann")).text == "sent to Ann"
+    assert "sent to Bob" in (await agent("Ann", session_id=7)).text
+    assert "not today" in (await agent("Ann", session_id=8)).text
+    assert [(q.agent, q.session_id, q.call.name, q.tool) for q in asked] == [
+        *(("clerk", session, "send", send) for session in (None, 7, 8))
+    ]
+    assert (await sender("clerk", approve=yes)("Ann")).text == "sent to Ann"
+
+
+async def test_agents_below_ask_the_same() -> None:
+    """Unless they have a say, or a view, of their own."""
+    asked: list[tuple[str | None, Any]] = []
+
+    def ask(question: ToolQuestion) -> bool:
+        asked.append((question.agent, question.session_id))
+        return True
+
+    desk = Desk(approve=ask)
+    assert (await desk("x", session_id="s")).text == "sent to x, sent to x"
+    assert sorted(asked) == [("ann", "s"), ("ben", "s")]
+    desk.agents[0].approve = no
+    desk.agents[1].view = View()
+    assert (await desk("x")).text.count("did not allow") == 2
+    assert len(asked) == 2
+    assert "nobody is there to ask" in (await Desk()("x")).text
+
+
+async def test_an_application_answers_for_all_agents_in_one_place() -> None:
+    """`Approvals` in the place of a function: the questions wait there, each with its agent."""
+    approvals = Approvals()
+    asking = asyncio.create_task(Desk(approve=approvals)("x", session_id=7))
+    found: dict[str | None, Any] = {}
+    async with asyncio.timeout(5):
+        async for question in approvals:
+            found[question.agent] = question.session_id
+            question.approve()
+            if len(found) == 2:
+                break
+        assert (await asking).text == "sent to x, sent to x"
+    assert found == {"ann": 7, "ben": 7}
+
+
+@pytest.mark.parametrize("kind", ["steps", "conversation"])
+async def test_every_kind_of_agent_asks(kind: str) -> None:
+    """One that writes its calls as text, and one that talks."""
+    asked: list[str | None] = []
+
+    def ask(question: ToolQuestion) -> bool:
+        asked.append(question.agent)
+        return True
+
+    approve: Approve = ask
+    if kind == "steps":
+        call = '```json\n{"name": "send", "parameters": {"to": "Ann"}}\n```'
+        backend = ScriptedBackend(call, "Done.")
+        await StepAgent(backend, plugins=[send], name="bob", approve=approve)("?")
+    else:
+        backend = ScriptedBackend(otherwise=reply)
+        bob = ConversableAgent("bob", backend, tools=[send], approve=approve)
+        user = UserProxyAgent(human_input_mode="NEVER", max_consecutive_auto_reply=0)
+        await user.initiate_chat(bob, "Ann")
+    assert asked == ["bob"]
+    assert "sent to Ann" in (backend.requests[-1].messages[-1].content or "")
+
+
+async def test_a_function_that_fails_is_told_to_the_model() -> None:
+    """And the call has not run."""
+
+    def ask(question: ToolQuestion) -> bool:
+        raise LookupError("no such clerk")
+
+    assert "no such clerk" in (await sender("clerk", approve=ask)("Ann")).text

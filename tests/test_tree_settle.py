@@ -1,0 +1,142 @@
+"""`settle`: several are waited for, whatever becomes of each."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import random
+from typing import Any
+
+import pytest
+from _scale import seeds
+
+from anabranch import Commander, Job, Node, NodeCancelled, QuorumNotMet, handler, run, settle
+from anabranch.testing import explore, pause
+
+
+class Work(Job[int]):
+    """Gives its number, or fails, or cancels itself, at a moment of the seed's choosing."""
+
+    number: int
+    fate: str
+
+    async def task(self) -> int:
+        return await step(self, self.number, self.fate)
+
+
+@handler
+async def work(node: Node[Any], number: int, fate: str) -> int:
+    return await step(node, number, fate)
+
+
+async def step(node: Node[Any] | None, number: int, fate: str) -> int:
+    await asyncio.sleep(random.randint(0, 3))
+    await pause(3)
+    if fate == "fails":
+        raise KeyError(number)
+    if fate == "cancelled" and node is not None:
+        node.cancel(f"{number}")
+        await asyncio.Event().wait()
+    return number
+
+
+def fits(outcome: object, number: int, fate: str, kind: str) -> bool:
+    if fate == "fails":
+        return isinstance(outcome, KeyError) and outcome.args == (number,)
+    if fate == "cancelled" and kind != "coroutine":
+        return isinstance(outcome, NodeCancelled) and outcome.reason == f"{number}"
+    return outcome == number
+
+
+def test_results_and_failures_come_in_order_and_all_are_waited_for() -> None:
+    """Of nodes, of nodes that run already, and of coroutines, in 300 orders of events."""
+
+    async def main() -> str:
+        kinds = random.choices(["job", "handler", "started", "coroutine"], k=random.randint(0, 5))
+        fates = [random.choice(["ends", "fails", "cancelled"]) for _ in kinds]
+        at_least = random.randint(0, len(kinds))
+
+        class Desk(Job[list[int | Exception]]):
+            async def task(self) -> list[int | Exception]:
+                given: list[Any] = []
+                for number, (kind, fate) in enumerate(zip(kinds, fates, strict=True)):
+                    if kind == "coroutine":
+                        given.append(step(None, number, fate))
+                    elif kind == "started":
+                        given.append(self.put_job(Work(number, fate)))
+                    else:
+                        given.append((Work if kind == "job" else work)(number, fate))
+                try:
+                    return await settle(*given, at_least=at_least)
+                finally:
+                    assert not self.children
+
+        async with Commander(max_concurrency=2) as commander:
+            missed: QuorumNotMet | None = None
+            try:
+                outcomes: Any = await commander.run(Desk())
+            except QuorumNotMet as error:
+                missed, outcomes = error, error.outcomes
+        completed = sum(isinstance(each, int) for each in outcomes)
+        assert (missed is None) == (completed >= at_least)
+        if missed is not None:
+            failures = tuple(each for each in outcomes if isinstance(each, Exception))
+            assert (missed.needed, missed.completed) == (at_least, completed)
+            assert missed.failures == failures
+            assert pickle.loads(pickle.dumps(missed)).completed == completed
+        expected = zip(outcomes, range(9), fates, kinds, strict=False)
+        assert len(outcomes) == len(kinds)
+        assert all(fits(*each) for each in expected)
+        return "met"
+
+    explore(main, seeds(300))
+
+
+def test_cancelling_it_ends_all_that_it_waits_for() -> None:
+    """At a random moment; what had failed by then concerns nobody, and the body goes on."""
+
+    async def main() -> str:
+        class Desk(Job[str]):
+            async def task(self) -> str:
+                fates = random.choices(["ends", "fails"], k=4)
+                try:
+                    async with asyncio.timeout(random.uniform(0, 4)):
+                        await settle(*(Work(n, fate) for n, fate in enumerate(fates)))
+                except TimeoutError:
+                    assert not self.children
+                    return "late"
+                return "in time"
+
+        async with Commander() as commander:
+            return await commander.run(Desk())
+
+    assert set(explore(main, seeds(200))) == {"late", "in time"}
+
+
+def test_what_can_never_be_met_is_refused() -> None:
+    """Before anything starts."""
+
+    class Desk(Job[None]):
+        async def task(self) -> None:
+            with pytest.raises(ValueError, match="at_least=2: there are 1 to wait for"):
+                await settle(Work(0, "ends"), at_least=2)
+            assert not self.children
+
+    run(Desk())
+
+
+def test_what_may_not_be_awaited_is_raised() -> None:
+    """A node's own ancestor is no failure among others."""
+
+    class Desk(Job[None]):
+        async def task(self) -> None:
+            with pytest.raises(RuntimeError, match="awaits itself"):
+                await settle(self)
+
+    run(Desk())
+
+
+async def test_outside_a_tree_it_says_so() -> None:
+    """There is nobody whose children they could be."""
+    with pytest.raises(LookupError, match="no current node"):
+        await settle(Work(0, "ends"))
