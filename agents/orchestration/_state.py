@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...messages import Message
 
-__all__ = ["Mistake", "Namespace", "State"]
+__all__ = ["Mistake", "Namespace", "State", "restore", "snapshot"]
+
+S = TypeVar("S", bound="State")
 
 
 class Namespace(BaseModel):
@@ -39,13 +43,14 @@ class State(Namespace):
 
     Limits: after `max_errors` answers in a row that were signalled as errors the next one ends the
     run; `max_steps` is the number of environment steps, None for any; `max_transitions` is the
-    number of answers between two of them, so agents who only talk to each other come to an end.
+    number of usable answers between two of them, so agents who only talk to each other come to an end.
 
     The rest is the orchestrator's to write and everybody's to read: `agent`, who answered last
-    (None at the beginning); `response`, what it answered; `reward`, what the environment gave;
-    `steps`, how many environment steps were taken; `errors`, how many in a row; `notes`, what
-    modules found, by their names; `kept`, what they keep, by the number of steps; `histories`,
-    what each agent's model has read and said.
+    (None at the beginning); `response`, what it answered; `obs` and `reward`, what the environment
+    gave; `steps`, how many environment steps were taken; `transitions`, how many usable answers
+    came since the last of them; `errors`, how many in a row; `notes`, what modules found, by their
+    names; `kept`, what they keep, by the number of steps; `histories`, what each agent's model has
+    read and said.
     """
 
     max_errors: int = Field(default=3, ge=0)
@@ -53,8 +58,10 @@ class State(Namespace):
     max_transitions: int = Field(default=50, ge=1)
     agent: str | None = None
     response: str | None = None
+    obs: str | None = None
     reward: float | None = None
     steps: int = 0
+    transitions: int = 0
     errors: int = 0
     env_step: bool = False
     mistake: Mistake | None = None
@@ -73,3 +80,19 @@ class State(Namespace):
         the log `anabranch.agents`.
         """
         self.mistake = Mistake(log=log, improve=improve)
+
+
+def snapshot(state: S) -> S:
+    """Return a copy of all that `restore` puts back; the messages themselves are shared."""
+    histories = {name: [*history] for name, history in state.histories.items()}
+    rest = state.model_copy(update={"histories": {}, "notes": {}, "kept": {}})
+    return rest.model_copy(deep=True, update={"histories": histories})
+
+
+def restore(state: S, earlier: S) -> None:
+    """Let `state` be as it was at a snapshot, but for what modules have noted and kept since.
+
+    They note by the number of steps, so that what they do again does no harm.
+    """
+    noted = {"notes": state.notes, "kept": state.kept}
+    state.__setstate__(earlier.model_copy(update=noted).__getstate__())
