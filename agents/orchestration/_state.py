@@ -43,7 +43,8 @@ class State(Namespace):
 
     Limits: after `max_errors` answers in a row that were signalled as errors the next one ends the
     run; `max_steps` is the number of environment steps, None for any; `max_transitions` is the
-    number of usable answers between two of them, so agents who only talk to each other come to an end.
+    number of usable answers between two of them, so agents who only talk to each other come to an
+    end.
 
     The rest is the orchestrator's to write and everybody's to read: `agent`, who answered last
     (None at the beginning); `response`, what it answered; `obs` and `reward`, what the environment
