@@ -9,10 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from anabranch import Agent, BadResponse, Message
+from anabranch import Agent, BadResponse, Message, ToolCall
 from anabranch.agents import JsonParser, StringParser, ToolParser
 from anabranch.agents.layers import FencedCall, Parser, TextCall, ToolAction
-from anabranch.dispatch import BareJSON, FencedCode, Hermes, InternLMInterpreter, ReAct, Think
+from anabranch.dispatch import (
+    BareJSON,
+    FencedCode,
+    Format,
+    Hermes,
+    InternLMInterpreter,
+    ReAct,
+    Think,
+)
 from anabranch.testing import ScriptedBackend
 
 
@@ -199,6 +207,51 @@ async def test_an_action_that_was_cut_off_cannot_be_used(
 
     assert action["status"] == status
     assert ("cut off" in (action["error"] or "")) is (status == "invalid")
+
+
+marks = st.text(st.sampled_from("`\n e"), min_size=1, max_size=4)
+
+
+@settings(deadline=None)
+@given(
+    st.one_of(
+        marks.map(lambda end: TextCall("shell", "Action: ", end)),
+        st.sampled_from([FencedCall(), Hermes(), ReAct(), FencedCode(), InternLMInterpreter()]),
+    ),
+    st.text(st.sampled_from("rm`\n e/{}"), max_size=12),
+    st.data(),
+)
+def test_an_action_that_was_cut_anywhere_is_whole_or_invalid(
+    form: Format, text: str, data: st.DataObject
+) -> None:
+    """Whatever its end mark is, white space too: no half of one is run."""
+    arguments = {form.__dict__.get("_argument", "text"): text}
+    call = ToolCall(id="1", name=form.tool or "shell", arguments=arguments)
+    written = form.write(call)
+    if isinstance(form, InternLMInterpreter):
+        written = f"{form.open}{text}{form.close}"
+    parser = ToolParser(form)
+    whole = parser.parse(written)
+    came = written[: data.draw(st.integers(0, len(written)))]
+    mark = (form.close or "").rstrip()  # at the very end it is taken for the mark
+    cut = parser.parse_cut(came)
+    if cut["status"] == "valid" and not (mark and came.endswith(mark)):
+        assert cut["action"] == whole["action"]
+
+
+def test_an_action_whose_end_mark_is_white_space_is_not_run_when_it_is_cut() -> None:
+    """Nor one in which the beginning of the mark stands somewhere."""
+    shell = ToolParser(TextCall("shell", "Action: ", "\n"))
+    assert shell.parse_cut("Action: rm -rf /data/cache")["status"] == "invalid"
+    assert shell.parse_cut("Action: rm -rf /data/cache/old\n")["status"] == "valid"
+    assert CODE.parse_cut("```python\nopen('\n```x')\nremove('a")["status"] == "invalid"
+
+
+async def test_an_action_that_a_filter_cut_off_is_not_run() -> None:
+    """As one that was too long is not."""
+    cut = Message(role="assistant", content="```python\nremove('a", finish_reason="content_filter")
+    agent = Agent(ScriptedBackend(cut), output_format=CODE)
+    assert (await agent("?")).formatted["status"] == "invalid"
 
 
 def test_what_validate_refuses_is_told() -> None:

@@ -161,8 +161,10 @@ class ToolParser(Parser[ToolAction]):
             if marker.start() < end:
                 continue
             rest, close = text[marker.end() :], each.close or ""
-            if close not in rest and (not cut or close.rstrip() in rest):
-                rest += close[overlap(rest, close) :]
+            there = overlap(rest, close)
+            # White space at the end of a mark may be missing, but not all of the mark.
+            if close not in rest and (not cut or 0 < len(close.rstrip()) <= there):
+                rest += close[there:]
             call = _FirstCall()
             body = each.body(call)
             after = body.feed(rest)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ...backends import Backend
 from ...commander.errors import BadResponse
+from ...dispatch.assembly import STOPPED
 from ...handlers import respond
 from ...messages import Conversation, Message
 from ._call import run_in_tree
@@ -92,7 +93,7 @@ async def _ask(
         message = await run_in_tree(exchange)
         if parser is None:
             return message, cast("F", None)
-        parse = parser.parse_cut if message.finish_reason == "length" else parser.parse
+        parse = parser.parse_cut if message.finish_reason in STOPPED else parser.parse
         try:
             return message, parse(message.content or "")
         except ValueError as error:

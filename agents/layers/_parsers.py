@@ -32,7 +32,10 @@ class Parser(ABC, Generic[T]):
         """Return what a whole reply means; raise `ValueError` with a text that a model can use."""
 
     def parse_cut(self, text: str) -> T:
-        """Return what a reply means that was cut off at its greatest length; as `parse` does."""
+        """Return what a reply means that was cut off, at its greatest length or by a filter.
+
+        As `parse` does, here.
+        """
         return self.parse(text)
 
     def instruction(self) -> str:
