@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple, TypedDict, cast
+from typing import Any, Literal, NamedTuple, cast
+
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
 from ...dispatch import Format
 from ...messages import Message, ToolCall
@@ -37,6 +40,9 @@ class ToolAction(TypedDict):
     action: Any
     status: Literal["none", "valid", "invalid"]
     error: str | None
+
+
+_SAVED = TypeAdapter(ToolAction)
 
 
 class TextCall(Format):
@@ -125,6 +131,10 @@ class ToolParser(Parser[ToolAction]):
     def parse_cut(self, text: str) -> ToolAction:
         """Find the action; half of one is "invalid", so that nobody runs it."""
         return self._parse(text, cut=True)
+
+    def restore(self, saved: Any) -> ToolAction:
+        """Return a saved action."""
+        return _SAVED.validate_python(saved)
 
     def whole(self, text: str) -> str:
         """Return the reply up to the end of its action, with the mark that may have been cut."""

@@ -63,7 +63,7 @@ async def answer(
         content=message.content or message.refusal or "",
         sender=agent.name,
         formatted=formatted,
-        extra={"status": "length" if message.finish_reason == "length" else status},
+        extra={"status": message.finish_reason if message.finish_reason in STOPPED else status},
     )
 
 
