@@ -131,7 +131,8 @@ records = st.fixed_dictionaries(
 @given(st.lists(records | plain, max_size=3) | plain)
 def test_a_memory_is_loaded_or_refused(saved: Any) -> None:
     """By one error, whatever stands in the file; and then nothing has changed."""
-    for parser in (None, JsonParser(list[int]), ToolParser()):
+    parsers: list[Any] = [None, JsonParser(list[int]), ToolParser()]
+    for parser in parsers:
         agent = Agent(ScriptedBackend(), name="river", output_format=parser)
         agent.memory.add("before", session_id=0)
         try:
@@ -192,7 +193,8 @@ def test_every_agent_is_found_at_a_path_of_its_own(shape: Any) -> None:
             made.append(one(f"{len(made)}"))
             return made[-1]
         if isinstance(shape, dict):
-            return {key: fill(each) for key, each in shape.items()}
+            items: Any = shape.items()
+            return {key: fill(each) for key, each in items}
         return type(shape)(fill(each) for each in shape)
 
     team = Team(fill(shape))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeAlias, get_args
+from typing import Any, Generic, Literal, TypeAlias, cast, get_args
 
 from typing_extensions import TypeVar
 
@@ -277,16 +277,15 @@ class Agent(Generic[F]):
         while waiting:
             path, value = waiting.pop()
             if isinstance(value, Agent):
-                yield path, value
-            elif isinstance(value, Mapping | list | tuple) and id(value) not in containers:
-                containers[id(value)] = value
-                parts: Any = value.items() if isinstance(value, Mapping) else enumerate(value)
-                below = [
-                    (f"{path}{_step(key, value)}", each)
-                    for key, each in parts
-                    if isinstance(each, Agent | Mapping | list | tuple)
-                ]
-                waiting += below[::-1]
+                yield path, cast("Agent[Any]", value)
+            elif id(value) not in containers and isinstance(value, Mapping | list | tuple):
+                container: Any = cast("Any", value)
+                containers[id(container)] = container
+                named = isinstance(container, Mapping)
+                parts: Any = container.items() if named else enumerate(container)
+                for key, each in reversed([*parts]):
+                    if isinstance(each, Agent | Mapping | list | tuple):
+                        waiting.append((path + _step(key, named), cast("Any", each)))
 
     def named_agents(self) -> dict[str, Agent[Any]]:
         """Return this agent and all below by their paths, this under ""; each agent once."""
@@ -329,7 +328,7 @@ class Agent(Generic[F]):
         return describe(self, ())
 
 
-def _step(key: object, container: object) -> str:
-    """Write the step of a path from a container to what it has under `key`."""
+def _step(key: object, named: bool) -> str:
+    """Write the step of a path to what a container has under `key`, a number unless `named`."""
     plain = isinstance(key, str) and key and not any(sign in key for sign in ".[]")
-    return f".{key}" if plain or not isinstance(container, Mapping) else f"[{key!r}]"
+    return f".{key}" if plain or not named else f"[{key!r}]"

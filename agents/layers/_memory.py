@@ -146,7 +146,10 @@ class Memory:
 
     def replace(self, messages: Iterable[AgentMessage], session_id: SessionId = 0) -> None:
         """Put messages in the place of a session."""
-        self._sessions[session_id] = [copy_message(message) for message in messages]
+        kept = [copy_message(message) for message in messages]
+        self.reset(session_id)
+        if kept:
+            self._sessions[session_id] = kept
 
     async def prepare(self, session_id: SessionId) -> None:
         """Make room in a session before a model is asked; here there is nothing to do."""
