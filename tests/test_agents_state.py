@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -193,8 +193,7 @@ def test_every_agent_is_found_at_a_path_of_its_own(shape: Any) -> None:
             made.append(one(f"{len(made)}"))
             return made[-1]
         if isinstance(shape, dict):
-            items: Any = shape.items()
-            return {key: fill(each) for key, each in items}
+            return {key: fill(each) for key, each in cast("Any", shape).items()}
         return type(shape)(fill(each) for each in shape)
 
     team = Team(fill(shape))

@@ -281,7 +281,7 @@ class Agent(Generic[F]):
             elif id(value) not in containers and isinstance(value, Mapping | list | tuple):
                 container: Any = cast("Any", value)
                 containers[id(container)] = container
-                named = isinstance(container, Mapping)
+                named = hasattr(container, "items")
                 parts: Any = container.items() if named else enumerate(container)
                 for key, each in reversed([*parts]):
                     if isinstance(each, Agent | Mapping | list | tuple):
