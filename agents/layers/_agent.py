@@ -279,9 +279,9 @@ class Agent(Generic[F]):
             if isinstance(value, Agent):
                 yield path, cast("Agent[Any]", value)
             elif id(value) not in containers and isinstance(value, Mapping | list | tuple):
+                named = isinstance(value, Mapping)
                 container: Any = cast("Any", value)
                 containers[id(container)] = container
-                named = hasattr(container, "items")
                 parts: Any = container.items() if named else enumerate(container)
                 for key, each in reversed([*parts]):
                     if isinstance(each, Agent | Mapping | list | tuple):
