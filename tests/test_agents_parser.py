@@ -2,12 +2,12 @@
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
 from anabranch import Agent, BadResponse, Message, ToolCall
 from anabranch.agents import JsonParser, StringParser, ToolParser
@@ -23,10 +23,16 @@ from anabranch.dispatch import (
 )
 from anabranch.testing import ScriptedBackend
 
+M = TypeVar("M")
+
 
 class River(BaseModel):
     name: str
     length: int
+
+
+class Page(BaseModel, Generic[M]):
+    items: list[M]
 
 
 NILE = '{"name": "Nile", "length": 6650}'
@@ -48,6 +54,100 @@ async def test_json_becomes_a_model(reply: str) -> None:
     (system, _) = backend.requests[0].messages
     assert (system.content or "").startswith("Know rivers.\n\nAnswer with one JSON value")
     assert '"length"' in (system.content or "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reply", "value"),
+    [
+        (int, "```json\n5\n```", 5),
+        (int, "It is\n```\n 5 ```.", 5),
+        (str, '```json\n"yes"\n```', "yes"),
+        (bool, "So:\n```json\ntrue\n```\nThat is all.", True),
+        (type(None), "```json null```", None),
+        (dict[str, int], 'As [1] says: {"a": 1}', {"a": 1}),
+        (Any, 'As [1] says: {"a": 1}', {"a": 1}),
+        (list[int], "As {it} says [1, 2].", [1, 2]),
+        (dict[str, int], f'{"[1] " * 99}{"[sic] {no} " * 99}{{"a": 1}}', {"a": 1}),
+        (dict[str, int], '{"a": [1]} is wrong, so {"a": 1}', {"a": 1}),
+        (list[int], "```json\n[1]\n```\nsee [2], [2, 3]", [1]),
+    ],
+)
+def test_json_is_found_where_it_stands(kind: Any, reply: str, value: Any) -> None:
+    """A plain value in a fence; of several, what fits, in a fence first, else the longest."""
+    assert JsonParser[Any](kind).parse(reply) == value
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=3),
+        lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(max_size=2), below),
+        max_leaves=5,
+    ),
+    st.sampled_from(["{}", " {}\n", "```json\n{}\n```", "So:\n```\n{}\n```\nIs [it] {{so}}?"]),
+)
+def test_any_value_is_found_alone_and_in_a_fence(value: Any, frame: str) -> None:
+    """Whatever JSON can say."""
+    written = json.dumps(value)
+    if "```" not in written:
+        assert JsonParser[Any](cast("Any", Any)).parse(frame.format(written)) == value
+
+
+@pytest.mark.parametrize("depth", [150, 1_000, 100_000])
+@pytest.mark.parametrize("kind", [Any, list[Any], River])
+def test_deep_json_is_read_or_a_value_error(kind: Any, depth: int) -> None:
+    """Never another error, be it alone or among text, parsed or loaded."""
+    parser = JsonParser[Any](kind)
+    for reply in ("[" * depth + "]" * depth, f"So: {'[' * depth}{']' * depth}."):
+        try:
+            value = parser.parse(reply)
+        except ValueError:
+            assert kind is River or depth > 150
+        else:
+            assert depth == 150
+            assert parser.restore(value) == value
+    deep: list[Any] = []
+    for _ in range(depth):
+        deep = [deep]
+    if depth > 150:
+        with pytest.raises(ValueError):
+            parser.restore(deep)
+
+
+def test_a_text_full_of_brackets_is_read_a_few_times_only(monkeypatch: Any) -> None:
+    """However many may begin a value."""
+    read = 0
+    raw_decode = json.JSONDecoder.raw_decode
+
+    def count(self: json.JSONDecoder, text: str, at: int = 0) -> Any:
+        nonlocal read
+        try:
+            return raw_decode(self, text, at)
+        except json.JSONDecodeError as error:
+            read += error.pos - at
+            raise
+
+    monkeypatch.setattr(json.JSONDecoder, "raw_decode", count)
+    text = "[1, " * 20_000
+    with pytest.raises(ValueError, match="not JSON"):
+        JsonParser(River).parse(text)
+    assert read <= 22 * len(text)
+
+
+create: Any = create_model
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (Page[River], "Page_River"),
+        (create("Größe und " + "x" * 99), "Gr_e_und_" + "x" * 55),
+        (create("数"), "answer"),
+    ],
+)
+def test_the_name_of_a_schema_is_one_that_servers_take(kind: Any, name: str) -> None:
+    """Letters, digits, dashes and underscores, 64 at most."""
+    sent = JsonParser[Any](kind, constrain=True).options()
+    assert sent["response_format"]["json_schema"]["name"] == name
 
 
 async def test_a_model_is_told_what_was_wrong_and_mends_it() -> None:
