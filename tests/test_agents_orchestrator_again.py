@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from _orchestrators import Talking
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -188,6 +189,25 @@ async def test_a_run_that_broke_off_goes_on_from_its_saved_state() -> None:
     other.state = BookState.model_validate_json(rough.state.model_dump_json())
     assert await other.forward("one") == action
     assert other.state == smooth.state
+
+
+async def test_a_state_is_json_whatever_was_seen_and_said() -> None:
+    """Half a surrogate pair, which has no UTF-8, is written as U+FFFD; the state keeps it."""
+
+    class Shown(State):
+        seen: dict[str, list[str]] = {}  # noqa: RUF012 - pydantic copies it
+
+    backend = ScriptedBackend("\udfff")
+    agent = PromptedAgent("talker", Talking(), backend)
+    orchestrator = Orchestrator([agent], lambda obs, state: state.agent or "talker", Shown())
+    orchestrator.state.max_transitions = 1
+    with pytest.raises(LimitReached):
+        await orchestrator.forward("a \ud83d")
+    orchestrator.state.seen["seen"] = ["\ud83d\ude00"]
+    again = Shown.model_validate_json(orchestrator.state.model_dump_json())
+    assert again.model_dump(mode="json") == orchestrator.state.model_dump(mode="json")
+    assert (again.obs, again.response, again.seen) == ("a \ufffd", "\ufffd", {"seen": ["😀"]})
+    assert orchestrator.state.obs == "a \ud83d"
 
 
 async def test_a_limit_that_was_reached_stays_reached() -> None:

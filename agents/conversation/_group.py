@@ -79,8 +79,8 @@ class Group(ABC):
 
         A message that comes while this talk is held, or from within it, is part of it.
         """
-        inside = message.receiver not in (None, self.name)  # another group, of which it is a member
-        asker = message.receiver if inside else message.sender
+        # A message to another group comes from that, of which this one is a member.
+        asker = message.sender if message.receiver in (None, self.name) else message.receiver
         talk = find_talk(self.name) or self._talk_with(asker)
         talk.hear(message)
         if not request_reply or talk.held:

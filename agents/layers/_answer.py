@@ -54,7 +54,7 @@ async def answer(
                 content=said[-1].content or "", sender=agent.name, stream_state="failed"
             )
             agent.memory.add(partial, session_id=session_id)
-        view.break_off()
+            view.break_off()
         raise
     rounds = _remember_calls(agent, conversation.messages[len(request) :], session_id)
     logger.debug("%s answers: %s", agent.name, message)

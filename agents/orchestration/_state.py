@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from ...messages import Message
+from ...messages.text import encodable
 
 __all__ = ["Mistake", "Namespace", "State", "restore", "snapshot"]
 
@@ -17,6 +25,25 @@ class Namespace(BaseModel):
     """Typed fields of one agent: a name or a value that does not fit is a `ValidationError`."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+    @model_serializer(mode="wrap")
+    def _serialize(
+        self, handler: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        # What an environment shows may have half a surrogate pair in it, which has no UTF-8.
+        values = handler(self)
+        return _encodable(values) if info.mode == "json" else values
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, dict):
+        items = cast("dict[Any, Any]", value).items()
+        return {_encodable(key): _encodable(each) for key, each in items}
+    if isinstance(value, list):
+        return [_encodable(each) for each in cast("list[Any]", value)]
+    return value
 
 
 class Mistake(Namespace):
