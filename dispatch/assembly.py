@@ -18,10 +18,10 @@ from ._format import Format
 from ._splitter import TextSplitter
 from ._user_text import TextOrigin, UserText
 
-__all__ = ["Assembly", "Branches", "assemble", "assemble_partial"]
+__all__ = ["STOPPED", "Assembly", "Branches", "assemble", "assemble_partial"]
 
-# With these the model was stopped, it did not stop: empty arguments are then missing ones.
-_STOPPED = ("length", "content_filter")
+STOPPED = ("length", "content_filter")
+"""Finish reasons of a model that was stopped and did not stop: what is not closed broke off."""
 
 
 def _drop(_: object) -> None:
@@ -257,7 +257,7 @@ class Assembly:
 
         For each of these, `hand_on` once it is repaired, or `refuse`.
         """
-        stopped = self._finish_reason in _STOPPED
+        stopped = self._finish_reason in STOPPED
         self._flush(stopped=stopped)
         for call in sorted(self._order, key=attrgetter("index")):
             if not call.handed_on:

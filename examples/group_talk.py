@@ -15,7 +15,7 @@ import asyncio
 
 from anabranch import Backend, connect
 from anabranch.agents import ConversableAgent, GroupTalk, Participant, UserProxyAgent
-from anabranch.agents.conversation import role_prompt
+from anabranch.agents.conversation import Talk, role_prompt
 
 ROLES = {
     "Casperian": "You contradict the others, cleverly and without mercy, and find every fault.",
@@ -24,7 +24,7 @@ ROLES = {
 OPENING = "Hello everyone, it is a beautiful day. Please introduce yourselves."
 
 
-async def talk(backend: Backend, opening: str, speeches: int, *, join: bool = False) -> GroupTalk:
+async def talk(backend: Backend, opening: str, speeches: int, *, join: bool = False) -> Talk:
     members: list[Participant | str] = [
         ConversableAgent(name, backend, role_prompt(name, character), seed=1)
         for name, character in ROLES.items()
@@ -35,8 +35,9 @@ async def talk(backend: Backend, opening: str, speeches: int, *, join: bool = Fa
     host = UserProxyAgent("host", human_input_mode="NEVER", max_consecutive_auto_reply=0)
     async with backend:
         await host.initiate_chat(group, opening, transcript=True)
-    print(f"({len(group.messages) - 1} speeches, {group.status})")
-    return group
+    said = group.talks["host"]
+    print(f"({len(said.messages) - 1} speeches, {said.status})")
+    return said
 
 
 def main() -> None:

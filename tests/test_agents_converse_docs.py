@@ -24,8 +24,8 @@ async def test_every_block_about_conversations_runs():
             result = FunctionType(code, names)()
             if code.co_flags & CO_COROUTINE:
                 await result
-    assert names["team"].status == "turn_limit"
-    assert len(names["talk"].messages) == 5
+    assert names["team"].talks["user"].status == "turn_limit"
+    assert len(names["talk"].talks["user"].messages) == 5
 
 
 def test_every_status_is_explained():

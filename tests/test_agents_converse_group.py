@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -21,10 +22,10 @@ from anabranch.agents import (
     UserProxyAgent,
     reply,
 )
-from anabranch.agents.conversation import choose_by_model, random_speaker, role_prompt
+from anabranch.agents.conversation import Talk, choose_by_model, random_speaker, role_prompt
 from anabranch.agents.errors import UnknownAgent
 from anabranch.messages import Delta
-from anabranch.testing import ScriptedBackend
+from anabranch.testing import ScriptedBackend, explore, pause
 
 
 def speaker(name: str, *said: str | None, **options: Any) -> ConversableAgent:
@@ -47,8 +48,8 @@ async def test_members_speak_in_turn_and_all_hear_all():
     result = await program().initiate_chat(team, "Go.")
 
     expected = [("user", "Go."), ("a", "a!"), ("b", "b!"), ("c", "c!"), ("a", "a!")]
-    assert said(team.messages) == expected
-    assert (team.status, result.text) == ("turn_limit", "a!")
+    assert said(team.talks["user"].messages) == expected
+    assert (team.talks["user"].status, result.text) == ("turn_limit", "a!")
     for member in members:
         assert said(member.chat_messages["team"]) == expected
 
@@ -80,7 +81,7 @@ async def test_a_talk_ends(members: Any, status: str, count: int):
     team = GroupChat("team", members)
     async with asyncio.timeout(10):
         await program().initiate_chat(team, "Go.")
-    assert (team.status, len(team.messages)) == (status, count)
+    assert (team.talks["user"].status, len(team.talks["user"].messages)) == (status, count)
 
 
 async def test_chance_names_anybody_but_the_last_speaker():
@@ -90,7 +91,7 @@ async def test_chance_names_anybody_but_the_last_speaker():
         members = [endless(name, max_consecutive_auto_reply=None) for name in "abcd"]
         team = GroupChat("team", members, speaker=random_speaker(7), max_turns=30)
         await program().initiate_chat(team, "Go.")
-        talks.append([message.sender for message in team.messages])
+        talks.append([message.sender for message in team.talks["user"].messages])
 
     assert talks[0] == talks[1]
     assert set(talks[0]) == {"user", *"abcd"}
@@ -101,13 +102,13 @@ async def test_a_function_names_the_speaker_also_the_same_again():
     """Plain or async; None ends the talk; who has just spoken is asked to go on."""
     order = iter(["b", "b", "a", None])
 
-    async def by_plan(group: GroupChat) -> str | None:
+    async def by_plan(_: Talk) -> str | None:
         return next(order)
 
     b = endless("b")
     team = GroupChat("team", [endless("a"), b], speaker=by_plan)
     await program().initiate_chat(team, "Go.")
-    assert [message.sender for message in team.messages] == ["user", "b", "b", "a"]
+    assert [message.sender for message in team.talks["user"].messages] == ["user", "b", "b", "a"]
     assert ("team", "Please go on.") in said(b.chat_messages["team"])
 
 
@@ -123,7 +124,13 @@ async def test_a_model_chooses_the_speaker(caplog: pytest.LogCaptureFixture):
     )
     await program().initiate_chat(team, "Go.")
 
-    assert [m.sender for m in team.messages] == ["user", "bobby", "carl", "bob", "bobby"]
+    assert [m.sender for m in team.talks["user"].messages] == [
+        "user",
+        "bobby",
+        "carl",
+        "bob",
+        "bobby",
+    ]
     prompt = backend.requests[1].messages[0].content or ""
     assert "bob: knows rivers" in prompt
     assert "bobby: bobby!" in prompt
@@ -151,11 +158,15 @@ async def test_a_member_may_begin_the_talk():
     a, b = endless("a"), endless("b")
     team = GroupChat("team", [a, b], max_turns=2)
     result = await a.initiate_chat(team, "Go.")
-    assert (result.status, said(team.messages)) == (
+    assert (result.status, said(team.talks["a"].messages)) == (
         "turn_limit",
         [("a", "Go."), ("b", "b!"), ("a", "a!")],
     )
-    assert said(a.chat_messages["team"]) == said(b.chat_messages["team"]) == said(team.messages)
+    assert (
+        said(a.chat_messages["team"])
+        == said(b.chat_messages["team"])
+        == said(team.talks["a"].messages)
+    )
 
 
 async def test_what_is_said_to_a_group_that_talks_is_part_of_the_talk():
@@ -171,8 +182,18 @@ async def test_what_is_said_to_a_group_that_talks_is_part_of_the_talk():
     team = GroupChat("team", [Eager("a"), b], max_turns=2)
     async with asyncio.timeout(10):
         await program().initiate_chat(team, "Go.")
-    assert [m.content for m in team.messages] == ["Go.", "By the way", "and this", "b!"]
-    assert [m.content for m in b.chat_messages["team"]] == ["Go.", "By the way", "and this", "b!"]
+    assert [m.content for m in team.talks["user"].messages] == [
+        "Go.",
+        "By the way",
+        "and this",
+        "b!",
+    ]
+    assert [m.content for m in b.chat_messages["team"]] == [
+        "Go.",
+        "By the way",
+        "and this",
+        "b!",
+    ]
 
 
 async def test_a_group_keeps_what_was_said_unless_told_otherwise():
@@ -182,9 +203,9 @@ async def test_a_group_keeps_what_was_said_unless_told_otherwise():
     user = program()
     await user.initiate_chat(team, "One")
     await user.send("Two", team)
-    assert len(team.messages) == len(a.chat_messages["team"]) == 4
+    assert len(team.talks["user"].messages) == len(a.chat_messages["team"]) == 4
     await user.initiate_chat(team, "Three")
-    assert len(team.messages) == len(a.chat_messages["team"]) == 2
+    assert len(team.talks["user"].messages) == len(a.chat_messages["team"]) == 2
 
 
 @pytest.mark.parametrize("kind", [GroupChat, GroupTalk])
@@ -194,22 +215,108 @@ async def test_the_limit_of_messages_holds_for_groups(kind: Any, caplog: pytest.
     team = kind("team", members, max_messages=12, max_turns=999)
     async with asyncio.timeout(10):
         result = await program().initiate_chat(team, "Go.", max_messages=9)
-        assert (result.status, team.status) == ("message_limit", "message_limit")
-        assert len(team.messages) == 9
+        assert (result.status, team.talks["user"].status) == ("message_limit", "message_limit")
+        assert len(team.talks["user"].messages) == 9
         await team.begin_chat("user", clear_history=True)
         answer = await team.receive(AgentMessage(content="Go.", sender="user", receiver="team"))
-    assert (answer.status, len(team.messages)) == ("message_limit", 13)
+    assert (answer.status, len(team.talks["user"].messages)) == ("message_limit", 13)
     assert caplog.text.count("(max_messages)") == 2
 
 
 def test_groups_that_make_no_sense_are_refused():
-    """Nobody in it, no time for anybody."""
+    """Nobody in it, two of one name, the group itself; no time for anybody."""
+    with pytest.raises(ValueError, match="two members called 'a'"):
+        GroupChat("team", [endless("a"), endless("b"), endless("a")])
+    with pytest.raises(ValueError, match="cannot be a member of itself"):
+        GroupChat("team", [endless("a"), "team"])
     with pytest.raises(ValueError, match="no members"):
         GroupChat("team", [])
     with pytest.raises(ValueError, match="max_turns"):
         GroupChat("team", [endless("a")], max_turns=0)
     with pytest.raises(ValueError, match="max_turns"):
         GroupTalk("team", [endless("a")], max_turns=0)
+
+
+# --- talks at once
+
+
+def echo(name: str) -> ConversableAgent:
+    """Says whose secrets it reads."""
+
+    def reply(request: Any) -> str:
+        read = " ".join(message.content or "" for message in request.messages)
+        return " ".join(sorted(set(re.findall(r"secret-\w+", read))))
+
+    return ConversableAgent(name, ScriptedBackend(otherwise=reply))
+
+
+@pytest.mark.parametrize("kind", [GroupChat, GroupTalk])
+@pytest.mark.parametrize("clear_history", [True, False])
+def test_each_asker_has_a_talk_of_its_own(kind: Any, clear_history: bool):
+    """At once, in any order: no member reads what another has asked."""
+
+    async def ask(team: Any, name: str) -> None:
+        user = program(name)
+        for _ in range(2):
+            await pause()
+            result = await user.initiate_chat(
+                team, f"secret-{name}", clear_history=clear_history, max_turns=1
+            )
+            assert result.text == f"secret-{name}"
+
+    async def main() -> None:
+        team = kind("team", [echo("a"), echo("b")], max_turns=3)
+        async with asyncio.timeout(10):
+            await asyncio.gather(*(ask(team, name) for name in ("ann", "eve", "joe")))
+        for name in ("ann", "eve", "joe"):
+            talk = team.talks[name]
+            assert {message.content for message in talk.messages} == {f"secret-{name}"}
+            assert len(talk.messages) == (4 if clear_history else 8)
+            for member in team.members.values():
+                history = member.memory.messages(f"team@{name}")
+                assert {m.content for m in history if m.sender != "team"} == {f"secret-{name}"}
+
+    explore(main, range(40))
+
+
+async def test_a_member_s_aside_goes_to_the_talk_in_which_it_answers():
+    """One of two that are held at once; its own history has it too."""
+
+    class Eager(ConversableAgent):
+        @reply
+        async def aside(self, message: AgentMessage) -> ReplyResult:
+            await self.send(f"aside on {message.content}", team)
+            return "said"
+
+    eager = Eager("eager")
+    team = GroupChat("team", [eager, speaker("b")], max_turns=1)
+    await asyncio.gather(*(program(name).initiate_chat(team, name) for name in ("ann", "eve")))
+    for name in ("ann", "eve"):
+        expected = [(name, name), ("eager", f"aside on {name}"), ("eager", "said")]
+        assert said(team.talks[name].messages) == expected
+        assert said(eager.memory.messages(f"team@{name}")) == expected
+
+
+async def test_a_group_in_a_group_has_a_talk_for_each_who_asked():
+    """And its members a history of each."""
+    a = endless("a")
+    inner = GroupChat("inner", [a], max_turns=1)
+    outer = GroupChat("outer", [inner], max_turns=1)
+    for name in ("ann", "eve"):
+        assert (await program(name).initiate_chat(outer, f"of {name}")).text == "a!"
+    assert [*inner.talks] == ["outer@ann", "outer@eve"]
+    assert said(a.memory.messages("inner@ann")) == [("ann", "of ann"), ("a", "a!")]
+
+
+async def test_a_group_that_is_asked_through_itself_is_refused():
+    """By an error that shows the circle; nothing spins."""
+    directory = Directory()
+    for name, member in (("one", "two"), ("two", "three"), ("three", "one")):
+        GroupChat(name, [member], directory=directory)
+    user = UserProxyAgent(human_input_mode="NEVER", directory=directory)
+    async with asyncio.timeout(10):
+        with pytest.raises(ValueError, match="a member of itself: one > two > three > one"):
+            await user.initiate_chat("one", "Go.")
 
 
 # --- the floor
@@ -236,19 +343,23 @@ async def test_one_at_a_time_has_the_floor_and_the_others_ask_while_it_speaks():
     async def let_go() -> None:
         await settled()
         assert ("talk", "No, ann is speaking.") in said(ben.chat_messages["talk"])
-        seen.append(talk.speaking)
+        seen.append(talk.talks["host"].speaking)
         go_on.set()
 
     async with asyncio.timeout(10):
         result, _ = await asyncio.gather(program("host").initiate_chat(talk, "Hello."), let_go())
 
     assert seen == ["ann"]
-    assert said(talk.messages) == [
+    assert said(talk.talks["host"].messages) == [
         ("host", "Hello."),
         ("ann", "I say this."),
         ("ben", "I say that."),
     ]
-    assert (talk.status, result.text, talk.speaking) == ("no_answer", "I say that.", None)
+    assert (talk.talks["host"].status, result.text, talk.talks["host"].speaking) == (
+        "no_answer",
+        "I say that.",
+        None,
+    )
     assert said(ben.chat_messages["talk"])[:7] == [
         ("host", "Hello."),
         ("ben", "Can I speak?"),
@@ -269,14 +380,14 @@ async def test_who_waits_for_a_person_does_not_wait_in_a_group_talk():
     async with asyncio.timeout(10), Commander() as commander:
         chat = commander.call_handler(Chat(program("host"), talk, "Hello."))
         await settled()
-        assert len(talk.messages) == 4
+        assert len(talk.talks["host"].messages) == 4
         assert chat.state != "completed"
         person.put("and I say this")
         await chat
-    assert [m.sender for m in talk.messages] == ["host", "ann", "ben", "ann", "eve"]
-    assert talk.status == "turn_limit"
+    assert [m.sender for m in talk.talks["host"].messages] == ["host", "ann", "ben", "ann", "eve"]
+    assert talk.talks["host"].status == "turn_limit"
     assert sorted(m.sender for m in user.chat_messages["talk"]) == sorted(
-        m.sender for m in talk.messages
+        m.sender for m in talk.talks["host"].messages
     )
 
 
@@ -295,7 +406,7 @@ async def test_a_group_talk_ends(members: Any, status: str, speeches: int):
     talk = GroupTalk("talk", members, max_turns=5)
     async with asyncio.timeout(10):
         await program().initiate_chat(talk, "Hello.")
-    assert (talk.status, len(talk.messages)) == (status, 1 + speeches)
+    assert (talk.talks["user"].status, len(talk.talks["user"].messages)) == (status, 1 + speeches)
 
 
 async def test_the_end_of_a_group_talk_cancels_who_still_thinks():
@@ -331,7 +442,7 @@ async def test_a_member_that_fails_fails_the_talk(kind: Any):
         with pytest.raises(BackendUnavailable):
             await program().initiate_chat(team, "Hello.")
         await program().initiate_chat(team, "Again.")
-    assert team.status == "terminated"
+    assert team.talks["user"].status == "terminated"
 
 
 @pytest.mark.parametrize("kind", [GroupChat, GroupTalk])

@@ -2,23 +2,37 @@
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
-from anabranch import Agent, BadResponse, Message
+from anabranch import Agent, BadResponse, Message, ToolCall
 from anabranch.agents import JsonParser, StringParser, ToolParser
 from anabranch.agents.layers import FencedCall, Parser, TextCall, ToolAction
-from anabranch.dispatch import BareJSON, FencedCode, Hermes, InternLMInterpreter, ReAct, Think
+from anabranch.dispatch import (
+    BareJSON,
+    FencedCode,
+    Format,
+    Hermes,
+    InternLMInterpreter,
+    ReAct,
+    Think,
+)
 from anabranch.testing import ScriptedBackend
+
+M = TypeVar("M")
 
 
 class River(BaseModel):
     name: str
     length: int
+
+
+class Page(BaseModel, Generic[M]):
+    items: list[M]
 
 
 NILE = '{"name": "Nile", "length": 6650}'
@@ -40,6 +54,100 @@ async def test_json_becomes_a_model(reply: str) -> None:
     (system, _) = backend.requests[0].messages
     assert (system.content or "").startswith("Know rivers.\n\nAnswer with one JSON value")
     assert '"length"' in (system.content or "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reply", "value"),
+    [
+        (int, "```json\n5\n```", 5),
+        (int, "It is\n```\n 5 ```.", 5),
+        (str, '```json\n"yes"\n```', "yes"),
+        (bool, "So:\n```json\ntrue\n```\nThat is all.", True),
+        (type(None), "```json null```", None),
+        (dict[str, int], 'As [1] says: {"a": 1}', {"a": 1}),
+        (Any, 'As [1] says: {"a": 1}', {"a": 1}),
+        (list[int], "As {it} says [1, 2].", [1, 2]),
+        (dict[str, int], f'{"[1] " * 99}{"[sic] {no} " * 99}{{"a": 1}}', {"a": 1}),
+        (dict[str, int], '{"a": [1]} is wrong, so {"a": 1}', {"a": 1}),
+        (list[int], "```json\n[1]\n```\nsee [2], [2, 3]", [1]),
+    ],
+)
+def test_json_is_found_where_it_stands(kind: Any, reply: str, value: Any) -> None:
+    """A plain value in a fence; of several, what fits, in a fence first, else the longest."""
+    assert JsonParser[Any](kind).parse(reply) == value
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=3),
+        lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(max_size=2), below),
+        max_leaves=5,
+    ),
+    st.sampled_from(["{}", " {}\n", "```json\n{}\n```", "So:\n```\n{}\n```\nIs [it] {{so}}?"]),
+)
+def test_any_value_is_found_alone_and_in_a_fence(value: Any, frame: str) -> None:
+    """Whatever JSON can say."""
+    written = json.dumps(value)
+    if "```" not in written:
+        assert JsonParser[Any](cast("Any", Any)).parse(frame.format(written)) == value
+
+
+@pytest.mark.parametrize("depth", [150, 1_000, 100_000])
+@pytest.mark.parametrize("kind", [Any, list[Any], River])
+def test_deep_json_is_read_or_a_value_error(kind: Any, depth: int) -> None:
+    """Never another error, be it alone or among text, parsed or loaded."""
+    parser = JsonParser[Any](kind)
+    for reply in ("[" * depth + "]" * depth, f"So: {'[' * depth}{']' * depth}."):
+        try:
+            value = parser.parse(reply)
+        except ValueError:
+            assert kind is River or depth > 150
+        else:
+            assert depth == 150
+            assert parser.restore(value) == value
+    deep: list[Any] = []
+    for _ in range(depth):
+        deep = [deep]
+    if depth > 150:
+        with pytest.raises(ValueError):
+            parser.restore(deep)
+
+
+def test_a_text_full_of_brackets_is_read_a_few_times_only(monkeypatch: Any) -> None:
+    """However many may begin a value."""
+    read = 0
+    raw_decode = json.JSONDecoder.raw_decode
+
+    def count(self: json.JSONDecoder, text: str, at: int = 0) -> Any:
+        nonlocal read
+        try:
+            return raw_decode(self, text, at)
+        except json.JSONDecodeError as error:
+            read += error.pos - at
+            raise
+
+    monkeypatch.setattr(json.JSONDecoder, "raw_decode", count)
+    text = "[1, " * 20_000
+    with pytest.raises(ValueError, match="not JSON"):
+        JsonParser(River).parse(text)
+    assert read <= 22 * len(text)
+
+
+create: Any = create_model
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (Page[River], "Page_River"),
+        (create("Größe und " + "x" * 99), "Gr_e_und_" + "x" * 55),
+        (create("数"), "answer"),
+    ],
+)
+def test_the_name_of_a_schema_is_one_that_servers_take(kind: Any, name: str) -> None:
+    """Letters, digits, dashes and underscores, 64 at most."""
+    sent = JsonParser[Any](kind, constrain=True).options()
+    assert sent["response_format"]["json_schema"]["name"] == name
 
 
 async def test_a_model_is_told_what_was_wrong_and_mends_it() -> None:
@@ -199,6 +307,51 @@ async def test_an_action_that_was_cut_off_cannot_be_used(
 
     assert action["status"] == status
     assert ("cut off" in (action["error"] or "")) is (status == "invalid")
+
+
+marks = st.text(st.sampled_from("`\n e"), min_size=1, max_size=4)
+
+
+@settings(deadline=None)
+@given(
+    st.one_of(
+        marks.map(lambda end: TextCall("shell", "Action: ", end)),
+        st.sampled_from([FencedCall(), Hermes(), ReAct(), FencedCode(), InternLMInterpreter()]),
+    ),
+    st.text(st.sampled_from("rm`\n e/{}"), max_size=12),
+    st.data(),
+)
+def test_an_action_that_was_cut_anywhere_is_whole_or_invalid(
+    form: Format, text: str, data: st.DataObject
+) -> None:
+    """Whatever its end mark is, white space too: no half of one is run."""
+    arguments = {form.__dict__.get("_argument", "text"): text}
+    call = ToolCall(id="1", name=form.tool or "shell", arguments=arguments)
+    written = form.write(call)
+    if isinstance(form, InternLMInterpreter):
+        written = f"{form.open}{text}{form.close}"
+    parser = ToolParser(form)
+    whole = parser.parse(written)
+    came = written[: data.draw(st.integers(0, len(written)))]
+    mark = (form.close or "").rstrip()  # at the very end it is taken for the mark
+    cut = parser.parse_cut(came)
+    if cut["status"] == "valid" and not (mark and came.endswith(mark)):
+        assert cut["action"] == whole["action"]
+
+
+def test_an_action_whose_end_mark_is_white_space_is_not_run_when_it_is_cut() -> None:
+    """Nor one in which the beginning of the mark stands somewhere."""
+    shell = ToolParser(TextCall("shell", "Action: ", "\n"))
+    assert shell.parse_cut("Action: rm -rf /data/cache")["status"] == "invalid"
+    assert shell.parse_cut("Action: rm -rf /data/cache/old\n")["status"] == "valid"
+    assert CODE.parse_cut("```python\nopen('\n```x')\nremove('a")["status"] == "invalid"
+
+
+async def test_an_action_that_a_filter_cut_off_is_not_run() -> None:
+    """As one that was too long is not."""
+    cut = Message(role="assistant", content="```python\nremove('a", finish_reason="content_filter")
+    agent = Agent(ScriptedBackend(cut), output_format=CODE)
+    assert (await agent("?")).formatted["status"] == "invalid"
 
 
 def test_what_validate_refuses_is_told() -> None:

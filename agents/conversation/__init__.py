@@ -7,7 +7,8 @@ grows.
 - `_conversable`: the agents; `_reply`: their functions; `_answering`: one answer as a node
 - `_chat`: a conversation of two as a node; `_transcript` prints one
 - `_messages`: what counts as a message
-- `_group`: one speaks at a time; `_speakers`: who is next; `_floor`: all hear, and ask to speak
+- `_group`: one speaks at a time; `_speakers`: who is next; `_floor`: all hear, and ask to speak;
+  `_talk`: what is said in a group for one who asks it
 - `_directory`: agents by name, and what a participant is; `_human`: asks people
 - `_scope`: what a whole conversation shares: its limit of messages, and who listens
 """
@@ -44,4 +45,5 @@ from ._scope import Listener as Listener
 from ._speakers import choose_by_model as choose_by_model
 from ._speakers import random_speaker as random_speaker
 from ._speakers import round_robin as round_robin
+from ._talk import Talk as Talk
 from ._transcript import Transcript as Transcript

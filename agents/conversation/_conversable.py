@@ -10,8 +10,7 @@ from typing import Any, Literal, TypeAlias, Unpack, cast
 
 from ...backends import Backend
 from ...commander import current_node, emit
-from ...messages import Message
-from ..layers import TOOLS, Agent, AgentMessage, Aggregator, Parser, SessionId, System
+from ..layers import TOOLS, Agent, AgentMessage, Aggregator, SessionId, System
 from ..layers._call import run_in_tree, stream_call
 from ..layers._memory import OwnSession
 from ..layers._stream import LISTENER, Speech
@@ -342,13 +341,11 @@ class GroupAggregator(Aggregator):
     So the model can tell its members apart.
     """
 
-    def append(
-        self, request: list[Message], message: AgentMessage, name: str, parser: Parser[Any] | None
-    ) -> None:
-        """Add a message, with its speaker if it was said to more than this agent."""
-        if message.sender != name and message.receiver not in (None, name, message.sender):
-            message = message.model_copy(update={"content": f"{message.sender}: {message.text}"})
-        super().append(request, message, name, parser)
+    def heard(self, message: AgentMessage, name: str) -> str:
+        """Name the speaker of what was said to more than this agent."""
+        if message.receiver in (None, name, message.sender):
+            return message.text
+        return f"{message.sender}: {message.text}"
 
 
 async def _iterate(texts: AsyncIterable[str] | Iterable[str]) -> AsyncGenerator[str, None]:

@@ -10,10 +10,11 @@ from typing import Any, cast
 from ...commander import Node
 from ..errors import ConversationTooLong
 from ..layers import AgentMessage, prompt
-from ._directory import Answer, Directory, Participant, Status
+from ._directory import Directory, Participant, Status
 from ._group import Group
-from ._messages import as_message, is_termination
+from ._messages import is_termination
 from ._scope import MAX_MESSAGES, mute
+from ._talk import Talk
 
 __all__ = ["GroupTalk", "role_prompt"]
 
@@ -33,8 +34,7 @@ class GroupTalk(Group):
     person who thinks (a `UserProxyAgent`) holds up no one else.
 
     The talk ends when nobody has anything to say, when somebody ends it (`TERMINATE`), or after
-    `max_turns`, which is logged; who still thinks then is cancelled. `speaking` is who has the
-    floor, None if nobody has.
+    `max_turns`, which is logged; who still thinks then is cancelled.
     """
 
     def __init__(
@@ -52,119 +52,124 @@ class GroupTalk(Group):
         super().__init__(name, members, directory=directory, max_messages=max_messages)
         self.max_turns = max_turns
         self.request = request
-        self.speaking: str | None = None
-        self._left = 0
-        # Who is at the talk, and who of them is being told something or thinks.
-        self._present: set[str] = set()
-        self._busy: set[str] = set()
-        self._ending: Status | None = None
-        self._fault: ConversationTooLong | None = None
-        # One for each seat, rung when there is news, and one for the end.
-        self._bells: dict[str, asyncio.Event] = {}
-        self._over = asyncio.Event()
 
-    async def talk(self, node: Node[Any]) -> Status:
+    async def hold(self, talk: Talk, node: Node[Any]) -> Status:
         """Give each member a seat, a child of `node`, and wait until the talk has ended."""
-        self._left, self._ending, self.speaking = self.max_turns, None, None
-        self._present, self._busy, self._fault = set(self.members), set(), None
-        self._bells = {name: asyncio.Event() for name in self.members}
-        self._over = asyncio.Event()
-        seats = [node.call_handler(_Seat(self, name)) for name in self.members]
-        await self._over.wait()
+        floor = _Floor(self, talk)
+        talk.on_news = floor.ring
+        try:
+            seats = [node.call_handler(_Seat(floor, name)) for name in self.members]
+            await floor.over.wait()
+        finally:
+            talk.on_news = None
         for seat in seats:
             seat.cancel("the talk is over")
-        if self._fault is not None:
-            raise self._fault
-        if not self._left:
+        if floor.fault is not None:
+            raise floor.fault
+        if not floor.left:
             logger.info(
                 "%s: the talk was stopped after %d speeches (max_turns)",
                 node.path,
                 self.max_turns,
             )
-        return cast("Status", self._ending)
+        return cast("Status", floor.ending)
 
-    def hear(self, message: AgentMessage) -> None:
-        """Note a message, and wake those who wait for one."""
-        super().hear(message)
-        for bell in self._bells.values():
+
+class _Floor:
+    """Who is at a talk, and who has its floor."""
+
+    def __init__(self, group: GroupTalk, talk: Talk) -> None:
+        talk.speaking = None
+        self.talk = talk
+        self.left = group.max_turns
+        self.request = group.request.lower()
+        # Who is at the talk, and who of them is being told something or thinks.
+        self.present = set(group.members)
+        self.busy = set(group.members)
+        self.ending: Status | None = None
+        self.fault: ConversationTooLong | None = None
+        # One for each seat, rung when there is news, and one for the end.
+        self.bells = {name: asyncio.Event() for name in group.members}
+        self.over = asyncio.Event()
+
+    def ring(self) -> None:
+        """Wake those who wait for something to hear."""
+        for bell in self.bells.values():
             bell.set()
 
-    async def _hear_next(self, name: str) -> bool:
-        """Wait until a member has something to hear; False if the talk has ended."""
-        self._busy.discard(name)
-        self._end_if_quiet()
-        while self._ending is None and not self._inbox[name]:
-            self._bells[name].clear()
-            await self._bells[name].wait()
-        self._busy.add(name)
-        return self._ending is None
+    def end(self, how: Status) -> None:
+        """End the talk, if it has not ended."""
+        self.ending = self.ending or how
+        self.over.set()
+        self.ring()
 
-    async def _turn(self, name: str) -> bool:
+    def end_if_quiet(self) -> None:
+        """End the talk if nobody thinks and nobody has anything to hear."""
+        if not self.busy and not any(self.talk.unheard[name] for name in self.present):
+            self.end("no_answer")
+
+    async def hear_next(self, name: str) -> bool:
+        """Wait until a member has something to hear; False if the talk has ended."""
+        self.busy.discard(name)
+        self.end_if_quiet()
+        while self.ending is None and not self.talk.unheard[name]:
+            self.bells[name].clear()
+            await self.bells[name].wait()
+        self.busy.add(name)
+        return self.ending is None
+
+    async def turn(self, name: str) -> bool:
         """Let a member hear and answer; False if it leaves."""
+        talk = self.talk
         with mute():
-            answer = await self.ask(name)
+            answer = await talk.ask(name)
         message = answer.message
         if message is None or not message.text.strip():
             return answer.status != "left"
-        if self.speaking is not None:
-            await self._tell(name, f"No, {self.speaking} is speaking.", request_reply=False)
+        if talk.speaking is not None:
+            await talk.tell(name, f"No, {talk.speaking} is speaking.", request_reply=False)
             return True
-        if self._asks(message):
-            self.speaking = name
+        if self.asks(message):
+            talk.speaking = name
             try:
-                answer = await self._tell(name, f"Yes, {name}, you have the floor: speak now.")
+                answer = await talk.tell(name, f"Yes, {name}, you have the floor: speak now.")
             finally:
-                self.speaking = None
+                talk.speaking = None
             message = answer.message
-            if message is None or not message.text.strip() or self._asks(message):
+            if message is None or not message.text.strip() or self.asks(message):
                 return True
-            message = as_message(message, name, self.name)
-        if self._ending is None:
-            self.say(message)
-            self._left -= 1
+        if self.ending is None:
+            talk.say(message)
+            self.left -= 1
             if is_termination(message):
-                self._end("terminated")
-            elif not self._left:
-                self._end("turn_limit")
+                self.end("terminated")
+            elif not self.left:
+                self.end("turn_limit")
         return True
 
-    async def _tell(self, name: str, text: str, *, request_reply: bool = True) -> Answer:
-        member = await self._member(name)
-        message = as_message(text, self.name, self.name)
-        return await member.receive(message, request_reply=request_reply)
-
-    def _asks(self, message: AgentMessage) -> bool:
-        return self.request.lower() in message.text.lower()
-
-    def _end_if_quiet(self) -> None:
-        if not self._busy and not any(self._inbox[name] for name in self._present):
-            self._end("no_answer")
-
-    def _end(self, how: Status) -> None:
-        self._ending = self._ending or how
-        self._over.set()
-        for bell in self._bells.values():
-            bell.set()
+    def asks(self, message: AgentMessage) -> bool:
+        """Say whether a message asks for the floor."""
+        return self.request in message.text.lower()
 
 
 class _Seat(Node[None], internal=True):
-    def __init__(self, talk: GroupTalk, name: str) -> None:
+    def __init__(self, floor: _Floor, name: str) -> None:
         super().__init__(f"{name}.seat")
-        self._talk = talk
+        self._floor = floor
         self._name = name
 
     async def task(self) -> None:
-        talk, name = self._talk, self._name
+        floor, name = self._floor, self._name
         try:
-            while await talk._hear_next(name) and await talk._turn(name):
+            while await floor.hear_next(name) and await floor.turn(name):
                 pass
         except ConversationTooLong as error:  # no more may be said in the outer conversation
-            talk._fault = error
-            talk._end("message_limit")
+            floor.fault = error
+            floor.end("message_limit")
         finally:
-            talk._present.discard(name)
-            talk._busy.discard(name)
-            talk._end_if_quiet()
+            floor.present.discard(name)
+            floor.busy.discard(name)
+            floor.end_if_quiet()
 
 
 @prompt

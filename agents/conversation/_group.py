@@ -5,37 +5,44 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
+from contextvars import ContextVar
+from functools import partial
 from inspect import isawaitable
 from typing import Any, TypeAlias
 
 from ...commander import Node
-from ..errors import ConversationTooLong, UnknownAgent
+from ..errors import UnknownAgent
 from ..layers import AgentMessage
 from ..layers._call import run_in_tree
+from ..layers._memory import OwnSession
 from ._directory import Answer, Directory, Participant, Status, name_of
-from ._messages import as_message, is_termination
-from ._scope import MAX_MESSAGES, current_scope, open_scope
+from ._messages import is_termination
+from ._scope import MAX_MESSAGES, current_session, with_session
 from ._speakers import round_robin
+from ._talk import Talk, TalkNode, find_talk
 
 __all__ = ["Group", "GroupChat", "SpeakerPolicy"]
 
 logger = logging.getLogger("anabranch.agents")
 
-SpeakerPolicy: TypeAlias = "Callable[[GroupChat], str | Awaitable[str | None] | None]"
-"""Names the next speaker of a group, None to end the talk; plain or async."""
+SpeakerPolicy: TypeAlias = Callable[[Talk], str | Awaitable[str | None] | None]
+"""Names the next speaker of a talk, None to end it; plain or async."""
 
-GO_ON = "Please go on."
+
+# The groups that tell each other, as their members, that a conversation begins.
+_ASKING: ContextVar[tuple[str, ...]] = ContextVar("anabranch.conversation.asking", default=())
 
 
 class Group(ABC):
     """Several participants under one name, itself a participant: what all groups share.
 
     A message to the group starts a talk; the talk's last message is the group's answer. What a
-    member says goes into every member's history with the group, under the speaker's name. `members`
-    are participants, or names that `directory` knows. A subclass writes `talk`, which calls `ask`
-    and `say`.
+    member says goes into every member's history of this talk, under the speaker's name. `members`
+    are participants, or names that `directory` knows. A subclass writes `hold`.
 
-    `messages` is all that was said, oldest first; `status` is how the last talk ended.
+    `talks` has the talk of each who asked, by its name and, if the conversation is another's or
+    its session was named, that: "ann", "ann#7", "alice@ann". They know nothing of each other, and
+    may be held at once; what members remember of them is apart as their sessions are (see `Chat`).
     """
 
     def __init__(
@@ -47,116 +54,87 @@ class Group(ABC):
         max_messages: int = MAX_MESSAGES,
     ) -> None:
         self.name = name
-        self.members = {name_of(member): member for member in members}
+        self.members: dict[str, Participant | str] = {}
+        for member in members:
+            if name_of(member) == name:
+                raise ValueError(f"the group {name!r} cannot be a member of itself")
+            if name_of(member) in self.members:
+                raise ValueError(f"the group {name!r} has two members called {name_of(member)!r}")
+            self.members[name_of(member)] = member
         if not self.members:
             raise ValueError(f"the group {name!r} has no members")
-        self.messages: list[AgentMessage] = []
-        self.status: Status = "no_answer"
+        self.talks: dict[str, Talk] = {}
+        self.max_messages = max_messages
         self._directory = directory
-        self._talking = False
-        self._max_messages = max_messages
-        # What each member has not heard yet.
-        self._inbox: dict[str, list[AgentMessage]] = {each: [] for each in self.members}
         if directory is not None:
             directory.add(self)
 
     @property
-    def names(self) -> list[str]:
-        """The members' names, in the order in which they were given."""
-        return [*self.members]
+    def chat_messages(self) -> dict[str, list[AgentMessage]]:
+        """What was said in each talk, oldest first, in new lists."""
+        return {key: list(talk.messages) for key, talk in self.talks.items()}
 
     async def receive(self, message: AgentMessage, *, request_reply: bool = True) -> Answer:
         """Hear a message from outside, or from a member, and let the group talk about it.
 
-        A message that comes while the group talks is part of that talk.
+        A message that comes while this talk is held, or from within it, is part of it.
         """
-        self.hear(message)
-        if not request_reply or self._talking:
+        # A message to another group comes from that, of which this one is a member.
+        asker = message.sender if message.receiver in (None, self.name) else message.receiver
+        talk = find_talk(self.name) or self._talk_with(asker)
+        talk.hear(message)
+        if not request_reply or talk.held:
             return Answer(status="delivered")
-        self._talking = True
+        talk.held = True
         try:
-            return await run_in_tree(_Talk(self, message))
+            return await run_in_tree(TalkNode(talk, message))
         finally:
-            self._talking = False
+            talk.held = False
 
     async def begin_chat(self, partner: str, *, clear_history: bool = False) -> None:
-        """Begin a conversation with the group, and so with all its members."""
+        """Begin a talk with `partner`, and so with all the members."""
+        asking = _ASKING.get()
+        if self.name in asking:
+            circle = " > ".join((*asking[asking.index(self.name) :], self.name))
+            raise ValueError(f"the group {self.name!r} is a member of itself: {circle}")
         if clear_history:
-            self.messages.clear()
-            for inbox in self._inbox.values():
-                inbox.clear()
-        for name in self.members:
-            if name != partner:
-                await (await self._member(name)).begin_chat(self.name, clear_history=clear_history)
+            self.talks.pop(with_session(partner), None)
+        token = _ASKING.set((*asking, self.name))
+        try:
+            for name in self.members:
+                if name != partner:
+                    member = await self.find(name)
+                    await member.begin_chat(self.name, clear_history=clear_history)
+        finally:
+            _ASKING.reset(token)
 
     @abstractmethod
-    async def talk(self, node: Node[Any]) -> Status:
-        """Let the members speak until the talk ends, below `node`; return how it did."""
+    async def hold(self, talk: Talk, node: Node[Any]) -> Status:
+        """Let the members speak, by `talk.ask` and `talk.say`, below `node`, until the talk ends.
 
-    def hear(self, message: AgentMessage) -> None:
-        """Note a message that all but its sender are to be told."""
-        self.messages.append(message)
-        for name, inbox in self._inbox.items():
-            if name != message.sender:
-                inbox.append(message.model_copy(update={"receiver": self.name}))
+        Returns how it did. Several talks may be held at once.
+        """
 
-    def say(self, message: AgentMessage) -> None:
-        """Count what a member has said, and let all hear it."""
-        scope = current_scope()
-        assert scope is not None
-        scope.spend()
-        scope.tell(message)
-        self.hear(message)
-
-    async def ask(self, name: str, nudge: str = GO_ON) -> Answer:
-        """Tell a member what it has not heard yet, and let it answer the last of that."""
-        member = await self._member(name)
-        unheard, self._inbox[name] = self._inbox[name], []
-        if not unheard:
-            unheard = [as_message(nudge, self.name, self.name)]
-        for message in unheard[:-1]:
-            await member.receive(message, request_reply=False)
-        answer = await member.receive(unheard[-1])
-        if answer.message is None:
-            return answer
-        return Answer(as_message(answer.message, name, self.name))
-
-    async def _member(self, name: str) -> Participant:
+    async def find(self, name: str) -> Participant:
+        """Return a member; raise `UnknownAgent` for another name, or one that nobody has."""
         if name not in self.members:
-            raise UnknownAgent(name, self.names)
+            raise UnknownAgent(name, [*self.members], f"the group {self.name!r}")
         member = self.members[name]
         if not isinstance(member, str):
             return member
         return await (self._directory or Directory()).find(member)
 
+    def _talk_with(self, asker: str) -> Talk:
+        """Return the talk for `asker` in this session."""
+        key = with_session(asker)
+        if key not in self.talks:
+            self.talks[key] = Talk(self, asker)
+            if isinstance(session := current_session(), OwnSession):
+                session.forget[self, key] = partial(self.talks.pop, key, None)
+        return self.talks[key]
+
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r} of {', '.join(self.names)}>"
-
-
-class _Talk(Node[Answer], internal=True):
-    def __init__(self, group: Group, message: AgentMessage) -> None:
-        super().__init__(f"{group.name}.talk")
-        self._group = group
-        self._message = message
-
-    async def task(self) -> Answer:
-        group = self._group
-        with open_scope(group._max_messages) as (_, is_outermost):
-            try:
-                group.status = await group.talk(self)
-            except ConversationTooLong as error:
-                group.status = "message_limit"
-                if not is_outermost:
-                    raise
-                logger.warning("%s: %s", self.path, error)
-        for name, inbox in group._inbox.items():  # so that all histories are complete
-            member = await group._member(name)
-            while inbox:
-                await member.receive(inbox.pop(0), request_reply=False)
-        last, asker = group.messages[-1], self._message.sender
-        if asker in group.members or last is self._message:
-            return Answer(status=group.status)  # nothing that the asker has not heard
-        return Answer(as_message(last, group.name, asker), group.status)
+        return f"<{type(self).__name__} {self.name!r} of {', '.join(self.members)}>"
 
 
 class GroupChat(Group):
@@ -187,25 +165,24 @@ class GroupChat(Group):
         self.speaker = speaker
         self.max_turns = max_turns
         self.is_termination = is_termination
-        self.last_speaker: str | None = None
 
-    async def talk(self, node: Node[Any]) -> Status:
+    async def hold(self, talk: Talk, node: Node[Any]) -> Status:
         """Ask one after the other."""
         said = silent = 0
-        self.last_speaker = self.messages[-1].sender
+        talk.last_speaker = talk.messages[-1].sender
         while said < self.max_turns:
-            chosen = self.speaker(self)
+            chosen = self.speaker(talk)
             name = await chosen if isawaitable(chosen) else chosen
             if name is None:
                 return "no_answer"
-            answer = await self.ask(name)
-            self.last_speaker = name
+            answer = await talk.ask(name)
+            talk.last_speaker = name
             if answer.message is None:
                 silent += 1
                 if answer.status == "left" or silent == len(self.members):
                     return answer.status
                 continue
-            self.say(answer.message)
+            talk.say(answer.message)
             said, silent = said + 1, 0
             if self.is_termination(answer.message):
                 return "terminated"

@@ -23,6 +23,7 @@ __all__ = [
     "current_session",
     "mute",
     "open_scope",
+    "with_session",
 ]
 
 MAX_MESSAGES = 100
@@ -54,6 +55,12 @@ def converse_in(session: str | None) -> Generator[None]:
         yield
     finally:
         _SESSION.reset(token)
+
+
+def with_session(partner: str) -> str:
+    """Return a name for what is said with `partner` in the session of the conversation."""
+    session = current_session()
+    return partner if session in (None, f"@{partner}") else f"{partner}{session}"
 
 
 class Scope:

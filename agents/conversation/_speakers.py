@@ -12,48 +12,48 @@ from ...backends import Backend
 from ..layers import prompt
 
 if TYPE_CHECKING:
-    from ._group import GroupChat
+    from ._talk import Talk
 
 __all__ = ["choose_by_model", "random_speaker", "round_robin"]
 
 logger = logging.getLogger("anabranch.agents")
 
 
-def round_robin(group: GroupChat) -> str:
+def round_robin(talk: Talk) -> str:
     """Name the member after the last speaker, in the order of the members."""
-    names = group.names
-    if group.last_speaker not in names:
+    names = talk.names
+    if talk.last_speaker not in names:
         return names[0]
-    return names[(names.index(group.last_speaker) + 1) % len(names)]
+    return names[(names.index(talk.last_speaker) + 1) % len(names)]
 
 
-def random_speaker(seed: int | None = None) -> Callable[[GroupChat], str]:
+def random_speaker(seed: int | None = None) -> Callable[[Talk], str]:
     """Make a policy that names any member but the last speaker, always the same with a `seed`."""
     chance = random.Random(seed)  # noqa: S311 - not for secrets
 
-    def choose(group: GroupChat) -> str:
-        return chance.choice(_others(group))
+    def choose(talk: Talk) -> str:
+        return chance.choice(_others(talk))
 
     return choose
 
 
-def choose_by_model(backend: Backend, **options: Any) -> Callable[[GroupChat], Awaitable[str]]:
+def choose_by_model(backend: Backend, **options: Any) -> Callable[[Talk], Awaitable[str]]:
     """Make a policy that lets a model read the talk and choose; members' `description`s help it.
 
     If it names none of them, or more than one, the next in turn speaks, which is logged.
     """
     ask = choose_speaker.with_backend(backend, **options)
 
-    async def choose(group: GroupChat) -> str:
-        names = _others(group)
+    async def choose(talk: Talk) -> str:
+        names = _others(talk)
         if len(names) == 1:
             return names[0]
         roles = (
             f"{name}: {getattr(member, 'description', '') or 'a member'}"
-            for name, member in group.members.items()
+            for name, member in talk.members.items()
         )
-        talk = (f"{message.sender}: {message.text}" for message in group.messages)
-        reply = await ask("\n".join(roles), "\n".join(talk), ", ".join(names))
+        lines = (f"{message.sender}: {message.text}" for message in talk.messages)
+        reply = await ask("\n".join(roles), "\n".join(lines), ", ".join(names))
         # The longest first: a longer name is not also the shorter one in it.
         by_length = sorted(names, key=len, reverse=True)
         pattern = "|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in by_length)
@@ -61,7 +61,7 @@ def choose_by_model(backend: Backend, **options: Any) -> Callable[[GroupChat], A
         mentioned = [name for name in names if name.lower() in found]
         if len(mentioned) == 1:
             return mentioned[0]
-        name = round_robin(group)
+        name = round_robin(talk)
         logger.warning("the model named no speaker of %s: %.200r; %s is next", names, reply, name)
         return name
 
@@ -80,5 +80,5 @@ def choose_speaker(roles: str, talk: str, names: str) -> None:
     """
 
 
-def _others(group: GroupChat) -> list[str]:
-    return [name for name in group.names if name != group.last_speaker] or group.names
+def _others(talk: Talk) -> list[str]:
+    return [name for name in talk.names if name != talk.last_speaker] or talk.names

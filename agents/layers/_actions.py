@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple, TypedDict, cast
+from typing import Any, Literal, NamedTuple, cast
+
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
 from ...dispatch import Format
 from ...messages import Message, ToolCall
@@ -37,6 +40,9 @@ class ToolAction(TypedDict):
     action: Any
     status: Literal["none", "valid", "invalid"]
     error: str | None
+
+
+_SAVED = TypeAdapter(ToolAction)
 
 
 class TextCall(Format):
@@ -126,6 +132,10 @@ class ToolParser(Parser[ToolAction]):
         """Find the action; half of one is "invalid", so that nobody runs it."""
         return self._parse(text, cut=True)
 
+    def restore(self, saved: Any) -> ToolAction:
+        """Return a saved action."""
+        return _SAVED.validate_python(saved)
+
     def whole(self, text: str) -> str:
         """Return the reply up to the end of its action, with the mark that may have been cut."""
         found = self._find(text, cut=False)
@@ -161,8 +171,10 @@ class ToolParser(Parser[ToolAction]):
             if marker.start() < end:
                 continue
             rest, close = text[marker.end() :], each.close or ""
-            if close not in rest and (not cut or close.rstrip() in rest):
-                rest += close[overlap(rest, close) :]
+            there = overlap(rest, close)
+            # White space at the end of a mark may be missing, but not all of the mark.
+            if close not in rest and (not cut or 0 < len(close.rstrip()) <= there):
+                rest += close[there:]
             call = _FirstCall()
             body = each.body(call)
             after = body.feed(rest)

@@ -11,6 +11,7 @@ from ...backends import Backend
 from ...commander import Node, run
 from ...commander.errors import ConfigurationError
 from ...dispatch import Format
+from ...dispatch.assembly import STOPPED
 from ...handlers import View
 from ...messages import Message
 from ...tools import AnyTool, Approve, Toolkit
@@ -20,7 +21,7 @@ from ._aggregators import Aggregator, System, read_system
 from ._answer import answer
 from ._call import AgentCall, run_in_tree, stream_call
 from ._hooks import AgentHook, AgentHookHandle, Hook, HookedTool, HookHandle, Hooks
-from ._memory import Memory, SessionId, read_records
+from ._memory import Memory, SessionId, read_again, read_records
 from ._message import AgentMessage, copy_message
 from ._parsers import Parser
 
@@ -47,8 +48,8 @@ class Agent(Generic[F]):
 
     By default an agent asks its model, with its tools, until there is an answer: after `max_rounds`
     replies with tool calls the model has to answer without (then the answer's `extra["status"]` is
-    "max_rounds"; else it is "ok", or "length" for one that was cut off). A subclass does something
-    else in `forward`, mostly with agents that it holds as attributes.
+    "max_rounds"; else it is "ok", or "length" or "content_filter" for one that was cut off). A
+    subclass does something else in `forward`, mostly with agents that it holds as attributes.
 
     - `system`: a string, a message, or a list of messages.
     - `memory`, `aggregator`: what is remembered, and how it becomes a request.
@@ -242,8 +243,9 @@ class Agent(Generic[F]):
         for message in messages:
             own = message.sender == self.name and message.type is None
             if own and message.formatted is not None:
+                cut = message.extra.get("status") in STOPPED
                 try:
-                    message.formatted = parser.restore(message.formatted)
+                    message.formatted = read_again(parser, message.text, message.formatted, cut)
                 except ValueError as error:
                     raise ConfigurationError(
                         f"this is no memory of {self.name}: {error}"
@@ -264,19 +266,26 @@ class Agent(Generic[F]):
         return list_steps(self.memory.messages(session_id), self.name)
 
     def named_children(self) -> Iterator[tuple[str, Agent[Any]]]:
-        """Give the agents among the attributes, also those in lists, tuples and mappings.
+        """Give the agents among the attributes, also those in lists, tuples and mappings in these.
 
-        Each comes with the path that leads to it, `writer`, `critics.0` or `roles.editor`, in the
-        order in which the attributes were set.
+        Each comes with the path that leads to it, `writer`, `critics.0` or `roles.editor.1`, in the
+        order in which the attributes were set. A key that is no string, or has a dot or a bracket
+        in it, is written as Python writes it: `roles[7]` is not `roles.7`.
         """
-        for name, value in vars(self).items():
-            if isinstance(value, Mapping):
-                parts = [(f"{name}.{key}", each) for key, each in cast("Any", value).items()]
-            elif isinstance(value, list | tuple):
-                parts = [(f"{name}.{n}", each) for n, each in enumerate(cast("Any", value))]
-            else:
-                parts = [(name, value)]
-            yield from ((path, each) for path, each in parts if isinstance(each, Agent))
+        waiting: list[tuple[str, Any]] = [*vars(self).items()][::-1]
+        containers: dict[int, Any] = {}  # that were looked into, kept so that ids stay theirs
+        while waiting:
+            path, value = waiting.pop()
+            if isinstance(value, Agent):
+                yield path, cast("Agent[Any]", value)
+            elif id(value) not in containers and isinstance(value, Mapping | list | tuple):
+                named = isinstance(value, Mapping)
+                container: Any = cast("Any", value)
+                containers[id(container)] = container
+                parts: Any = container.items() if named else enumerate(container)
+                for key, each in reversed([*parts]):
+                    if isinstance(each, Agent | Mapping | list | tuple):
+                        waiting.append((path + _step(key, named), cast("Any", each)))
 
     def named_agents(self) -> dict[str, Agent[Any]]:
         """Return this agent and all below by their paths, this under ""; each agent once."""
@@ -288,7 +297,8 @@ class Agent(Generic[F]):
             if id(agent) in seen:
                 continue
             seen.add(id(agent))
-            found[path] = agent
+            if found.setdefault(path, agent) is not agent:
+                raise ConfigurationError(f"{self.name} has two agents at {path!r}")
             below = [
                 (f"{path}.{name}" if path else name, each) for name, each in agent.named_children()
             ]
@@ -316,3 +326,9 @@ class Agent(Generic[F]):
             return head + "".join("\n  " + lines.replace("\n", "\n  ") for lines in below)
 
         return describe(self, ())
+
+
+def _step(key: object, named: bool) -> str:
+    """Write the step of a path to what a container has under `key`, a number unless `named`."""
+    plain = isinstance(key, str) and key and not any(sign in key for sign in ".[]")
+    return f".{key}" if plain or not named else f"[{key!r}]"

@@ -11,6 +11,9 @@ from ._parsers import Parser
 
 __all__ = ["Aggregator", "FewShotAggregator", "System", "ToolAggregator"]
 
+# Where a message keeps what `as_said` made of it; what is no field is neither saved nor compared.
+SAID = "_said"
+
 Wire: TypeAlias = Message | Mapping[str, Any]
 
 System: TypeAlias = str | Wire | Sequence[Wire]
@@ -59,12 +62,16 @@ class Aggregator:
             if message.type == TOOLS:
                 request.extend(message.formatted)
             else:
-                request.append(Message(role="assistant", content=message.text))
+                request.append(as_said(message, "assistant", message.text))
         elif request and request[-1].role == "user":
-            content = f"{request[-1].content}\n{message.text}"
-            request[-1] = Message(role="user", content=content)
+            text = f"{request[-1].content}\n{self.heard(message, name)}"
+            request[-1] = as_said(message, "user", text)
         else:
-            request.append(Message(role="user", content=message.text))
+            request.append(as_said(message, "user", self.heard(message, name)))
+
+    def heard(self, message: AgentMessage, name: str) -> str:
+        """Return what the model reads of a message that is another's."""
+        return message.text
 
 
 class FewShotAggregator(Aggregator):
@@ -110,12 +117,24 @@ class ToolAggregator(FewShotAggregator):
     ) -> None:
         """Tell the user, the environment and the agent apart."""
         if message.sender == name and message.type != TOOLS and parser is not None:
-            request.append(Message(role="assistant", content=parser.whole(message.text)))
+            request.append(as_said(message, "assistant", parser.whole(message.text)))
         elif message.sender == name or message.sender in self.users:
             super().append(request, message, name, parser)
         else:
             content = f"{self.begin}{message.text}{self.end}"
-            request.append(Message(role=self.role, content=content))
+            request.append(as_said(message, self.role, content))
+
+
+def as_said(message: AgentMessage, role: Role, text: str) -> Message:
+    """Return what the model reads of a message: the same object as long as that is the same.
+
+    A memory is read for each request, and most of it was read for the one before.
+    """
+    kept: dict[str, Any] = vars(message)
+    said: Message | None = kept.get(SAID)
+    if said is None or (said.role, said.content) != (role, text):
+        said = kept[SAID] = Message(role=role, content=text)
+    return said
 
 
 def read_system(system: System | None) -> list[Message]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ...backends import Backend
 from ...commander.errors import BadResponse
+from ...dispatch.assembly import STOPPED
 from ...handlers import respond
 from ...messages import Conversation, Message
 from ._call import run_in_tree
@@ -53,7 +54,7 @@ async def answer(
                 content=said[-1].content or "", sender=agent.name, stream_state="failed"
             )
             agent.memory.add(partial, session_id=session_id)
-        view.break_off()
+            view.break_off()
         raise
     rounds = _remember_calls(agent, conversation.messages[len(request) :], session_id)
     logger.debug("%s answers: %s", agent.name, message)
@@ -62,7 +63,7 @@ async def answer(
         content=message.content or message.refusal or "",
         sender=agent.name,
         formatted=formatted,
-        extra={"status": "length" if message.finish_reason == "length" else status},
+        extra={"status": message.finish_reason if message.finish_reason in STOPPED else status},
     )
 
 
@@ -92,7 +93,7 @@ async def _ask(
         message = await run_in_tree(exchange)
         if parser is None:
             return message, cast("F", None)
-        parse = parser.parse_cut if message.finish_reason == "length" else parser.parse
+        parse = parser.parse_cut if message.finish_reason in STOPPED else parser.parse
         try:
             return message, parse(message.content or "")
         except ValueError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...messages import ToolCall
 from ...tools import AnyTool, Illustrated, InvalidArguments, Tool
-from ._message import AgentMessage
+from ._message import AgentMessage, copy_message
 
 if TYPE_CHECKING:
     from ._agent import Agent
@@ -35,7 +35,12 @@ class Hooks:
         return handle
 
     async def run(self, owner: object, message: AgentMessage) -> AgentMessage:
-        """Pass `message` through all hooks that stand when this is called."""
+        """Pass `message` through all hooks that stand when this is called.
+
+        They get a copy, so that what is given here is as before when it is passed again.
+        """
+        if self._hooks:
+            message = _copy_whole(message)
         for handle in tuple(self._hooks):
             changed = handle.hook(owner, message)
             message = (await changed if isawaitable(changed) else changed) or message
@@ -43,6 +48,13 @@ class Hooks:
 
     def __len__(self) -> int:
         return len(self._hooks)
+
+
+def _copy_whole(message: AgentMessage) -> AgentMessage:
+    try:
+        return message.model_copy(deep=True)
+    except Exception:  # noqa: BLE001 - it holds something of the user's that cannot be copied
+        return copy_message(message)
 
 
 @dataclass(eq=False, slots=True)
@@ -62,8 +74,9 @@ class AgentHook:
     """Four hooks in one object, for `Agent(hooks=[...])`; a subclass writes those it needs.
 
     Each may be plain or async, and returns another message to put in the place of the one it was
-    given, or None. What it does to the given message itself is seen as well, but by no other
-    agent. One that raises fails the agent's call; around a tool, it becomes the tool's failure.
+    given, or None. The message is the hook's own to change: what it does to it is seen as well,
+    but by no other agent, and not again when a call is retried. One that raises fails the agent's
+    call; around a tool, it becomes the tool's failure.
     """
 
     def before_agent(self, agent: Any, message: AgentMessage) -> Changed:

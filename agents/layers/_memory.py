@@ -14,6 +14,7 @@ from ...commander.errors import BadResponse, ConfigurationError
 from ...messages import Message, Request
 from ...tools import ToolResult
 from ._message import TOOLS, AgentMessage, copy_message
+from ._parsers import Parser
 
 __all__ = [
     "Memory",
@@ -22,6 +23,7 @@ __all__ = [
     "SummaryMemory",
     "ask_summary",
     "message_tokens",
+    "read_again",
     "read_records",
 ]
 
@@ -133,10 +135,7 @@ class Memory:
 
     def save(self, session_id: SessionId = 0) -> list[dict[str, Any]]:
         """Return all of a session as plain JSON values; what is not JSON is written as text."""
-        return [
-            to_jsonable_python(dict(message), fallback=str, bytes_mode="base64")
-            for message in self._all(session_id)
-        ]
+        return [json_value(dict(message)) for message in self._all(session_id)]
 
     def load(self, records: Iterable[Mapping[str, Any]], session_id: SessionId = 0) -> None:
         """Put what `save` returned in the place of a session.
@@ -147,7 +146,10 @@ class Memory:
 
     def replace(self, messages: Iterable[AgentMessage], session_id: SessionId = 0) -> None:
         """Put messages in the place of a session."""
-        self._sessions[session_id] = [copy_message(message) for message in messages]
+        kept = [copy_message(message) for message in messages]
+        self.reset(session_id)
+        if kept:
+            self._sessions[session_id] = kept
 
     async def prepare(self, session_id: SessionId) -> None:
         """Make room in a session before a model is asked; here there is nothing to do."""
@@ -223,6 +225,26 @@ async def ask_summary(backend: Backend, prompt: str, text: str) -> str:
     return summary
 
 
+def json_value(value: object) -> Any:
+    """Return what JSON keeps of a value."""
+    return to_jsonable_python(value, fallback=str, bytes_mode="base64")
+
+
+def read_again(parser: Parser[Any], text: str, saved: object, cut: bool) -> Any:
+    """Return what `parser` had made of a reply, `saved` being what JSON has kept of it.
+
+    Not all can be read from that: fields may have other names there, or none. So it is what the
+    reply means, if that is what was saved. Raises `ValueError` if neither can be.
+    """
+    try:
+        made = (parser.parse_cut if cut else parser.parse)(text)
+        if json_value(made) == saved:
+            return made
+    except ValueError:
+        pass  # an agent of the user's own may have made it of something else
+    return parser.restore(saved)
+
+
 def read_records(records: Iterable[Mapping[str, Any]]) -> list[AgentMessage]:
     """Return the messages that were saved; raise `ConfigurationError` if they were not."""
     messages: list[AgentMessage] = []
@@ -230,9 +252,10 @@ def read_records(records: Iterable[Mapping[str, Any]]) -> list[AgentMessage]:
         for record in records:
             message: AgentMessage = AgentMessage.model_validate(record)
             if message.type == TOOLS:
+                parts = [Message.model_validate(part) for part in message.formatted]
                 message.formatted = [
-                    (ToolResult if part["role"] == "tool" else Message).model_validate(part)
-                    for part in message.formatted
+                    ToolResult.model_validate(saved) if part.role == "tool" else part
+                    for part, saved in zip(parts, message.formatted, strict=True)
                 ]
             messages.append(message)
     except (TypeError, ValueError) as error:

@@ -58,7 +58,9 @@ class AgentMessage(BaseModel, Generic[F]):
     def __reduce__(self) -> tuple[Any, ...]:
         # `AgentMessage[City]` is made where it is written, and found by no name elsewhere.
         kind = type(self).__pydantic_generic_metadata__["origin"] or type(self)
-        return _restore, (kind, self.__getstate__())
+        state = self.__getstate__()
+        state["__dict__"] = dict(self)  # the fields, and not what else is kept beside them
+        return _restore, (kind, state)
 
 
 def _restore(kind: type[AgentMessage], state: dict[Any, Any]) -> AgentMessage:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from contextlib import suppress
-from itertools import islice
+from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 __all__ = ["JsonParser", "Parser", "StringParser"]
 
 T = TypeVar("T")
 
-MOST_STARTS = 20  # that are tried in a text that is no JSON
+MOST_READINGS = 20  # of a whole text, in search of JSON in it
+MOST_NAME = 64  # characters, for a server
+
+_FENCE = re.compile(r"```(?:\w*\n|json\b)?(.*?)```", re.DOTALL)
+_UNFIT = re.compile(r"[^a-zA-Z0-9_-]+")  # for the name of a schema
 
 
 class Parser(ABC, Generic[T]):
@@ -32,7 +36,10 @@ class Parser(ABC, Generic[T]):
         """Return what a whole reply means; raise `ValueError` with a text that a model can use."""
 
     def parse_cut(self, text: str) -> T:
-        """Return what a reply means that was cut off at its greatest length; as `parse` does."""
+        """Return what a reply means that was cut off, at its greatest length or by a filter.
+
+        As `parse` does, here.
+        """
         return self.parse(text)
 
     def instruction(self) -> str:
@@ -70,9 +77,9 @@ class StringParser(Parser[str]):
 class JsonParser(Parser[T]):
     """Reads JSON into `model`: a pydantic model, a dataclass, or any type that pydantic knows.
 
-    The JSON may stand in a fence or among other text. A reply that does not fit is answered with
-    what is wrong with it, up to `retries` times. With `constrain` the server is asked to allow
-    nothing else (`response_format`), which not every server can.
+    The JSON may stand in a fence or, an object or a list, among other text. A reply that does not
+    fit is answered with what is wrong with it, up to `retries` times. With `constrain` the server
+    is asked to allow nothing else (`response_format`), which not every server can.
 
     `template` is the instruction, with `{schema}` where the JSON schema goes.
     """
@@ -101,30 +108,61 @@ class JsonParser(Parser[T]):
         """Ask for the schema, with `constrain`."""
         if not self.constrain:
             return {}
-        schema = {"name": self._schema.get("title", "answer"), "schema": self._schema}
+        name = _UNFIT.sub("_", self._schema.get("title", "")).strip("_")[:MOST_NAME]
+        schema = {"name": name or "answer", "schema": self._schema}
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
     def parse(self, text: str) -> T:
-        """Find the JSON, all of the text or the first object or list in it, and validate it."""
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError) as fault:
-            decoder = json.JSONDecoder()
-            for start in islice(re.finditer(r"[\[{]", text), MOST_STARTS):
-                with suppress(ValueError, RecursionError):
-                    value = decoder.raw_decode(text, start.start())[0]
-                    break
-            else:
-                raise ValueError(f"the reply is not JSON: {fault}") from None
-        return self.restore(value)
+        """Find the JSON that fits: all of the text, a fence, or the longest value that does."""
+        not_json: ValidationError | None = None
+        unfit: ValidationError | None = None
+        for each in _candidates(text):
+            try:
+                return self._type.validate_json(each)
+            except ValidationError as error:
+                if error.errors()[0]["type"] == "json_invalid":
+                    not_json = not_json or error
+                else:
+                    unfit = unfit or error
+        if unfit is None:
+            raise ValueError(f"the reply is not JSON: {_faults(not_json)}") from not_json
+        raise ValueError(_faults(unfit)) from unfit
 
     def restore(self, saved: Any) -> T:
         """Validate a JSON value."""
         try:
-            return self._type.validate_json(json.dumps(saved))
+            return self._type.validate_json(to_json(saved))
         except ValidationError as error:
-            faults = "; ".join(
-                f"{'.'.join(map(str, fault['loc'])) or 'the value'}: {fault['msg']}"
-                for fault in error.errors()
-            )
-            raise ValueError(faults) from error
+            raise ValueError(_faults(error)) from error
+
+
+def _faults(error: ValidationError | None) -> str:
+    return "; ".join(
+        f"{'.'.join(map(str, fault['loc'])) or 'the value'}: {fault['msg']}"
+        for fault in (error.errors() if error is not None else ())
+    )
+
+
+def _candidates(text: str) -> Iterator[str]:
+    """Give what may be the JSON that is meant, the likeliest first."""
+    yield text
+    yield from sorted(_FENCE.findall(text), key=len, reverse=True)
+    yield from sorted(_values(text), key=len, reverse=True)
+
+
+def _values(text: str) -> Iterator[str]:
+    """Give the objects and lists that stand in a text, but for those in others."""
+    decoder, work, end = json.JSONDecoder(), MOST_READINGS * len(text), 0
+    for start in (found.start() for found in re.finditer(r"[\[{]", text)):
+        if start < end:
+            continue
+        if work < 0:
+            return
+        try:
+            end = decoder.raw_decode(text, start)[1]
+        except json.JSONDecodeError as error:
+            work -= error.pos - start
+        except RecursionError:
+            work -= len(text)
+        else:
+            yield text[start:end]

@@ -116,9 +116,10 @@ class AgentView(View):
             self._view.ended()
 
     def break_off(self) -> None:
-        """Tell the listener that the last text is no answer."""
+        """Tell the listener that the last text is no answer; twice is harmless."""
         if self._feed is not None and self._speech.begun:
             self._feed.fail(self._speech)
+        self._speech = Speech(self._sender)
 
     def called(self, call: ToolCall) -> None:
         """Show a call, as a message of type "tool_call"."""
@@ -137,6 +138,8 @@ class AgentView(View):
 
     def answered(self, result: ToolResult) -> None:
         """Show a result, as a message of type "tool_result"."""
+        if self._over:  # the reply that called was whole, and what it said with it
+            self._speech = Speech(self._sender)
         if self._feed is not None:
             self._feed.put(
                 AgentMessage(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from ...commander import Node
+from ...commander.waiting import observe as observe_end
+from ...commander.waiting import outlast
 from ...messages import Usage
 from ..errors import Limit, LimitReached, UnknownAgent
 from ..layers import Agent, AgentMessage, SessionId
@@ -17,7 +19,7 @@ from ..layers._call import run_in_tree
 from ..layers._memory import OwnSession
 from ._engineer import PromptedAgent, resolve
 from ._environment import Environment, EpisodeStep, act, observe
-from ._state import State
+from ._state import State, restore, snapshot
 
 __all__ = [
     "Action",
@@ -62,8 +64,8 @@ class Orchestrator(Generic[S]):
     improve)` it is not asked: the same agent answers again.
 
     Agents are `PromptedAgent`s, whose prompts are made of the state, or any other `Agent`: that
-    hears what the environment showed or else what the agent before it said. They have a session of
-    their memory, `session_id`, by default one that nobody else has; the state is this
+    hears what the environment showed or else what the agent before it said. The session
+    `session_id` of their memories, by default one that nobody else has, and the state are this
     orchestrator's own, one `forward` at a time. `timeout` is in seconds, for each answer.
     """
 
@@ -101,10 +103,19 @@ class Orchestrator(Generic[S]):
         Inside a node it is a child of it, outside it runs under a commander of its own; cancelling
         it cancels all below, and waits for that. Raises `LimitReached`, `UnknownAgent` for a name
         that no agent has, `TimeoutError`, and what the transition, a prompt engineer or a model
-        raise. After an error the state is that of the last answer, so that the same call may be
-        made again. A second call while one runs is a `RuntimeError`.
+        raise. A second call while one runs is a `RuntimeError`.
+
+        An answer, with the transition that named its agent, has happened or it has not: after an
+        error or a cancel the state and the agents' memories are those of the last answer, and the
+        same call goes on from there. Called with another observation, it lets the agent that is
+        next hear that. What modules have noted stays.
         """
-        return await run_in_tree(self.call(obs, reward))
+        call = self.call(obs, reward)
+        try:
+            return await run_in_tree(call)
+        except asyncio.CancelledError:
+            call.take_back()
+            raise
 
     def call(self, obs: str | None = None, reward: float | None = None) -> Orchestration[S]:
         """Make the same call as a node that has not started."""
@@ -172,6 +183,8 @@ class Orchestration(Node[Action], Generic[S], internal=True):
         self._orchestrator = orchestrator
         self._obs = obs
         self._reward = reward
+        # The state to go back to after an error: that of the last answer.
+        self._last: S | None = None
 
     async def task(self) -> Action:
         """Go on to the next environment step."""
@@ -182,48 +195,61 @@ class Orchestration(Node[Action], Generic[S], internal=True):
             why = "the environment was asked often enough"
             raise LimitReached("max_steps", state.max_steps, state.agent, why)
         orchestrator._busy = True
+        self._last = snapshot(state)
         try:
-            obs, state.reward = self._obs, self._reward
-            for answers in count():
-                agent = await self._choose(obs)
-                if agent is None:
-                    return Action(state.response or "", state.agent or "", done=True)
-                if answers == state.max_transitions:
-                    why = "the environment was not asked for too long"
-                    raise LimitReached("max_transitions", answers, state.agent, why)
-                state.response = await self._ask(agent, obs)
-                state.agent = agent.name
-                _count_error(state)
-                if state.mistake is None:
-                    obs = None
-                    if state.env_step:
-                        break
+            return await self._go_on(state)
+        except BaseException:
+            restore(state, self._last)
+            raise
         finally:
             orchestrator._busy = False
-        state.env_step, state.errors = False, 0
+
+    async def _go_on(self, state: S) -> Action:
+        if not state.transitions or state.obs != self._obs:  # else the same call was broken off
+            state.obs, state.reward, state.transitions = self._obs, self._reward, 0
+        while not (state.transitions and state.env_step and state.mistake is None):
+            agent = await self._choose(state)
+            if agent is None:
+                state.transitions = 0
+                return Action(state.response or "", state.agent or "", done=True)
+            if state.transitions == state.max_transitions:
+                why = "the environment was not asked for too long"
+                raise LimitReached("max_transitions", state.transitions, state.agent, why)
+            await self._ask(agent, state)
+        state.env_step, state.errors, state.transitions = False, 0, 0
         state.steps += 1
         return Action(state.response or "", state.agent or "")
 
-    async def _choose(self, obs: str | None) -> Agent[Any] | None:
+    def take_back(self) -> None:
+        """Let the same call give the action once more: nobody has heard of it."""
+        if self.state == "completed" and self._last is not None:
+            restore(self._orchestrator.state, self._last)
+
+    async def _choose(self, state: S) -> Agent[Any] | None:
         """Return the agent that is next: the same once more if it made a mistake."""
-        orchestrator, state = self._orchestrator, self._orchestrator.state
+        orchestrator = self._orchestrator
         if state.mistake is None:
             state.env_step = False
+            obs = None if state.transitions else state.obs
             name: object = await resolve(orchestrator.transition(obs, state))
-            _count_error(state)
             if state.mistake is None:
                 state.errors = 0
                 return None if name is None else orchestrator._find(name)
+            _count_error(state)
+            if state.agent is None:
+                raise RuntimeError(
+                    f"an error was signalled before anybody answered: {state.mistake}"
+                )
+            self._last = snapshot(state)  # the answer was judged
+        assert state.agent is not None
         if state.errors > state.max_errors:
             why = f"{state.agent} gave no answer that can be used: {state.mistake.log}"
             raise LimitReached("max_errors", state.max_errors, state.agent, why)
-        if state.agent is None:
-            raise RuntimeError(f"an error was signalled before anybody answered: {state.mistake}")
         return orchestrator._find(state.agent)
 
-    async def _ask(self, agent: Agent[Any], obs: str | None) -> str:
-        """Tell an agent its mistake, the environment, or the agent before; return its answer."""
-        orchestrator, state = self._orchestrator, self._orchestrator.state
+    async def _ask(self, agent: Agent[Any], state: S) -> None:
+        """Tell an agent its mistake, the environment, or the agent before; take its answer."""
+        orchestrator, obs = self._orchestrator, None if state.transitions else state.obs
         heard: list[AgentMessage] = []
         if state.mistake is not None:
             heard.append(AgentMessage(content=state.mistake.improve, sender="orchestrator"))
@@ -234,20 +260,40 @@ class Orchestration(Node[Action], Generic[S], internal=True):
         prompted = isinstance(agent, PromptedAgent)
         options: dict[str, Any] = {"state": state, "obs": obs} if prompted else {}
         call = agent.call(*heard, session_id=orchestrator.session_id, **options)
+
+        def take(_: object) -> None:  # as the call ends: no cancel parts state and memory
+            assert call.result is not None
+            state.response, state.agent = call.result.text, agent.name
+            if not prompted:
+                state.mistake = None
+            if state.mistake is None:
+                state.transitions += 1
+            else:
+                _count_error(state)
+            self._last = snapshot(state)
+
+        call.at_end(take)
+        session, below = orchestrator.session_id, agent.named_agents().values()
+        remembered = [(each.memory, each.memory.messages(session)) for each in below]
         try:
             self.call_handler(call, timeout=orchestrator.timeout, claim=True)
-            answer = await call
+            await call
+        except BaseException:
+            await outlast(
+                observe_end(call)
+            )  # a wait that is cancelled ends before what it waits for
+            if call.state != "completed":
+                for memory, earlier in remembered:
+                    memory.replace(earlier, session)
+            raise
         finally:
             _add(orchestrator._usage.setdefault(agent.name, {}), self.commander.usage(call))
-        if not prompted:
-            state.mistake = None
-        return answer.text
 
 
 def _count_error(state: State) -> None:
-    if state.mistake is not None:
-        state.errors += 1
-        logger.info("an answer of %s cannot be used: %s", state.agent, state.mistake.log)
+    assert state.mistake is not None
+    state.errors += 1
+    logger.info("an answer of %s cannot be used: %s", state.agent, state.mistake.log)
 
 
 def _add(total: dict[str, Usage], models: dict[str, Any]) -> None:

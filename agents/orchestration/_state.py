@@ -2,17 +2,48 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any, TypeVar, cast
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from ...messages import Message
+from ...messages.text import encodable
 
-__all__ = ["Mistake", "Namespace", "State"]
+__all__ = ["Mistake", "Namespace", "State", "restore", "snapshot"]
+
+S = TypeVar("S", bound="State")
 
 
 class Namespace(BaseModel):
     """Typed fields of one agent: a name or a value that does not fit is a `ValidationError`."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+    @model_serializer(mode="wrap")
+    def _serialize(
+        self, handler: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        # What an environment shows may have half a surrogate pair in it, which has no UTF-8.
+        values = handler(self)
+        return _encodable(values) if info.mode == "json" else values
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, dict):
+        items = cast("dict[Any, Any]", value).items()
+        return {_encodable(key): _encodable(each) for key, each in items}
+    if isinstance(value, list):
+        return [_encodable(each) for each in cast("list[Any]", value)]
+    return value
 
 
 class Mistake(Namespace):
@@ -39,13 +70,15 @@ class State(Namespace):
 
     Limits: after `max_errors` answers in a row that were signalled as errors the next one ends the
     run; `max_steps` is the number of environment steps, None for any; `max_transitions` is the
-    number of answers between two of them, so agents who only talk to each other come to an end.
+    number of usable answers between two of them, so agents who only talk to each other come to an
+    end.
 
     The rest is the orchestrator's to write and everybody's to read: `agent`, who answered last
-    (None at the beginning); `response`, what it answered; `reward`, what the environment gave;
-    `steps`, how many environment steps were taken; `errors`, how many in a row; `notes`, what
-    modules found, by their names; `kept`, what they keep, by the number of steps; `histories`,
-    what each agent's model has read and said.
+    (None at the beginning); `response`, what it answered; `obs` and `reward`, what the environment
+    gave; `steps`, how many environment steps were taken; `transitions`, how many usable answers
+    came since the last of them; `errors`, how many in a row; `notes`, what modules found, by their
+    names; `kept`, what they keep, by the number of steps; `histories`, what each agent's model has
+    read and said.
     """
 
     max_errors: int = Field(default=3, ge=0)
@@ -53,8 +86,10 @@ class State(Namespace):
     max_transitions: int = Field(default=50, ge=1)
     agent: str | None = None
     response: str | None = None
+    obs: str | None = None
     reward: float | None = None
     steps: int = 0
+    transitions: int = 0
     errors: int = 0
     env_step: bool = False
     mistake: Mistake | None = None
@@ -73,3 +108,19 @@ class State(Namespace):
         the log `anabranch.agents`.
         """
         self.mistake = Mistake(log=log, improve=improve)
+
+
+def snapshot(state: S) -> S:
+    """Return a copy of all that `restore` puts back; the messages themselves are shared."""
+    histories = {name: [*history] for name, history in state.histories.items()}
+    rest = state.model_copy(update={"histories": {}, "notes": {}, "kept": {}})
+    return rest.model_copy(deep=True, update={"histories": histories})
+
+
+def restore(state: S, earlier: S) -> None:
+    """Let `state` be as it was at a snapshot, but for what modules have noted and kept since.
+
+    They note by the number of steps, so that what they do again does no harm.
+    """
+    noted = {"notes": state.notes, "kept": state.kept}
+    state.__setstate__(earlier.model_copy(update=noted).__getstate__())

@@ -201,7 +201,7 @@ async def test_a_group_may_have_members_anywhere() -> None:
         for group in (here, there):
             result = await a_user().send("Introduce yourselves.", group)
             assert (result.messages[1].content, result.messages[1].extra) == ("I am carol.", {})
-        assert [m.content for m in await there.invoke("messages")][1:] == [
+        assert [m.content for m in (await there.invoke("chat_messages"))["user"]][1:] == [
             "I am bob.",
             "I am carol.",
         ]

@@ -1,0 +1,231 @@
+"""The state of agents: what `state_dict` gave is taken back, and nothing is lost or mixed up."""
+
+import json
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, Field, computed_field, field_validator
+
+from anabranch import Agent, AgentMessage, ConfigurationError, Message, ToolCall, tool
+from anabranch.agents import JsonParser, ToolParser
+from anabranch.agents.layers import TextCall
+from anabranch.testing import ScriptedBackend
+
+
+class Named(BaseModel):
+    """Has other names when it is read and when it is written."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field(validation_alias="Name", serialization_alias="title")
+    secret: str = Field(exclude=True)
+    length: int = Field(alias="len")
+
+    @computed_field
+    @property
+    def twice(self) -> int:
+        return 2 * self.length
+
+    @field_validator("length", mode="before")
+    @classmethod
+    def read(cls, value: str) -> int:
+        return int(value.removesuffix(" km"))
+
+
+@dataclass
+class Pair:
+    left: bytes
+    right: tuple[int, ...]
+
+
+NILE = '{"Name": "Nile", "secret": "deep", "len": "6650 km"}'
+
+
+async def again(agent: Agent[Any]) -> list[AgentMessage]:
+    """Return session 0 as it is after it was saved, and loaded as session 1."""
+    agent.load_state_dict(json.loads(json.dumps(agent.state_dict(0))), 1)
+    return agent.memory.messages(1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reply"),
+    [
+        (Named, NILE),
+        (list[Named], f"Two: [{NILE}, {NILE}]"),
+        (Pair, '{"left": "abc", "right": [1, 2]}'),
+        (dict[int, Named], f'{{"7": {NILE}}}'),
+        (Any, '{"7": [null, 1.5]}'),
+    ],
+)
+async def test_what_a_parser_made_comes_back_whatever_its_fields_are_called(
+    kind: Any, reply: str
+) -> None:
+    """Aliases, fields that are left out, computed ones, and validators that read a text."""
+    agent = Agent(ScriptedBackend(reply), output_format=JsonParser[Any](kind))
+    answer = await agent("?", session_id=0)
+    assert (await again(agent))[1] == answer
+
+
+async def test_what_a_subclass_made_itself_comes_back() -> None:
+    """It need not be what the reply says."""
+
+    class Best(Agent[list[int]]):
+        async def forward(self, *messages: Any, **options: Any) -> AgentMessage[list[int]]:
+            return AgentMessage(content="the best", formatted=[1, 2], sender=self.name)
+
+    agent = Best(output_format=JsonParser(list[int]))
+    await agent("?", session_id=0)
+    assert (await again(agent))[1].formatted == [1, 2]
+
+
+@pytest.mark.parametrize("reason", ["length", "content_filter"])
+async def test_an_action_that_was_cut_off_is_none_after_loading_either(reason: Any) -> None:
+    """Though its text alone could be read as a whole one."""
+    cut = Message(role="assistant", content="Do: rm -rf /data/cache", finish_reason=reason)
+    parser = ToolParser(TextCall("shell", "Do: ", "\n"))
+    agent = Agent(ScriptedBackend(cut), output_format=parser)
+    assert (await agent("?", session_id=0)).extra == {"status": reason}
+    assert (await again(agent))[1].formatted["status"] == "invalid"
+
+
+async def test_calls_of_tools_come_back() -> None:
+    """With what each gave."""
+
+    @tool
+    def clock() -> str:
+        """Tell the time."""
+        return "noon"
+
+    calls = Message(role="assistant", tool_calls=[ToolCall(id="1", name="clock")])
+    agent = Agent(ScriptedBackend(calls, "It is noon."), tools=[clock])
+    await agent("?", session_id=0)
+    assert await again(agent) == agent.memory.messages(0)
+
+
+# --- what is refused
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda below: (
+        st.lists(below, max_size=3) | st.dictionaries(st.text(max_size=6), below, max_size=3)
+    ),
+    max_leaves=6,
+)
+parts = st.fixed_dictionaries({}, optional={"role": plain, "content": plain, "tool_calls": plain})
+records = st.fixed_dictionaries(
+    {},
+    optional={
+        "content": plain,
+        "sender": plain | st.just("river"),
+        "formatted": plain | st.lists(parts, max_size=2),
+        "type": st.sampled_from(["tools", None]) | plain,
+        "extra": plain,
+        "stream_state": plain,
+    },
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(records | plain, max_size=3) | plain)
+def test_a_memory_is_loaded_or_refused(saved: Any) -> None:
+    """By one error, whatever stands in the file; and then nothing has changed."""
+    parsers: list[Any] = [None, JsonParser(list[int]), ToolParser()]
+    for parser in parsers:
+        agent = Agent(ScriptedBackend(), name="river", output_format=parser)
+        agent.memory.add("before", session_id=0)
+        try:
+            agent.load_state_dict({"memory": saved})
+        except ConfigurationError:
+            assert [message.content for message in agent.memory.messages(0)] == ["before"]
+        else:
+            json.dumps(agent.state_dict(0))
+            agent.aggregate(0)
+
+
+def test_a_part_without_a_role_is_refused() -> None:
+    """As any other that is no message."""
+    agent = Agent(ScriptedBackend())
+    with pytest.raises(ConfigurationError, match="not a saved memory"):
+        agent.memory.load([{"type": "tools", "formatted": [{"content": "x"}]}])
+
+
+# --- where agents are found
+
+
+class Team(Agent[Any]):
+    """Holds whatever it is given."""
+
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held = held
+
+
+def one(name: str) -> Agent[Any]:
+    return Agent(ScriptedBackend(), name=name)
+
+
+keys = st.one_of(
+    st.integers(0, 2),
+    st.booleans(),
+    st.sampled_from(["0", "1", "a", "a.b", "b", "[1]", "a[1]", "", "True", "memory"]),
+    st.tuples(st.integers(0, 1)),
+)
+held = st.recursive(
+    st.just(...),
+    lambda below: (
+        st.lists(below, max_size=3)
+        | st.tuples(below, below)
+        | st.dictionaries(keys, below, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+@given(held)
+def test_every_agent_is_found_at_a_path_of_its_own(shape: Any) -> None:
+    """However deep in containers, and whatever the keys are; no memory is lost."""
+    made: list[Agent[Any]] = []
+
+    def fill(shape: Any) -> Any:
+        if shape is ...:
+            made.append(one(f"{len(made)}"))
+            return made[-1]
+        if isinstance(shape, dict):
+            return {key: fill(each) for key, each in cast("Any", shape).items()}
+        return type(shape)(fill(each) for each in shape)
+
+    team = Team(fill(shape))
+    for agent in made:
+        agent.memory.add(agent.name, session_id=0)
+    paths = dict(team.named_children())
+    assert sorted(map(id, paths.values())) == sorted(map(id, made))
+    state = json.loads(json.dumps(team.state_dict(0)))
+    assert len(state) == len(made) + 1
+    team.load_state_dict(state, 1)
+    assert all(agent.memory.messages(1)[0].content == agent.name for agent in made)
+
+
+def test_paths_are_plain_where_they_can_be() -> None:
+    """A key that may be taken for another is written as Python writes it."""
+    team = Team({"editor": one("a"), "1": one("b"), 1: one("c"), "x.y": [one("d"), [one("e")]]})
+    assert [path for path, _ in team.named_children()] == [
+        "held.editor",
+        "held.1",
+        "held[1]",
+        "held['x.y'].0",
+        "held['x.y'].1.0",
+    ]
+
+
+def test_containers_that_hold_themselves_come_to_an_end() -> None:
+    """And so do those that are very deep."""
+    held: list[Any] = [one("a")]
+    held.append(held)
+    deep: list[Any] = [one("b")]
+    for _ in range(10_000):
+        deep = [deep]
+    team = Team(held)
+    team.__dict__["deep"] = deep
+    assert [agent.name for _, agent in team.named_children()] == ["a", "b"]
