@@ -1,4 +1,4 @@
-"""Events say whose work a node does and where it stands, without a tree to be rebuilt (T11)."""
+"""Events say whose work a node does and where it stands, without a tree to be rebuilt."""
 
 from __future__ import annotations
 
