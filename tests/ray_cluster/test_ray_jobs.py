@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from typing import Any
 
 import pytest
@@ -224,12 +225,15 @@ Commander running
 └─ Stand#2 running on {host}
    └─ stand#2000001 running on {host}"""
     )
-    assert "Stand#2 is running, in the Ray worker" in explained
+    assert re.search(r"Stand#2 is running( \(for \d+ s\))?, in the Ray worker", explained)
     assert f"stand#2000001 running on {host}" in explained
     assert (child.node_id, child.parent_id, child.depth) == (2000001, 2, 2)
     for number in {event.node_id for event in seen if event.name == "double"}:
         assert [e.kind for e in seen if e.node_id == number] == ["put", "started", "completed"]
     assert {event.host for event in seen if event.node_id > 2} == {host}
+    paths = {event.path for event in seen if event.name == "double"}
+    assert len(paths) == 3
+    assert all(re.fullmatch(r"Commander/Fan#1/Double#\d+/double#\d+", path) for path in paths)
     assert [e.kind for e in seen if e.node_id == 1] == ["put", "started", "placed", "completed"]
     placed = next(e for e in seen if e.kind == "placed")
     times = [e.time for e in seen if e.parent_id == 1]
