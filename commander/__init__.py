@@ -33,6 +33,7 @@ from ._events import Origin as Origin
 from ._events import act_as as act_as
 from ._events import actor_of as actor_of
 from ._events import emit as emit
+from ._limits import NodeLimits as NodeLimits
 from ._node import Node as Node
 from ._node import current_node as current_node
 from ._place import Away as Away
@@ -46,11 +47,13 @@ from ._policy import quorum as quorum
 from ._record import Actor as Actor
 from ._record import Callback as Callback
 from ._record import NodeState as NodeState
+from ._record import parent_here as parent_here
 from ._run import run as run
 from ._settle import settle as settle
 from ._snapshot import NodeSnapshot as NodeSnapshot
 from ._snapshot import TreeSnapshot as TreeSnapshot
 from ._usage import charge as charge
+from ._usage import limits_around as limits_around
 from .errors import AnabranchError as AnabranchError
 from .errors import AuthenticationError as AuthenticationError
 from .errors import BackendError as BackendError

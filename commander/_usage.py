@@ -1,25 +1,46 @@
-"""What a subtree has spent: amounts are added to a node and to each of its ancestors."""
+"""What a subtree has spent, and what bounds it: both go up the tree, and on beyond a commander."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
-from ._record import CURRENT, record_of
+from ._limits import NodeLimits
+from ._record import Record, enclosing, record_of
 
-__all__ = ["charge"]
+if TYPE_CHECKING:
+    from ._node import Node
+
+__all__ = ["charge", "limits_around"]
+
+# A commander may be entered in a thread below a node of another loop, which it charges too.
+_charging = Lock()
 
 
-def charge(account: str, amount: Any) -> None:
+def charge(account: str, amount: Any, node: Node[Any] | None = None) -> None:
     """Add `amount`, of any type with `+`, to `account` of the current node and its ancestors.
 
-    Backends charge the usage of each reply to the account of its model. Outside a tree it does
-    nothing. Finished nodes hand nothing over: their ancestors have had it all along.
+    `node` takes the place of the current node. Backends charge the usage of each reply to the
+    account of its model. Beyond a commander it is charged to the node in which that was entered.
+    Outside a tree it does nothing. Finished nodes hand nothing over: their ancestors have had it
+    all along.
     """
-    node = CURRENT.get(None)
-    record = None if node is None else record_of(node)
-    while record is not None:
-        if record.charges is None:
-            record.charges = {}
-        before = record.charges.get(account)
-        record.charges[account] = amount if before is None else before + amount
-        record = record.parent
+    with _charging:
+        for record in _payers(node):
+            if record.charges is None:
+                record.charges = {}
+            before = record.charges.get(account)
+            record.charges[account] = amount if before is None else before + amount
+
+
+def limits_around(node: Node[Any] | None = None) -> list[NodeLimits]:
+    """Return what bounds the current node, or `node`: its own limits and those of all above it."""
+    return [limits for record in _payers(node) if (limits := record.limits) is not None]
+
+
+def _payers(node: Node[Any] | None) -> Iterator[Record]:
+    for each in enclosing(node):
+        record = record_of(each)
+        yield record
+        yield from record.ancestors()
