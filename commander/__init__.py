@@ -15,7 +15,7 @@ requests: `backends/_retry.py`). Callbacks are taken by `_node.py`; those before
 The root is the commander (`_commander.py`), for a program without a loop `_run.py`, for other
 threads `_threadsafe.py`. Out come events (`_events.py`), drawings (`_snapshot.py`), what a tree
 that hangs is waiting for (`_explain.py`, `_reach.py`, `_stack.py`), what it has spent (`_usage.py`
-adds up what others charge, `_cpu.py` measures CPU time) and who blocks the loop (`_watch.py`).
+adds up what others charge, `_limits.py` is what they keep to, `_cpu.py` measures CPU time) and who blocks the loop (`_watch.py`).
 Blocking work: `_blocking.py` and `_worker.py`; work elsewhere: `_place.py`. What is said of a
 user's exception is said in `_report.py`, which no exception, however odd, can break.
 
@@ -54,6 +54,7 @@ from ._snapshot import NodeSnapshot as NodeSnapshot
 from ._snapshot import TreeSnapshot as TreeSnapshot
 from ._usage import charge as charge
 from ._usage import limits_around as limits_around
+from ._usage import payer as payer
 from .errors import AnabranchError as AnabranchError
 from .errors import AuthenticationError as AuthenticationError
 from .errors import BackendError as BackendError

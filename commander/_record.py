@@ -435,13 +435,13 @@ def record_of(node: NodeBase) -> Record:
     return record
 
 
-def enclosing(node: Node[Any] | None = None) -> Iterator[Node[Any]]:
-    """Yield the current node (or `node`), then that in which its commander was entered, and so on.
+def enclosing() -> Iterator[Node[Any]]:
+    """Yield the current node, then that in which its commander was entered, and so on outwards.
 
     So each is of another tree. A commander that is done is passed over: its block is over, though
     the context of a task that was started in it goes on.
     """
-    node = CURRENT.get(None) if node is None else node
+    node = CURRENT.get(None)
     while node is not None:
         record = record_of(node)
         if record.parent_node is not None or record.state not in DONE:

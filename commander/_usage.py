@@ -12,19 +12,23 @@ from ._record import Record, enclosing, record_of
 if TYPE_CHECKING:
     from ._node import Node
 
-__all__ = ["charge", "limits_around"]
+__all__ = ["charge", "limits_around", "payer"]
 
 # A commander may be entered in a thread below a node of another loop, which it charges too.
 _charging = Lock()
+
+
+def payer() -> Node[Any] | None:
+    """Return the node that pays for what is spent here; None outside a tree."""
+    return next(enclosing(), None)
 
 
 def charge(account: str, amount: Any, node: Node[Any] | None = None) -> None:
     """Add `amount`, of any type with `+`, to `account` of the current node and its ancestors.
 
     `node` takes the place of the current node. Backends charge the usage of each reply to the
-    account of its model. Beyond a commander it is charged to the node in which that was entered.
-    Outside a tree it does nothing. Finished nodes hand nothing over: their ancestors have had it
-    all along.
+    account of its model. Beyond a commander, the node in which that was entered pays too. Outside
+    a tree it does nothing. Finished nodes hand nothing over: their ancestors have had it all along.
     """
     with _charging:
         for record in _payers(node):
@@ -35,12 +39,14 @@ def charge(account: str, amount: Any, node: Node[Any] | None = None) -> None:
 
 
 def limits_around(node: Node[Any] | None = None) -> list[NodeLimits]:
-    """Return what bounds the current node, or `node`: its own limits and those of all above it."""
+    """Return what bounds the current node, or `node`: its own limits and those of all who pay."""
     return [limits for record in _payers(node) if (limits := record.limits) is not None]
 
 
 def _payers(node: Node[Any] | None) -> Iterator[Record]:
-    for each in enclosing(node):
-        record = record_of(each)
+    node = node or payer()
+    while node is not None:
+        record = record_of(node)
         yield record
         yield from record.ancestors()
+        node = record.tree.outer

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 
 from typing_extensions import TypeVar
 
-from ...commander import Commander, Node, act_as, current_node
+from ...commander import Commander, Node, act_as, parent_here
 from ...commander.waiting import observe, outlast
 from ._memory import OwnSession, SessionId
 from ._message import AgentMessage, copy_message
@@ -80,11 +80,12 @@ class AgentCall(Node[AgentMessage[F]], Generic[F], internal=True):
 async def run_in_tree(node: Node[T], parent: Node[Any] | None = None) -> T:
     """Run a node as a child of `parent` or the current one, else under a commander of its own.
 
-    Cancelling this call cancels the node and waits for its end.
+    So it does in a tree of another loop, whose limits hold all the same. Cancelling this call
+    cancels the node and waits for its end.
     """
-    try:
-        parent = current_node() if parent is None else parent
-    except LookupError:
+    if parent is None:
+        parent = parent_here()
+    if parent is None:
         async with Commander() as commander:
             return await commander.run(node)
     parent.call_handler(node, claim=True)
