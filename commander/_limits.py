@@ -21,5 +21,5 @@ def check_limits(limits: object) -> None:
     """Raise a `TypeError` that says what is wanted unless `limits` is such, or None."""
     if limits is not None and not isinstance(limits, NodeLimits):
         raise TypeError(
-            f"limits must be an object such as Limits(budget=...), not a {type_name(limits)}"
+            f"limits must be an object such as Limits(budget=...), not {type_name(limits)}"
         )
