@@ -73,9 +73,9 @@ _NONE: frozenset[Gate] = frozenset()
 class Turn:
     """One request's place in the limits: what it is thought to take, then what it took.
 
-    `most` is what it may take at most; None where nobody can tell. Set `usage` when it is known.
-    Without it the estimate `tokens` counts; `Usage()` says that the model never ran. `was_sent` says
-    that it has started and its owner knows: else it costs nothing.
+    `most` is what it may take at most; None where nobody can tell. Set `usage` when it is known:
+    without it the estimate `tokens` counts; `Usage()` says that the model never ran. `was_sent`
+    says that it has started and its owner knows: else it costs nothing.
     """
 
     def __init__(

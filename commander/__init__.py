@@ -15,9 +15,10 @@ requests: `backends/_retry.py`). Callbacks are taken by `_node.py`; those before
 The root is the commander (`_commander.py`), for a program without a loop `_run.py`, for other
 threads `_threadsafe.py`. Out come events (`_events.py`), drawings (`_snapshot.py`), what a tree
 that hangs is waiting for (`_explain.py`, `_reach.py`, `_stack.py`), what it has spent (`_usage.py`
-adds up what others charge, `_limits.py` is what they keep to, `_cpu.py` measures CPU time) and who blocks the loop (`_watch.py`).
-Blocking work: `_blocking.py` and `_worker.py`; work elsewhere: `_place.py`. What is said of a
-user's exception is said in `_report.py`, which no exception, however odd, can break.
+adds up what others charge, `_limits.py` is what they keep to, `_cpu.py` measures CPU time) and who
+blocks the loop (`_watch.py`). Blocking work: `_blocking.py` and `_worker.py`; work elsewhere:
+`_place.py`. What is said of a user's exception is said in `_report.py`, which no exception, however
+odd, can break.
 
 Other rooms use what is exported here, `errors.py`, `waiting.py`, `remote.py` (for places),
 `pattern.py` (for edges), `process.py`, and `plugins.py` and `lazy.py` (for names that packages

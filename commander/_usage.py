@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from asyncio import _get_running_loop
 from collections.abc import Iterator
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from ._events import publish
 from ._limits import NodeLimits
 from ._record import Record, enclosing, record_of
 
@@ -23,12 +25,13 @@ def payer() -> Node[Any] | None:
     return next(enclosing(), None)
 
 
-def charge(account: str, amount: Any, node: Node[Any] | None = None) -> None:
+def charge(account: str, amount: Any, node: Node[Any] | None = None, *, event: bool = True) -> None:
     """Add `amount`, of any type with `+`, to `account` of the current node and its ancestors.
 
     `node` takes the place of the current node. Backends charge the usage of each reply to the
     account of its model. Beyond a commander, the node in which that was entered pays too. Outside
     a tree it does nothing. Finished nodes hand nothing over: their ancestors have had it all along.
+    Those who listen are told by an event of kind `charged`, unless `event` is False.
     """
     with _charging:
         for record in _payers(node):
@@ -36,6 +39,9 @@ def charge(account: str, amount: Any, node: Node[Any] | None = None) -> None:
                 record.charges = {}
             before = record.charges.get(account)
             record.charges[account] = amount if before is None else before + amount
+            if event and record.tree.listeners and record.tree.loop is _get_running_loop():
+                publish(record, "charged", {account: amount})
+            event = False  # to those above it is not news
 
 
 def limits_around(node: Node[Any] | None = None) -> list[NodeLimits]:

@@ -86,7 +86,7 @@ def wait_for_end(node: Node[Any]) -> Generator[Any, None, None]:
     Raises `RuntimeError` where the wait could never end, or is no business of this loop.
     """
     waiter = CURRENT.get(None)
-    around = None if waiter is None else record_of(waiter)
+    around = None if waiter is None else waiter._node_record
     if around is not None and around.parent_node is None:
         # It is a commander's block: it may be over, or belong to another loop.
         waiter = parent_here()
