@@ -114,7 +114,7 @@ def _take_options(
     retry: object,
     policy: Policy | None,
     on: On | None,
-    limits: object,
+    limits: NodeLimits | None,
 ) -> None:
     """Check and keep the options of the put, and those of the node's class."""
     if policy is None:

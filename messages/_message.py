@@ -44,8 +44,8 @@ class Usage(BaseModel):
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
         )
 
-    def __radd__(self, other: Literal[0]) -> Usage:
-        return self  # `sum` begins with 0
+    def __radd__(self, other: int) -> Usage:
+        return self if other == 0 else NotImplemented  # `sum` begins with 0
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Usage:

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from _nodes import fail
 from _until import settled
 
 from anabranch import (
@@ -317,7 +316,8 @@ async def test_what_are_no_limits_is_refused_by_name() -> None:
 
 async def test_a_failure_in_the_block_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """The agent's caller has it, and the log does not."""
+    agent = Agent(Paid(limits=Limits(budget=0)))
     async with asyncio.timeout(5), Commander():
-        with caplog.at_level(logging.ERROR), pytest.raises(ValueError, match="mine"):
-            await fail(ValueError("mine"))
+        with caplog.at_level(logging.ERROR), pytest.raises(BudgetExceeded):
+            await agent("?")
     assert caplog.records == []

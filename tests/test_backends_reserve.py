@@ -133,7 +133,7 @@ def test_no_budget_is_overspent_whatever_comes_and_goes(
 ) -> None:
     """But by those that may cost anything, of which one at a time runs; and all come to an end."""
     limits = [Limits(budget=each, reserve=True, concurrency=concurrency) for each in budgets]
-    over = [0, 0]  # what the unbounded have taken beyond what was left
+    over = [0.0, 0.0]  # what the unbounded have taken beyond what was left
     running: list[list[Ask]] = [[], []]
 
     async def play(ask: Ask) -> None:
