@@ -130,10 +130,10 @@ class Commander(Node[Any], internal=True):
         root.open = True
         root.task = cast("asyncio.Task[None]", Host())
         tree.outer = next(enclosing(), None)
-        CURRENT.set(self)
         advance(root, "opened")
         if self.slow_after is not None:
             self._watch = Watch(self.slow_after)
+        CURRENT.set(self)
         return self
 
     async def __aexit__(

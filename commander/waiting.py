@@ -7,7 +7,7 @@ bring it: so slots under a limit, full branches and `explain` know what a task w
 from __future__ import annotations
 
 import asyncio
-from asyncio import get_running_loop
+from asyncio import _get_running_loop, get_running_loop
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -138,10 +138,13 @@ def outcome(node: Node[T]) -> T:
         # (T5).
         for waiter in enclosing():
             current = record_of(waiter)
+            block = current.parent_node is None
+            if block and current.tree.loop is not _get_running_loop():
+                continue
             if current.cancelled is not None and not current.closing:
                 raise asyncio.CancelledError
-            if current.parent_node is not None:
-                break  # a body; else a block, which may stand in one
+            if not block:  # which may stand in a body
+                break
     try:
         # The class's own method: a user's exception may have another one.
         raise BaseException.with_traceback(error, record.traceback)

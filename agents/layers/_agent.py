@@ -39,8 +39,8 @@ class Agent(Generic[F]):
         agent = Agent(backend, "You answer in one word.")
         answer = await agent("Which is the longest river?")
 
-    Called inside a node it is a child of that node, so that cancellation, timeouts, limits and
-    events reach it; outside it runs under a commander of its own.
+    Called inside a node, or in a commander's block, it is a child of that, so that cancellation,
+    timeouts, limits and events reach it; outside it runs under a commander of its own.
 
     What a call hears and says is remembered in the session that `session_id` names, and read by
     the next call in it; calls in different sessions may run at once. A call that names none
