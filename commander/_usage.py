@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncio import _get_running_loop
 from collections.abc import Iterator
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from ._events import publish
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["charge", "limits_around", "payer"]
 
 # A commander may be entered in a thread below a node of another loop, which it charges too.
-_charging = Lock()
+_charging = RLock()
 
 
 def payer() -> Node[Any] | None:
@@ -50,7 +50,7 @@ def limits_around(node: Node[Any] | None = None) -> list[NodeLimits]:
 
 
 def _payers(node: Node[Any] | None) -> Iterator[Record]:
-    node = node or payer()
+    node = payer() if node is None else node
     while node is not None:
         record = record_of(node)
         yield record
