@@ -28,3 +28,4 @@ from ._retry import Retries as Retries
 from ._timeout import Timeouts as Timeouts
 from .limits import Limits as Limits
 from .limits import Price as Price
+from .limits import cost as cost

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..messages import Delta, Request, Usage
 
-__all__ = ["estimate_tokens", "usage_of"]
+__all__ = ["estimate_tokens", "most_of", "usage_of"]
 
 _CHARACTERS_PER_TOKEN = 4
 _MOST = 10**12  # tokens of one reply
@@ -16,8 +16,19 @@ _MOST = 10**12  # tokens of one reply
 
 def estimate_tokens(request: Request, options: Mapping[str, Any]) -> int:
     """Guess what `request` may take: its prompt, and all of `max_tokens` if that is set."""
+    most = _max_tokens(request, options)
+    return _prompt(request) + (0 if most is None else most)
+
+
+def most_of(request: Request, options: Mapping[str, Any]) -> Usage | None:
+    """Return the most that `request` may take; None without `max_tokens`."""
+    most = _max_tokens(request, options)
+    return None if most is None else Usage(input_tokens=_prompt(request), output_tokens=most)
+
+
+def _max_tokens(request: Request, options: Mapping[str, Any]) -> int | None:
     most = request.options.get("max_tokens", options.get("max_tokens"))
-    return _prompt(request) + (max(0, most) if isinstance(most, int) else 0)
+    return most if isinstance(most, int) and most >= 0 else None
 
 
 def usage_of(request: Request, deltas: Sequence[Delta]) -> Usage:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager, nullcontext
 from typing import Any, Literal
 
-from ..commander import charge
+from ..commander import charge, payer
 from ..commander.errors import (
     BackendError,
     BackendUnavailable,
@@ -21,10 +21,10 @@ from ..dispatch.assembly import assemble_partial
 from ..messages import Delta, Message, Request, Usage
 from ..messages.text import quote
 from ._backend import Backend
-from ._estimate import estimate_tokens, usage_of
+from ._estimate import estimate_tokens, most_of, usage_of
 from ._retry import Breaker, Retries
 from ._timeout import Arrived, Timeouts, watch
-from .limits import Limits, tree_limits, turn_in
+from .limits import Limits, limits_of, turn_in
 
 __all__ = ["ModelBackend"]
 
@@ -155,10 +155,12 @@ class ModelBackend(Backend):
         """Hold a turn for one attempt; see that the reply is whole, and charge what it took."""
         await self.prepare()
         before = len(reply.deltas)
-        limits = [*tree_limits(), self.limits]
+        node = payer()  # whoever closes the stream, it is this one's
+        limits = [*limits_of(node), self.limits]
         counted = any(each.counts_tokens for each in limits)
         tokens = estimate_tokens(request, self.default_options) if counted else 0
-        async with turn_in(limits, self.model, tokens) as turn:
+        most = most_of(request, self.default_options) if counted else None
+        async with turn_in(limits, self.model, tokens, most) as turn:
             try:
                 with self.breaker.attempt() if self.breaker else nullcontext():
                     yield
@@ -174,4 +176,5 @@ class ModelBackend(Backend):
                 turn.usage = Usage()  # before the first delta nobody knows whether a model ran
                 if came := reply.deltas[before:]:
                     turn.usage = usage_of(request, came)
-                    charge(self.model, turn.usage)
+                    if node is not None:
+                        charge(self.model, turn.usage, node)

@@ -47,8 +47,8 @@ class Gate(ABC):
         """Say whether a 429 keeps everything from starting."""
 
     @abstractmethod
-    def refusal(self, model: str) -> BudgetExceeded | None:
-        """Return why a request to `model` is refused, None if it is not."""
+    def refusal(self, turn: Turn) -> BudgetExceeded | None:
+        """Return why `turn` is refused, None if it is not."""
 
     @abstractmethod
     def opens(self, turn: Turn, now: float) -> float | None:
@@ -73,8 +73,9 @@ _NONE: frozenset[Gate] = frozenset()
 class Turn:
     """One request's place in the limits: what it is thought to take, then what it took.
 
-    Set `usage` when it is known. Without it the estimate `tokens` counts; `Usage()` says that the
-    model never ran. `was_sent` says that it has started and its owner knows: else it costs nothing.
+    `most` is what it may take at most; None where nobody can tell. Set `usage` when it is known:
+    without it the estimate `tokens` counts; `Usage()` says that the model never ran. `was_sent`
+    says that it has started and its owner knows: else it costs nothing.
     """
 
     def __init__(
@@ -83,11 +84,13 @@ class Turn:
         tokens: int = 0,
         gates: tuple[Gate, ...] = (),
         *,
+        most: Usage | None = None,
         line: Hashable = None,
         asks: bool = False,
     ) -> None:
         self.model = model
         self.tokens = tokens
+        self.most = most
         self.usage: Usage | None = None
         self._gates = gates
         self._line = line  # the name of its line
@@ -198,7 +201,7 @@ class Turn:
 
     def _refused(self) -> BudgetExceeded | None:
         for gate in self._gates:
-            if (refusal := gate.refusal(self.model)) is not None:
+            if (refusal := gate.refusal(self)) is not None:
                 return refusal
         return None
 
@@ -311,7 +314,7 @@ def _anyone_may_move(changed: Iterable[Gate]) -> bool:
     for gate in changed:
         for line in gate.lines.values():
             head = _head(line)
-            if gate.refusal(head.model) is not None:
+            if gate.refusal(head) is not None:
                 return True
             if gate.is_full:
                 break

@@ -7,19 +7,21 @@
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from math import inf
+from typing import Any
 
-from ..commander import Node, current_node
+from ..commander import Node, NodeLimits, limits_around
 from ..commander.errors import BudgetExceeded, ConfigurationError
 from ..messages import Usage
 from ._turn import Gate, Turn
 
-__all__ = ["Limits", "Price", "Turn", "Turns", "limits_of", "tree_limits", "turn_in"]
+__all__ = ["Limits", "Price", "Turn", "Turns", "cost", "limits_of", "turn_in"]
 
 _MINUTE = 60.0
 
@@ -49,25 +51,28 @@ class Start:
     old: bool = False  # it is more than a minute ago
 
 
-class Turns(Protocol):
+class Turns(NodeLimits):
     """Who gives requests their turns: `Limits`, or what stands for those of another process."""
 
     @property
+    @abstractmethod
     def counts_tokens(self) -> bool:
         """Whether an estimate of a request's tokens is of any use."""
-        ...
 
-    def request(self, model: str, tokens: int = 0) -> AbstractAsyncContextManager[Turn]:
+    @abstractmethod
+    def request(
+        self, model: str, tokens: int = 0, most: Usage | None = None
+    ) -> AbstractAsyncContextManager[Turn]:
         """Wait for a turn; see `Limits.request`."""
-        ...
 
 
-class Limits(Gate):
+class Limits(Gate, Turns):
     """Holds requests back until they may start; give one object to all that should share it.
 
-    It goes to a backend, `connect(..., limits=Limits(...))`, or to a whole tree, whichever backends
-    it uses: `commander.limits = Limits(...)`. A request starts once all limits that hold for it
-    let it, and takes its turn in all of them in that moment; while it waits it has none of them.
+    It goes to a backend, `connect(..., limits=Limits(...))`, to a whole tree, whichever backends it
+    uses, `Commander(limits=Limits(...))`, or to a part of one, `commander.run(job, limits=...)`. A
+    request starts once all limits that hold for it let it, and takes its turn in all of them in
+    that moment; while it waits it has none of them.
 
     First come, first served: a request that must wait makes those behind it wait too, but for
     those that it could not start before anyway, since another limit holds it back that is not
@@ -78,7 +83,10 @@ class Limits(Gate):
     `budget` is in tokens or, with `prices` (by model name), in their money; `spent` is what has
     been used of it, and is counted without a budget too. Once it is spent every request is refused
     with `BudgetExceeded`, the waiting ones too; replies that are under way then go over it by what
-    they take. What never ran costs nothing.
+    they take. With `reserve` none does: a request sets aside what it may cost at most, its prompt
+    (estimated) and all of `max_tokens`; it waits while others have set aside what it would need,
+    and is refused if that is more than is left. One without `max_tokens` may cost anything, so it
+    goes alone. What never ran costs nothing.
 
     Event loops in several threads may use one object at once.
 
@@ -94,8 +102,11 @@ class Limits(Gate):
         concurrency: int | None = None,
         budget: float | None = None,
         prices: Mapping[str, Price] | None = None,
+        reserve: bool = False,
     ) -> None:
         super().__init__()
+        if reserve and budget is None:
+            raise ConfigurationError("reserve=True sets aside parts of a budget: give one")
         self.requests_per_minute = requests_per_minute
         self.tokens_per_minute = tokens_per_minute
         self.concurrency = concurrency
@@ -104,7 +115,9 @@ class Limits(Gate):
                 raise ConfigurationError(f"{name}={value!r}: it must be at least 1")
         self.budget = budget
         self.prices = prices
+        self.reserve = reserve
         self.spent = 0.0
+        self._reserved: dict[Turn, float] = {}  # infinite where nobody can tell
         self._running: dict[Turn, Start | None] = {}
         self._recent: deque[Start] = deque()  # oldest first
         self._recent_tokens = 0
@@ -118,6 +131,7 @@ class Limits(Gate):
             concurrency=self.concurrency,
             budget=None if self.budget is None else max(0.0, self.budget - self.spent),
             prices=self.prices,
+            reserve=self.reserve,
         )
         return made, ()
 
@@ -126,9 +140,11 @@ class Limits(Gate):
         """Whether an estimate of a request's tokens is of any use."""
         return self.tokens_per_minute is not None or self.budget is not None
 
-    def request(self, model: str, tokens: int = 0) -> AbstractAsyncContextManager[Turn]:
+    def request(
+        self, model: str, tokens: int = 0, most: Usage | None = None
+    ) -> AbstractAsyncContextManager[Turn]:
         """Wait for a turn, and give it back at the end of the block; see `turn_in`."""
-        return turn_in((self,), model, tokens)
+        return turn_in((self,), model, tokens, most)
 
     def slow_down(self, seconds: float) -> None:
         """Start nothing for so long: a server said that there were too many."""
@@ -146,21 +162,38 @@ class Limits(Gate):
         """Say whether a 429 keeps everything from starting."""
         return self._held_until > now
 
-    def refusal(self, model: str) -> BudgetExceeded | None:
-        """Return why a request to `model` is refused, None if it is not."""
+    def refusal(self, turn: Turn) -> BudgetExceeded | None:
+        """Return why `turn` is refused, None if it is not."""
         if self.budget is None:
             return None
-        if self.prices is not None and model not in self.prices:
-            return BudgetExceeded(f"{model!r} has no price, so the budget cannot be kept")
-        if self.spent < self.budget:
-            return None
+        if self.prices is not None and turn.model not in self.prices:
+            return BudgetExceeded(f"{turn.model!r} has no price, so the budget cannot be kept")
         unit = "tokens" if self.prices is None else "of the prices' money"
-        return BudgetExceeded(f"{self.spent:g} of {self.budget:g} {unit} are spent")
+        spent = f"{self.spent:g} of {self.budget:g} {unit} are spent"
+        if self.spent >= self.budget:
+            return BudgetExceeded(spent)
+        most = self._most(turn)
+        if self.reserve and self.budget - self.spent < most < inf:
+            return BudgetExceeded(f"{spent}, and this request may cost {most:g}")
+        return None
+
+    def _most(self, turn: Turn) -> float:
+        return inf if turn.most is None else self._cost(turn.model, turn.most)
+
+    def _cost(self, model: str, usage: Usage) -> float:
+        if self.prices is None:
+            return max(0, usage.total_tokens)
+        price = self.prices.get(model)
+        return 0.0 if price is None else max(0.0, price.of(usage))
 
     def opens(self, turn: Turn, now: float) -> float | None:
         """Return when `turn` may start: 0 is now, None is not before something ends."""
         if self.is_full:
             return None
+        if self._reserved and self.budget is not None:
+            left = self.budget - self.spent
+            if sum(self._reserved.values()) + min(self._most(turn), left) > left:
+                return None
         while self._recent and self._recent[0].at + _MINUTE <= now:
             self._recent[0].old = True
             self._recent_tokens -= self._recent.popleft().tokens
@@ -184,20 +217,20 @@ class Limits(Gate):
             self._recent.append(start)
             self._recent_tokens += turn.tokens
         self._running[turn] = start
+        if self.reserve:
+            self._reserved[turn] = self._most(turn)
 
     def end(self, turn: Turn) -> None:
         """Take note that `turn` has ended, and of what it took."""
         start, took = self._running.pop(turn), turn.took
+        self._reserved.pop(turn, None)
         if start is not None and not start.old:
             tokens = max(0, took.total_tokens)
             self._recent_tokens += tokens - start.tokens
             start.tokens = tokens
             if not turn.was_sent:
                 self._recent.remove(start)
-        if self.prices is None:
-            self.spent += max(0, took.total_tokens)
-        elif (price := self.prices.get(turn.model)) is not None:
-            self.spent += max(0.0, price.of(took))
+        self.spent += self._cost(turn.model, took)
 
     def end_lost(self) -> None:
         """Let those leave whose event loop was closed while they ran."""
@@ -207,13 +240,13 @@ class Limits(Gate):
 
 @asynccontextmanager
 async def turn_in(
-    limits: Iterable[Turns], model: str, tokens: int = 0
+    limits: Iterable[Turns], model: str, tokens: int = 0, most: Usage | None = None
 ) -> AsyncGenerator[Turn, None]:
     """Wait for a turn in all of `limits`, and give it back at the end of the block.
 
-    `tokens` is an estimate; set `turn.usage` when it is known. Cancelling the wait leaves all as
-    if the request had never been there. Raises `BudgetExceeded`, also for a model without a price
-    where there are prices.
+    `tokens` is an estimate, `most` what it may take at most, if anybody can tell; set `turn.usage`
+    when it is known. Cancelling the wait leaves all as if the request had never been there. Raises
+    `BudgetExceeded`, also for a model without a price where there are prices.
 
     Where some of the limits are kept elsewhere, a turn there is asked for once those that are kept
     here would let the request start. If they no longer do when it comes, it is given back.
@@ -221,7 +254,7 @@ async def turn_in(
     every = {id(each): each for each in limits}
     here = tuple(each for each in every.values() if isinstance(each, Limits))
     elsewhere = [each for each in every.values() if not isinstance(each, Limits)]
-    turn = Turn(model, tokens, here, line=tuple(every), asks=bool(elsewhere))
+    turn = Turn(model, tokens, here, most=most, line=tuple(every), asks=bool(elsewhere))
     try:
         while True:
             await turn.ready()
@@ -230,7 +263,7 @@ async def turn_in(
                 return
             async with AsyncExitStack() as stack:
                 given = [
-                    await stack.enter_async_context(each.request(model, tokens))
+                    await stack.enter_async_context(each.request(model, tokens, most))
                     for each in elsewhere
                 ]
                 try:
@@ -248,15 +281,18 @@ async def turn_in(
         turn.leave()
 
 
-def limits_of(node: Node[Any]) -> list[Turns]:
-    """Return all limits that hold for what `node` asks."""
-    limits: Turns | None = node.commander.limits
-    return [] if limits is None else [limits]
-
-
-def tree_limits() -> list[Turns]:
-    """Return the limits of the tree in which this runs; outside of one there are none."""
-    try:
-        return limits_of(current_node())
-    except LookupError:
+def limits_of(node: Node[Any] | None) -> list[Turns]:
+    """Return all limits that hold for what `node` asks, its own and those of all above it."""
+    if node is None:
         return []
+    return [limits for limits in limits_around(node) if isinstance(limits, Turns)]
+
+
+def cost(usage: Mapping[str, Usage], prices: Mapping[str, Price]) -> float:
+    """Return what `usage` costs, by model as `commander.usage()` has it.
+
+    Raises `ConfigurationError` for a model without a price.
+    """
+    if unknown := sorted(usage.keys() - prices.keys()):
+        raise ConfigurationError(f"there is no price for {', '.join(unknown)}")
+    return sum((prices[model].of(used) for model, used in usage.items()), 0.0)

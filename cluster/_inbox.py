@@ -171,7 +171,9 @@ class RemoteCall:
         async def hold() -> None:
             with suppress(WorkerLost):  # who wanted it learns that too
                 try:
-                    async with turn_in(self._limits, request.model, request.tokens) as turn:
+                    async with turn_in(
+                        self._limits, request.model, request.tokens, request.most
+                    ) as turn:
                         granted = self._granted[number] = asyncio.Future()
                         turn.usage = Usage()
                         await reader.answer(ask.number, Result())
@@ -201,17 +203,25 @@ class RemoteCall:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteLimits:
+class RemoteLimits(Turns):
     """The limits of a tree as its parts elsewhere have them: home gives the turns."""
 
     home: ReplyAddress
-    counts_tokens: bool
+    estimates: bool
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether an estimate of a request's tokens is of any use at home."""
+        return self.estimates
 
     @asynccontextmanager
-    async def request(self, model: str, tokens: int = 0) -> AsyncGenerator[Turn, None]:
+    async def request(
+        self, model: str, tokens: int = 0, most: Usage | None = None
+    ) -> AsyncGenerator[Turn, None]:
         """Wait for a turn, as `Limits.request` does. Raises `WorkerLost` too."""
         mailbox, inbox, call = self.home
-        turn, request = Turn(model, tokens), TurnRequest(inbox, call, uuid4().hex, model, tokens)
+        turn = Turn(model, tokens, most=most)
+        request = TurnRequest(inbox, call, uuid4().hex, model, tokens, most)
         async with StreamReader(mailbox, pack(request, "a turn")) as reader:
             granted = await reader.take() or ()
             try:

@@ -153,6 +153,7 @@ class TurnRequest:
     number: str
     model: str
     tokens: int
+    most: Usage | None
 
 
 @dataclass(frozen=True, slots=True)

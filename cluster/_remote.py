@@ -139,7 +139,7 @@ class RemoteNode:
                 source = self._source(node, number, parent, name)
                 relay(node, Event(kind, number, parent, name, clock, origin, data, source=source))
         for account, amount in report.charges.items():
-            charge(account, amount)
+            charge(account, amount, event=False)  # there is one from there
         if report.messages and (scope := current_scope()) is not None:
             scope.left = max(0, scope.left - report.messages)
 

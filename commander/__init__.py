@@ -15,9 +15,10 @@ requests: `backends/_retry.py`). Callbacks are taken by `_node.py`; those before
 The root is the commander (`_commander.py`), for a program without a loop `_run.py`, for other
 threads `_threadsafe.py`. Out come events (`_events.py`), drawings (`_snapshot.py`), what a tree
 that hangs is waiting for (`_explain.py`, `_reach.py`, `_stack.py`), what it has spent (`_usage.py`
-adds up what others charge, `_cpu.py` measures CPU time) and who blocks the loop (`_watch.py`).
-Blocking work: `_blocking.py` and `_worker.py`; work elsewhere: `_place.py`. What is said of a
-user's exception is said in `_report.py`, which no exception, however odd, can break.
+adds up what others charge, `_limits.py` is what they keep to, `_cpu.py` measures CPU time) and who
+blocks the loop (`_watch.py`). Blocking work: `_blocking.py` and `_worker.py`; work elsewhere:
+`_place.py`. What is said of a user's exception is said in `_report.py`, which no exception, however
+odd, can break.
 
 Other rooms use what is exported here, `errors.py`, `waiting.py`, `remote.py` (for places),
 `pattern.py` (for edges), `process.py`, and `plugins.py` and `lazy.py` (for names that packages
@@ -33,6 +34,7 @@ from ._events import Origin as Origin
 from ._events import act_as as act_as
 from ._events import actor_of as actor_of
 from ._events import emit as emit
+from ._limits import NodeLimits as NodeLimits
 from ._node import Node as Node
 from ._node import current_node as current_node
 from ._place import Away as Away
@@ -46,11 +48,14 @@ from ._policy import quorum as quorum
 from ._record import Actor as Actor
 from ._record import Callback as Callback
 from ._record import NodeState as NodeState
+from ._record import parent_here as parent_here
 from ._run import run as run
 from ._settle import settle as settle
 from ._snapshot import NodeSnapshot as NodeSnapshot
 from ._snapshot import TreeSnapshot as TreeSnapshot
 from ._usage import charge as charge
+from ._usage import limits_around as limits_around
+from ._usage import payer as payer
 from .errors import AnabranchError as AnabranchError
 from .errors import AuthenticationError as AuthenticationError
 from .errors import BackendError as BackendError

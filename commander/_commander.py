@@ -21,11 +21,22 @@ from ._events import EventKind, Events, Origin
 from ._explain import explain
 from ._failure import log_lost
 from ._life import spawn, spawn_measured
+from ._limits import NodeLimits, check_limits
 from ._node import Node, require_kind
 from ._place import On
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
 from ._queue import Queue
-from ._record import CURRENT, DONE, Callback, Record, Tree, record_of, require_loop
+from ._record import (
+    CURRENT,
+    DONE,
+    Callback,
+    Record,
+    Tree,
+    enclosing,
+    node_in,
+    record_of,
+    require_loop,
+)
 from ._report import is_a, raise_soon, type_name
 from ._snapshot import TreeSnapshot, snapshot
 from ._state import advance
@@ -61,8 +72,6 @@ class Commander(Node[Any], internal=True):
     """
 
     policy = "isolate"
-    limits: Any = None
-    """Limits shared by all of the tree's requests to models: a `Limits` of `anabranch.backends`."""
 
     def __init__(
         self,
@@ -71,6 +80,7 @@ class Commander(Node[Any], internal=True):
         policy: Policy | None = None,
         slow_after: float | None = 0.1,
         cpu_time: bool = False,
+        limits: NodeLimits | None = None,
     ) -> None:
         if max_concurrency is not None and max_concurrency < 1:
             raise ValueError(f"max_concurrency must be at least 1 or None, not {max_concurrency!r}")
@@ -80,12 +90,24 @@ class Commander(Node[Any], internal=True):
         self.slow_after = slow_after
         self.cpu_time = cpu_time
         self._tree = Tree(self, max_concurrency)
+        self.limits = limits
         root = self._tree.root
         root.policy = self.policy if policy is None else policy
         if isinstance(root.policy, Quorum):
             root.special = True
         self._tree.requests = Requests(self._tree)
         self._watch: Watch | None = None
+
+    @property
+    def limits(self) -> NodeLimits | None:
+        """What all nodes of the tree share, as `Limits(budget=...)`; it may be set at any time."""
+        return self._tree.root.limits
+
+    @limits.setter
+    def limits(self, limits: NodeLimits | None) -> None:
+        check_limits(limits)
+        if limits is not self._tree.root.limits:
+            self._tree.root.limits = limits
 
     # --- the block
 
@@ -106,10 +128,12 @@ class Commander(Node[Any], internal=True):
         root.node = self
         root.tree = tree
         root.open = True
-        root.task = cast("asyncio.Task[None]", _Host())
+        root.task = cast("asyncio.Task[None]", Host())
+        tree.outer = next(enclosing(), None)
         advance(root, "opened")
         if self.slow_after is not None:
             self._watch = Watch(self.slow_after)
+        CURRENT.set(self)
         return self
 
     async def __aexit__(
@@ -118,21 +142,31 @@ class Commander(Node[Any], internal=True):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        try:
+            if error is not None and is_a(error, GeneratorExit) and not self._may_wait():
+                self._close_watches()  # the loop was closed under it: there is nowhere left to wait
+            else:
+                await self._leave(error)
+        finally:
+            # The block may be left in another context than it was entered in.
+            if CURRENT.get(None) is self:
+                CURRENT.set(self._tree.outer)
+
+    async def _leave(self, error: BaseException | None) -> None:
+        """Wait for everything; raise what is to leave the block if it is not `error` itself."""
         root = self._tree.root
-        if error is not None and is_a(error, GeneratorExit) and not self._may_wait():
-            self._close_watches()
-            return  # the loop was closed under the block: there is nowhere left to wait
-        host, root.task = cast("_Host", root.task), None
+        host, root.task = cast("Host", root.task), None
         # A failure under `fail_fast`, or `cancel`, has cancelled the block as a node's body.
         ended_block = root.ending
         if error is not None:
             self._cancel_all(f"{type_name(error)} left the commander's block")
-        # Wait for everything; the last cancellation of the wait is kept, and ends nothing.
+        # The last cancellation of the wait is kept, and ends nothing.
         advance(root, "closing")
         root.context = copy_context()
+        root.context.run(CURRENT.set, self)
         over = observe(self)
         if not root.children:
-            finish(root, at_home=True)
+            finish(root)
         left = "the commander's block was cancelled"
         interrupted = await outlast(over, lambda: self._cancel_all(left))
         while kept := self._tree.kept:
@@ -210,6 +244,7 @@ class Commander(Node[Any], internal=True):
         retry: Retry | Restart | None = None,
         policy: Policy | None = None,
         on: On | None = None,
+        limits: NodeLimits | None = None,
     ) -> T:
         """Put a job or start a handler, wait for it, and return its result.
 
@@ -217,7 +252,7 @@ class Commander(Node[Any], internal=True):
         for its end and raises `CancelledError` again. After `exit(result)`, returns that result.
         """
         require_kind(job, "a job or a handler" if on is None else "a Job")
-        enter(self, job, timeout, retry, policy, True, index(priority), on)
+        enter(self, job, timeout, retry, policy, True, index(priority), on, limits)
         try:
             return await job
         except asyncio.CancelledError:
@@ -239,6 +274,7 @@ class Commander(Node[Any], internal=True):
         retry: Retry | Restart | None = None,
         policy: Policy | None = None,
         on: On | None = None,
+        limits: NodeLimits | None = None,
     ) -> concurrent.futures.Future[T]:
         """Put `job` from any thread; return a future of its result.
 
@@ -259,6 +295,7 @@ class Commander(Node[Any], internal=True):
                 policy=policy,
                 claim=True,
                 on=on,
+                limits=limits,
             )
 
         return self._tree.requests.put(job, put)
@@ -271,12 +308,19 @@ class Commander(Node[Any], internal=True):
         timeout: float | None = None,
         retry: Retry | Restart | None = None,
         policy: Policy | None = None,
+        limits: NodeLimits | None = None,
     ) -> concurrent.futures.Future[T]:
         """Start `handler` from any thread; the rest is as in `put_job_threadsafe`."""
 
         def call() -> None:
             self.call_handler(
-                handler, parent=parent, timeout=timeout, retry=retry, policy=policy, claim=True
+                handler,
+                parent=parent,
+                timeout=timeout,
+                retry=retry,
+                policy=policy,
+                claim=True,
+                limits=limits,
             )
 
         return self._tree.requests.put(handler, call)
@@ -345,11 +389,8 @@ class Commander(Node[Any], internal=True):
 
     def _others(self) -> list[Record]:
         """Return the top-level nodes but that to which the current node belongs."""
-        current = CURRENT.get(None)
-        own: set[Record] = set()
-        if current is not None:
-            record = record_of(current)
-            own = {record, *record.ancestors()}
+        record = node_in(self._tree)
+        own = set[Record]() if record is None else {record, *record.ancestors()}
         return [child for child in self._tree.root.living if child not in own]
 
     # --- seeing it
@@ -389,21 +430,39 @@ class Commander(Node[Any], internal=True):
         return Events(self._tree, kinds, capacity)
 
 
-class _Host:
-    """The task in whose block the commander is; the tree cancels it as it would a node's body."""
+class Host:
+    """The task that uses the commander's block; the tree cancels it as it would a node's body.
+
+    That is the task which has entered the block or, once that has ended, as that of a test's
+    fixture does, the last one that has awaited a node in the block.
+    """
 
     def __init__(self) -> None:
+        self._adopt()
+
+    def _adopt(self) -> None:
         self._task = cast("asyncio.Task[Any]", asyncio.current_task())
         # The block may stand in the clean-up of a task that has been cancelled.
         self._cancels_before = self._task.cancelling()
         self._cancels = 0
 
+    def note_user(self) -> None:
+        """Note that the current task awaits a node in the block."""
+        if self._task.done():
+            self._adopt()
+
     def cancel(self) -> None:
+        """Cancel the task; if it has ended, whoever leaves the block is told why."""
         self._cancels += 1
         self._task.cancel()
 
     async def take_back_cancels(self) -> bool:
-        """Undo the cancels by which the tree ended the block; False if another one came besides."""
+        """Undo the cancels by which the tree ended the block; False if another one came besides.
+
+        Called by whoever leaves the block.
+        """
+        if self._task is not asyncio.current_task():
+            return False
         for _ in range(self._cancels):
             self._task.uncancel()
         if self._task.cancelling() > self._cancels_before:

@@ -6,9 +6,10 @@ from asyncio import _get_running_loop
 from typing import TYPE_CHECKING, Any
 
 from ._events import publish
+from ._limits import NodeLimits, check_limits
 from ._place import On, find_place
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
-from ._record import CURRENT, DEFAULTS, DONE, Attempts, Record, record_of, wrong_loop
+from ._record import DEFAULTS, DONE, Attempts, Record, enclosing, node_in, record_of, wrong_loop
 from .errors import NodeClosed
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def enter(
     claim: bool = False,
     priority: int = 0,
     on: On | None = None,
+    limits: NodeLimits | None = None,
 ) -> None:
     """Make `node` a child of `above` and start it; or raise, and leave both as they were."""
     # One long function: every node comes by. What is stored although it is the class's default, the
@@ -49,8 +51,8 @@ def enter(
         call = "put_job" if node._node_queued else "call_handler"
         raise wrong_loop(parent, f"commander.{call}_threadsafe(...)")
     doomed = parent.special and _is_ending(parent)
-    if not (node._node_plain and policy is timeout is retry is on is None):
-        _take_options(record, node, timeout, retry, policy, on)
+    if not (node._node_plain and policy is timeout is retry is on is limits is None):
+        _take_options(record, node, timeout, retry, policy, on, limits)
     if doomed:
         record.doom("" if parent is not tree.root else tree.ending)
     record.children = record.waiters = record.context = None
@@ -80,15 +82,13 @@ def _require_next_round(parent: Record) -> None:
         raise RuntimeError(f"{parent!r} is not in a tree yet, so it can have no children")
     if parent.state in DONE:
         raise NodeClosed(parent.path, "is done")
-    putter = CURRENT.get(None)
-    by = None if putter is None else record_of(putter)
+    by = node_in(parent.tree)
     if (
         by is None
         or by is parent
         or by.state in DONE
         or parent.closing
-        or not by.tree
-        or by.tree.root is not parent
+        or parent.parent_node is not None
     ):
         raise NodeClosed(parent.path, "is ending")
 
@@ -102,8 +102,7 @@ def _is_ending(parent: Record) -> bool:
         return False
     # A node that was doomed itself puts no other: a round whose at_done puts the next would never
     # end.
-    putter = CURRENT.get(None)
-    if putter is not None and record_of(putter).doomed:
+    if any(record_of(putter).doomed for putter in enclosing()):
         raise NodeClosed(parent.path, "is ending")
     return True
 
@@ -115,6 +114,7 @@ def _take_options(
     retry: object,
     policy: Policy | None,
     on: On | None,
+    limits: NodeLimits | None,
 ) -> None:
     """Check and keep the options of the put, and those of the node's class."""
     if policy is None:
@@ -125,6 +125,7 @@ def _take_options(
         raise TypeError(f"timeout must be a number of seconds or None, not {timeout!r}")
     if retry is not None and not isinstance(retry, (Retry, Restart)):
         raise TypeError(f"retry must be a Retry, a Restart or None, not {retry!r}")
+    check_limits(limits)
     if on is None and node._node_queued:
         on = node.on
     if on is not None:
@@ -132,6 +133,8 @@ def _take_options(
     record.policy = policy
     if node._node_actor is not None:
         record.own_actor = node._node_actor
+    if limits is not None:
+        record.limits = limits
     if timeout is not None or retry is not None:
         record.attempts = Attempts(timeout, retry)
     if on is not None or record.attempts is not None or isinstance(policy, Quorum):

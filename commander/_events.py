@@ -43,6 +43,7 @@ EventKind: TypeAlias = Literal[
     "text",
     "tool_call",
     "tool_result",
+    "charged",
     "missed",
 ]
 
@@ -74,9 +75,10 @@ class Event(NamedTuple):
     `clock` is in seconds of the loop's own monotonic clock, `time` in seconds since the epoch,
     reckoned from it by its `origin`. `data` holds what the kind brings: the exception of
     `failed` and `retried`, the reason of `cancelled`, a piece of `text`, the machine of `placed`
-    (where the body of a job that was put elsewhere has begun), the number of events `missed` by
-    this listener. `cpu` is what the node's own steps have taken so far, in seconds of CPU time, if
-    the commander measures it and the node is of this machine.
+    (where the body of a job that was put elsewhere has begun), what was `charged` to the node for
+    its own work (`{account: amount}`), the number of events `missed` by this listener. `cpu` is
+    what the node's own steps have taken so far, in seconds of CPU time, if the commander measures
+    it and the node is of this machine.
 
     `agent` and `session_id` say whose work the node does, `path` where it stands. They are found
     when they are asked for, from the nodes above: an event that is kept keeps these.

@@ -6,15 +6,17 @@ This file is the public face; what the engine keeps of a node is its `Record`.
 from __future__ import annotations
 
 import inspect
+from asyncio import _get_running_loop
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from operator import index
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from ._cancel import cancel_subtrees
 from ._entry import enter
+from ._limits import NodeLimits
 from ._place import On
 from ._policy import Policy, Restart, Retry, check_policy
-from ._record import CURRENT, DONE, Callback, Moment, NodeBase, NodeState, record_of, require_loop
+from ._record import DONE, Callback, Moment, NodeBase, NodeState, enclosing, record_of, require_loop
 from ._report import type_name
 from .waiting import outcome, wait_for_end
 
@@ -32,13 +34,16 @@ N = TypeVar("N", bound="Node[Any]")
 def current_node() -> Node[Any]:
     """Return the node in whose body, callback, task or thread this is called.
 
-    It follows the context: it also works in tasks and threads that the body started. Outside a
-    tree it raises `LookupError`.
+    In the block of `async with Commander()` that is the commander. It follows the context: it also
+    works in tasks and threads that the body or the block started. Where the block's commander is
+    done, or belongs to another loop than the one that runs here, it is the node in which that
+    commander was entered. Outside a tree it raises `LookupError`.
     """
-    try:
-        return CURRENT.get()
-    except LookupError:
-        raise LookupError("there is no current node: this code does not run in a tree") from None
+    for node in enclosing():
+        record = record_of(node)
+        if record.parent_node is not None or _get_running_loop() in (None, record.tree.loop):
+            return node
+    raise LookupError("there is no current node: this code does not run in a tree")
 
 
 class Node(NodeBase, Generic[T_co]):
@@ -227,6 +232,7 @@ class Node(NodeBase, Generic[T_co]):
         policy: Policy | None = None,
         claim: bool = False,
         on: On | None = None,
+        limits: NodeLimits | None = None,
     ) -> N:
         """Put `job` into the commander's queue, as a child of this node or of `parent`.
 
@@ -236,7 +242,9 @@ class Node(NodeBase, Generic[T_co]):
         how the job treats failures among its own children. With `claim` the caller says that it
         will await the job, so that a failure waits for that instead of going to the parent's
         policy at once. With `on="ray"`, or a place such as `Ray(num_gpus=1)`, its body and all
-        below it run there, and what it was made with is sent. Returns the job.
+        below it run there, and what it was made with is sent. `limits`, as `Limits(budget=...)` of
+        `anabranch.backends`, hold for the job and all below it, beside those of the nodes above it.
+        Returns the job.
 
         Raises `NodeClosed` if the parent takes no more children, `RuntimeError` if the job was
         started before or this is not the parent's loop (elsewhere, `commander.put_job_threadsafe`
@@ -247,7 +255,7 @@ class Node(NodeBase, Generic[T_co]):
         if priority != 0:
             priority = index(priority)
         above = self if parent is None else parent
-        enter(above, job, timeout, retry, policy, claim, priority, on)
+        enter(above, job, timeout, retry, policy, claim, priority, on, limits)
         return job
 
     def call_handler(
@@ -259,6 +267,7 @@ class Node(NodeBase, Generic[T_co]):
         retry: Retry | Restart | None = None,
         policy: Policy | None = None,
         claim: bool = False,
+        limits: NodeLimits | None = None,
     ) -> N:
         """Start `handler` as a child of this node or of `parent`; its body runs from the next turn.
 
@@ -267,7 +276,8 @@ class Node(NodeBase, Generic[T_co]):
         """
         if not isinstance(handler, NodeBase) or handler._node_queued:  # pyright: ignore
             require_kind(handler, "a handler")
-        enter(self if parent is None else parent, handler, timeout, retry, policy, claim)
+        above = self if parent is None else parent
+        enter(above, handler, timeout, retry, policy, claim, 0, None, limits)
         return handler
 
     def in_thread(

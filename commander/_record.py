@@ -32,6 +32,7 @@ from .errors import NodeCancelled
 if TYPE_CHECKING:
     from ._commander import Commander
     from ._events import Listener, Origin
+    from ._limits import NodeLimits
     from ._node import Node
     from ._place import Away
     from ._queue import Queue
@@ -51,6 +52,9 @@ __all__ = [
     "NodeState",
     "Record",
     "Tree",
+    "enclosing",
+    "node_in",
+    "parent_here",
     "record_of",
     "require_loop",
 ]
@@ -63,7 +67,8 @@ Callback: TypeAlias = Callable[[Any], Awaitable[object] | object]
 
 DONE = frozenset[NodeState](("completed", "failed", "cancelled"))
 
-CURRENT: ContextVar[Node[Any]] = ContextVar("anabranch.current_node")
+# In a commander's block it is the commander, and contexts outlive blocks: see `enclosing`.
+CURRENT: ContextVar[Node[Any] | None] = ContextVar("anabranch.current_node")
 
 
 class Actor(NamedTuple):
@@ -252,6 +257,8 @@ class Record:
     away: Rare[Away | None] = Rare(None)
     # What copies of the node are made of.
     pattern: Rare[Pattern | None] = Rare(None)
+    # What bounds the node and all below it; the engine only keeps it.
+    limits: Rare[NodeLimits | None] = Rare(None)
     # What was charged at and below this node, by account.
     charges: Rare[dict[str, Any] | None] = Rare(None)
     # The node's own `_node_actor`, beyond its end.
@@ -386,6 +393,8 @@ class Tree:
     factory: bool = False
     # The calls of other threads.
     requests: Requests
+    # The node in which the commander was entered: its limits hold here, and it is charged.
+    outer: Node[Any] | None = None
 
     def __init__(self, commander: Commander, max_concurrency: int | None) -> None:
         self.commander = commander
@@ -424,6 +433,41 @@ def record_of(node: NodeBase) -> Record:
         record.parent_node = record.since = record.children = None
         record.task = record.context = record.result = record.waiters = record.callback = None
     return record
+
+
+def enclosing() -> Iterator[Node[Any]]:
+    """Yield the current node, then that in which its commander was entered, and so on outwards.
+
+    So each is of another tree. A commander that is done is passed over: its block is over, though
+    the context of a task that was started in it goes on.
+    """
+    node = CURRENT.get(None)
+    while node is not None:
+        record = record_of(node)
+        if record.parent_node is not None or record.state not in DONE:
+            yield node
+        node = record.tree.outer
+
+
+def parent_here() -> Node[Any] | None:
+    """Return the node of which a call made here becomes a child.
+
+    That is the innermost around this code that lives on the running loop; None if there is none:
+    such a call needs a commander of its own.
+    """
+    loop = _get_running_loop()
+    for node in enclosing():
+        if record_of(node).tree.loop is loop:
+            return node
+    return None
+
+
+def node_in(tree: Tree) -> Record | None:
+    """Return the record of the node of `tree` around this code, None if there is none."""
+    for node in enclosing():
+        if (record := record_of(node)).tree is tree:
+            return record
+    return None
 
 
 # --- a tree lives on one loop

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from ._commander import Commander
 from ._entry import enter
 from ._failure import log_lost
+from ._limits import NodeLimits
 from ._node import Node, require_kind
 from ._policy import Policy
 from ._record import Record, Tree, record_of
@@ -32,6 +33,7 @@ def run(
     policy: Policy | None = None,
     slow_after: float | None = 0.1,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+    limits: NodeLimits | None = None,
 ) -> T:
     """Make a loop and a commander, run `job`, and return when the commander is empty.
 
@@ -39,7 +41,7 @@ def run(
     the job's failure. With `auto_exit=False` it stays open for thread-safe puts until `exit`. A
     failure of the job that is not raised, because `exit` or an interrupt came after it, is logged.
     `max_concurrency` counts jobs whose bodies run, no handlers and no job that waits for the tree;
-    to limit requests to models, use `Limits(concurrency=)`.
+    to limit requests to models, use `Limits(concurrency=)`. `limits` are those of the commander.
 
     The first SIGINT cancels the tree and raises `KeyboardInterrupt` when it has ended; the second
     raises it at once. SIGTERM cancels the tree and exits with status 143, unless the program
@@ -51,7 +53,9 @@ def run(
         raise RuntimeError("a loop is running here: use 'async with Commander() as commander'")
     require_kind(job, "a job or a handler")
     loop = (loop_factory or asyncio.new_event_loop)()
-    commander = Commander(max_concurrency=max_concurrency, policy=policy, slow_after=slow_after)
+    commander = Commander(
+        max_concurrency=max_concurrency, policy=policy, slow_after=slow_after, limits=limits
+    )
     tree = commander._tree
     main = asyncio.Task(_main(commander, tree, job, auto_exit), loop=loop)
     try:

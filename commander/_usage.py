@@ -1,25 +1,58 @@
-"""What a subtree has spent: amounts are added to a node and to each of its ancestors."""
+"""What a subtree has spent, and what bounds it: both go up the tree, and on beyond a commander."""
 
 from __future__ import annotations
 
-from typing import Any
+from asyncio import _get_running_loop
+from collections.abc import Iterator
+from threading import RLock
+from typing import TYPE_CHECKING, Any
 
-from ._record import CURRENT, record_of
+from ._events import publish
+from ._limits import NodeLimits
+from ._record import Record, enclosing, record_of
 
-__all__ = ["charge"]
+if TYPE_CHECKING:
+    from ._node import Node
+
+__all__ = ["charge", "limits_around", "payer"]
+
+# A commander may be entered in a thread below a node of another loop, which it charges too.
+_charging = RLock()
 
 
-def charge(account: str, amount: Any) -> None:
+def payer() -> Node[Any] | None:
+    """Return the node that pays for what is spent here; None outside a tree."""
+    return next(enclosing(), None)
+
+
+def charge(account: str, amount: Any, node: Node[Any] | None = None, *, event: bool = True) -> None:
     """Add `amount`, of any type with `+`, to `account` of the current node and its ancestors.
 
-    Backends charge the usage of each reply to the account of its model. Outside a tree it does
-    nothing. Finished nodes hand nothing over: their ancestors have had it all along.
+    `node` takes the place of the current node. Backends charge the usage of each reply to the
+    account of its model. Beyond a commander, the node in which that was entered pays too. Outside
+    a tree it does nothing. Finished nodes hand nothing over: their ancestors have had it all along.
+    Those who listen are told by an event of kind `charged`, unless `event` is False.
     """
-    node = CURRENT.get(None)
-    record = None if node is None else record_of(node)
-    while record is not None:
-        if record.charges is None:
-            record.charges = {}
-        before = record.charges.get(account)
-        record.charges[account] = amount if before is None else before + amount
-        record = record.parent
+    with _charging:
+        for record in _payers(node):
+            if record.charges is None:
+                record.charges = {}
+            before = record.charges.get(account)
+            record.charges[account] = amount if before is None else before + amount
+            if event and record.tree.listeners and record.tree.loop is _get_running_loop():
+                publish(record, "charged", {account: amount})
+            event = False  # to those above it is not news
+
+
+def limits_around(node: Node[Any] | None = None) -> list[NodeLimits]:
+    """Return what bounds the current node, or `node`: its own limits and those of all who pay."""
+    return [limits for record in _payers(node) if (limits := record.limits) is not None]
+
+
+def _payers(node: Node[Any] | None) -> Iterator[Record]:
+    node = payer() if node is None else node
+    while node is not None:
+        record = record_of(node)
+        yield record
+        yield from record.ancestors()
+        node = record.tree.outer

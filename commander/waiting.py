@@ -7,17 +7,18 @@ bring it: so slots under a limit, full branches and `explain` know what a task w
 from __future__ import annotations
 
 import asyncio
-from asyncio import get_running_loop
+from asyncio import _get_running_loop, get_running_loop
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ._entry import enter
 from ._failure import take_failure, untake_failure
 from ._reach import LocalFuture, Wait, waits_for_tree
-from ._record import CURRENT, DONE, record_of
+from ._record import CURRENT, DONE, enclosing, node_in, parent_here, record_of
 from ._stack import drives, frames, sleeps
 
 if TYPE_CHECKING:
+    from ._commander import Host
     from ._node import Node
     from ._seat import Seat
 
@@ -67,6 +68,8 @@ def note_outside_wait(future: asyncio.Future[Any]) -> None:
 def _current_seat(loop: asyncio.AbstractEventLoop) -> Seat | None:
     waiter = CURRENT.get(None)
     record = None if waiter is None else waiter._node_record
+    while record is not None and record.parent_node is None and record.tree.outer is not None:
+        record = record.tree.outer._node_record  # a commander's block may stand in a job's body
     if record is None or record.tree.max_concurrency is None:
         return None  # without a limit nobody has a seat
     # A job's context may be carried to other loops.
@@ -83,6 +86,13 @@ def wait_for_end(node: Node[Any]) -> Generator[Any, None, None]:
     Raises `RuntimeError` where the wait could never end, or is no business of this loop.
     """
     waiter = CURRENT.get(None)
+    around = None if waiter is None else waiter._node_record
+    if around is not None and around.parent_node is None:
+        # It is a commander's block: it may be over, or belong to another loop.
+        waiter = parent_here()
+        around = None if waiter is None else record_of(waiter)
+        if around is not None and around.parent_node is None and around.task is not None:
+            cast("Host", around.task).note_user()
     record = record_of(node)
     if not record.tree:
         if waiter is node:
@@ -96,7 +106,7 @@ def wait_for_end(node: Node[Any]) -> Generator[Any, None, None]:
         raise RuntimeError(f"{node!r} belongs to another loop: await it there")
     # Ids grow from parent to child, so the walk stops at the first ancestor older than the node.
     # A commander is nobody's to await from within: it has id 0 and ends every walk.
-    ancestor = None if waiter is None else record_of(waiter)
+    ancestor = around if around is None or around.tree is record.tree else node_in(record.tree)
     while ancestor is not None and ancestor.id >= record.id:
         if ancestor is record:
             what = "itself" if node is waiter else "its ancestor"
@@ -126,10 +136,15 @@ def outcome(node: Node[T]) -> T:
     else:
         # Whoever is being cancelled sees that alone, not what it did to the nodes it waited for
         # (T5).
-        waiter = CURRENT.get(None)
-        current = None if waiter is None else record_of(waiter)
-        if current is not None and current.cancelled is not None and not current.closing:
-            raise asyncio.CancelledError
+        for waiter in enclosing():
+            current = record_of(waiter)
+            block = current.parent_node is None
+            if block and current.tree.loop is not _get_running_loop():
+                continue
+            if current.cancelled is not None and not current.closing:
+                raise asyncio.CancelledError
+            if not block:  # which may stand in a body
+                break
     try:
         # The class's own method: a user's exception may have another one.
         raise BaseException.with_traceback(error, record.traceback)

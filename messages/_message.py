@@ -22,7 +22,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class Usage(BaseModel):
-    """What a reply cost, in tokens. `a + b` adds field by field."""
+    """What a reply cost, in tokens. `a + b` adds field by field, and so does `sum`."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -43,6 +43,9 @@ class Usage(BaseModel):
             cached_input_tokens=self.cached_input_tokens + other.cached_input_tokens,
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
         )
+
+    def __radd__(self, other: int) -> Usage:
+        return self if other == 0 else NotImplemented  # `sum` begins with 0
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Usage:

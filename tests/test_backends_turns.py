@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.backends import Limits
-from anabranch.backends.limits import Turn, turn_in
+from anabranch.backends.limits import Turn, Turns, turn_in
 from anabranch.commander import BudgetExceeded
 from anabranch.messages import Usage
 from anabranch.testing import SeededLoop
@@ -58,7 +58,7 @@ ASKS = st.builds(
 )
 
 
-class Distant:
+class Distant(Turns):
     """Limits that are kept elsewhere: it takes seconds to ask for a turn and to give it back."""
 
     counts_tokens = True
@@ -67,9 +67,11 @@ class Distant:
         self.limits = limits
 
     @asynccontextmanager
-    async def request(self, model: str, tokens: int = 0) -> AsyncGenerator[Turn, None]:
+    async def request(
+        self, model: str, tokens: int = 0, most: Usage | None = None
+    ) -> AsyncGenerator[Turn, None]:
         await virtual_seconds(1)
-        async with self.limits.request(model, tokens) as turn:
+        async with self.limits.request(model, tokens, most) as turn:
             turn.usage = Usage()
             await virtual_seconds(1)
             turn.usage = None

@@ -93,8 +93,7 @@ async def test_a_commanders_limits_hold_for_all_its_backends() -> None:
     limits = Limits(concurrency=1)
     one, other = Paid("one", limits=limits), Paid("other")
     time = asyncio.get_running_loop().time
-    async with Commander() as commander, Commander() as free:
-        commander.limits = limits
+    async with Commander() as free, Commander(limits=limits) as commander:
         for backend in one, other, other:
             commander.call_handler(asks(backend))
         await free.run(asks(other))

@@ -21,6 +21,7 @@ from anabranch.commander import (
     MissingExtra,
     NodeCancelled,
     ToolError,
+    current_node,
 )
 from anabranch.handlers import handler
 from anabranch.tools import InvalidArguments, McpServer, _mcp, open_tools
@@ -70,6 +71,16 @@ async def test_a_servers_tools_are_tools(server: McpServer):
         await use(server, "add")
     with pytest.raises(ToolError, match="fail"):
         await use(server, "fail")
+
+
+async def test_outside_a_tree_an_open_server_is_no_tree():
+    """What holds its connection is not the user's: nothing becomes a child of that by accident."""
+    async with asyncio.timeout(30), McpServer(STDIO):
+        with pytest.raises(LookupError):
+            current_node()
+    async with asyncio.timeout(30), Commander() as commander, McpServer(STDIO):
+        assert current_node() is commander
+        assert [child.path for child in commander.children] == ["Commander/mcp_connection#1"]
 
 
 async def test_odd_names_become_such_as_every_model_may_call(server: McpServer):

@@ -151,13 +151,54 @@ async def test_current_node_is_the_innermost():
 
 
 async def test_outside_a_tree_there_is_no_current_node():
-    """A `LookupError`, also in the commander's own block."""
+    """A `LookupError`, before a commander's block and after it."""
     with pytest.raises(LookupError, match="current node"):
         current_node()
     async with asyncio.timeout(5), Commander() as commander:
         await commander.run(read())
-        with pytest.raises(LookupError):
-            current_node()
+    with pytest.raises(LookupError):
+        current_node()
+
+
+async def test_in_its_block_the_commander_is_the_current_node():
+    """In functions, tasks and threads that are started there too, and in its own callbacks."""
+    seen = []
+
+    def look(*_):
+        seen.append(current_node())
+
+    async def look_later(*_):
+        await asyncio.sleep(0)
+        look()
+
+    async with asyncio.timeout(5), Commander() as commander:
+        commander.at_end(look).at_done(look_later)
+        look()
+        await look_later()
+        await asyncio.gather(look_later(), look_later())
+        await asyncio.to_thread(look)
+        asyncio.get_running_loop().call_soon(look)
+        await settled()
+        await commander.run(read())
+        look()
+    assert len(seen) == 9
+    assert {*seen} == {commander}
+
+
+async def test_an_inner_block_gives_the_current_node_back():
+    """Blocks may stand in bodies and in each other."""
+
+    @handler
+    async def body(node):
+        async with Commander() as inner:
+            assert current_node() is inner
+        assert current_node() is node
+
+    async with asyncio.timeout(5), Commander() as commander:
+        await commander.run(body())
+        async with Commander() as other:
+            assert current_node() is other
+        assert current_node() is commander
 
 
 def test_blocking_run_passes_the_callers_context_on():

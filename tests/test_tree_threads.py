@@ -212,7 +212,8 @@ async def test_commanders_nest():
             inside = give(1)
             result = await inner.run(inside)
             assert [*inside.ancestors] == [inner]
-            assert current_node() is node
+            assert current_node() is inner
+        assert current_node() is node
         return result
 
     async with asyncio.timeout(5), Commander() as commander:

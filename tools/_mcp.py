@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic_core import to_json
 
-from ..commander import Commander, ConfigurationError, Node, ToolError, current_node
+from ..commander import Commander, ConfigurationError, Node, ToolError, parent_here
 from ..commander.waiting import observe, outlast
 from ..messages import image_url
 from ._extra import import_extra
@@ -100,10 +100,11 @@ class McpServer(Toolkit):
             raise RuntimeError(f"{self!r} has been entered already")
         for module in ("mcp", "._mcp_wire"):
             await import_extra(module, "MCP", "mcp")
-        try:
-            parent: Node[Any] = current_node()
-        except LookupError:
-            parent = self._commander = await Commander(slow_after=None).__aenter__()
+        parent = parent_here()
+        if parent is None:
+            # In a task, and so a context, of its own: the user's code is not in its block.
+            entering = asyncio.create_task(Commander(slow_after=None).__aenter__())
+            parent = self._commander = await entering
         self._connection = parent.call_handler(_Connection(self).at_done(_Connection.close))
         try:
             await self._make_tools(await asyncio.shield(self._connection.listed))

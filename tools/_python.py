@@ -161,7 +161,7 @@ class PythonKernel(Toolkit):
             node = current_node()
         except LookupError:
             return
-        bound = (node.commander, [node, *node.ancestors][-2])
+        bound = (node.commander, [node, *node.ancestors][-2:][0])
         if bound[0] not in self._bound:
             self._turn = asyncio.Lock()  # another commander may have another loop
             node.at_commander_end(self._close)

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 import anyio.to_thread
 from pydantic_core import to_json
 
-from ..commander import ToolError, current_node
+from ..commander import ToolError, parent_here
 from ._docstring import parse_docstring
 from ._schema import Arguments
 from .results import describe_error
@@ -88,9 +88,7 @@ class Tool(Generic[P, R]):
             with contain_exit():  # a KeyboardInterrupt too: the user's own never comes to a thread
                 return bound()
 
-        try:
-            node = current_node()
-        except LookupError:
+        if (node := parent_here()) is None:
             return result_text(await anyio.to_thread.run_sync(call, abandon_on_cancel=True))
         return result_text(await node.in_thread(call, abandon=True))
 

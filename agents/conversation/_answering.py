@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ...commander import Node, act_as
+from ...commander import act_as
 from ..layers import AgentMessage
 from ..layers._stream import APPROVE
+from ..layers._usage import CountedCall
 from ._directory import Answer, Status
 from ._messages import as_message
 from ._reply import NOT_MINE, ReplyResult
@@ -24,7 +25,7 @@ logger = logging.getLogger("anabranch.agents")
 EXIT = "exit"
 
 
-class Answering(Node[Answer], internal=True):
+class Answering(CountedCall[Answer], internal=True):
     """Lets `agent` answer a message that is in its history with `partner` already.
 
     Attributes: `agent`, `partner`, `message`.
@@ -40,6 +41,7 @@ class Answering(Node[Answer], internal=True):
     async def task(self) -> Answer:
         """Ask the person if it is their turn, else answer without one, or end."""
         agent, mode = self.agent, self.agent.human_input_mode
+        self.count_for(agent.spending, self.partner)
         if agent.approve is not None:
             APPROVE.set(agent.approve)
         self.message = await agent.hear(self.message, self.partner)
@@ -93,4 +95,6 @@ class Answering(Node[Answer], internal=True):
         agent = self.agent
         message = as_message(reply, agent.name, self.partner)
         message = await agent.hooks_of("after_agent").run(agent, message)
-        return Answer(as_message(message, agent.name, self.partner))
+        answer = as_message(message, agent.name, self.partner)
+        answer.usage = self.usage
+        return Answer(answer)

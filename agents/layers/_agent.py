@@ -13,7 +13,7 @@ from ...commander.errors import ConfigurationError
 from ...dispatch import Format
 from ...dispatch.assembly import STOPPED
 from ...handlers import View
-from ...messages import Message
+from ...messages import Message, Usage
 from ...tools import AnyTool, Approve, Toolkit
 from ...tools.toolkits import flatten
 from ._actions import AgentStep, list_steps
@@ -24,6 +24,7 @@ from ._hooks import AgentHook, AgentHookHandle, Hook, HookedTool, HookHandle, Ho
 from ._memory import Memory, SessionId, read_again, read_records
 from ._message import AgentMessage, copy_message
 from ._parsers import Parser
+from ._usage import Spending
 
 __all__ = ["Agent"]
 
@@ -38,8 +39,8 @@ class Agent(Generic[F]):
         agent = Agent(backend, "You answer in one word.")
         answer = await agent("Which is the longest river?")
 
-    Called inside a node it is a child of that node, so that cancellation, timeouts, limits and
-    events reach it; outside it runs under a commander of its own.
+    Called inside a node, or in a commander's block, it is a child of that, so that cancellation,
+    timeouts, limits and events reach it; outside it runs under a commander of its own.
 
     What a call hears and says is remembered in the session that `session_id` names, and read by
     the next call in it; calls in different sessions may run at once. A call that names none
@@ -97,6 +98,7 @@ class Agent(Generic[F]):
         self.view = view
         self.approve = approve
         self.options = options
+        self.spending = Spending()
         self._hooks: dict[Moment, Hooks] = {moment: Hooks() for moment in get_args(Moment)}
         for each in hooks:
             self.add_hook(each)
@@ -207,6 +209,19 @@ class Agent(Generic[F]):
             return self.tools
         return [HookedTool.around(tool, self, before, after) for tool in self.tools]
 
+    # --- what it has spent
+
+    def usage(self, session_id: SessionId | None = None) -> dict[str, Usage]:
+        """Return what all its calls have taken, or those of one session, by model.
+
+        Tools, retries, failed and cancelled calls and the agents below are included. A session
+        counts from its last `reset` on. `cost(agent.usage(), prices)` is the money.
+        """
+        spending = self.spending
+        if session_id is None:
+            return dict(spending.total)
+        return dict(spending.sessions.get(session_id, {}))
+
     # --- the structure
 
     @property
@@ -260,6 +275,7 @@ class Agent(Generic[F]):
     def forget(self, session_id: SessionId) -> None:
         """Forget a session, here alone; also what a call without a session leaves behind."""
         self.memory.reset(session_id)
+        self.spending.sessions.pop(session_id, None)
 
     def get_steps(self, session_id: SessionId = 0) -> list[AgentStep]:
         """Return the thoughts, calls and results of a session; the last thought is the answer."""

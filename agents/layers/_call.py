@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 
 from typing_extensions import TypeVar
 
-from ...commander import Commander, Node, act_as, current_node
+from ...commander import Commander, Node, act_as, parent_here
 from ...commander.waiting import observe, outlast
 from ._memory import OwnSession, SessionId
 from ._message import AgentMessage, copy_message
 from ._stream import APPROVE, LISTENER, Feed
+from ._usage import CountedCall
 
 if TYPE_CHECKING:
     from ._agent import Agent
@@ -24,14 +25,15 @@ F = TypeVar("F", default=Any)
 T = TypeVar("T")
 
 
-class AgentCall(Node[AgentMessage[F]], Generic[F], internal=True):
+class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
     """A call of `agent` in the session `session_id`; it goes by the agent's name.
 
     With None it has a session of its own, which ends with its subtree, or 0 if the agent was given
     a memory.
 
     What comes in is remembered first, the answer at the end. A call that fails or is cancelled
-    before anything was said or done takes back what came in.
+    before anything was said or done takes back what came in. What it took counts as its agent's
+    `usage`, however it ends.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class AgentCall(Node[AgentMessage[F]], Generic[F], internal=True):
     async def task(self) -> AgentMessage[F]:
         """Pass the hooks, remember, and let the agent answer."""
         agent, session_id = self.agent, self.session_id
+        named = None if isinstance(session_id, OwnSession) else session_id
+        self.count_for(agent.spending, named)
         if agent.approve is not None:
             APPROVE.set(agent.approve)  # in the context of this call and what is below
         received = [await agent.hooks_of("before_agent").run(agent, m) for m in self._messages]
@@ -72,6 +76,7 @@ class AgentCall(Node[AgentMessage[F]], Generic[F], internal=True):
             agent.memory.retract(kept, session_id)
             raise
         answer = await agent.hooks_of("after_agent").run(agent, copy_message(answer))
+        answer = answer.model_copy(update={"usage": self.usage})
         if (listener := LISTENER.get()) is not None:
             listener.put(answer)
         return answer
@@ -80,11 +85,12 @@ class AgentCall(Node[AgentMessage[F]], Generic[F], internal=True):
 async def run_in_tree(node: Node[T], parent: Node[Any] | None = None) -> T:
     """Run a node as a child of `parent` or the current one, else under a commander of its own.
 
-    Cancelling this call cancels the node and waits for its end.
+    So it does in a tree of another loop, whose limits hold all the same. Cancelling this call
+    cancels the node and waits for its end.
     """
-    try:
-        parent = current_node() if parent is None else parent
-    except LookupError:
+    if parent is None:
+        parent = parent_here()
+    if parent is None:
         async with Commander() as commander:
             return await commander.run(node)
     parent.call_handler(node, claim=True)

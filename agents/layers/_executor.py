@@ -37,9 +37,9 @@ class ToolExecutor:
     `extra["status"]` the worst status among them; it goes to the message's sender. A malformed
     message, an unknown tool, wrong arguments and whatever a tool or a hook raises are results.
 
-    Calling it inside a node makes a child of that node; outside it runs under a commander of its
-    own. Cancelling reaches every call. Without `approvals`, a tool that wants a person's yes is
-    refused, unless an agent above has an `approve`.
+    Calling it inside a node, or a commander's block, makes a child of that; outside it runs under a
+    commander of its own. Cancelling reaches every call. Without `approvals`, a tool that wants a
+    person's yes is refused, unless an agent above has an `approve`.
     """
 
     def __init__(

@@ -135,7 +135,10 @@ class Memory:
 
     def save(self, session_id: SessionId = 0) -> list[dict[str, Any]]:
         """Return all of a session as plain JSON values; what is not JSON is written as text."""
-        return [json_value(dict(message)) for message in self._all(session_id)]
+        return [
+            json_value({name: value for name, value in message if name != "usage"})
+            for message in self._all(session_id)
+        ]
 
     def load(self, records: Iterable[Mapping[str, Any]], session_id: SessionId = 0) -> None:
         """Put what `save` returned in the place of a session.

@@ -7,7 +7,7 @@ from typing import Any, Generic, Literal, TypeAlias, cast
 from pydantic import BaseModel, Field
 from typing_extensions import TypeVar
 
-from ...messages import Message
+from ...messages import Message, Usage
 from ...tools import result_text
 
 __all__ = ["TOOLS", "AgentMessage", "StreamState", "copy_message"]
@@ -30,7 +30,8 @@ class AgentMessage(BaseModel, Generic[F]):
     `content` is what was said, mostly text. `formatted` is what a parser or an executor made of
     it, so that nobody has to read the text again; None if nobody has. `sender` and `receiver` are
     names; `type` and `extra` are the application's. `stream_state` is "begin" or "streaming" for a
-    message that is still growing, "end" for a whole one, "failed" for one that broke off.
+    message that is still growing, "end" for a whole one, "failed" for one that broke off. `usage`,
+    of an agent's answer to a call, is what all of that call took; no memory keeps it.
     """
 
     content: Any = None
@@ -40,6 +41,7 @@ class AgentMessage(BaseModel, Generic[F]):
     type: str | None = None
     receiver: str | None = None
     stream_state: StreamState = "end"
+    usage: Usage = Usage()
 
     @property
     def text(self) -> str:
@@ -78,4 +80,4 @@ def copy_message(message: AgentMessage | str) -> AgentMessage:
         return AgentMessage(content=message)
     if not isinstance(message, AgentMessage):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"agents take strings and AgentMessages, not {message!r:.200}")
-    return message.model_copy(update={"extra": dict(message.extra)})
+    return message.model_copy(update={"extra": dict(message.extra), "usage": Usage()})

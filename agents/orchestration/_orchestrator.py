@@ -17,6 +17,7 @@ from ..errors import Limit, LimitReached, UnknownAgent
 from ..layers import Agent, AgentMessage, SessionId
 from ..layers._call import run_in_tree
 from ..layers._memory import OwnSession
+from ..layers._usage import add_usage, spent_by
 from ._engineer import PromptedAgent, resolve
 from ._environment import Environment, EpisodeStep, act, observe
 from ._state import State, restore, snapshot
@@ -150,7 +151,7 @@ class Orchestrator(Generic[S]):
         """Return what all agents together have spent, by model."""
         total: dict[str, Usage] = {}
         for models in self._usage.values():
-            _add(total, models)
+            add_usage(total, models)
         return total
 
     def reset(self, state: S | None = None) -> None:
@@ -287,19 +288,13 @@ class Orchestration(Node[Action], Generic[S], internal=True):
                     memory.replace(earlier, session)
             raise
         finally:
-            _add(orchestrator._usage.setdefault(agent.name, {}), self.commander.usage(call))
+            add_usage(orchestrator._usage.setdefault(agent.name, {}), spent_by(call))
 
 
 def _count_error(state: State) -> None:
     assert state.mistake is not None
     state.errors += 1
     logger.info("an answer of %s cannot be used: %s", state.agent, state.mistake.log)
-
-
-def _add(total: dict[str, Usage], models: dict[str, Any]) -> None:
-    for model, usage in models.items():
-        if isinstance(usage, Usage):
-            total[model] = total.get(model, Usage()) + usage
 
 
 # --- episodes

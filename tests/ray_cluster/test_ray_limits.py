@@ -126,12 +126,12 @@ async def test_an_agent_elsewhere_keeps_the_limits_of_whoever_asks_it() -> None:
     user = UserProxyAgent(human_input_mode="NEVER", max_consecutive_auto_reply=0)
     async with ScriptedServer(Counted().reply) as server:
         backend = connect(server.url, model="tiny")
-        async with remote(ConversableAgent, "bob", backend) as bob, Commander() as commander:
-            commander.limits = Limits(budget=100)
-            await commander.run(Chat(user, bob, "Well?"))
-            assert commander.limits.spent == 100
-            with pytest.raises(BudgetExceeded):
+        async with remote(ConversableAgent, "bob", backend) as bob:
+            async with Commander(limits=(limits := Limits(budget=100))) as commander:
                 await commander.run(Chat(user, bob, "Well?"))
+                assert limits.spent == 100
+                with pytest.raises(BudgetExceeded):
+                    await user.send("Well?", bob)
             assert (await user.send("Well?", bob)).text == "x"
 
 

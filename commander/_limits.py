@@ -1,0 +1,25 @@
+"""`NodeLimits`: what may bound a node and all below it. What it limits, other rooms know."""
+
+from __future__ import annotations
+
+from abc import ABC
+
+from ._report import type_name
+
+__all__ = ["NodeLimits", "check_limits"]
+
+
+class NodeLimits(ABC):  # noqa: B024 - the engine asks nothing of it
+    """What may be given to a node as its `limits`: it holds for the node and for all below it.
+
+    The engine keeps it and no more. Whoever spends something asks for `limits_around`, and keeps to
+    what it finds.
+    """
+
+
+def check_limits(limits: object) -> None:
+    """Raise a `TypeError` that says what is wanted unless `limits` is such, or None."""
+    if limits is not None and not isinstance(limits, NodeLimits):
+        raise TypeError(
+            f"limits must be an object such as Limits(budget=...), not {type_name(limits)}"
+        )
