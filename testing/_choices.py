@@ -6,17 +6,19 @@ import asyncio
 import random
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
+from zlib import crc32
 
 __all__ = ["Choices"]
 
+WAYS = 100_000  # of the first choices that the digits tell apart
 CHANGES = 16  # one choice in so many changes which tasks are preferred
 
 
 class Choices:
     """The choices of one run, one after the other; the same seed makes the same.
 
-    The seed's own digits are the first of them: so seeds that follow one another begin in different
-    ways, and none is tried twice before all are. What comes after the digits is left to chance.
+    The first of them are the seed's own digits: so of seeds that follow one another no two begin
+    in the same way before all ways have come. What comes after is left to chance.
 
     Every third seed prefers some tasks to others, for as long as it goes: for it is
     rare by chance alone that one task is early, or late, again and again, and in reality it is not.
@@ -26,16 +28,24 @@ class Choices:
         self.random = random.Random(seed)  # noqa: S311 - not for secrets
         turn, kind = divmod(seed, 3)
         self._digits = abs(turn if kind == 2 else 2 * turn + kind)  # no gap among those alike
+        # How many ways there were to choose as far as this, and which of them was chosen.
+        self._ways = 1
+        self._way = 0
         self._ranks: WeakKeyDictionary[asyncio.Task[object], float] | None = None
         if kind == 2:
             self._ranks = WeakKeyDictionary()
 
     def among(self, count: int) -> int:
         """Choose a number from 0 to `count` - 1."""
-        if self._digits:
-            self._digits, digit = divmod(self._digits, count)
-            return digit
-        return self.random.randrange(count)
+        if self._ways >= WAYS:
+            return self.random.randrange(count)
+        self._digits, digit = divmod(self._digits, count)
+        # What is added differs from way to way: else the seeds below 10, having no further
+        # digits, would all go on in one way.
+        added = crc32(b"%d of %d" % (self._way, self._ways))
+        self._way += digit * self._ways
+        self._ways *= count
+        return (digit + added) % count
 
     def task(self, tasks: Sequence[asyncio.Task[object]]) -> int:
         """Choose which of some tasks is stepped next; return its place."""
