@@ -106,6 +106,17 @@ class ModelBackend(Backend):
         Deltas that came together may be yielded as one list, which is never empty.
         """
 
+    @asynccontextmanager
+    async def charged(self, request: Request, came: list[Delta]) -> AsyncGenerator[None, None]:
+        """Hold a turn in all limits, and charge at the end for the deltas that `came` then holds.
+
+        For a subclass that answers by itself, without timeouts and retries.
+        """
+        reply = _Reply()
+        reply.deltas, reply.whole = came, True
+        async with self._turn(request, reply):
+            yield
+
     def continuation(self, request: Request, partial: Message) -> Request | None:
         """Return the request that goes on after `partial`, None if the server cannot."""
         return None

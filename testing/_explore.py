@@ -78,7 +78,7 @@ async def pause(at_most: int = 5) -> None:
 
     Put it where a test's own steps should fall at any moment of what it tests.
     """
-    for _ in range(_loop().random.randint(0, at_most)):
+    for _ in range(_loop().choices.among(at_most + 1)):
         await asyncio.sleep(0)
 
 

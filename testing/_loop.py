@@ -7,7 +7,6 @@ selector, which instead of waiting lets the clock jump or finds that nothing can
 from __future__ import annotations
 
 import asyncio
-import random
 import selectors
 import sys
 import threading
@@ -18,6 +17,7 @@ from contextvars import Context
 from types import FrameType
 from typing import Any, cast
 
+from ._choices import Choices
 from ._deadlock import Deadlock, describe
 
 __all__ = ["SeededLoop", "VirtualClock"]
@@ -70,14 +70,15 @@ class SeededLoop(asyncio.SelectorEventLoop):
     ) -> None:
         self.seed = seed
         self.clock = VirtualClock()
-        self.random = random.Random(seed or 0)  # noqa: S311 - not for secrets
+        self.choices = Choices(seed or 0)
+        self.random = self.choices.random
         self.patience = patience
         self._turns = self._turns_left = turns
         # What other threads have handed in since the last turn.
         self._inbox: deque[asyncio.Handle] = deque()
         self._threads_before = frozenset(threading.enumerate())
         super().__init__(_Selector(self))
-        self._ready = cast("deque[asyncio.Handle]", _Ready(None if seed is None else self.random))
+        self._ready = cast("deque[asyncio.Handle]", _Ready(None if seed is None else self.choices))
 
     def time(self) -> float:
         """Return the virtual time, in seconds since the loop was made."""
@@ -131,11 +132,11 @@ def _at_work(thread: threading.Thread) -> bool:
 
 
 class _Ready(deque[asyncio.Handle]):
-    """What is ready, in asyncio's order; given `chance`, but for neighbouring tasks of one turn."""
+    """What is ready, in asyncio's order but, given `choices`, for neighbouring tasks of a turn."""
 
-    def __init__(self, chance: random.Random | None) -> None:
+    def __init__(self, choices: Choices | None) -> None:
         super().__init__()
-        self._random = chance
+        self._choices = choices
         # How many handles of this turn are still in the queue; `_drawn` are those beside it.
         self._turn = 0
         self._drawn: list[asyncio.Handle] = []
@@ -147,7 +148,7 @@ class _Ready(deque[asyncio.Handle]):
         return super().__len__() + len(self._drawn)
 
     def popleft(self) -> asyncio.Handle:
-        if self._random is None:
+        if self._choices is None:
             return super().popleft()
         if not self._drawn:  # take the next callback, or all tasks up to the next callback
             self._turn = self._turn or len(self)
@@ -157,14 +158,18 @@ class _Ready(deque[asyncio.Handle]):
                 self._turn -= 1
                 more = self._turn > 0 and _is_step(self._drawn[-1]) and _is_step(self[0])
         last = len(self._drawn) - 1
-        at = self._random.randrange(last + 1) if last else 0
+        at = self._choices.task([_task(each) for each in self._drawn]) if last else 0
         self._drawn[at], self._drawn[last] = self._drawn[last], self._drawn[at]
         return self._drawn.pop()
 
 
+def _task(handle: asyncio.Handle) -> Any:
+    """Return the task that a handle steps; anything else steps none."""
+    return getattr(cast("Any", handle)._callback, "__self__", None)
+
+
 def _is_step(handle: asyncio.Handle) -> bool:
-    callback = cast("Any", handle)._callback
-    return isinstance(getattr(callback, "__self__", None), asyncio.Task)
+    return isinstance(_task(handle), asyncio.Task)
 
 
 class _Selector(selectors.DefaultSelector):

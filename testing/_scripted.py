@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from inspect import isawaitable
 from typing import Any, TypeAlias
 
-from ..backends import Backend
+from ..backends import Limits, ModelBackend, Retries
 from ..messages import Delta, Message, Request, ToolCallDelta
+from ._loop import SeededLoop
 
 __all__ = ["ScriptStep", "ScriptedBackend", "deltas"]
 
@@ -20,7 +22,7 @@ Script: TypeAlias = str | Message | BaseException | Sequence[ScriptStep]
 Answer: TypeAlias = Script | Callable[[Request], Script | Awaitable[Script]]
 
 
-class ScriptedBackend(Backend):
+class ScriptedBackend(ModelBackend):
     """A backend whose replies are written down beforehand. It needs no network and no key.
 
         backend = ScriptedBackend("Hello", Message(role="assistant", tool_calls=[...]))
@@ -36,7 +38,12 @@ class ScriptedBackend(Backend):
     - a function from the request to one of these, plain or async.
 
     Texts are cut into pieces of `size` characters (None: not at all); with a `seed`, of random
-    sizes from 1 to `size`. `delay` is in seconds of the loop's clock, before each delta.
+    sizes from 1 to `size`. `delay` is in seconds of the loop's clock, before each delta. Without it
+    the seed of a `SeededLoop` says how many turns of the loop each reply takes, so that a long one
+    may be there before a short one; on any other loop all are equally fast.
+
+    What a reply took is charged as with any backend, to `limits`, to those of the tree and to its
+    usage: the `usage` of its message, else an estimate. Nothing is tried again.
 
     Attributes: `requests`, all so far; `opened` and `closed`, how many streams have begun and how
     many of these are over, be it by their end, an error, `aclose` or cancellation.
@@ -50,11 +57,14 @@ class ScriptedBackend(Backend):
         otherwise: Answer | None = None,
         size: int | None = 4,
         seed: int | None = None,
-        delay: float = 0.0,
+        delay: float | None = None,
         model: str = "scripted",
+        limits: Limits | None = None,
         **default_options: Any,
     ) -> None:
-        super().__init__(model, **default_options)
+        # No 429 holds back the requests after it: a script says what comes of each.
+        once = Retries(attempts=1, patience=0.0)
+        super().__init__(model, retries=once, limits=limits, **default_options)
         self.requests: list[Request] = []
         self.opened = 0
         self.closed = 0
@@ -70,33 +80,68 @@ class ScriptedBackend(Backend):
         answer = self._replies[number] if number < len(self._replies) else self._otherwise
         return self._play(answer, request)
 
+    def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
+        """Answer as `stream` does."""
+        return self.stream(request)
+
+    def __getstate__(self) -> object:
+        return object.__getstate__(self)
+
     async def _play(self, answer: Answer | None, request: Request) -> AsyncGenerator[Delta, None]:
         self.opened += 1
+        came: list[Delta] = []
         try:
-            if answer is None:
-                raise LookupError(
-                    f"the script had {len(self._replies)} replies and this is request "
-                    f"{len(self.requests)}: add replies, or otherwise=..."
-                )
-            reply = answer(request) if callable(answer) else answer
-            if isawaitable(reply):
-                reply = await reply
-            if isinstance(reply, BaseException):
-                raise reply
-            whole = isinstance(reply, (str, Message))
-            for step in _deltas(reply, self._cut) if whole else reply:
-                if isinstance(step, BaseException):
-                    raise step
-                if isinstance(step, asyncio.Event):
-                    await step.wait()
-                    continue
-                for piece in self._cut(step) if isinstance(step, str) else (step,):
-                    # Without a delay too, a stream lets others run between its deltas, as a
-                    # network's does.
-                    await asyncio.sleep(self._delay)
-                    yield Delta(text=piece) if isinstance(piece, str) else piece
+            async with self.charged(request, came), aclosing(self._steps(answer, request)) as steps:
+                async for delta in steps:
+                    came.append(delta)
+                    yield delta
         finally:
             self.closed += 1
+
+    async def _steps(self, answer: Answer | None, request: Request) -> AsyncGenerator[Delta, None]:
+        latency = _Latency(self._delay)
+        if answer is None:
+            raise LookupError(
+                f"the script had {len(self._replies)} replies and this is request "
+                f"{len(self.requests)}: add replies, or otherwise=..."
+            )
+        reply = answer(request) if callable(answer) else answer
+        if isawaitable(reply):
+            reply = await reply
+        if isinstance(reply, BaseException):
+            raise reply
+        whole = isinstance(reply, (str, Message))
+        for step in _deltas(reply, self._cut) if whole else reply:
+            if isinstance(step, BaseException):
+                raise step
+            if isinstance(step, asyncio.Event):
+                await step.wait()
+                continue
+            for piece in self._cut(step) if isinstance(step, str) else (step,):
+                await latency.pass_by()
+                yield Delta(text=piece) if isinstance(piece, str) else piece
+
+
+class _Latency:
+    """How long one reply takes before each of its deltas, the first one most of all."""
+
+    def __init__(self, delay: float | None) -> None:
+        self._delay = delay or 0.0
+        self._chance: random.Random | None = None
+        loop = asyncio.get_running_loop()
+        if delay is None and isinstance(loop, SeededLoop) and loop.seed is not None:
+            self._chance = loop.random
+            # Half of all replies come at once, some of the others after a thousand turns.
+            self._first = loop.random.choice((0, 2 ** loop.random.randint(0, 10)))
+            self._pace = loop.random.choice((0, 0, 1, 3))
+
+    async def pass_by(self) -> None:
+        """Wait before a delta; without a delay too others run, as with a network's stream."""
+        await asyncio.sleep(self._delay)
+        if self._chance is not None:
+            for _ in range(self._chance.randint(0, self._first or self._pace)):
+                await asyncio.sleep(0)
+            self._first = 0
 
 
 def deltas(reply: str | Message, *, size: int | None = 4, seed: int | None = None) -> list[Delta]:

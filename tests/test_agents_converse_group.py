@@ -255,6 +255,9 @@ def echo(name: str) -> ConversableAgent:
 def test_each_asker_has_a_talk_of_its_own(kind: Any, clear_history: bool):
     """At once, in any order: no member reads what another has asked."""
 
+    def own(text: str, name: str) -> bool:  # or the beginning of it, in a reply that broke off
+        return bool(text) and all(f"secret-{name}".startswith(word) for word in text.split())
+
     async def ask(team: Any, name: str) -> None:
         user = program(name)
         for _ in range(2):
@@ -262,7 +265,7 @@ def test_each_asker_has_a_talk_of_its_own(kind: Any, clear_history: bool):
             result = await user.initiate_chat(
                 team, f"secret-{name}", clear_history=clear_history, max_turns=1
             )
-            assert result.text == f"secret-{name}"
+            assert own(result.text, name)
 
     async def main() -> None:
         team = kind("team", [echo("a"), echo("b")], max_turns=3)
@@ -270,11 +273,11 @@ def test_each_asker_has_a_talk_of_its_own(kind: Any, clear_history: bool):
             await asyncio.gather(*(ask(team, name) for name in ("ann", "eve", "joe")))
         for name in ("ann", "eve", "joe"):
             talk = team.talks[name]
-            assert {message.content for message in talk.messages} == {f"secret-{name}"}
+            assert all(own(message.text, name) for message in talk.messages)
             assert len(talk.messages) == (4 if clear_history else 8)
             for member in team.members.values():
                 history = member.memory.messages(f"team@{name}")
-                assert {m.content for m in history if m.sender != "team"} == {f"secret-{name}"}
+                assert all(own(m.text, name) for m in history if m.sender != "team")
 
     explore(main, range(40))
 

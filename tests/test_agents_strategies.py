@@ -1,5 +1,6 @@
 """The strategies: each goes its intended way, and none goes on for ever."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 import anabranch.agents.orchestration
 from anabranch.agents import Observation, planner_reviewer_executor, reflexion, single_agent
+from anabranch.agents.errors import LimitReached
 from anabranch.agents.orchestration import Action, ListMemory, Prompts
 from anabranch.testing import ScriptedBackend
 
@@ -192,3 +194,39 @@ async def test_prompts_may_be_your_own(tmp_path: Path) -> None:
         Prompts(tmp_path / "none")
     with pytest.raises(LookupError, match="'single_agent' has no value for 'task'"):
         Prompts().fill("single_agent", notes="")
+
+
+async def test_every_model_of_a_planner_s_team_reads_the_first_observation() -> None:
+    """And at each step, since each prompt is made anew."""
+    backend = ScriptedBackend(
+        json_of(plan=["try"]),
+        json_of(feedback=[]),
+        json_of(status="progress", action="push"),
+        json_of(status="progress", action="pull"),
+    )
+    result = await planner_reviewer_executor(backend, TASK).play(Door())
+    assert (result.status, len(backend.requests)) == ("over", 4)
+    for number in range(4):
+        prompt = contents(backend, number)[0]
+        assert "What the environment showed at first:\nA door.\n" in prompt
+
+
+async def test_reflexion_keeps_the_first_observation_before_its_eyes() -> None:
+    """In later trials too, and for the one who reflects."""
+    push = "Action: push"
+    backend, thinker = ScriptedBackend(push, push, push, "Action: pull"), ScriptedBackend("Pull.")
+    await reflexion(backend, TASK, reflector=thinker).play(Door())
+    for each in (backend, thinker):
+        for number in range(len(each.requests)):
+            assert "showed at first:\nA door.\n" in contents(each, number)[0]
+    assert [contents(backend, number)[1] for number in (0, 3)] == ["Begin.", "Begin."]
+
+
+@pytest.mark.parametrize("strategy", [planner_reviewer_executor, reflexion])
+async def test_an_environment_that_shows_nothing_at_first_is_not_spoken_of(strategy: Any) -> None:
+    """Prompts have no empty part."""
+    backend = ScriptedBackend(json_of(plan=["try"]), otherwise="Answer: done")
+    orchestrator = strategy(backend, TASK, max_errors=0)
+    with contextlib.suppress(LimitReached):
+        await orchestrator.forward()
+    assert "at first" not in contents(backend, 0)[0]

@@ -208,6 +208,8 @@ class Orchestration(Node[Action], Generic[S], internal=True):
     async def _go_on(self, state: S) -> Action:
         if not state.transitions or state.obs != self._obs:  # else the same call was broken off
             state.obs, state.reward, state.transitions = self._obs, self._reward, 0
+            if state.agent is None:
+                state.scene = self._obs
         while not (state.transitions and state.env_step and state.mistake is None):
             agent = await self._choose(state)
             if agent is None:

@@ -63,6 +63,7 @@ class Engineer(JsonEngineer[PlannerState, Any]):
             executor.trial[-1].seen = obs
         return {
             "task": state.task,
+            "scene": describe_notes(state, modules=False),
             "plan": number_lines(plan),
             "now": plan[0] if plan else "",
             "feedback": number_lines(state.reviewer.feedback),

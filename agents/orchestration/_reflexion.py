@@ -60,7 +60,7 @@ class ActorEngineer(PromptEngineer[ReflexionState]):
         system = self.prompts.fill(
             "reflexion_actor", task=state.task, lessons=lessons, notes=describe_notes(state)
         )
-        seen = describe_actions(state.actor.trial) or obs or "Begin."
+        seen = describe_actions(state.actor.trial) or "Begin."
         history[:] = [
             Message(role="system", content=system),
             Message(role="user", content=seen),
@@ -87,7 +87,10 @@ class ReflectorEngineer(PromptEngineer[ReflexionState]):
     def render_prompt(self, obs: str | None, history: list[Message], state: ReflexionState) -> None:
         """Show the trial."""
         trial, fault = describe_actions(state.actor.trial), state.reflector.fault
-        asked = self.prompts.fill("reflexion_reflector", task=state.task, trial=trial, fault=fault)
+        scene = describe_notes(state, modules=False)
+        asked = self.prompts.fill(
+            "reflexion_reflector", task=state.task, scene=scene, trial=trial, fault=fault
+        )
         history[:] = [Message(role="user", content=asked)]
 
     def process_response(

@@ -40,7 +40,8 @@ class ActorEngineer(PromptEngineer[SingleAgentState]):
         self, obs: str | None, history: list[Message], state: SingleAgentState
     ) -> None:
         """Add what the environment shows."""
-        system = self.prompts.fill("single_agent", task=state.task, notes=describe_notes(state))
+        notes = describe_notes(state, scene=False)  # the history begins with the scene
+        system = self.prompts.fill("single_agent", task=state.task, notes=notes)
         history[:1] = [Message(role="system", content=system)]
         seen = "Begin." if obs is None else obs.strip() or "(no output)"
         history.append(Message(role="user", content=seen))

@@ -75,10 +75,10 @@ class State(Namespace):
 
     The rest is the orchestrator's to write and everybody's to read: `agent`, who answered last
     (None at the beginning); `response`, what it answered; `obs` and `reward`, what the environment
-    gave; `steps`, how many environment steps were taken; `transitions`, how many usable answers
-    came since the last of them; `errors`, how many in a row; `notes`, what modules found, by their
-    names; `kept`, what they keep, by the number of steps; `histories`, what each agent's model has
-    read and said.
+    gave; `scene`, what it showed before anybody answered; `steps`, how many environment steps were
+    taken; `transitions`, how many usable answers came since the last of them; `errors`, how many
+    in a row; `notes`, what modules found, by their names; `kept`, what they keep, by the number of
+    steps; `histories`, what each agent's model has read and said.
     """
 
     max_errors: int = Field(default=3, ge=0)
@@ -87,6 +87,7 @@ class State(Namespace):
     agent: str | None = None
     response: str | None = None
     obs: str | None = None
+    scene: str | None = None
     reward: float | None = None
     steps: int = 0
     transitions: int = 0

@@ -58,9 +58,15 @@ def describe_actions(actions: Iterable[PastAction]) -> str:
     return "\n".join(f"> {past.action}\n{(past.seen or '').strip()}" for past in actions)
 
 
-def describe_notes(state: State) -> str:
-    """Write what modules noted, for a prompt; "" if they noted nothing."""
-    return "".join(f"\n{name}:\n{text}\n" for name, text in state.notes.items())
+def describe_notes(state: State, *, scene: bool = True, modules: bool = True) -> str:
+    """Write what the environment showed at first and what modules noted, for a prompt.
+
+    It is "" if there is nothing of that.
+    """
+    first = (state.scene or "").strip() if scene else ""
+    notes = {"What the environment showed at first": first} if first else {}
+    notes |= state.notes if modules else {}
+    return "".join(f"\n{name}:\n{text}\n" for name, text in notes.items())
 
 
 def number_lines(lines: Iterable[str]) -> str:
