@@ -19,7 +19,7 @@ from ._cluster import Cluster, Monitor, join
 from ._payload import Result
 from ._placement import Ray
 from ._ray import ActorNotFound, call_in_thread, import_ray, this_host
-from ._stream import ServiceActor
+from ._stream import CLOSE_TIMEOUT, ServiceActor
 
 __all__ = ["ANYWHERE", "LEASE", "ActorHandle", "PendingActor"]
 
@@ -42,9 +42,6 @@ MAX_CALLS = 100_000
 # The cluster's own machine must answer what it knows by heart within so many seconds.
 ANSWER_TIMEOUT = 10.0
 
-# How long what is closed has to free what it holds, before its process is ended.
-CLOSE_TIMEOUT = 20.0
-
 # Ray ends an actor that nobody holds; these are held until they are closed, or their driver ends.
 _held: dict[str, Any] = {}
 
@@ -57,6 +54,7 @@ class ActorHandle:
     """
 
     kind: ClassVar[str]
+    puts_jobs: ClassVar[bool] = False  # so that who waits for it should lend it CPUs
 
     def __init__(self, name: str, *, lease: float = LEASE) -> None:
         self.name = name
@@ -123,14 +121,14 @@ class ActorHandle:
             if interrupted is not None:
                 raise interrupted
             async with Monitor(cluster, self.path) as monitor:
-                placed = asyncio.ensure_future(monitor.call(actor.host))
+                placed = asyncio.ensure_future(monitor.call(actor.host, lending=True))
                 try:
                     if not (await asyncio.wait((placed,), timeout=ANSWER_TIMEOUT))[0]:
                         logger.warning("%r waits for a Ray worker (%s)", self, on.describe())
                     self.host = await placed
                 finally:
                     placed.cancel()
-                Result.load(await monitor.call(actor.start, make)).get()
+                Result.load(await monitor.call(actor.start, make, lending=True)).get()
         except BaseException:
             _kill(cluster, actor)
             raise
@@ -177,6 +175,7 @@ class PendingActor(Generic[H]):
     """What `remote` and `serve` return: awaited it is the handle, as a block it is closed too."""
 
     def __init__(self, handle: H, make: bytes, on: Ray, *, detached: bool) -> None:
+        on.options()  # what it refuses is refused now
         self._handle = handle
         self._start = partial(handle.start, make, on, detached=detached)
 

@@ -7,6 +7,7 @@ No placement group holds its machines: what a job puts on is placed when it is p
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
 from collections.abc import Callable
 from functools import cache, partial
@@ -18,17 +19,23 @@ from ..commander.errors import ConfigurationError, WorkerLost
 from ..commander.waiting import outlast
 from ._cluster import Cluster, Monitor, join
 from ._inbox import RemoteCall, inbox_of
-from ._payload import load_lenient, pack_job, refuse_secrets
+from ._main_thread import lend_while_waiting
+from ._payload import load_lenient, pack_job
 from ._placement import CHECK_AFTER
 from ._protocol import Outcome, Report, TaskResult, TaskSpec
 from ._ray import call_in_thread, import_ray, translate_error
 from ._remote import RemoteNode
-from ._worker import lend_while_waiting, run_task
+from ._worker import run_task
 
 if TYPE_CHECKING:
     from ._placement import Ray
 
 __all__ = ["RemoteJob"]
+
+logger = logging.getLogger("anabranch.cluster")
+
+# How long Ray has to end a worker by force, in seconds; then it is given up.
+FORCE_TIMEOUT = 5.0
 
 
 class RemoteJob(RemoteNode):
@@ -36,14 +43,10 @@ class RemoteJob(RemoteNode):
 
     def __init__(self, place: Ray, job: Node[Any]) -> None:
         import_ray()
-        if place.runtime_env is not None:
-            try:
-                refuse_secrets(repr(place.runtime_env).encode())
-            except ConfigurationError as error:
-                raise ConfigurationError(f"the runtime_env cannot be sent: {error}") from None
+        place.options()  # what it refuses is refused now
         super().__init__()
         self.place = place
-        self.payload = pack_job(job)
+        self.payload, self.large, self.references = pack_job(job)
 
     def explain(self) -> str:
         """Say where the body is, or what it waits for."""
@@ -83,13 +86,12 @@ class _Attempt:
 
     async def run(self) -> Any:
         """Run the task; give its result or raise its failure, once it is over."""
-        cluster, place = self._cluster, self._job.place
+        cluster, place, large = self._cluster, self._job.place, self._job.large
         interrupted: asyncio.CancelledError | None = None
-        if cluster.ready and place.runtime_env is None:
-            task = _submit(place, self._node, self._spec)
+        if cluster.ready and place.runtime_env is None and not large:
+            task = self._submit()
         else:  # here Ray holds its caller up
-            submit = call_in_thread(_submit, place, self._node, self._spec)
-            submitting = asyncio.wrap_future(submit)
+            submitting = asyncio.wrap_future(call_in_thread(self._submit))
             interrupted = await outlast(submitting)
             task = submitting.result()
             cluster.ready = True
@@ -100,12 +102,6 @@ class _Attempt:
         async with Monitor(cluster, self._node.path, kill) as monitor:
             over: asyncio.Future[TaskResult] = asyncio.wrap_future(task.future())
 
-            async def take_rest() -> None:
-                """Wait for the end of what was cancelled, and take what it still had to report."""
-                await asyncio.wait((over, monitor.lost), return_when="FIRST_COMPLETED")
-                if over.done() and over.exception() is None:
-                    await self._take(over.result())
-
             try:
                 if interrupted is not None:
                     raise interrupted
@@ -114,7 +110,8 @@ class _Attempt:
             except BaseException:
                 if cluster.usable:
                     cluster.ray.cancel(task, recursive=False)
-                    await outlast(asyncio.ensure_future(take_rest()))
+                    ending = self._end(over, monitor.lost, kill)
+                    await outlast(asyncio.ensure_future(ending))
                 raise
             finally:
                 over.cancel()
@@ -123,6 +120,21 @@ class _Attempt:
             if over.cancelled():
                 raise WorkerLost(self._node.path, monitor.lost.result())
         return await self._outcome(over)
+
+    def _submit(self) -> Any:
+        """Start the Ray task, and return its reference."""
+        job, node, cluster = self._job, self._node, self._cluster
+        known, name = _tasks.setdefault(job.place, {}), type(node).__name__
+        try:
+            if name not in known:
+                options = {"name": f"anabranch:{name}", **job.place.options()}
+                known[name] = _task().options(**options).remote
+            large = [each.send(cluster, cluster.ray.put) for each in job.large]
+            return known[name](self._spec, job.references, *large)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"{node.path}: Ray does not take {job.place}: {error}"
+            ) from error
 
     async def _wait(self, over: asyncio.Future[TaskResult], lost: asyncio.Future[str]) -> None:
         """Wait for the end; as long as the task has not begun, see whether it ever can."""
@@ -144,6 +156,31 @@ class _Attempt:
     def _check_machines(self) -> None:
         checking = self._cluster.machines.check_in_thread(self._job.place)
         self._check = asyncio.wrap_future(checking)
+
+    async def _end(
+        self, over: asyncio.Future[TaskResult], lost: asyncio.Future[str], kill: Callable[[], None]
+    ) -> None:
+        """Wait for the end of what was cancelled, and take what it still had to report."""
+        ends: set[asyncio.Future[Any]] = {over, lost}
+        grace = self._job.place.grace
+        done, _ = await asyncio.wait(ends, timeout=grace, return_when="FIRST_COMPLETED")
+        if not done:
+            logger.warning(
+                "%s has not ended %g s after it was cancelled, so its Ray worker is ended by force;"
+                " if it needs longer, say Ray(grace=...)",
+                self._node.path,
+                grace,
+            )
+            kill()
+            done, _ = await asyncio.wait(ends, timeout=FORCE_TIMEOUT, return_when="FIRST_COMPLETED")
+            if not done:  # its body keeps Python's own lock, or the system has stopped it
+                logger.error(
+                    "%s: Ray cannot end its worker, which goes on and keeps what it holds;"
+                    " it is not waited for any more",
+                    self._node.path,
+                )
+        if over.done() and over.exception() is None:
+            await self._take(over.result())
 
     async def _take(self, result: TaskResult) -> Outcome:
         """Take what was reported before, then what is left; return how the job has ended."""
@@ -170,19 +207,7 @@ class _Attempt:
         return self._job.end(self._node, outcome)
 
 
-_tasks: WeakKeyDictionary[Ray, dict[str, Callable[[bytes], Any]]] = WeakKeyDictionary()
-
-
-def _submit(place: Ray, node: Node[Any], spec: bytes) -> Any:
-    """Start the Ray task of a node at `place`, and return its reference."""
-    known, name = _tasks.setdefault(place, {}), type(node).__name__
-    try:
-        if name not in known:
-            options = {"name": f"anabranch:{name}", **place.options()}
-            known[name] = _task().options(**options).remote
-        return known[name](spec)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise ConfigurationError(f"{node.path}: Ray does not take {place}: {error}") from error
+_tasks: WeakKeyDictionary[Ray, dict[str, Callable[..., Any]]] = WeakKeyDictionary()
 
 
 @cache

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 from _until import until
 
-from anabranch import AgentMessage, Backend
+from anabranch import AgentMessage, Backend, Job, Node, current_node, handler
 from anabranch.agents import NOT_MINE, ConversableAgent, ReplyResult, reply
 from anabranch.messages import Delta, Request
 
@@ -85,3 +86,41 @@ class Held(Backend):
             yield Delta(finish_reason="stop", done=True)
         finally:
             (self.folder / "ended").touch()
+
+
+class Sender(ConversableAgent):
+    """Puts jobs for whoever asks."""
+
+    async def put(self, job: Job[Any], on: Any) -> Any:
+        return await current_node().put_job(job, on=on)
+
+
+class Counter(ConversableAgent):
+    """Says how much it remembers of who asks."""
+
+    @reply
+    async def count(self, message: AgentMessage) -> ReplyResult:
+        return f"{len(self.chat_messages[message.sender or ''])}"
+
+
+class Blocked(ConversableAgent):
+    """Blocks its process."""
+
+    def block(self, file: Path) -> None:
+        file.touch()
+        time.sleep(1000)
+
+
+class Leaver(Bob):
+    """Would end its program."""
+
+    def leave(self, kind: type[BaseException]) -> None:
+        raise kind(3)
+
+    async def leave_below(self, kind: type[BaseException]) -> None:
+        await current_node().call_handler(_leave(kind))
+
+
+@handler
+async def _leave(node: Node[Any], kind: type[BaseException]) -> None:
+    raise kind(3)

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _ray_people import Alice, Bob, Circular, Faulty, Hasty, Held
+from _ray_people import Alice, Blocked, Bob, Circular, Counter, Faulty, Hasty, Held, Leaver
 from _server import Reply as ServerReply
 from _server import ScriptedServer, Step, chunk, text
+from _until import until
 
 from anabranch import Commander, connect
 from anabranch.agents import (
@@ -142,6 +143,16 @@ async def test_a_failure_there_is_raised_here_as_itself() -> None:
     assert "faulty was to answer user" in notes
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("method", ["leave", "leave_below"])
+async def test_one_who_would_end_its_program_fails(kind: type[BaseException], method: str) -> None:
+    """This program goes on, and so does the agent."""
+    async with remote(Leaver, "leaver") as leaver:
+        with pytest.raises(RuntimeError, match=f"{kind.__name__}: 3"):
+            await leaver.invoke(method, kind)
+        assert await leaver.invoke("name") == "leaver"
+
+
 async def test_the_failure_of_one_who_is_here_reaches_the_one_who_asked_there() -> None:
     """And, as nobody takes it, comes home again."""
     directory = Directory()
@@ -178,6 +189,32 @@ async def test_a_timeout_here_ends_the_answer_there(tmp_path: Path) -> None:
         with pytest.raises(TimeoutError):
             await a_user().send("Well?", bob, timeout=1)
         assert (tmp_path / "ended").exists()
+
+
+async def test_users_of_one_name_share_no_history_there() -> None:
+    """Be they of one program or of two; each goes on with its own."""
+    async with remote(Counter, "counter") as counter:
+        one, other = a_user(), a_user()
+        said = [(await user.send("And now?", counter)).text for user in (one, other, one, other)]
+    assert said == ["1", "1", "3", "3"]
+
+
+async def test_an_agent_that_blocks_its_process_keeps_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither who gives it up nor who closes it."""
+    from anabranch.cluster import _actor, _stream
+
+    for module in (_actor, _stream):
+        monkeypatch.setattr(module, "CLOSE_TIMEOUT", 0.5)
+    async with remote(Blocked, "blocked") as blocked:
+        asked = asyncio.ensure_future(blocked.invoke("block", tmp_path / "begun"))
+        await until((tmp_path / "begun").exists)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+    assert "'blocked' on" in caplog.text
+    assert "did not end within 0.5 s what was cancelled" in caplog.text
 
 
 async def test_who_is_not_asked_any_more_is_cancelled_here(tmp_path: Path) -> None:
