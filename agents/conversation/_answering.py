@@ -44,6 +44,7 @@ class Answering(CountedCall[Answer], internal=True):
         self.count_for(agent.spending, self.partner)
         if agent.approve is not None:
             APPROVE.set(agent.approve)
+        agent.tool_sessions.enter(agent.session_with(self.partner))
         self.message = await agent.hear(self.message, self.partner)
         ending = self._ending()
         if mode == "ALWAYS" or (mode == "TERMINATE" and ending is not None):
