@@ -11,27 +11,27 @@ from anabranch.agents import StepAgent
 from anabranch.agents.layers import FencedCall
 from anabranch.dispatch import FencedCode
 from anabranch.testing import ScriptedBackend
-from anabranch.tools import PythonKernel, Toolkit
+from anabranch.tools import PerSession, PythonKernel, Toolkit
 
 
 class Notes(Toolkit):
-    """Runs "code" that is a number or a word."""
-
-    made = 0
+    """Runs "code" that is a number or a word; each session has its own list of it."""
 
     def __init__(self) -> None:
-        Notes.made += 1
-        self.closed = False
-        self.kept: list[str] = []
+        self.made: list[list[str]] = []
+        self.closed: list[list[str]] = []
+        self.kept = PerSession(self.make, self.closed.append)
+
+    def make(self) -> list[str]:
+        self.made.append([])
+        return self.made[-1]
 
     @tool
     async def run(self, code: str) -> str:
         """Keep the code."""
-        self.kept.append(code)
-        return " ".join(self.kept)
-
-    async def aclose(self) -> None:
-        self.closed = True
+        kept = self.kept.get()
+        kept.append(code)
+        return " ".join(kept)
 
 
 @tool
@@ -57,7 +57,7 @@ def code(text: str) -> str:
 async def test_it_calls_plugins_and_code_until_it_has_an_answer() -> None:
     """The tools are in the prompt, and `get_steps` tells how it came to the answer."""
     backend = ScriptedBackend(plugin("search", query="rivers"), code("6*7"), "It is 42.")
-    agent = StepAgent(backend, "Solve it.", plugins=[search], interpreter=Notes, name="solver")
+    agent = StepAgent(backend, "Solve it.", plugins=[search], interpreter=Notes(), name="solver")
 
     answer = await agent("How many?", session_id=0)
 
@@ -84,13 +84,11 @@ async def test_it_calls_plugins_and_code_until_it_has_an_answer() -> None:
 async def test_at_max_rounds_the_last_reply_is_the_answer() -> None:
     """Its status says so, and what it calls does not run."""
     toolkit = Notes()
-    agent = StepAgent(
-        ScriptedBackend(otherwise=code("x")), interpreter=lambda: toolkit, max_rounds=3
-    )
+    agent = StepAgent(ScriptedBackend(otherwise=code("x")), interpreter=toolkit, max_rounds=3)
     answer = await agent("?")
 
     assert answer.extra["status"] == "max_rounds"
-    assert toolkit.kept == ["x", "x"]
+    assert toolkit.made == [["x", "x"]]
     with pytest.raises(ValueError, match="at least 1"):
         StepAgent(ScriptedBackend(), max_rounds=0)
 
@@ -128,22 +126,19 @@ async def test_each_session_has_an_interpreter_of_its_own() -> None:
         asked = next(m.content for m in request.messages if m.role == "user")
         return "done" if any(m.role == "assistant" for m in request.messages) else code(asked)
 
-    made: list[Notes] = []
-
-    def make() -> Notes:
-        made.append(Notes())
-        return made[-1]
-
-    async with StepAgent(ScriptedBackend(otherwise=reply, seed=2), interpreter=make) as agent:
+    notes = Notes()
+    async with StepAgent(ScriptedBackend(otherwise=reply, seed=2), interpreter=notes) as agent:
         await asyncio.gather(*(agent(f"s{n}", session_id=n) for n in range(5)))
-        assert sorted(toolkit.kept for toolkit in made) == [[f"s{n}"] for n in range(5)]
-    assert all(toolkit.closed for toolkit in made)
+        assert sorted(notes.made) == [[f"s{n}"] for n in range(5)]
+        agent.reset(3)
+        assert notes.closed == [["s3"]]
+    assert sorted(notes.closed) == sorted(notes.made)
 
 
 async def test_action_hooks_see_every_action() -> None:
     """Before, the parsed message; after, the executor's."""
     seen: list[Any] = []
-    agent = StepAgent(ScriptedBackend(code("1"), "done"), interpreter=Notes)
+    agent = StepAgent(ScriptedBackend(code("1"), "done"), interpreter=Notes())
 
     def look(agent: StepAgent, message: AgentMessage) -> None:
         seen.append((agent.name, message.content))
@@ -157,7 +152,7 @@ async def test_action_hooks_see_every_action() -> None:
 
 async def cancelled_while_code_runs() -> None:
     backend = ScriptedBackend(code("x = 6\nx * 7"), code("import time; time.sleep(600)"))
-    agent = StepAgent(backend, interpreter=PythonKernel)
+    agent = StepAgent(backend, interpreter=PythonKernel())
     sleeping = asyncio.Event()
 
     def ran(agent: StepAgent, message: AgentMessage) -> None:
@@ -171,10 +166,11 @@ async def cancelled_while_code_runs() -> None:
         call.cancel("enough")
         with pytest.raises(NodeCancelled):
             await call
+    await agent.aclose()
     assert agent.get_steps()[2]["content"] == "42"
 
 
-def test_real_code_runs_and_a_cancelled_agent_leaves_no_kernel() -> None:
+def test_real_code_runs_and_a_cancelled_agent_leaves_no_kernel_when_it_is_closed() -> None:
     """No process and no thread either."""
     asyncio.run(cancelled_while_code_runs())  # loads what stays loaded, such as ZeroMQ's own
     before, still = _left.processes(), _left.threads()

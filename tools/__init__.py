@@ -5,9 +5,12 @@
 - `calls`: that run as a node, with approval, time limit and failure
 - `results`: what a call gives, as the message for the model; its length is not limited
 - `toolkits`, `_load`: tools that belong together; tools by name, also those of other packages
+- `sessions`: what tools keep, for each session of an agent or executor, and when that ends
 - `_approval`, `_pending`: calls, and any other questions, that wait for a person
 - `_describe`, `_narrate`: tools as text for a prompt; tools that speak to the user meanwhile
-- `_python`: the Python session, with its Jupyter kernel (`_kernel`; its process, `_kernel_main`)
+- `_python`: Python sessions, each an `_interpreter` with a Jupyter kernel (`_kernel`; its process
+  and its guard, `_kernel_main`; how many there are, `_kernel_pool`; the thread that talks to them,
+  `_kernel_loop`; where figures go, `_figures`)
 - `_web`, `_search`: the web browser and search engines. `_web_fetch` fetches within limits (whose
   addresses: `_web_address`), `_web_text` reads in a process of its own (`_web_main`,
   `_web_charset`)
@@ -37,6 +40,7 @@ from ._tool import result_text as result_text
 from ._tool import tool as tool
 from .results import Illustrated as Illustrated
 from .results import ToolResult as ToolResult
+from .sessions import PerSession as PerSession
 from .toolkits import Toolkit as Toolkit
 
 if TYPE_CHECKING:

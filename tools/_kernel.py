@@ -1,20 +1,23 @@
 """One Jupyter kernel in a process of its own: start, execute, interrupt, kill.
 
-This module needs the extra `python`; only `_python.py` imports it, when it is first used.
+A guard stands between it and this program (`_kernel_main`). All methods run on the loop of
+`_kernel_loop`. This module needs the extra `python`; only `_python.py` imports it, when it is
+first used.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import os
 import re
 import shutil
-import signal
 import tempfile
 import weakref
-from collections.abc import Coroutine, Mapping
-from contextlib import suppress
+from base64 import b64decode
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ from ..commander.errors import ToolError
 from ..commander.process import describe_exit
 from ..commander.waiting import outlast
 from ..messages import image_url
+from ._kernel_loop import submit
 from .results import shorten
 
 __all__ = ["Kernel", "KernelDied", "Output"]
@@ -50,9 +54,14 @@ class KernelDied(ToolError):
 
 
 class Output:
-    """What a piece of code has shown so far: text, figures, and the error that ended it."""
+    """What a piece of code has shown so far: text, figures, and the error that ended it.
 
-    def __init__(self) -> None:
+    `save` takes the bytes of a figure and the ending for its file, and returns the path.
+    """
+
+    def __init__(self, save: Callable[[bytes, str], Path]) -> None:
+        self._save = save
+        self.files: list[str] = []
         self.images: list[str] = []
         self.failed = False
         self._texts: list[str] = []
@@ -79,7 +88,12 @@ class Output:
                     self._add("[a figure left out: too large or too many]\n")
                 else:
                     self.images.append(image_url(image.strip(), media_type))
-                    self._add(f"[figure {len(self.images)}]\n")
+                    try:
+                        where = str(self._save(b64decode(image), media_type.partition("/")[2]))
+                        self.files.append(where)
+                    except (OSError, ValueError) as error:
+                        where = f"not saved: {error}"
+                    self._add(f"[figure {len(self.images)}: {where}]\n")
                 return
             self._add(str(data.get("text/plain", "")) + "\n")
 
@@ -98,9 +112,9 @@ class Kernel:
 
     def __init__(self, process: asyncio.subprocess.Process, folder: str) -> None:
         self._process = process
+        self._folder = folder
         self._log = Path(folder, "log")
-        # In case nobody kills it: at the latest when the program ends.
-        self._swept = weakref.finalize(self, _sweep, process.pid, folder)
+        self._parent = os.getpid()
         context = zmq.asyncio.Context()
         context.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
         # Its methods are made at run time, untyped.
@@ -109,6 +123,11 @@ class Kernel:
         )
         self._client.load_connection_file()
         self._client.start_channels(stdin=False, hb=False)  # the heartbeat would be a thread
+        # In case nobody kills it.
+        parts = process, self._client, folder
+        self._dropped = weakref.finalize(self, _end_dropped, self._parent, *parts)
+        self._dropped.atexit = False  # see `_end_with_program`
+        KERNELS.add(self)
 
     @classmethod
     async def start(
@@ -154,16 +173,20 @@ class Kernel:
             write_connection_file(file, key=key, transport="ipc", ip=f"{folder}/s")
         else:
             write_connection_file(file, key=key)
-        command = (executable, "-P", str(MAIN), json.dumps(dict(limits)), "-f", file)
+        guard = (str(MAIN), str(os.getpid()), json.dumps(dict(limits)), folder)
         inherited = {name: os.environ[name] for name in INHERITED.split() if name in os.environ}
-        # Nothing of the user's own set-up runs, and the kernel ends when this process does.
-        own = {"IPYTHONDIR": f"{folder}/ipython", "JPY_PARENT_PID": str(os.getpid())}
+        # Nothing of the user's own set-up runs.
+        own = {"IPYTHONDIR": f"{folder}/ipython"}
         try:
             with Path(folder, "log").open("wb") as log:  # noqa: ASYNC230 - for the process
                 process = await asyncio.create_subprocess_exec(
-                    *command,
+                    executable,
+                    "-P",
+                    *guard,
+                    "-f",
+                    file,
                     "--HistoryManager.enabled=False",
-                    stdin=asyncio.subprocess.DEVNULL,
+                    stdin=asyncio.subprocess.PIPE,
                     stdout=log,
                     stderr=log,
                     cwd=cwd,
@@ -177,8 +200,8 @@ class Kernel:
 
     @property
     def alive(self) -> bool:
-        """Whether the process still runs."""
-        return self._process.returncode is None
+        """Whether the process still runs, and is this program's own: a fork has none."""
+        return self._process.returncode is None and self._parent == os.getpid()
 
     async def execute(self, code: str, output: Output) -> None:
         """Run `code` and fill `output` as it comes; return when the kernel is idle again.
@@ -223,8 +246,8 @@ class Kernel:
         dying = asyncio.ensure_future(self._process.wait())
         try:
             await asyncio.wait((working, dying), return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                raise KernelDied(f"the Python process ended ({describe_exit(dying.result())})")
+            if not working.done() or working.cancelled():  # by the end of its connection
+                raise KernelDied(f"the Python process ended ({describe_exit(await dying)})")
             await working
         finally:
             working.cancel()
@@ -233,31 +256,45 @@ class Kernel:
 
     def interrupt(self) -> None:
         """Raise `KeyboardInterrupt` in the code that runs."""
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGINT)
+        self._order(b"i")
 
     async def kill(self) -> None:
         """Kill the process and all that it started, and let go of everything. Twice is harmless.
 
         A cancel meanwhile does not cut it short.
         """
-        if self._swept.alive:
-            self._client.stop_channels()
-            self._client.context.destroy(linger=0)
-            self._swept()
-        await outlast(asyncio.ensure_future(self._process.wait()))
+        self._dropped.detach()
+        await outlast(asyncio.ensure_future(_end(self._process, self._client, self._folder)))
+
+    def _order(self, order: bytes) -> None:
+        pipe = self._process.stdin
+        if pipe is not None and not pipe.is_closing():
+            pipe.write(order)
 
 
-def _sweep(pid: int, folder: str) -> None:
-    """Kill a kernel's process and all below it, also what left its group; Linux alone tells."""
-    processes = [pid]
-    for each in processes:  # it grows meanwhile
-        for file in Path(f"/proc/{each}/task").glob("*/children"):
-            with suppress(OSError):
-                processes += map(int, file.read_text().split())
-    for each in reversed(processes):
-        with suppress(ProcessLookupError, PermissionError):
-            if each == pid and hasattr(os, "killpg"):
-                os.killpg(pid, signal.SIGKILL)
-            os.kill(each, signal.SIGTERM if os.name == "nt" else signal.SIGKILL)
-    shutil.rmtree(folder, ignore_errors=True)
+async def _end(process: asyncio.subprocess.Process, client: Any, folder: str) -> None:
+    if process.stdin is not None and not process.stdin.is_closing():
+        process.stdin.write(b"q")
+        process.stdin.close()
+    if os.name == "nt" and process.returncode is None:  # there is no guard
+        process.kill()
+    await process.wait()
+    client.stop_channels()
+    client.context.destroy(linger=0)
+    shutil.rmtree(folder, ignore_errors=True)  # in case the guard was killed
+
+
+def _end_dropped(parent: int, *parts: Any) -> None:
+    """End a kernel that nobody has hold of any more, from any thread."""
+    if parent == os.getpid():  # or else it is that of the process which has forked this one
+        submit(_end(*parts))
+
+
+@atexit.register
+def _end_with_program() -> None:
+    """Wait a while until all kernels have ended, so that a program leaves nothing behind."""
+    if kernels := [each for each in KERNELS if each.alive]:
+        wait([submit(each.kill()) for each in kernels], timeout=5)
+
+
+KERNELS: weakref.WeakSet[Kernel] = weakref.WeakSet()

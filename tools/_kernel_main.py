@@ -1,14 +1,53 @@
-"""The kernel's own process: set its limits, then be an ordinary Jupyter kernel.
+"""The kernel's own processes: a guard, and below it an ordinary Jupyter kernel with limits.
 
 Run as a script, by its path, with any Python that has `ipykernel`; it imports nothing of ours.
+
+The guard ends the kernel and all that it started when it is told to, when the kernel ends, and when
+the program that it works for is gone, however that ended. It kills only its own children, which no
+one else can have waited for: so a number is never a stranger's.
 """
 
 import ctypes
 import json
+import os
+import select
+import shutil
+import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
+PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+LINUX = sys.platform == "linux"
+
+# A message that is longer breaks the connection: the other end takes 64 MiB.
+LONGEST_MESSAGE = 32 * 2**20
+LONGEST_TEXT = 4 * 2**20
+LONGEST_LIST = 1000
+
+
+def main() -> None:
+    """Take the program's number, the limits and the folder; leave other arguments to the kernel."""
+    parent, limits, folder = int(sys.argv.pop(1)), json.loads(sys.argv.pop(1)), sys.argv.pop(1)
+
+    def be_kernel() -> None:
+        with suppress(ImportError):  # there are no limits on this system
+            limit(limits)
+        sys.path.insert(0, "")  # the working directory, as in any session
+        cut_long_messages()
+        from ipykernel import kernelapp
+
+        kernelapp.launch_new_instance()
+
+    if os.name == "posix":
+        guard(parent, be_kernel, folder)
+    else:
+        be_kernel()
+
+
+# --- the kernel
 
 
 def limit(limits: dict[str, int]) -> None:
@@ -23,22 +62,154 @@ def limit(limits: dict[str, int]) -> None:
             resource.setrlimit(which, (most, most))
 
 
-def keep_orphans() -> None:
-    """Become the parent of whatever the code leaves behind, so that it can be found and killed."""
-    if sys.platform == "linux":
+def cut_long_messages() -> None:
+    """Let no message be too long to arrive: its texts lose their middle, else it is left out."""
+    from jupyter_client.session import Session
+
+    def shorten(value: object) -> object:
+        if isinstance(value, str) and len(value) > LONGEST_TEXT:
+            head, tail = value[: LONGEST_TEXT // 2], value[-LONGEST_TEXT // 2 :]
+            return f"{head}\n[... {len(value) - LONGEST_TEXT} characters left out ...]\n{tail}"
+        if isinstance(value, dict):
+            return {key: shorten(each) for key, each in list(value.items())[:LONGEST_LIST]}
+        if isinstance(value, (list, tuple)):
+            return [shorten(each) for each in value[:LONGEST_LIST]]
+        return value
+
+    def serialize(self, message, ident=None):  # type: ignore
+        frames = whole(self, message, ident)
+        if sum(map(len, frames)) <= LONGEST_MESSAGE:
+            return frames
+        content = message["content"]
+        if message["msg_type"] in ("display_data", "execute_result"):
+            # A picture without its middle is none.
+            content = {"data": {"text/plain": shorten(content["data"].get("text/plain", ""))}}
+            content["data"]["text/plain"] += "\n[what it shows is left out: too large]"
+            content |= {
+                "metadata": {},
+                "execution_count": message["content"].get("execution_count"),
+            }
+        content = shorten(content)
+        frames = whole(self, {**message, "content": content, "metadata": {}}, ident)
+        if sum(map(len, frames)) <= LONGEST_MESSAGE:
+            return frames
+        text = "[a message left out: too large]\n"
+        content = {"name": "stdout", "text": text, "data": {"text/plain": text}, "status": "ok"}
+        return whole(self, {**message, "content": content, "metadata": {}}, ident)
+
+    def send(self, stream, message, *args, buffers=None, **options):  # type: ignore
+        if (
+            buffers is not None
+            and sum(memoryview(each).nbytes for each in buffers) > LONGEST_MESSAGE
+        ):
+            buffers = None
+        return sent(self, stream, message, *args, buffers=buffers, **options)
+
+    whole, sent = Session.serialize, Session.send
+    Session.serialize, Session.send = serialize, send
+
+
+# --- the guard
+
+
+def guard(parent: int, be_kernel: Callable[[], None], folder: str) -> None:
+    """Fork the kernel, and end it with all below it; ends this process as the kernel ended."""
+    control = os.dup(0)  # "i" interrupts the kernel; "q", or its end, ends it
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    if LINUX:  # whatever the code leaves behind becomes a child of this process
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signals = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    before = [signal.signal(each, lambda *_: None) for each in signals]
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    guarding = os.getpid()
+    kernel = os.fork()
+    if kernel == 0:
+        signal.set_wakeup_fd(-1)
+        for each, handler in zip(signals, before, strict=True):
+            signal.signal(each, handler)
+        for each in (control, woken, wake):
+            os.close(each)
+        os.setsid()
+        if LINUX:
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() == guarding:
+            be_kernel()
+        os._exit(0)
+    status = 0
+    try:
+        watch(parent, kernel, control, woken)
+    finally:
+        status = end_all(kernel)
+        shutil.rmtree(folder, ignore_errors=True)
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:  # end by the same signal, without a core of this process
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with suppress(OSError):  # of SIGKILL there is no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
-def main() -> None:
-    """Take the limits from the first argument and leave the others to the kernel."""
-    limits = json.loads(sys.argv.pop(1))
-    with suppress(ImportError):  # there are none on this system
-        limit(limits)
-    keep_orphans()
-    sys.path.insert(0, "")  # the working directory, as in any session
-    from ipykernel import kernelapp
+def watch(parent: int, kernel: int, control: int, woken: int) -> None:
+    """Pass interrupts on until it is time to end."""
+    watched, pause = [control, woken], 1.0
+    if hasattr(os, "pidfd_open"):
+        with suppress(OSError):
+            watched.append(os.pidfd_open(parent))
+            pause = None
+    while os.getppid() == parent:
+        ready = select.select(watched, [], [], pause)[0]
+        if watched[2:] and watched[2] in ready:
+            return
+        if woken in ready and (set(os.read(woken, 4096)) - {signal.SIGCHLD} or ended(kernel)):
+            return
+        if control in ready:
+            orders = os.read(control, 4096)
+            if not orders or b"q" in orders:
+                return
+            os.kill(kernel, signal.SIGINT)
 
-    kernelapp.launch_new_instance()
+
+def ended(kernel: int) -> bool:
+    """Tell whether the kernel has ended, and leave it a zombie; its orphans are laid to rest."""
+    if not hasattr(os, "waitid"):  # macOS: no orphans come here, so it can only be the kernel
+        return True
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    while (child := os.waitid(os.P_ALL, 0, flags)) is not None:
+        if child.si_pid == kernel:
+            return True
+        os.waitpid(child.si_pid, 0)
+    return False
+
+
+def end_all(kernel: int) -> int:
+    """Kill all below this process until nothing is left; return the kernel's exit status.
+
+    Where orphans do not come here, what left the kernel's process group goes on.
+    """
+    status = 0
+    children = [kernel]
+    with suppress(OSError):
+        os.killpg(kernel, signal.SIGKILL)  # it has not been waited for: the number is still its own
+    while True:
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        try:
+            pid, how = os.waitpid(-1, 0)
+        except ChildProcessError:
+            return status
+        if pid == kernel:
+            status = how
+        children = []
+        for file in Path("/proc/self/task").glob("*/children"):
+            with suppress(OSError):
+                children += map(int, file.read_text().split())
 
 
 if __name__ == "__main__":

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..commander import Node, ToolError, current_node
-from ..commander.waiting import outlast
 from ._extra import import_extra
+from ._figures import Figures
+from ._kernel_pool import Pool
 from ._tool import tool
 from .results import Illustrated
+from .sessions import PerSession
 from .toolkits import Toolkit
 
 if TYPE_CHECKING:
-    from ._kernel import Kernel, Output
+    from ._interpreter import Interpreter
 
 __all__ = ["PythonKernel", "ResourceLimits"]
 
@@ -49,16 +50,23 @@ class ResourceLimits:
 
 
 class PythonKernel(Toolkit):
-    """A tool `python` that runs code in one session: what it defines is there the next time.
+    """A tool `python` that runs code; what it defines is there the next time, in that session.
 
-    The session is a Jupyter kernel in a process of its own, started by the first call. Calls run
-    one after the other. `timeout` is in seconds for each: the code is then interrupted, and if it
-    goes on for `grace` seconds more, its process is killed. A cancelled call is stopped in the
-    same way. Output beyond `max_output` characters loses its middle; figures come as images.
+    Code runs in a Jupyter kernel, a process of its own, started by a session's first call. Entered
+    with `async with` there is one, until the end of the block, for all who use it. Given to an
+    agent or a `ToolExecutor`, each of their sessions has its own, until it is reset or they or this
+    are closed; used by anybody else, there is one until `aclose`. It outlives commanders and loops,
+    and goes with its owner; at the latest it ends with the program, however that ends, and all that
+    the code started ends with it.
 
-    The process ends with `aclose` (or `async with`), when the conversation is cancelled (the
-    top-level node above a call), and at the commander's end; all that it started ends with it.
-    The next call starts a new session and says so.
+    Of kernels that no block keeps, one that was not used for `idle` seconds is ended; at most
+    `most` run, and one more takes the place of that which was used least lately. None is no limit.
+    A new kernel in the place of one that is gone is told to the model.
+
+    Calls of one session run one after the other. `timeout` is in seconds for each: the code is then
+    interrupted, and if it goes on for `grace` seconds more, its process is killed. A cancelled call
+    is stopped in the same way. Output beyond `max_output` characters loses its middle. Figures come
+    as images and are saved in the folder `figures`, by default a new one among the temporary files.
 
     It is no sandbox: the code has the files and the network of the user that runs this program.
     See `docs/tools.md`. Environment variables are not passed on, except harmless ones and `env`.
@@ -70,110 +78,50 @@ class PythonKernel(Toolkit):
         timeout: float = 60,
         grace: float = 2,
         start_timeout: float = 60,
+        idle: float | None = None,
+        most: int | None = None,
         max_output: int = 20_000,
+        figures: str | os.PathLike[str] | None = None,
         limits: ResourceLimits | None = None,
         cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
         executable: str = sys.executable,
         approve: bool = False,
     ) -> None:
+        if (idle is not None and idle <= 0) or (most is not None and most < 1):
+            raise ValueError(f"idle={idle!r}, most={most!r}: too few; None is no limit")
         self.timeout = timeout
         self.grace = grace
         self.start_timeout = start_timeout
+        self.idle = idle
+        self.pool = Pool(most)
         self.max_output = max_output
+        self.figures = Figures(figures)
         self.limits = limits or ResourceLimits()
         self.cwd = None if cwd is None else os.fspath(cwd)
         self.env = dict(env or {})
         self.executable = executable
         self.approve = approve
-        self._kernel: Kernel | None = None
-        self._turn = asyncio.Lock()
-        self._lost = False
-        # The nodes whose end is the session's: the commander and the conversation.
-        self._bound: tuple[Node[Any], ...] = ()
+        self.interpreters = PerSession(self._make, _close)
 
     @tool(name="python")
     async def run(self, code: str) -> Illustrated:
         """Run Python code in a session that keeps its variables from call to call.
 
-        The value of the last line, what is printed and matplotlib figures are the result.
+        The value of the last line, what is printed and matplotlib figures are the result; figures
+        are saved, and the result says where.
 
         Args:
             code: The code, one or more lines.
         """
-        module: Any = await import_extra("._kernel", "the Python tool", "python")
-        self._bind()
-        async with self._turn:
-            kernel = self._kernel
-            if kernel is None or not kernel.alive:
-                self._lost = self._lost or kernel is not None
-                await self._end()
-                self._kernel = kernel = await module.Kernel.start(
-                    self.executable,
-                    limits=self.limits.by_name(),
-                    cwd=self.cwd,
-                    env=self.env,
-                    timeout=self.start_timeout,
-                )
-            output = module.Output()
-            news = "[a new session: earlier variables are lost]\n" if self._lost else ""
-            ending = await self._execute(kernel, code, output)
-            self._lost = self._kernel is None
-            text = f"{news}{output.text(self.max_output)}\n{ending}".strip()
-            if ending or output.failed:
-                raise ToolError(text)
-            return Illustrated(text or "(no output)", output.images)
+        await import_extra("._interpreter", "the Python tool", "python")
+        return await self.interpreters.get().run(code)
 
-    async def _execute(self, kernel: Kernel, code: str, output: Output) -> str:
-        """Run the code; return how it was ended, if it did not end by itself."""
-        done = stopped = False
-        try:
-            async with asyncio.timeout(self.timeout):
-                await kernel.execute(code, output)
-            done = True
-        except TimeoutError:
-            pass
-        except ToolError as error:
-            return f"[{error}; all variables are lost]"
-        finally:
-            if not done:  # interrupt or kill it, whatever is cancelled meanwhile
-                stopping = asyncio.ensure_future(kernel.stop(output, self.grace))
-                interrupted = await outlast(stopping)
-                if not (stopped := stopping.result()):
-                    await self._end()
-                if interrupted is not None:
-                    raise interrupted
-        if output.flooded:
-            return "[stopped: far too much output; the variables are kept]"
-        if done:
-            return ""
-        kept = "interrupted; the variables are kept" if stopped else "killed"
-        return f"[not done after {self.timeout:g} s: {kept}]"
+    def _make(self) -> Interpreter:
+        from ._interpreter import Interpreter
 
-    async def _end(self) -> None:
-        kernel, self._kernel = self._kernel, None
-        if kernel is not None:
-            await kernel.kill()
+        return Interpreter(self)
 
-    def _bind(self) -> None:
-        """Let the session end with the commander, and with a conversation that is cancelled."""
-        try:
-            node = current_node()
-        except LookupError:
-            return
-        bound = (node.commander, [node, *node.ancestors][-2])
-        if bound[0] not in self._bound:
-            self._turn = asyncio.Lock()  # another commander may have another loop
-            node.at_commander_end(self._close)
-        if bound[1] not in self._bound:
-            bound[1].at_terminate(self._close)
-        self._bound = bound
 
-    async def _close(self, _: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """End the session; twice is harmless, and the next call starts another."""
-        self._bound = ()
-        self._lost = self._lost or self._kernel is not None
-        await self._end()
+def _close(interpreter: Interpreter) -> Future[None] | None:
+    return interpreter.close()

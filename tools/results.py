@@ -9,6 +9,8 @@ import logging
 from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
+from pydantic import Field
+
 from ..commander.errors import NodeCancelled, ToolError
 from ..messages import Message, Role, ToolCall, ToolCallError
 from ._schema import InvalidArguments
@@ -21,14 +23,21 @@ Status: TypeAlias = Literal["ok", "failed", "invalid"]
 
 
 class Illustrated(str):
-    """A tool's text with images beside it (URLs, see `image_url`); a tool may return one."""
+    """A tool's text with images beside it (URLs, see `image_url`); a tool may return one.
+
+    `files` are the paths of what it has saved, for the person; the text tells the model of them.
+    """
 
     images: tuple[str, ...]
+    files: tuple[str, ...]
 
-    def __new__(cls, text: str, images: Iterable[str] = ()) -> Illustrated:
-        """Make a text that brings `images`, as URLs, along."""
+    def __new__(
+        cls, text: str, images: Iterable[str] = (), files: Iterable[str] = ()
+    ) -> Illustrated:
+        """Make a text that brings `images`, as URLs, and the paths of `files` along."""
         self = super().__new__(cls, text)
         self.images = tuple(images)
+        self.files = tuple(files)
         return self
 
 
@@ -37,11 +46,12 @@ class ToolResult(Message):
 
     `status` is "ok", "failed" (the tool raised, was too slow, was stopped or not allowed) or
     "invalid" (the call itself was wrong, and the model may mend it). `images` are those that the
-    tool made.
+    tool made, `files` the paths of what it has saved.
     """
 
     role: Role = "tool"
     status: Status = "ok"
+    files: list[str] = Field(default_factory=list)
 
     @classmethod
     def of(cls, call: ToolCall | ToolCallError, text: str, status: Status = "ok") -> ToolResult:
@@ -49,6 +59,7 @@ class ToolResult(Message):
         return cls(
             content=str(text),
             images=list(text.images) if isinstance(text, Illustrated) else [],
+            files=list(text.files) if isinstance(text, Illustrated) else [],
             tool_call_id=call.id,
             name=call.name or None,
             status=status,

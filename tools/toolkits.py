@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import Self
+from typing import Any, Self, cast
 
 from ..commander.errors import ConfigurationError
 from ._tool import AnyTool, Tool
+from .sessions import PerSession
 
 __all__ = ["Toolkit", "by_name", "flatten"]
 
@@ -22,11 +23,13 @@ class SameName(ConfigurationError, ValueError):
 class Toolkit:
     """An object whose `@tool` methods a model may call; they share its state.
 
-    With `approve` every call of theirs waits for a person's yes. It may be entered with
-    `async with`; whoever makes one closes it, twice is harmless.
+    What it keeps in a `PerSession` each session has for itself, unless this is entered with
+    `async with`: then it is of the block, shared by all, and closed at its end. With `approve`
+    every call of its tools waits for a person's yes.
     """
 
     approve: bool = False
+    _blocks = 0  # that it is entered in
 
     @property
     def name(self) -> str:
@@ -52,13 +55,33 @@ class Toolkit:
         return made
 
     async def aclose(self) -> None:
-        """Let go of what the tools hold."""
+        """Close what the tools hold open, in all sessions; twice is harmless.
+
+        A subclass that has more to close also calls this one.
+        """
+        for each in self._states():
+            await each.aclose()
 
     async def __aenter__(self) -> Self:
+        self._enter(1)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
+        self._enter(-1)
+        if not self._blocks:
+            await self.aclose()
+
+    def _enter(self, blocks: int) -> None:
+        self._blocks += blocks
+        for each in self._states():
+            each.shared = self._blocks > 0
+
+    def _states(self) -> list[PerSession[Any]]:
+        return [
+            cast("PerSession[Any]", each)
+            for each in vars(self).values()
+            if isinstance(each, PerSession)
+        ]
 
 
 def flatten(items: Iterable[AnyTool | Toolkit]) -> list[AnyTool]:

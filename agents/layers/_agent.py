@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeAlias, cast, get_args
+from typing import Any, Generic, Literal, Self, TypeAlias, cast, get_args
 
 from typing_extensions import TypeVar
 
@@ -15,6 +15,7 @@ from ...dispatch.assembly import STOPPED
 from ...handlers import View
 from ...messages import Message
 from ...tools import AnyTool, Approve, Toolkit
+from ...tools.sessions import ToolSessions
 from ...tools.toolkits import flatten
 from ._actions import AgentStep, list_steps
 from ._aggregators import Aggregator, System, read_system
@@ -97,6 +98,7 @@ class Agent(Generic[F]):
         self.view = view
         self.approve = approve
         self.options = options
+        self.tool_sessions = ToolSessions()
         self._hooks: dict[Moment, Hooks] = {moment: Hooks() for moment in get_args(Moment)}
         for each in hooks:
             self.add_hook(each)
@@ -253,13 +255,31 @@ class Agent(Generic[F]):
         return messages
 
     def reset(self, session_id: SessionId = 0, *, recursive: bool = True) -> None:
-        """Forget a session, in all agents below too unless not `recursive`."""
+        """Forget a session, in all agents below too unless not `recursive`.
+
+        What tools keep for it goes as well: its Python kernel begins to end, and nobody waits.
+        """
         for agent in self.named_agents().values() if recursive else (self,):
             agent.forget(session_id)
 
     def forget(self, session_id: SessionId) -> None:
         """Forget a session, here alone; also what a call without a session leaves behind."""
         self.memory.reset(session_id)
+        self.tool_sessions.forget(session_id)
+
+    async def aclose(self) -> None:
+        """Close what tools hold open in any session, here and in all agents below.
+
+        Memories stay, and the next call opens what it needs anew. Twice is harmless.
+        """
+        for agent in self.named_agents().values():
+            await agent.tool_sessions.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
     def get_steps(self, session_id: SessionId = 0) -> list[AgentStep]:
         """Return the thoughts, calls and results of a session; the last thought is the answer."""

@@ -55,11 +55,12 @@ class AgentCall(Node[AgentMessage[F]], Generic[F], internal=True):
     async def task(self) -> AgentMessage[F]:
         """Pass the hooks, remember, and let the agent answer."""
         agent, session_id = self.agent, self.session_id
+        if isinstance(session_id, OwnSession):  # this call's, or that of one above
+            session_id.forget[agent] = partial(agent.forget, session_id)
+        agent.tool_sessions.enter(session_id)
         if agent.approve is not None:
             APPROVE.set(agent.approve)  # in the context of this call and what is below
         received = [await agent.hooks_of("before_agent").run(agent, m) for m in self._messages]
-        if isinstance(session_id, OwnSession):  # this call's, or that of one above
-            session_id.forget[agent] = partial(agent.forget, session_id)
         kept = agent.memory.add(*received, session_id=session_id)
         try:
             said = await agent.forward(*kept, session_id=session_id, **self._options)

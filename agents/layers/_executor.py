@@ -6,16 +6,18 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from ...commander import Node, NodeCancelled
 from ...messages import Message, ToolCall
 from ...tools import AnyTool, Approve, Decision, InvalidArguments, Toolkit, ToolResult, ask_approval
 from ...tools.calls import CallNode, start_call
 from ...tools.results import describe_error
+from ...tools.sessions import CURRENT, ToolSessions
 from ...tools.toolkits import by_name
 from ._call import run_in_tree
 from ._hooks import Hook, HookHandle, Hooks
+from ._memory import SessionId
 from ._message import AgentMessage
 from ._stream import APPROVE
 
@@ -40,6 +42,10 @@ class ToolExecutor:
     Calling it inside a node makes a child of that node; outside it runs under a commander of its
     own. Cancelling reaches every call. Without `approvals`, a tool that wants a person's yes is
     refused, unless an agent above has an `approve`.
+
+    What a tool keeps (the variables of a `PythonKernel`) it keeps for the session that `session_id`
+    names, until `reset` or `aclose`; a call that names none belongs to the session in which an
+    agent makes it, elsewhere to session 0.
     """
 
     def __init__(
@@ -51,6 +57,7 @@ class ToolExecutor:
     ) -> None:
         self.name = name
         self.approvals = approvals
+        self.tool_sessions = ToolSessions()
         self.tools: dict[str, AnyTool] = {}
         self._aliases: dict[str, AnyTool | None] = {}
         self._before = Hooks()
@@ -81,9 +88,25 @@ class ToolExecutor:
         """Call `hook(executor, answer)` with each answer; the rest is as in `before_action`."""
         return self._after.add(hook)
 
-    async def __call__(self, message: AgentMessage) -> AgentMessage:
+    async def __call__(
+        self, message: AgentMessage, *, session_id: SessionId | None = None
+    ) -> AgentMessage:
         """Run the calls in `message` and return their results."""
-        return await run_in_tree(_Execute(self, message))
+        return await run_in_tree(_Execute(self, message, session_id))
+
+    def reset(self, session_id: SessionId = 0) -> None:
+        """Forget what tools keep for a session: its kernel begins to end, and nobody waits."""
+        self.tool_sessions.forget(session_id)
+
+    async def aclose(self) -> None:
+        """Close what tools hold open in any session; twice is harmless, a call opens it anew."""
+        await self.tool_sessions.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
     def find(self, name: str) -> AnyTool | None:
         """Return the tool of this name."""
@@ -98,12 +121,17 @@ class ToolExecutor:
 
 
 class _Execute(Node[AgentMessage], internal=True, name="execute_tools"):
-    def __init__(self, executor: ToolExecutor, message: AgentMessage) -> None:
+    def __init__(
+        self, executor: ToolExecutor, message: AgentMessage, session_id: SessionId | None
+    ) -> None:
         self._executor = executor
         self._message = message
+        self._session_id = session_id
 
     async def task(self) -> AgentMessage:
         executor, sent = self._executor, self._message
+        if self._session_id is not None or CURRENT.get() is None:
+            executor.tool_sessions.enter(self._session_id or 0)
         try:
             sent = await executor._before.run(executor, sent)
             answer = _answer(executor, sent, await self._run(sent))

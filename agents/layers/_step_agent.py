@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Self
+from typing import Any
 
 from ...backends import Backend
 from ...dispatch import FencedCode, Format
@@ -24,11 +24,11 @@ INTERPRETER = "interpreter"
 class StepAgent(Agent[ToolAction]):
     """An agent whose model writes its calls as text; it works with any model that can write.
 
-    `plugins` are tools. `interpreter` makes a toolkit that runs code, mostly `PythonKernel`: each
-    session gets one of its own, which ends with `aclose` (or `async with`), or with what the
-    toolkit itself is bound to. `formats` are the ways in which calls are written, by default those
-    of the backend, else JSON in a fence (`FencedCall`) and code in one, a call of "interpreter". A
-    call that cannot be used, or that failed, is told to the model, which may mend it.
+    `plugins` are tools. `interpreter` is a toolkit that runs code, mostly a `PythonKernel`: each
+    session has variables of its own. `formats` are the ways in which calls are written, by default
+    those of the backend, else JSON in a fence (`FencedCall`) and code in one, a call of
+    "interpreter". A call that cannot be used, or that failed, is told to the model, which may mend
+    it.
 
     It goes on until a reply is `finished` (without a call, if nothing else is said), at most for
     `max_rounds` replies; then the last one is the answer, its `extra["status"]` "max_rounds", and
@@ -42,7 +42,7 @@ class StepAgent(Agent[ToolAction]):
         system: System | None = None,
         *,
         plugins: Iterable[AnyTool | Toolkit] = (),
-        interpreter: Callable[[], Toolkit] | None = None,
+        interpreter: Toolkit | None = None,
         formats: Sequence[Format] | None = None,
         aggregator: Aggregator | None = None,
         finished: Callable[[AgentMessage[ToolAction]], bool] = lambda message: (
@@ -67,8 +67,11 @@ class StepAgent(Agent[ToolAction]):
         self.finished = finished
         self.interpreter = interpreter
         self.plugins = list(plugins)
-        self._executors: dict[SessionId, ToolExecutor] = {}
-        self._interpreters: dict[SessionId, Toolkit] = {}
+        executed = [*self.plugins, *([] if interpreter is None else [interpreter])]
+        self.executor = ToolExecutor(executed, name="tools")
+        self.executor.tool_sessions = self.tool_sessions
+        self.executor.before_action(lambda _, sent: self.hooks_of("before_action").run(self, sent))
+        self.executor.after_action(lambda _, given: self.hooks_of("after_action").run(self, given))
         formats = list(backend.formats if formats is None else formats)
         if all(each.branch is not None for each in formats):  # none of them writes calls
             formats += [FencedCall()] if self.plugins else []
@@ -101,24 +104,16 @@ class StepAgent(Agent[ToolAction]):
         self, message: AgentMessage[ToolAction], session_id: SessionId = 0
     ) -> AgentMessage:
         """Run the action of a reply; whatever goes wrong is told in what is returned."""
-        executor = self._executors.get(session_id)
-        if executor is None:
-            executor = self._executors[session_id] = ToolExecutor(self.plugins, name="tools")
-            executor.before_action(lambda _, sent: self.hooks_of("before_action").run(self, sent))
-            executor.after_action(lambda _, given: self.hooks_of("after_action").run(self, given))
-            if self.interpreter is not None:
-                toolkit = self._interpreters[session_id] = self.interpreter()
-                executor.add(toolkit)
         found = message.formatted
         if found["status"] == "none":
             return AgentMessage(content="Go on.", sender="tools", receiver=self.name)
-        toolkit = self._interpreters.get(session_id)
+        toolkit = self.interpreter
         if toolkit is not None and found["status"] == "valid" and found["tool_type"] == INTERPRETER:
             tool, (code,) = toolkit.tools[0], found["action"]["parameters"].values()
             argument = next(iter(tool.parameters["properties"]))
             call = {"name": tool.name, "parameters": {argument: code}}
             message = message.model_copy(update={"formatted": {**found, "action": call}})
-        return await executor(message)
+        return await self.executor(message, session_id=session_id)
 
     @property
     def keeps_memory(self) -> bool:
@@ -128,16 +123,3 @@ class StepAgent(Agent[ToolAction]):
     def get_steps(self, session_id: SessionId = 0) -> list[AgentStep]:
         """Return the thoughts, calls and results of a session."""
         return self.agent.get_steps(session_id)
-
-    async def aclose(self) -> None:
-        """End the interpreters; twice is harmless, and the next call starts another."""
-        while self._interpreters:
-            session_id, toolkit = self._interpreters.popitem()
-            del self._executors[session_id]
-            await toolkit.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()

@@ -1,0 +1,125 @@
+"""Whose state is it? What tools keep, for each session of whoever uses them.
+
+Whoever has sessions (an agent, an executor) holds a `ToolSessions`, and enters one in each node that
+works for it; a tool that keeps something does so in a `PerSession`, and so learns the session.
+It ends with whoever opened it: the session that is forgotten, the owner or the toolkit that is
+closed, or garbage collection when the owner is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import Future
+from contextvars import ContextVar
+from threading import RLock
+from typing import Any, Generic, TypeAlias, TypeVar
+from weakref import WeakSet
+
+from ..commander.waiting import outlast
+
+__all__ = ["PerSession", "ToolSessions"]
+
+T = TypeVar("T")
+
+Closing: TypeAlias = "Future[None] | None"
+
+
+class ToolSessions:
+    """What tools keep for one owner, session by session; it goes when its owner goes.
+
+    A copy, pickled or not, keeps nothing yet.
+    """
+
+    def __init__(self) -> None:
+        # An entry is made when a tool keeps something, not before: most sessions have none.
+        self.kept: dict[Hashable, dict[PerSession[Any], Any]] = {}
+
+    def enter(self, session_id: Hashable) -> None:
+        """Let all tools that are called below here keep their state for a session.
+
+        For the beginning of a node's body: its context is its own, and goes down to its children.
+        """
+        CURRENT.set((self, session_id))
+
+    def forget(self, session_id: Hashable) -> None:
+        """Drop all that tools keep for a session; processes begin to end, nobody waits for it."""
+        with LOCK:
+            kept = self.kept.pop(session_id, {})
+        for where, state in kept.items():
+            where.close(state)
+
+    async def aclose(self) -> None:
+        """Close what the tools hold open, and wait for that; twice is harmless.
+
+        The sessions are not forgotten: a tool that is called again opens what it needs anew.
+        """
+        with LOCK:
+            kept = [pair for states in self.kept.values() for pair in states.items()]
+        await _all_closed(where.close(state) for where, state in kept)
+
+    def __reduce__(self) -> tuple[type[ToolSessions], tuple[()]]:
+        return ToolSessions, ()
+
+
+class PerSession(Generic[T]):
+    """Holds one `T` for each session in which a toolkit is used; an attribute of the toolkit.
+
+        self.books = PerSession(list[str])      # in its __init__
+        self.books.get().append(title)          # in a tool: the list of this session
+
+    A session is one of an agent's or of a `ToolExecutor`'s. Where there is none, and while the
+    toolkit is entered with `async with`, there is one `T` for all. `make` makes it when it is first
+    asked for. `close`, a plain function, begins to close what it holds open and may return a
+    `concurrent.futures.Future` that is done when that is over; used again, it has to open again.
+    """
+
+    def __init__(self, make: Callable[[], T], close: Callable[[T], Closing] | None = None) -> None:
+        self.shared = False
+        self._make = make
+        self._close = close
+        self._own = ToolSessions()
+        self._owners: WeakSet[ToolSessions] = WeakSet()
+
+    def get(self) -> T:
+        """Return what belongs to the session in which this is called."""
+        sessions, session_id = (None if self.shared else CURRENT.get()) or (self._own, None)
+        with LOCK:
+            kept = sessions.kept.setdefault(session_id, {})
+            if self not in kept:
+                kept[self] = self._make()
+                self._owners.add(sessions)
+            return kept[self]
+
+    def close(self, state: T) -> Closing:
+        """Begin to close what one session has; return a future of the end if it takes time."""
+        return None if self._close is None else self._close(state)
+
+    async def aclose(self) -> None:
+        """Close what all sessions have, and wait for that; twice is harmless."""
+        with LOCK:
+            kept = [states.get(self) for each in self._owners for states in each.kept.values()]
+        await _all_closed(self.close(state) for state in kept if state is not None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PerSession, (self._make, self._close)
+
+
+async def _all_closed(closing: Iterable[Closing]) -> None:
+    """Wait for the ends that have begun; a cancel meanwhile does not cut that short."""
+    ends = [asyncio.wrap_future(each) for each in list(closing) if each is not None]
+    if ends:
+        together = asyncio.gather(*ends)
+        interrupted = await outlast(together)
+        together.result()
+        if interrupted is not None:
+            raise interrupted
+
+
+# The session in which tools are called here; nodes hand it down.
+CURRENT: ContextVar[tuple[ToolSessions, Hashable] | None] = ContextVar(
+    "anabranch_tool_session", default=None
+)
+
+# Sessions may be used from several threads, each with a loop of its own.
+LOCK = RLock()
