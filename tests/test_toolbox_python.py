@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
+import signal
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -16,7 +18,7 @@ from _until import until
 
 from anabranch.agents import AgentMessage, ToolExecutor
 from anabranch.commander import Commander, MissingExtra, NodeCancelled, ToolError
-from anabranch.handlers import View, handler, respond
+from anabranch.handlers import View, respond
 from anabranch.jobs import Job
 from anabranch.messages import Conversation, Message, ToolCall, request_body
 from anabranch.testing import ScriptedBackend
@@ -80,7 +82,7 @@ async def test_only_harmless_variables_of_the_environment_are_handed_on(
         assert await run(kernel, code) == "(None, 'yes')"
 
 
-async def test_figures_are_images_beside_the_text():
+async def test_figures_are_images_beside_the_text(tmp_path: Path):
     """PNG as data URLs, named in the text; they survive in a record and reach who asks for them."""
     code = (
         "from IPython.display import Image, display\n"
@@ -88,11 +90,17 @@ async def test_figures_are_images_beside_the_text():
         f"png = b64decode('{PIXEL}')\n"
         "display(Image(png)); print('after'); display(Image(png))"
     )
-    async with PythonKernel() as kernel:
+    (tmp_path / "plots").mkdir()
+    (tmp_path / "plots" / "figure-1.png").write_text("another's")
+    async with PythonKernel(figures=tmp_path / "plots") as kernel:
         message = AgentMessage(content={"name": "python", "parameters": {"code": code}})
         (result,) = (await ToolExecutor([kernel])(message)).formatted
 
-    assert result.content == "[figure 1]\nafter\n[figure 2]"
+    first, second = (str(tmp_path / "plots" / f"figure-{n}.png") for n in (2, 3))
+    assert result.content == f"[figure 1: {first}]\nafter\n[figure 2: {second}]"
+    assert result.files == [first, second]
+    assert (tmp_path / "plots" / "figure-1.png").read_text() == "another's"
+    assert (tmp_path / "plots" / "figure-2.png").read_bytes() == base64.b64decode(PIXEL)
     assert len(result.images) == 2
     head, _, data = result.images[0].partition(",")
     assert head == "data:image/png;base64"
@@ -117,7 +125,9 @@ async def test_matplotlib_figures_are_shown_at_the_end_of_a_call(kernel: PythonK
     code = "import matplotlib.pyplot as plt\nplt.plot([1, 2]);"
     result = await run(kernel, code)
 
-    assert result == "[figure 1]"
+    (file,) = getattr(result, "files", ())
+    assert result == f"[figure 1: {file}]"
+    assert (await asyncio.to_thread(Path(file).read_bytes)).startswith(b"\x89PNG")
     assert len(getattr(result, "images", ())) == 1
 
 
@@ -164,7 +174,8 @@ async def test_code_that_ignores_the_interrupt_is_killed():
         said = await failure(kernel, code)
         assert said.endswith("[not done after 1 s: killed]")
         assert gone(int(said.split()[0]))
-        assert await run(kernel, "1") == "[a new session: earlier variables are lost]\n1"
+        told = "[a new session, earlier variables are lost: the earlier process was killed]\n1"
+        assert await run(kernel, "1") == told
         assert await run(kernel, "1") == "1"
 
 
@@ -191,12 +202,12 @@ async def test_a_dead_process_is_a_failure_and_the_next_call_starts_anew():
         ]:
             said = await failure(kernel, code)
             assert f"the Python process ended ({how}); all variables are lost" in said
-        assert "new session" in await run(kernel, "1")
-        idle = kernel._kernel
-        assert idle is not None
-        idle._process.kill()
-        await until(lambda: not idle.alive)
-        assert "new session" in await run(kernel, "1")
+        told = "[a new session, earlier variables are lost: the earlier process had ended]\n"
+        assert (await run(kernel, "import os; os.getpid()")).startswith(told)
+        pid = int(await run(kernel, "os.getpid()"))
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: gone(pid))
+        assert (await run(kernel, "1")).startswith(told)
 
 
 async def test_resource_limits_hold():
@@ -227,7 +238,8 @@ async def test_a_python_that_does_not_start_is_a_clear_failure(executable: str):
 
 async def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch):
     """It is an ImportError, too."""
-    monkeypatch.delitem(sys.modules, "anabranch.tools._kernel", raising=False)
+    for module in ("_interpreter", "_kernel"):
+        monkeypatch.delitem(sys.modules, f"anabranch.tools.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "jupyter_client", None)
     monkeypatch.setitem(sys.modules, "jupyter_client.asynchronous.client", None)
     with pytest.raises(MissingExtra, match=r"anabranch\[python\]"):
@@ -252,8 +264,8 @@ def calling(code: str) -> Message:
 
 
 @pytest.mark.parametrize("busy", [True, False])
-def test_a_cancelled_conversation_leaves_nothing_behind(busy: bool, tmp_path: Path):
-    """No process, thread, file or kernel, whether code was running or the kernel idle."""
+def test_a_closed_kernel_leaves_nothing_behind(busy: bool, tmp_path: Path):
+    """No process and no thread, whether a cancel had stopped its code or it was idle."""
     started = tmp_path / "started"
     code = (
         "import subprocess, pathlib\n"
@@ -272,6 +284,8 @@ def test_a_cancelled_conversation_leaves_nothing_behind(busy: bool, tmp_path: Pa
             job.cancel()
             with pytest.raises(NodeCancelled):
                 await job
+            assert await run(kernel, "sleeper.poll() is None") == "True"
+            await kernel.aclose()
             assert not left(processes, before)  # while the commander goes on
         assert gone(int(started.read_text()))
 
@@ -280,21 +294,6 @@ def test_a_cancelled_conversation_leaves_nothing_behind(busy: bool, tmp_path: Pa
     still = threads()
     asyncio.run(main())
     assert not left(threads, still)
-    assert not left(processes, before)
-
-
-async def test_the_kernel_ends_with_the_commander():
-    """Between two top-level jobs it keeps its state."""
-    before, kernel = processes(), PythonKernel()
-    async with asyncio.timeout(60), Commander(slow_after=None) as commander:
-
-        @handler
-        async def work(node: Any, code: str) -> str:
-            return await kernel.tools[0].run({"code": code})
-
-        await commander.run(work("x = 5"))
-        assert await commander.run(work("x")) == "5"
-        assert processes() - before
     assert not left(processes, before)
 
 
@@ -321,20 +320,6 @@ async def test_calls_of_one_session_take_turns(kernel: PythonKernel):
     said = await asyncio.gather(*(run(kernel, code) for code in codes))
 
     assert said == ["0", "1", "2", "3", "4"]
-
-
-def test_a_kernel_that_nobody_closed_ends_with_the_program(tmp_path: Path):
-    """Also outside a tree."""
-    import subprocess
-
-    code = (
-        "import asyncio\nfrom anabranch.tools import PythonKernel\n"
-        "kernel = PythonKernel()\n"
-        "print(asyncio.run(kernel.tools[0].run({'code': 'import os; os.getpid()'})))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, cwd="/")
-
-    assert gone(int(done.stdout))
 
 
 PIXEL = (

@@ -78,7 +78,8 @@ class Interpreter:
             finally:
                 self.used = loop.time()
                 if settings.idle is not None and self._kernel is not None:
-                    self._timer = loop.call_later(settings.idle, _drop, weakref.ref(self))
+                    own = weakref.ref[Interpreter](self)
+                    self._timer = loop.call_later(settings.idle, _drop, own)
                 loop.call_soon(self._settings.pool.look_again)  # when the lock is free
         news = f"[a new session, earlier variables are lost: {lost}]\n" if lost else ""
         text = f"{news}{output.text(settings.max_output)}\n{ending}".strip()
@@ -95,17 +96,18 @@ class Interpreter:
         settings = self._settings
         await settings.pool.make_room(self)
         try:
-            self._kernel = await Kernel.start(
+            kernel = await Kernel.start(
                 settings.executable,
                 limits=settings.limits.by_name(),
                 cwd=settings.cwd,
                 env=settings.env,
                 timeout=settings.start_timeout,
             )
-        finally:
-            if self._kernel is None:
-                settings.pool.leave(self)
-        return self._kernel
+        except BaseException:
+            settings.pool.leave(self)
+            raise
+        self._kernel = kernel
+        return kernel
 
     async def _execute(self, kernel: Kernel, code: str, output: Output) -> str:
         """Run the code; return how it was ended, if it did not end by itself."""

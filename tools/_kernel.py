@@ -231,6 +231,8 @@ class Kernel:
 
         What it still says is added to `output`.
         """
+        if not self.alive:
+            return False
         self.interrupt()
         try:
             async with asyncio.timeout(grace):

@@ -17,6 +17,8 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
+from typing import Any, cast
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -25,7 +27,6 @@ LINUX = sys.platform == "linux"
 # A message that is longer breaks the connection: the other end takes 64 MiB.
 LONGEST_MESSAGE = 32 * 2**20
 LONGEST_TEXT = 4 * 2**20
-LONGEST_LIST = 1000
 
 
 def main() -> None:
@@ -64,49 +65,56 @@ def limit(limits: dict[str, int]) -> None:
 
 def cut_long_messages() -> None:
     """Let no message be too long to arrive: its texts lose their middle, else it is left out."""
-    from jupyter_client.session import Session
+    from jupyter_client import session
 
-    def shorten(value: object) -> object:
-        if isinstance(value, str) and len(value) > LONGEST_TEXT:
-            head, tail = value[: LONGEST_TEXT // 2], value[-LONGEST_TEXT // 2 :]
-            return f"{head}\n[... {len(value) - LONGEST_TEXT} characters left out ...]\n{tail}"
-        if isinstance(value, dict):
-            return {key: shorten(each) for key, each in list(value.items())[:LONGEST_LIST]}
-        if isinstance(value, (list, tuple)):
-            return [shorten(each) for each in value[:LONGEST_LIST]]
-        return value
+    patched: Any = session.Session
+    whole, sent = patched.serialize, patched.send
 
-    def serialize(self, message, ident=None):  # type: ignore
-        frames = whole(self, message, ident)
-        if sum(map(len, frames)) <= LONGEST_MESSAGE:
-            return frames
-        content = message["content"]
-        if message["msg_type"] in ("display_data", "execute_result"):
-            # A picture without its middle is none.
-            content = {"data": {"text/plain": shorten(content["data"].get("text/plain", ""))}}
-            content["data"]["text/plain"] += "\n[what it shows is left out: too large]"
-            content |= {
-                "metadata": {},
-                "execution_count": message["content"].get("execution_count"),
-            }
-        content = shorten(content)
-        frames = whole(self, {**message, "content": content, "metadata": {}}, ident)
-        if sum(map(len, frames)) <= LONGEST_MESSAGE:
-            return frames
-        text = "[a message left out: too large]\n"
-        content = {"name": "stdout", "text": text, "data": {"text/plain": text}, "status": "ok"}
-        return whole(self, {**message, "content": content, "metadata": {}}, ident)
+    def serialize(self: Any, message: dict[str, Any], ident: Any = None) -> list[bytes]:
+        frames: list[bytes] = whole(self, message, ident)
+        content: Any = message.get("content")
+        for shorten in (shorten_texts, leave_out):
+            if sum(map(len, frames)) > LONGEST_MESSAGE and isinstance(content, dict):
+                shorter = {
+                    **message,
+                    "metadata": {},
+                    "content": shorten(cast("dict[str, Any]", content)),
+                }
+                frames = whole(self, shorter, ident)
+        return frames
 
-    def send(self, stream, message, *args, buffers=None, **options):  # type: ignore
-        if (
-            buffers is not None
-            and sum(memoryview(each).nbytes for each in buffers) > LONGEST_MESSAGE
-        ):
-            buffers = None
-        return sent(self, stream, message, *args, buffers=buffers, **options)
+    def send(self: Any, stream: Any, message: Any, *args: Any, **options: Any) -> Any:
+        buffers: list[Any] = options.get("buffers") or []
+        if sum(memoryview(each).nbytes for each in buffers) > LONGEST_MESSAGE:
+            del options["buffers"]
+        return sent(self, stream, message, *args, **options)
 
-    whole, sent = Session.serialize, Session.send
-    Session.serialize, Session.send = serialize, send
+    patched.serialize, patched.send = serialize, send
+
+
+def shorten_texts(value: Any) -> Any:
+    """Return what is sent without the middle of its texts and without what has no text."""
+    if isinstance(value, str) and len(value) > LONGEST_TEXT:
+        head, tail = value[: LONGEST_TEXT // 2], value[-LONGEST_TEXT // 2 :]
+        return f"{head}\n[... {len(value) - LONGEST_TEXT} characters left out ...]\n{tail}"
+    if isinstance(value, list):
+        return [shorten_texts(each) for each in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        values = cast("dict[str, Any]", value)
+        if "text/plain" in values and any(
+            len(str(each)) > LONGEST_TEXT for key, each in values.items() if key != "text/plain"
+        ):  # a picture without its middle is none
+            text = shorten_texts(values["text/plain"])
+            return {"text/plain": f"{text}\n[what it shows is left out: too large]"}
+        return {key: shorten_texts(each) for key, each in values.items()}
+    return value
+
+
+def leave_out(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the news that something was left out, as text of any kind of message."""
+    text = "[something is left out: too large]\n"
+    said = {"name": "stdout", "text": text, "data": {"text/plain": text}, "traceback": [text]}
+    return {**said, "status": content.get("status", "ok"), "metadata": {}}
 
 
 # --- the guard
@@ -122,7 +130,7 @@ def guard(parent: int, be_kernel: Callable[[], None], folder: str) -> None:
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signals = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-    before = [signal.signal(each, lambda *_: None) for each in signals]
+    before = [signal.signal(each, wake_up) for each in signals]
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     guarding = os.getpid()
     kernel = os.fork()
@@ -155,14 +163,19 @@ def guard(parent: int, be_kernel: Callable[[], None], folder: str) -> None:
     os._exit(code)
 
 
+def wake_up(number: int, frame: FrameType | None) -> None:
+    """Do nothing: that a signal has come is read from the pipe."""
+
+
 def watch(parent: int, kernel: int, control: int, woken: int) -> None:
     """Pass interrupts on until it is time to end."""
-    watched, pause = [control, woken], 1.0
-    if hasattr(os, "pidfd_open"):
-        with suppress(OSError):
-            watched.append(os.pidfd_open(parent))
-            pause = None
-    while os.getppid() == parent:
+    watched = [control, woken]
+    pause, above = None, os.getppid()
+    try:
+        watched.append(os.pidfd_open(parent))
+    except (AttributeError, OSError):  # not on this system
+        pause = 1.0
+    while True:
         ready = select.select(watched, [], [], pause)[0]
         if watched[2:] and watched[2] in ready:
             return
@@ -173,6 +186,8 @@ def watch(parent: int, kernel: int, control: int, woken: int) -> None:
             if not orders or b"q" in orders:
                 return
             os.kill(kernel, signal.SIGINT)
+        if pause is not None and os.getppid() != above:
+            return
 
 
 def ended(kernel: int) -> bool:
@@ -193,7 +208,7 @@ def end_all(kernel: int) -> int:
     Where orphans do not come here, what left the kernel's process group goes on.
     """
     status = 0
-    children = [kernel]
+    children: list[int] = [kernel]
     with suppress(OSError):
         os.killpg(kernel, signal.SIGKILL)  # it has not been waited for: the number is still its own
     while True:

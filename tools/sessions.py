@@ -1,9 +1,9 @@
 """Whose state is it? What tools keep, for each session of whoever uses them.
 
-Whoever has sessions (an agent, an executor) holds a `ToolSessions`, and enters one in each node that
-works for it; a tool that keeps something does so in a `PerSession`, and so learns the session.
-It ends with whoever opened it: the session that is forgotten, the owner or the toolkit that is
-closed, or garbage collection when the owner is gone.
+Whoever has sessions (an agent, an executor) holds a `ToolSessions`, and enters one in each node
+that works for it; a tool that keeps something does so in a `PerSession`, and so learns the session.
+What it keeps ends with whoever opened it: when the session is forgotten, when the owner or the
+toolkit is closed, and when the owner is gone.
 """
 
 from __future__ import annotations
