@@ -144,9 +144,11 @@ class Terminal(View):
         self.note(_in_line(f"[tool] {call.name}({arguments})", LONGEST), "cyan")
 
     def answered(self, result: ToolResult) -> None:
-        """Show what a call gave."""
+        """Show what a call gave, and where the figures are that it has drawn."""
         style = "dim" if result.status == "ok" else "yellow"
         self.note(f"   ->  {_in_line(result.content or '', LONGEST)}", style)
+        for path in result.files:
+            self.note(f"   saved: {path}")
 
     def failed(self, error: Exception) -> None:
         """Show why a turn broke off; nothing that was said is lost."""

@@ -29,12 +29,14 @@ def explain(record: Record) -> str:
             continue
         seen.add(at)
         why, others = _explain_one(at)
+        branches = _side_branches(at)
         lines.append(f"{indent}{at.label} {why}{cpu_note(at.cpu)}")
+        lines += [f"{below}... and {each}" for each in branches[:LEAVES]]
         # Of nodes on another machine there is a line each; their lines of code stay there.
         away = () if at.away is None else at.away.below(depth + 1)
         lines += [f"{'  ' * min(each.depth, 20)}{label(each)}" for each in away[:LEAVES]]
         stack.extend((other, depth + 1) for other in reversed(others[:LEAVES]))
-        for many in (away, others):
+        for many in (away, others, branches):
             if len(many) > LEAVES:
                 lines.append(f"{below}... and {len(many) - LEAVES} more")
     if stack:
@@ -83,6 +85,23 @@ def _explain_one(record: Record) -> tuple[str, list[Record]]:
     if line:
         return f"{doing}, stands{line}", []
     return ("is about to start", []) if record.state == "pending" else (doing, children)
+
+
+def _side_branches(record: Record) -> list[str]:
+    """Say where the branches of a `gather` or the like stand that do not wait for nodes."""
+    if record.task is None or record.parent is None or record.away is not None:
+        return []
+    _, waits, ends = reach(record.task.get_coro(), awaited(record.task))
+    if len(waits) + len(ends) < 2:
+        return []  # the line of the node itself says it
+    branches: list[str] = []
+    for coroutine, _ in ends:
+        innermost = list(frames(coroutine))[-1:]
+        where = _line(coroutine) or "".join(f" in {each.f_code.co_qualname}" for each in innermost)
+        branches.append(
+            f"a branch that stands{where}" if where else "a branch that awaits a future"
+        )
+    return branches
 
 
 def _line(coroutine: object) -> str:

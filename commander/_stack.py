@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import sysconfig
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -72,6 +73,8 @@ PATHS = sysconfig.get_paths()
 PYTHON = (PATHS["stdlib"], PATHS["platstdlib"], "<frozen")
 PACKAGES = (PATHS["purelib"], PATHS["platlib"])
 ENGINE = str(Path(__file__).parent)
+# All rooms of this package.
+ROOT = str(Path(__file__).parent.parent) + os.sep
 
 
 @cache

@@ -19,7 +19,7 @@ from weakref import ref
 from . import _end, _life
 from ._record import Record
 from ._report import log
-from ._stack import is_library, is_python
+from ._stack import ROOT, is_library, is_python
 
 __all__ = ["Watch"]
 
@@ -79,19 +79,39 @@ class Watch:
         frame = sys._current_frames().get(self._thread)
         own: FrameType | None = None
         package: FrameType | None = None
+        loaded = ""  # what this package imports, which is none of the user's doing
+        importing = ""
         while frame is not None and frame.f_code.co_filename not in CALLERS:
-            if own is None and not is_library(frame.f_code.co_filename):
+            file = frame.f_code.co_filename
+            if file.startswith("<frozen importlib"):
+                importing = frame.f_locals.get("name") or importing
+            elif importing and own is None and file.startswith(ROOT):
+                loaded = importing
+            if own is None and not is_library(file) and not file.startswith(ROOT):
                 own = frame
-            if package is None and not is_python(frame.f_code.co_filename):
+            if package is None and not is_python(file):
                 package = frame
             frame = frame.f_back
         at = own or package
         record = None if frame is None else frame.f_locals.get("record")
-        if at is not None and isinstance(record, Record):
-            # Between two lines a running frame has no number.
-            line = at.f_lineno or at.f_code.co_firstlineno
-            what = "%s blocks the event loop for more than %g s at %s:%d"
-            log(logging.WARNING, what, record.path, self.after, at.f_code.co_filename, line)
+        if at is None or not isinstance(record, Record):
+            return
+        if loaded:
+            what = (
+                "%s is held up for more than %g s: %s is loaded, which is needed for the first time"
+            )
+            log(
+                logging.WARNING,
+                f"{what}; import it before to avoid that",
+                record.path,
+                self.after,
+                loaded,
+            )
+            return
+        # Between two lines a running frame has no number.
+        line = at.f_lineno or at.f_code.co_firstlineno
+        what = "%s blocks the event loop for more than %g s at %s:%d"
+        log(logging.WARNING, what, record.path, self.after, at.f_code.co_filename, line)
 
 
 class _Watcher:

@@ -163,7 +163,7 @@ async def test_each_call_is_a_node_below_the_node_that_asked():
     async with Commander() as commander:
         await commander.run(ask())
 
-    assert paths == ["Commander/ask#1/execute_tools#2/call_tool#3"]
+    assert paths == ["Commander/ask#1/execute_tools#2/where#3"]
 
 
 async def test_cancelling_the_asker_cancels_the_calls():

@@ -4,6 +4,7 @@ import asyncio
 
 from _clock import jumping, virtual_seconds
 from _nodes import hang
+from _until import settled
 
 from anabranch.commander import Commander, Retry
 from anabranch.handlers import handler
@@ -63,4 +64,28 @@ async def test_explain_counts_the_pause_before_another_attempt_from_its_beginnin
         node = commander.call_handler(fails(), retry=Retry(backoff=60, jitter=0), claim=True)
         await virtual_seconds(35)
         assert "is pending (for 5 s): attempt 2 begins after a pause" in commander.explain(node)
+        node.cancel()
+
+
+async def test_explain_shows_all_branches_of_a_gather():
+    """Those that wait for nodes by the nodes, the others by where they stand."""
+
+    async def aside():
+        await asyncio.Event().wait()
+
+    async def through(node):
+        await node
+
+    @handler
+    async def gathers(node):
+        await asyncio.gather(hang(), through(hang()), aside(), asyncio.Event().wait())
+
+    async with Commander(slow_after=None) as commander:
+        node = commander.call_handler(gathers(), claim=True)
+        await settled()
+        head, *lines = commander.explain(node).splitlines()
+        assert "awaits hang#" in head
+        assert sum("hang#" in line for line in lines) == 2
+        assert sum("a branch that stands at test_tree_explain.py" in line for line in lines) == 1
+        assert sum("a branch that stands in Event.wait" in line for line in lines) == 1
         node.cancel()

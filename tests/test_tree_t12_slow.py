@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import logging
+import sys
 import threading
 import time
 
@@ -10,7 +11,9 @@ import pytest
 from _until import settled
 
 from anabranch.commander import Commander, Retry
+from anabranch.commander._stack import is_library
 from anabranch.commander._watch import Watch
+from anabranch.commander.lazy import lazy_names
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
@@ -230,3 +233,38 @@ async def test_a_callback_that_blocks_is_its_own_nodes(caplog):
         "Commander/parent#3",
     ]
     assert all(f"{__file__}:{line_of(block, 'warned.wait')}" in each for each in messages)
+
+
+async def test_what_the_package_loads_by_itself_is_not_the_users_block(
+    caplog, tmp_path, monkeypatch
+):
+    """The warning says what is loaded; what a line of the user's own imports is the user's."""
+    (tmp_path / "library_of_ours").mkdir()
+    for file in ("library_of_ours/late.py", "library_of_theirs.py"):
+        waits = "import test_tree_t12_slow as t; t.warned.clear(); t.warned.wait(10)"
+        (tmp_path / file).write_text(f"{waits}\nimport time; time.sleep(4 * t.AFTER); late = 1")
+    (tmp_path / "library_of_ours" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "test_tree_t12_slow", sys.modules[__name__])
+    import library_of_ours  # noqa: F401
+
+    monkeypatch.setattr(
+        "anabranch.commander._watch.is_library",
+        lambda file: "library_of" in file or is_library(file),
+    )
+    load = lazy_names("library_of_ours", {"late": "late"})
+
+    @handler
+    async def ours(node):
+        load("late")
+
+    @handler
+    async def theirs(node):
+        import library_of_theirs  # noqa: F401
+
+    async with asyncio.timeout(30), Commander(slow_after=AFTER) as commander:
+        await commander.run(ours())
+        await commander.run(theirs())
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "library_of_ours.late is loaded" in first
+    assert f"blocks the event loop for more than {AFTER:g} s at {__file__}" in second

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 import anyio.to_thread
 from pydantic_core import to_json
 
-from ..commander import ToolError, current_node
+from ..commander import Retry, ToolError, current_node
 from ._docstring import parse_docstring
 from ._schema import Arguments
 from .results import describe_error
@@ -30,7 +30,9 @@ class Tool(Generic[P, R]):
 
     `name`, `description` and `parameters` (a JSON schema) are shown to the model. `read_only`
     says that a call changes nothing, so it may start while the reply still streams. `timeout` is
-    in seconds, None for no limit. A call of a tool with `approve` waits for a person's yes.
+    in seconds, None for no limit. A call of a tool with `approve` waits for a person's yes. With
+    `retry` a call that fails in a way that it names is tried again, each time with the whole
+    `timeout`; the model is told of the last failure alone.
     `source` says where the tool comes from: which function it is, or which server has it.
     Raises `TypeError` for a function that cannot be called by name or whose types have no schema.
     """
@@ -44,6 +46,7 @@ class Tool(Generic[P, R]):
         read_only: bool = False,
         timeout: float | None = None,
         approve: bool = False,
+        retry: Retry | None = None,
     ) -> None:
         if isinstance(function, (staticmethod, classmethod)):
             raise TypeError("put @tool below @staticmethod, next to the function")
@@ -60,6 +63,7 @@ class Tool(Generic[P, R]):
         self.read_only = read_only
         self.timeout = timeout
         self.approve = approve
+        self.retry = retry
         self.source = f"{function.__module__}.{function.__qualname__}"
         self._arguments = Arguments(function, descriptions)
         functools.update_wrapper(self, function, updated=())
@@ -78,7 +82,8 @@ class Tool(Generic[P, R]):
         A plain function runs in a worker thread, inside a tree as a child of the current node.
         Cancelling does not wait for that thread; long work calls `check_cancelled()`. Raises
         `InvalidArguments` if the arguments are wrong, else what the function raises; a thread that
-        ends by `sys.exit()` or the like raises a `ToolError`.
+        ends by `sys.exit()` or the like raises a `ToolError`. It is one attempt, of any length:
+        `timeout`, `retry` and `approve` are for the node in which a call runs.
         """
         bound = functools.partial(self.function, **self.check(arguments))
         if inspect.iscoroutinefunction(self.function):
@@ -138,6 +143,7 @@ def tool(
     read_only: bool = False,
     timeout: float | None = None,
     approve: bool = False,
+    retry: Retry | None = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a function or method a `Tool`, as `@tool` or `@tool(read_only=True, timeout=20)`.

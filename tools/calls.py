@@ -12,6 +12,7 @@ from typing import TypeAlias
 from ..commander import Node
 from ..messages import ToolCall
 from ._approval import Decision
+from ._schema import InvalidArguments
 from ._tool import AnyTool, contain_exit
 from .results import ToolResult
 
@@ -30,15 +31,16 @@ def start_call(parent: Node[object], call: ToolCall, tool: AnyTool, ask: Ask) ->
     node.at_exception(
         lambda ended: ended.recover(ToolResult.of_error(call, ended.error, tool.timeout))
     )
-    # The time in which a person thinks does not count.
-    timeout = None if tool.approve else tool.timeout
-    return parent.call_handler(node, timeout=timeout, claim=True)
+    if tool.approve:  # what is limited and tried again is the call after the yes
+        return parent.call_handler(node, claim=True)
+    return parent.call_handler(node, timeout=tool.timeout, retry=tool.retry, claim=True)
 
 
 class CallNode(Node[ToolResult], internal=True):
-    """The node of one call."""
+    """The node of one call; it goes by the tool's name."""
 
-    def __init__(self, call: ToolCall, tool: AnyTool) -> None:
+    def __init__(self, call: ToolCall, tool: AnyTool, name: str = "") -> None:
+        super().__init__(name or tool.name)
         self._call = call
         self._tool = tool
 
@@ -48,15 +50,18 @@ class CallNode(Node[ToolResult], internal=True):
         return self.result or ToolResult.of_error(self._call, self.error)
 
 
-class _Run(CallNode, internal=True, name="call_tool"):
+class _Run(CallNode, internal=True):
     async def task(self) -> ToolResult:
-        with contain_exit(KeyboardInterrupt):  # the user's own Ctrl-C
-            return ToolResult.of(self._call, await self._tool.run(self._call.arguments))
+        try:
+            with contain_exit(KeyboardInterrupt):  # the user's own Ctrl-C
+                return ToolResult.of(self._call, await self._tool.run(self._call.arguments))
+        except InvalidArguments as error:  # no failure: another attempt would not mend them
+            return ToolResult.of_error(self._call, error)
 
 
-class _AskFirst(CallNode, internal=True, name="ask_first"):
+class _AskFirst(CallNode, internal=True):
     def __init__(self, call: ToolCall, tool: AnyTool, ask: Ask) -> None:
-        super().__init__(call, tool)
+        super().__init__(call, tool, f"ask_first:{tool.name}")
         self._ask = ask
 
     async def task(self) -> ToolResult:
@@ -78,7 +83,10 @@ class _AskFirst(CallNode, internal=True, name="ask_first"):
             text = f"Error: the user did not allow this call{why}"
             return ToolResult.of(self._call, text, "failed")
         call = decision.apply_to(call)
-        answer = await self.call_handler(_Run(call, tool), timeout=tool.timeout, claim=True)
+        running = _Run(call, tool)
+        answer = await self.call_handler(
+            running, timeout=tool.timeout, retry=tool.retry, claim=True
+        )
         if decision.arguments is not None:
             # Or the model would take the result for that of the call it made.
             answer.content = f"(The user changed the arguments to {call.text})\n{answer.content}"

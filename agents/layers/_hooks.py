@@ -155,4 +155,6 @@ class HookedTool(Tool[..., Any]):
             content=given, sender=self.name, receiver=self.agent.name, type="tool_result"
         )
         text = (await self.after.run(self.agent, answer)).content
-        return Illustrated(str(text), given.images) if isinstance(given, Illustrated) else text
+        if not isinstance(given, Illustrated):
+            return text
+        return Illustrated(str(text), given.images, given.files)
