@@ -37,7 +37,7 @@ class Team(Agent):
         super().__init__(name="team")
         self.researcher = StepAgent(backend, RESEARCHER, plugins=[web], name="researcher")
         self.charter = StepAgent(
-            backend, CHARTER.format(file=file), interpreter=lambda: python, name="charter"
+            backend, CHARTER.format(file=file), interpreter=python, name="charter"
         )
         self.rounds = rounds
 

@@ -16,7 +16,7 @@ from anabranch.cli import _terminal
 from anabranch.cli._question import Question
 from anabranch.cli._terminal import LegibleLog, Terminal, complain, show_traceback
 from anabranch.messages import ToolCall
-from anabranch.tools import Decision, ToolResult, tool
+from anabranch.tools import Decision, Illustrated, ToolResult, tool
 
 STEERING = set(
     "\x00\x07\x08\x0b\x0c\r\x1b\x7f\x85\x9b\u2028\u2029\u202e\u2066\u200f\U000e0041\ud800"
@@ -169,3 +169,12 @@ async def test_an_edit_is_shown_and_runs_however_alike_it_is(
     assert decision.arguments is not None
     assert decision.arguments["copies"] is True
     assert "copies: true" in capsys.readouterr().err
+
+
+def test_the_terminal_says_where_figures_were_saved(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where the result itself is too long to be shown whole."""
+    said = Illustrated("x" * 9000, files=["/tmp/plots/figure-1.png", "/tmp/plots/figure-2.png"])
+    Terminal([]).answered(ToolResult.of(ToolCall(id="", name="python", arguments={}), said))
+
+    shown = capsys.readouterr().err.splitlines()[1:]
+    assert shown == ["   saved: /tmp/plots/figure-1.png", "   saved: /tmp/plots/figure-2.png"]

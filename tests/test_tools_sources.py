@@ -47,7 +47,7 @@ async def test_an_installed_package_brings_tools(install):
         shelf = tools[0].function.__self__
         assert shelf.label == "novels"
         assert await tools[0].run({"title": "Emma"}) == "1"
-    assert shelf.books == []
+    assert shelf.books.get() == []
 
     async with open_tools("anabranch.tools.examples:calculate,shelf") as tools:
         assert [tool.name for tool in tools] == ["calculate", "put"]
