@@ -236,6 +236,14 @@ async def test_a_python_that_does_not_start_is_a_clear_failure(executable: str):
     assert not left(processes, before)
 
 
+async def test_a_kernel_that_cannot_begin_says_why():
+    """As where the package that it needs is missing, or the memory."""
+    before, kernel = processes(), PythonKernel(limits=ResourceLimits(memory=2**20))
+
+    assert "Error" in await failure(kernel, "1")
+    assert not left(processes, before)
+
+
 async def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch):
     """It is an ImportError, too."""
     for module in ("_interpreter", "_kernel"):

@@ -196,7 +196,12 @@ class Kernel:
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise ToolError(f"Python did not start: {error}") from None
-        return cls(process, folder)
+        try:
+            return cls(process, folder)
+        except BaseException:  # there are no more files or sockets
+            if process.stdin is not None:
+                process.stdin.close()  # at that the guard ends
+            raise
 
     @property
     def alive(self) -> bool:

@@ -146,12 +146,13 @@ def guard(parent: int, be_kernel: Callable[[], None], folder: str) -> None:
         if os.getppid() == guarding:
             be_kernel()
         os._exit(0)
-    status = 0
+    told = True
     try:
-        watch(parent, kernel, control, woken)
+        told = watch(parent, kernel, control, woken)
     finally:
         status = end_all(kernel)
-        shutil.rmtree(folder, ignore_errors=True)
+        if told:  # or else the program reads there why the kernel has ended
+            shutil.rmtree(folder, ignore_errors=True)
     code = os.waitstatus_to_exitcode(status)
     if code < 0:  # end by the same signal, without a core of this process
         import resource
@@ -167,8 +168,8 @@ def wake_up(number: int, frame: FrameType | None) -> None:
     """Do nothing: that a signal has come is read from the pipe."""
 
 
-def watch(parent: int, kernel: int, control: int, woken: int) -> None:
-    """Pass interrupts on until it is time to end."""
+def watch(parent: int, kernel: int, control: int, woken: int) -> bool:
+    """Pass interrupts on until it is time to end; False if the kernel has ended by itself."""
     watched = [control, woken]
     pause, above = None, os.getppid()
     try:
@@ -178,16 +179,19 @@ def watch(parent: int, kernel: int, control: int, woken: int) -> None:
     while True:
         ready = select.select(watched, [], [], pause)[0]
         if watched[2:] and watched[2] in ready:
-            return
-        if woken in ready and (set(os.read(woken, 4096)) - {signal.SIGCHLD} or ended(kernel)):
-            return
+            return True
+        if woken in ready:
+            if set(os.read(woken, 4096)) - {signal.SIGCHLD}:
+                return True
+            if ended(kernel):
+                return False
         if control in ready:
             orders = os.read(control, 4096)
             if not orders or b"q" in orders:
-                return
+                return True
             os.kill(kernel, signal.SIGINT)
         if pause is not None and os.getppid() != above:
-            return
+            return True
 
 
 def ended(kernel: int) -> bool:
