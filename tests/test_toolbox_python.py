@@ -205,8 +205,10 @@ async def test_a_dead_process_is_a_failure_and_the_next_call_starts_anew():
         told = "[a new session, earlier variables are lost: the earlier process had ended]\n"
         assert (await run(kernel, "import os; os.getpid()")).startswith(told)
         pid = int(await run(kernel, "os.getpid()"))
+        idle = kernel.interpreters.get()._kernel
+        assert idle is not None
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: gone(pid))
+        await until(lambda: not idle.alive)
         assert (await run(kernel, "1")).startswith(told)
 
 

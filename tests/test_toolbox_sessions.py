@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch import Agent, AgentMessage, Commander, tool
-from anabranch.agents import ToolExecutor
+from anabranch.agents import ConversableAgent, Directory, ToolExecutor, reply
 from anabranch.handlers import handler
 from anabranch.tools import PerSession, Toolkit
 
@@ -130,6 +130,29 @@ async def test_sessions_at_once_do_not_meet():
             *(commander.run(work(agent, n)) for agent in agents for n in range(3))
         )
         assert said == [f"a{n} b{n}" for _ in agents for n in range(3)]
+
+
+async def test_a_participant_keeps_state_for_each_partner():
+    """With what it said, and forgets it with that."""
+
+    class Clerk(ConversableAgent):
+        @reply
+        async def keep(self, message: AgentMessage) -> str:
+            return await book.tools[0].run({"word": message.content})
+
+    book, directory = Book(), Directory()
+    clerk = Clerk("clerk", directory=directory)
+    ann, bob = (
+        ConversableAgent(name, directory=directory, max_consecutive_auto_reply=0)
+        for name in ("ann", "bob")
+    )
+    said = [
+        (await each.initiate_chat(clerk, word, clear_history=False)).messages[-1].content
+        for each, word in [(ann, "a"), (bob, "b"), (ann, "c")]
+    ]
+    assert said == ["a", "b", "a c"]
+    clerk.clear_history("ann")
+    assert [notes.kept for notes in all_notes(book)] == [["b"]]
 
 
 async def test_what_an_owner_had_goes_with_it():

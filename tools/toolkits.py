@@ -72,7 +72,8 @@ class Toolkit:
             await self.aclose()
 
     def _enter(self, blocks: int) -> None:
-        self._blocks += blocks
+        # A subclass may have an `__aenter__` that does not come here.
+        self._blocks = max(0, self._blocks + blocks)
         for each in self._states():
             each.shared = self._blocks > 0
 

@@ -42,6 +42,7 @@ class Answering(Node[Answer], internal=True):
         agent, mode = self.agent, self.agent.human_input_mode
         if agent.approve is not None:
             APPROVE.set(agent.approve)
+        agent.tool_sessions.enter(agent.session_with(self.partner))
         self.message = await agent.hear(self.message, self.partner)
         ending = self._ending()
         if mode == "ALWAYS" or (mode == "TERMINATE" and ending is not None):

@@ -222,7 +222,7 @@ class ConversableAgent(Agent[Any]):
         self, partner: Participant | str, session_id: SessionId | None = None
     ) -> None:
         """Forget what was said with `partner`, in the session of `session_with`."""
-        self.memory.reset(self.session_with(partner, session_id))
+        self.forget(self.session_with(partner, session_id))
 
     def remember(self, message: AgentMessage, partner: str) -> None:
         """Add to the history with `partner`; it never waits."""
