@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from anabranch.agents import Agent, ToolExecutor
+from anabranch.agents import Agent, StepAgent, ToolExecutor
 from anabranch.commander import Commander, ConfigurationError
 from anabranch.handlers import call_tools, respond
 from anabranch.messages import Conversation
 from anabranch.testing import ScriptedBackend
-from anabranch.tools import McpServer, Toolkit, describe, open_tools, tool
+from anabranch.tools import McpServer, PythonKernel, Toolkit, describe, open_tools, tool
 
 
 @tool(name="delete", approve=True)
@@ -168,3 +168,15 @@ async def test_tools_opened_by_name_are_refused_too(
     with pytest.raises(ConfigurationError, match=r"names_one\.send and from names_two\.send"):
         async with open_tools("names_one", "names_two"):
             pass
+
+
+@pytest.mark.parametrize("what", [PythonKernel, print, "python"])
+def test_what_is_no_tool_is_refused_where_it_is_given(what: Any):
+    """A toolkit's class too: which session would its tools belong to?"""
+    for take in (
+        lambda: Agent(tools=[what]),
+        lambda: ToolExecutor([what]),
+        lambda: StepAgent(ScriptedBackend(), interpreter=what),
+    ):
+        with pytest.raises(TypeError, match="is no tool: give a function with @tool"):
+            take()

@@ -103,6 +103,8 @@ def by_name(
     """
     found = dict(known or {})
     for tool in tools:
+        if not isinstance(getattr(tool, "name", None), str):  # a plain function, a class
+            raise TypeError(f"{tool!r} is no tool: give a function with @tool, or a toolkit")
         if (other := found.get(tool.name)) is not None:
             raise SameName(
                 f"there are two tools called {tool.name!r}, from {other.source} and from"

@@ -69,7 +69,7 @@ class ToolExecutor:
         """Add a tool, or all of a toolkit; raise `ConfigurationError`, and add none, if a name is
         taken.
         """
-        methods = item.methods if isinstance(item, Toolkit) else {item.name: item}
+        methods = item.methods if isinstance(item, Toolkit) else {"": item}
         self.tools = by_name(methods.values(), self.tools)
         if isinstance(item, Toolkit):
             for method, tool in methods.items():
