@@ -53,6 +53,14 @@ async def test_sessions_of_one_agent_run_at_once_and_share_nothing():
         assert [each.content for each in said] == ["0", "1"]
 
 
+async def test_a_call_that_names_no_session_leaves_no_kernel():
+    """It keeps variables to itself, as it keeps what was said."""
+    before, agent = processes(), Agent(obedient(), tools=[PythonKernel()])
+    await agent("x = 1")
+    assert "NameError" in (await agent("x")).content
+    assert not left(processes, before)
+
+
 def test_a_session_outlives_calls_commanders_and_loops():
     """With `run_sync`, within one commander, under several, and in another thread's loop."""
     agent = Agent(obedient(), tools=[PythonKernel()])
