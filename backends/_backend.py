@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
@@ -14,6 +14,7 @@ from ..commander.errors import ConfigurationError
 from ..dispatch import Format
 from ..dispatch.assembly import assemble
 from ..messages import Delta, Message, Request
+from ..messages.options import check_options
 
 __all__ = ["Backend", "Recipe"]
 
@@ -50,10 +51,18 @@ class Backend(ABC):
     ) -> None:
         self.model = model
         self.formats = formats
+        self.check_defaults(default_options)
         self.default_options = default_options
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.model!r})"
+
+    def check_defaults(self, options: Mapping[str, Any]) -> None:
+        """Raise `ConfigurationError` if there is a default option that is none.
+
+        Here that is any name which the wire has not: a misspelt one, or a misspelt setting.
+        """
+        check_options(options, type(self).__name__, of=type(self))
 
     @abstractmethod
     def stream(self, request: Request) -> AsyncGenerator[Delta, None]:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from ..commander.errors import ConfigurationError
 from ._message import Message
+from .options import check_options
 
 __all__ = ["Request", "ToolSchema", "has_parameter"]
 
@@ -46,8 +47,9 @@ class Request:
     """One question to a model.
 
     `options` have the wire's names (`temperature`, `top_p`, `stop`, `max_tokens`, `seed`,
-    `tool_choice`, ...) and win over the backend's defaults. Two tools of one name are a
-    `ConfigurationError`: a call says which it means by its name alone.
+    `tool_choice`, ...) and win over the backend's defaults; `extra`, a mapping, holds fields that
+    only your server knows. A `ConfigurationError` are two tools of one name, since a call says
+    which it means by its name alone, and an option of any other name.
     """
 
     messages: Sequence[Message]
@@ -55,6 +57,7 @@ class Request:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
+        check_options(self.options, "a request")
         names = [tool.name for tool in self.tools]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)

@@ -14,6 +14,7 @@ from ...dispatch import Format
 from ...dispatch.assembly import STOPPED
 from ...handlers import View
 from ...messages import Message
+from ...messages.options import WIRE_OPTIONS, check_options, parameters_of
 from ...tools import AnyTool, Approve, Toolkit
 from ...tools.toolkits import flatten
 from ._actions import AgentStep, list_steps
@@ -59,7 +60,8 @@ class Agent(Generic[F]):
     - `view`: sees text, calls and results as they come, and is asked whether a tool may run.
     - `approve`: is asked in its place, also for agents below that name neither: a function of a
       `ToolQuestion`, or an `Approvals`.
-    - `options`: for the model, by the wire's names; those of a call win.
+    - `options`: for the model, by the wire's names; those of a call win, where what a subclass's
+      `forward` names is taken too. Any other name is a `ConfigurationError` with the nearest one.
 
     `description` says what the agent is for, to those who choose among agents.
     """
@@ -83,6 +85,7 @@ class Agent(Generic[F]):
         **options: Any,
     ) -> None:
         read_system(system)  # what is none is refused here
+        check_options(options, f"the agent {name or type(self).__name__!r}", of=type(self))
         self.backend = backend
         self.system = system
         self.tools = flatten(tools)
@@ -121,6 +124,9 @@ class Agent(Generic[F]):
 
         For `node.call_handler(agent.call("..."), timeout=20)` and `commander.run(...)`.
         """
+        if not options.keys() <= WIRE_OPTIONS:
+            takes = ["session_id", *parameters_of(type(self).forward)]
+            check_options(options, f"a call of {self.name!r}", takes=takes)
         return AgentCall(self, [copy_message(each) for each in messages], session_id, options)
 
     def run_sync(

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from ...backends import Backend
 from ...dispatch import FencedCode, Format
+from ...messages.options import check_options, parameters_of
 from ...tools import AnyTool, Approve, Toolkit
 from ._actions import AgentStep, FencedCall, ToolAction, ToolParser
 from ._agent import Agent
@@ -64,6 +65,8 @@ class StepAgent(Agent[ToolAction]):
             max_rounds=max_rounds,
             approve=approve,
         )
+        inner = parameters_of(Agent.__init__)
+        check_options(options, f"the agent {self.name!r}", of=type(self), takes=inner)
         self.finished = finished
         self.interpreter = interpreter
         self.plugins = list(plugins)
