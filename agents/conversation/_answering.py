@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ...commander import Node, act_as
+from ...commander.awaitable import require_awaitable
 from ..layers import AgentMessage
 from ..layers._stream import APPROVE
 from ._directory import Answer, Status
@@ -50,10 +51,11 @@ class Answering(Node[Answer], internal=True):
             seen = any(isinstance(each, Transcript) for each in listeners)
             shown = f"{self.message.sender} (to {agent.name}):\n\n{self.message.text}\n\n"
             enter = "to end" if ending == "terminated" else f"to let {agent.name} answer by itself"
-            text = await agent.human_input(
+            typing = agent.human_input(
                 f"{'' if seen else shown}Answer {self.partner} as {agent.name} (Enter {enter},"
                 f" '{EXIT}' to leave): "
             )
+            text = await require_awaitable(typing, agent, "human_input")
             if text is None or text.strip() == EXIT:
                 return Answer(status="left")
             if text.strip():

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias, Unpack, cast
 
 from ...backends import Backend
 from ...commander import current_node, emit
+from ...commander.awaitable import require_awaitable
 from ..layers import TOOLS, Agent, AgentMessage, Aggregator, SessionId, System
 from ..layers._call import run_in_tree, stream_call
 from ..layers._memory import OwnSession
@@ -290,7 +291,8 @@ class ConversableAgent(Agent[Any]):
         partner = self._partner(message)
         token = LISTENER.set(ScopeFeed(partner))
         try:
-            return await self.forward(message, session_id=self.session_with(partner))
+            saying = self.forward(message, session_id=self.session_with(partner))
+            return await require_awaitable(saying, self, "forward")
         finally:
             LISTENER.reset(token)
 

@@ -9,6 +9,7 @@ from typing_extensions import TypeVar
 
 from ...backends import Backend
 from ...commander import Node, run
+from ...commander.awaitable import require_awaitable
 from ...commander.errors import ConfigurationError
 from ...dispatch import Format
 from ...dispatch.assembly import STOPPED
@@ -167,7 +168,7 @@ class Agent(Generic[F]):
         session_id: SessionId = options.pop("session_id", 0)
         if self.backend is None:
             raise ConfigurationError(f"{self.name} has no backend: give it one, or write forward()")
-        await self.memory.prepare(session_id)
+        await require_awaitable(self.memory.prepare(session_id), self.memory, "prepare")
         return await answer(self, self.backend, self.aggregate(session_id), session_id, options)
 
     def aggregate(self, session_id: SessionId = 0) -> list[Message]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 from typing_extensions import TypeVar
 
 from ...commander import Commander, Node, act_as, current_node
+from ...commander.awaitable import require_awaitable
 from ...commander.waiting import observe, outlast
 from ._memory import OwnSession, SessionId
 from ._message import AgentMessage, copy_message
@@ -62,7 +63,8 @@ class AgentCall(Node[AgentMessage[F]], Generic[F], internal=True):
             session_id.forget[agent] = partial(agent.forget, session_id)
         kept = agent.memory.add(*received, session_id=session_id)
         try:
-            said = await agent.forward(*kept, session_id=session_id, **self._options)
+            saying = agent.forward(*kept, session_id=session_id, **self._options)
+            said = await require_awaitable(saying, agent, "forward")
             if isinstance(said, str):
                 said = AgentMessage(content=said, sender=agent.name)
             elif not isinstance(said, AgentMessage):  # pyright: ignore[reportUnnecessaryIsInstance]
