@@ -113,7 +113,7 @@ async def test_a_plain_method_is_named(method: str) -> None:
 @pytest.mark.parametrize("options", [{"timeout": 9}, {"priority": 1}])
 async def test_a_plain_task_is_named_however_it_was_put(options: dict[str, Any]) -> None:
     """With what a node needs for timeouts too."""
-    with pytest.raises(TypeError, match="Shout.task is not async"):
+    with pytest.raises(TypeError, match=r"Shout\.task is not async"):
         await put(Shout(), **options)
 
 

@@ -79,6 +79,10 @@ def by_name(
     """
     found = dict(known or {})
     for tool in tools:
+        if not hasattr(tool, "name"):
+            raise TypeError(
+                f"{tool!r:.200} is no tool: make one of a function, by @tool or Tool(...)"
+            )
         if (other := found.get(tool.name)) is not None:
             raise SameName(
                 f"there are two tools called {tool.name!r}, from {other.source} and from"
