@@ -13,7 +13,7 @@ from typing import Any
 
 from ..commander.errors import ConfigurationError
 
-__all__ = ["WIRE_OPTIONS", "check_options", "parameters_of"]
+__all__ = ["WIRE_OPTIONS", "check_options", "nearest", "parameters_of"]
 
 WIRE_OPTIONS = frozenset(
     {
@@ -51,9 +51,12 @@ def check_options(
         return
     arguments = () if of is None else parameters_of(*(kind.__init__ for kind in of.__mro__))
     known = [*takes, *arguments, *sorted(WIRE_OPTIONS)]
-    faults = ", ".join(f"{name!r}{_hint(str(name), known)}" for name in sorted(unknown, key=str))
+    faults = [
+        f"{name!r}" + (f" (did you mean {near!r}?)" if (near := nearest(str(name), known)) else "")
+        for name in sorted(unknown, key=str)
+    ]
     raise ConfigurationError(
-        f"{owner} has no option {faults}; a field that only your server knows goes into"
+        f"{owner} has no option {', '.join(faults)}; a field that only your server knows goes into"
         " extra={...}"
     )
 
@@ -69,9 +72,11 @@ def parameters_of(*functions: Callable[..., Any]) -> list[str]:
     ]
 
 
-def _hint(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], alike: float = ALIKE) -> str | None:
+    """Return the name that may have been meant, the first of those that are equally near."""
+
     def likeness(other: str) -> float:
         return SequenceMatcher(None, name, other).ratio()
 
-    near = max(known, key=likeness)  # the first of those that are equally near
-    return f" (did you mean {near!r}?)" if likeness(near) >= ALIKE else ""
+    near = max(known, key=likeness)
+    return near if likeness(near) >= alike else None

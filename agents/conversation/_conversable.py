@@ -272,8 +272,8 @@ class ConversableAgent(Agent[Any]):
 
     async def hear(self, message: AgentMessage, partner: str) -> AgentMessage:
         """Pass the last message of a history through the hooks; keep and return what they make."""
-        heard = await self.hooks_of("before_agent").run(self, message)
         session = self.session_with(partner)
+        heard = await self.hooks_of("before_agent").run(self, message, session)
         kept = self.memory.messages(session)[-1:]
         if heard is not message and kept and kept[0].content == message.content:
             self.memory.retract(kept, session)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeAlias, cast, get_args
+from typing import Any, Generic, cast, get_args
 
 from typing_extensions import TypeVar
 
@@ -22,7 +22,16 @@ from ._actions import AgentStep, list_steps
 from ._aggregators import Aggregator, System, read_system
 from ._answer import answer
 from ._call import AgentCall, run_in_tree, stream_call
-from ._hooks import AgentHook, AgentHookHandle, Hook, HookedTool, HookHandle, Hooks
+from ._hooks import (
+    AgentHook,
+    AgentHookHandle,
+    Hook,
+    HookedTool,
+    HookHandle,
+    Hooks,
+    Moment,
+    methods_of,
+)
 from ._memory import Memory, SessionId, read_again, read_records
 from ._message import AgentMessage, copy_message
 from ._parsers import Parser
@@ -30,8 +39,6 @@ from ._parsers import Parser
 __all__ = ["Agent"]
 
 F = TypeVar("F", default=Any)
-
-Moment: TypeAlias = Literal["before_agent", "after_agent", "before_action", "after_action"]
 
 
 class Agent(Generic[F]):
@@ -79,7 +86,7 @@ class Agent(Generic[F]):
         aggregator: Aggregator | None = None,
         output_format: Parser[F] | None = None,
         formats: Sequence[Format] | None = None,
-        hooks: Iterable[AgentHook] = (),
+        hooks: Iterable[AgentHook | object] = (),
         max_rounds: int = 10,
         view: View | None = None,
         approve: Approve | None = None,
@@ -180,39 +187,42 @@ class Agent(Generic[F]):
     # --- hooks
 
     def before_agent(self, hook: Hook) -> HookHandle:
-        """Call `hook(agent, message)`, plain or async, with each message that comes.
+        """Call `hook(agent, message, session_id)`, plain or async, with each message that comes.
 
         A message that it returns takes the place of the one it was given. The handle removes it.
         """
         return self._hooks["before_agent"].add(hook)
 
     def after_agent(self, hook: Hook) -> HookHandle:
-        """Call `hook(agent, answer)` with each answer; the rest is as in `before_agent`."""
+        """Call `hook(agent, answer, session_id)` with each answer; see `before_agent`."""
         return self._hooks["after_agent"].add(hook)
 
     def before_action(self, hook: Hook) -> HookHandle:
-        """Call `hook(agent, message)` before each call of a tool, its `formatted`."""
+        """Call `hook(agent, message, session_id)` before each call of a tool, its `formatted`."""
         return self._hooks["before_action"].add(hook)
 
     def after_action(self, hook: Hook) -> HookHandle:
-        """Call `hook(agent, message)` with what each tool gave, as `content`."""
+        """Call `hook(agent, message, session_id)` with what each tool gave, as `content`."""
         return self._hooks["after_action"].add(hook)
 
-    def add_hook(self, hook: AgentHook) -> AgentHookHandle:
-        """Add all four methods of an object; the handle removes them."""
-        handles = [hooks.add(getattr(hook, moment)) for moment, hooks in self._hooks.items()]
-        return AgentHookHandle(handles)
+    def add_hook(self, hook: AgentHook | object) -> AgentHookHandle:
+        """Add those of the four methods that an object has; the handle removes them.
+
+        Raises `ConfigurationError` if it has none, or one whose name is misspelt.
+        """
+        methods = methods_of(hook)
+        return AgentHookHandle([self._hooks[moment].add(each) for moment, each in methods.items()])
 
     def hooks_of(self, moment: Moment) -> Hooks:
         """Return the hooks for one moment."""
         return self._hooks[moment]
 
-    def hooked_tools(self) -> Sequence[AnyTool]:
-        """Return the tools as the model's calls reach them, through the hooks."""
+    def hooked_tools(self, session_id: SessionId) -> Sequence[AnyTool]:
+        """Return the tools as the model's calls reach them in a session, through the hooks."""
         before, after = self._hooks["before_action"], self._hooks["after_action"]
         if not (before or after):
             return self.tools
-        return [HookedTool.around(tool, self, before, after) for tool in self.tools]
+        return [HookedTool.around(tool, self, session_id, before, after) for tool in self.tools]
 
     # --- the structure
 
@@ -234,9 +244,11 @@ class Agent(Generic[F]):
         Raises `ConfigurationError`, and changes nothing, if the keys or the values do not fit.
         """
         agents = self._memories()
+        if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"a state is a mapping, not {state!r:.200}")
         if missing := sorted(agents.keys() - state.keys()):
             raise ConfigurationError(f"the state lacks {missing}")
-        if unknown := sorted(state.keys() - agents.keys()):
+        if unknown := sorted(state.keys() - agents.keys(), key=str):
             raise ConfigurationError(f"{self.name} has nothing of the state's {unknown}")
         restored = {key: agent.restore(state[key]) for key, agent in agents.items()}
         for key, messages in restored.items():

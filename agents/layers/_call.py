@@ -58,7 +58,8 @@ class AgentCall(Node[AgentMessage[F]], Generic[F], internal=True):
         agent, session_id = self.agent, self.session_id
         if agent.approve is not None:
             APPROVE.set(agent.approve)  # in the context of this call and what is below
-        received = [await agent.hooks_of("before_agent").run(agent, m) for m in self._messages]
+        before, after = agent.hooks_of("before_agent"), agent.hooks_of("after_agent")
+        received = [await before.run(agent, each, session_id) for each in self._messages]
         if isinstance(session_id, OwnSession):  # this call's, or that of one above
             session_id.forget[agent] = partial(agent.forget, session_id)
         kept = agent.memory.add(*received, session_id=session_id)
@@ -73,7 +74,7 @@ class AgentCall(Node[AgentMessage[F]], Generic[F], internal=True):
         except BaseException:
             agent.memory.retract(kept, session_id)
             raise
-        answer = await agent.hooks_of("after_agent").run(agent, copy_message(answer))
+        answer = await after.run(agent, copy_message(answer), session_id)
         if (listener := LISTENER.get()) is not None:
             listener.put(answer)
         return answer
@@ -101,8 +102,11 @@ async def run_in_tree(node: Node[T], parent: Node[Any] | None = None) -> T:
 async def stream_call(
     call: Node[Any], parent: Node[Any] | None = None
 ) -> AsyncGenerator[AgentMessage, None]:
-    """Run a call or a conversation and give all that is said in it, then raise its failure."""
-    feed = Feed()
+    """Run a call or a conversation and give all that is said in it, then raise its failure.
+
+    Who listens already, as where this is read inside an agent's `forward`, hears it too.
+    """
+    feed = Feed(LISTENER.get())
 
     async def run_and_end() -> None:
         try:

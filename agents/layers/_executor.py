@@ -16,6 +16,7 @@ from ...tools.results import describe_error
 from ...tools.toolkits import by_name
 from ._call import run_in_tree
 from ._hooks import Hook, HookHandle, Hooks
+from ._memory import SessionId
 from ._message import AgentMessage
 from ._stream import APPROVE
 
@@ -71,19 +72,21 @@ class ToolExecutor:
                     self._aliases[name] = None if name in self._aliases else tool
 
     def before_action(self, hook: Hook) -> HookHandle:
-        """Call `hook(executor, message)`, plain or async, before a message's calls run.
+        """Call `hook(executor, message, session_id)`, plain or async, before a message's calls run.
 
         A message that it returns takes the place of the one it was given.
         """
         return self._before.add(hook)
 
     def after_action(self, hook: Hook) -> HookHandle:
-        """Call `hook(executor, answer)` with each answer; the rest is as in `before_action`."""
+        """Call `hook(executor, answer, session_id)` with each answer; see `before_action`."""
         return self._after.add(hook)
 
-    async def __call__(self, message: AgentMessage) -> AgentMessage:
+    async def __call__(
+        self, message: AgentMessage, *, session_id: SessionId | None = None
+    ) -> AgentMessage:
         """Run the calls in `message` and return their results."""
-        return await run_in_tree(_Execute(self, message))
+        return await run_in_tree(_Execute(self, message, session_id))
 
     def find(self, name: str) -> AnyTool | None:
         """Return the tool of this name."""
@@ -98,19 +101,23 @@ class ToolExecutor:
 
 
 class _Execute(Node[AgentMessage], internal=True, name="execute_tools"):
-    def __init__(self, executor: ToolExecutor, message: AgentMessage) -> None:
+    def __init__(
+        self, executor: ToolExecutor, message: AgentMessage, session_id: SessionId | None
+    ) -> None:
         self._executor = executor
         self._message = message
+        self._session_id = session_id
 
     async def task(self) -> AgentMessage:
         executor, sent = self._executor, self._message
+        session_id = self._session_id or 0
         try:
-            sent = await executor._before.run(executor, sent)
+            sent = await executor._before.run(executor, sent, session_id)
             answer = _answer(executor, sent, await self._run(sent))
         except Exception as error:  # noqa: BLE001 - a hook's fault is told as a call's is
             answer = _hook_failed(executor, sent, error)
         try:
-            return await executor._after.run(executor, answer)
+            return await executor._after.run(executor, answer, session_id)
         except Exception as error:  # noqa: BLE001 - as above
             return _hook_failed(executor, sent, error)
 

@@ -51,7 +51,7 @@ class StepAgent(Agent[ToolAction]):
         ),
         name: str | None = None,
         description: str = "",
-        hooks: Iterable[AgentHook] = (),
+        hooks: Iterable[AgentHook | object] = (),
         max_rounds: int = 4,
         approve: Approve | None = None,
         **options: Any,
@@ -107,8 +107,9 @@ class StepAgent(Agent[ToolAction]):
         executor = self._executors.get(session_id)
         if executor is None:
             executor = self._executors[session_id] = ToolExecutor(self.plugins, name="tools")
-            executor.before_action(lambda _, sent: self.hooks_of("before_action").run(self, sent))
-            executor.after_action(lambda _, given: self.hooks_of("after_action").run(self, given))
+            before, after = self.hooks_of("before_action"), self.hooks_of("after_action")
+            executor.before_action(lambda _, sent, session: before.run(self, sent, session))
+            executor.after_action(lambda _, given, session: after.run(self, given, session))
             if self.interpreter is not None:
                 toolkit = self._interpreters[session_id] = self.interpreter()
                 executor.add(toolkit)
@@ -121,7 +122,7 @@ class StepAgent(Agent[ToolAction]):
             argument = next(iter(tool.parameters["properties"]))
             call = {"name": tool.name, "parameters": {argument: code}}
             message = message.model_copy(update={"formatted": {**found, "action": call}})
-        return await executor(message)
+        return await executor(message, session_id=session_id)
 
     @property
     def keeps_memory(self) -> bool:

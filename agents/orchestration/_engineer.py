@@ -126,7 +126,7 @@ class PromptedAgent(Agent[Any], Generic[S]):
         modules: Iterable[Module] = (),
         description: str = "",
         formats: Sequence[Format] | None = None,
-        hooks: Iterable[AgentHook] = (),
+        hooks: Iterable[AgentHook | object] = (),
         view: View | None = None,
         **options: Any,
     ) -> None:
