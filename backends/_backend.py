@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self, SupportsIndex
 
 from ..commander.errors import ConfigurationError
+from ..commander.thread import at_cancel
 from ..dispatch import Format
 from ..dispatch.assembly import assemble
 from ..messages import Delta, Message, Request
@@ -85,8 +86,10 @@ class Backend(ABC):
     def stream_sync(self, request: Request) -> Generator[Delta, None, None]:
         """Answer `request` as `stream` does, for code without an event loop.
 
-        The connections it opens last as long as the generator. Inside a running loop it is a
-        `RuntimeError`, raised at the first step.
+        The connections it opens last as long as the generator. In a thread of `in_thread`, as that
+        of a plain tool, a cancel of its node ends the wait for the model and closes the connection,
+        and the step raises `CancelledError`. Inside a running loop it is a `RuntimeError`, raised
+        at the first step.
         """
         try:
             asyncio.get_running_loop()
@@ -95,8 +98,24 @@ class Backend(ABC):
         else:
             raise RuntimeError("stream_sync is for code without an event loop; use stream here")
 
+        told = False
+        stepping: asyncio.Task[Any] | None = None
+
         async def step() -> Delta | None:
-            return await anext(source, None)
+            nonlocal stepping
+            if told:
+                raise asyncio.CancelledError
+            stepping = asyncio.current_task()
+            try:
+                return await anext(source, None)
+            finally:
+                stepping = None
+
+        def stop() -> None:
+            nonlocal told
+            told = True
+            if stepping is not None:
+                stepping.cancel()
 
         async def finish() -> None:
             try:
@@ -104,7 +123,7 @@ class Backend(ABC):
             finally:
                 await self.leave_loop()
 
-        with asyncio.Runner() as runner:
+        with asyncio.Runner() as runner, at_cancel(runner.get_loop(), stop):
             try:
                 while (delta := runner.run(step())) is not None:
                     yield delta

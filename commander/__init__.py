@@ -20,8 +20,9 @@ Blocking work: `_blocking.py` and `_worker.py`; work elsewhere: `_place.py`. Wha
 user's exception is said in `_report.py`, which no exception, however odd, can break.
 
 Other rooms use what is exported here, `errors.py`, `waiting.py`, `remote.py` (for places),
-`pattern.py` (for edges), `process.py`, `awaitable.py` (a user's method that should be async), and
-`plugins.py` and `lazy.py` (for names that packages bring).
+`pattern.py` (for edges), `process.py`, `thread.py` (what a thread does at a cancel), `awaitable.py`
+(a user's method that should be async), and `plugins.py` and `lazy.py` (for names that packages
+bring).
 """
 
 from ._blocking import check_cancelled as check_cancelled

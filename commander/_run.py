@@ -17,6 +17,7 @@ from ._node import Node, require_kind
 from ._policy import Policy
 from ._record import Record, Tree, record_of
 from ._report import is_a
+from .thread import at_cancel
 from .waiting import outcome
 
 __all__ = ["run"]
@@ -44,8 +45,9 @@ def run(
     The first SIGINT cancels the tree and raises `KeyboardInterrupt` when it has ended; the second
     raises it at once. SIGTERM cancels the tree and exits with status 143, unless the program
     handles it already. Both only in the main thread. `sys.exit()`, or a `KeyboardInterrupt`, that a
-    body or a callback raises cancels the tree too and goes on when it has ended. Futures of other
-    threads are answered in each case. Inside a running loop, a `RuntimeError`.
+    body or a callback raises cancels the tree too and goes on when it has ended. In a thread of
+    `in_thread`, as a plain tool's, a cancel of its node cancels the tree. Futures of other threads
+    are answered in each case. Inside a running loop, a `RuntimeError`.
     """
     if asyncio._get_running_loop() is not None:
         raise RuntimeError("a loop is running here: use 'async with Commander() as commander'")
@@ -55,7 +57,7 @@ def run(
     tree = commander._tree
     main = asyncio.Task(_main(commander, tree, job, auto_exit), loop=loop)
     try:
-        with _signals(loop, main) as received:
+        with _signals(loop, main) as received, at_cancel(loop, main.cancel):
             return _run_until(loop, tree, main, received)
     finally:
         try:
