@@ -38,7 +38,9 @@ def run(
 
     Returns the value of `commander.exit(value)` if that was called, else the job's result; raises
     the job's failure. With `auto_exit=False` it stays open for thread-safe puts until `exit`. A
-    failure of the job that is not raised, because `exit` or an interrupt came after it, is logged.
+    failure of the job that is not raised, because `exit` or an interrupt came after it, is logged;
+    so is one of another job that was put at the commander, as the next round of a loop is, unless
+    `policy="fail_fast"` lets it end the run.
     `max_concurrency` counts jobs whose bodies run, no handlers and no job that waits for the tree;
     to limit requests to models, use `Limits(concurrency=)`.
 

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
