@@ -130,7 +130,9 @@ def methods_of(hook: object) -> dict[Moment, Hook]:
         if near or name.startswith(("before", "after")):
             hint = f": did you mean {near!r}?" if near else f". There are {', '.join(MOMENTS)}"
             raise ConfigurationError(f"{type(hook).__name__}.{name} is no hook of an agent{hint}")
-    found = {moment: getattr(hook, moment) for moment in MOMENTS if hasattr(hook, moment)}
+    found: dict[Moment, Hook] = {
+        moment: getattr(hook, moment) for moment in MOMENTS if hasattr(hook, moment)
+    }
     if not found:
         raise ConfigurationError(f"{hook!r:.200} has none of the methods {', '.join(MOMENTS)}")
     return found
