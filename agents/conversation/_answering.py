@@ -76,7 +76,7 @@ class Answering(Node[Answer], internal=True):
 
     def _unanswered(self) -> list[AgentMessage]:
         """Return what was said since the agent last spoke: in a group, by several."""
-        said = self.agent.memory.messages(self.partner)
+        said = self.agent.memory.messages(self.agent.session_with(self.partner))
         own = [n for n, each in enumerate(said) if each.sender == self.agent.name]
         return said[own[-1] + 1 if own else 0 :] or [self.message]
 
@@ -103,5 +103,7 @@ class Answering(Node[Answer], internal=True):
             return Answer(status="no_answer")
         agent = self.agent
         message = as_message(reply, agent.name, self.partner)
-        message = await agent.hooks_of("after_agent").run(agent, message, self.partner)
+        message = await agent.hooks_of("after_agent").run(
+            agent, message, agent.session_with(self.partner)
+        )
         return Answer(as_message(message, agent.name, self.partner))
