@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, SupportsIndex
 
 from ..commander.errors import ConfigurationError
+from ..commander.thread import at_cancel
 from ..dispatch import Format
 from ..dispatch.assembly import assemble
 from ..messages import Delta, Message, Request
+from ..messages.options import check_options
 
 __all__ = ["Backend", "Recipe"]
 
@@ -50,10 +52,18 @@ class Backend(ABC):
     ) -> None:
         self.model = model
         self.formats = formats
+        self.check_defaults(default_options)
         self.default_options = default_options
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.model!r})"
+
+    def check_defaults(self, options: Mapping[str, Any]) -> None:
+        """Raise `ConfigurationError` if there is a default option that is none.
+
+        Here that is any name which the wire has not: a misspelt one, or a misspelt setting.
+        """
+        check_options(options, type(self).__name__, of=type(self))
 
     @abstractmethod
     def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
@@ -76,8 +86,10 @@ class Backend(ABC):
     def stream_sync(self, request: Request) -> Generator[Delta, None, None]:
         """Answer `request` as `stream` does, for code without an event loop.
 
-        The connections it opens last as long as the generator. Inside a running loop it is a
-        `RuntimeError`, raised at the first step.
+        The connections it opens last as long as the generator. In a thread of `in_thread`, as that
+        of a plain tool, a cancel of its node ends the wait for the model and closes the connection,
+        and the step raises `CancelledError`. Inside a running loop it is a `RuntimeError`, raised
+        at the first step.
         """
         try:
             asyncio.get_running_loop()
@@ -86,8 +98,24 @@ class Backend(ABC):
         else:
             raise RuntimeError("stream_sync is for code without an event loop; use stream here")
 
+        told = False
+        stepping: asyncio.Task[Any] | None = None
+
         async def step() -> Delta | None:
-            return await anext(source, None)
+            nonlocal stepping
+            if told:
+                raise asyncio.CancelledError
+            stepping = asyncio.current_task()
+            try:
+                return await anext(source, None)
+            finally:
+                stepping = None
+
+        def stop() -> None:
+            nonlocal told
+            told = True
+            if stepping is not None:
+                stepping.cancel()
 
         async def finish() -> None:
             try:
@@ -95,7 +123,7 @@ class Backend(ABC):
             finally:
                 await self.leave_loop()
 
-        with asyncio.Runner() as runner:
+        with asyncio.Runner() as runner, at_cancel(runner.get_loop(), stop):
             try:
                 while (delta := runner.run(step())) is not None:
                     yield delta

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Self
 
 from ..messages import Delta, Request
@@ -58,11 +58,14 @@ class LocalBackend(EngineBackend[LocalEngine]):
     ) -> None:
         timeouts = timeouts or Timeouts(connect=None, first_token=None, whole=None)
         super().__init__(model or _SMALL, timeouts=timeouts, **settings)
-        read_options(self.default_options)
         self.tool_choice_accuracy = "" if model else _ACCURACY
         self._manner = Manner() if model else SMALL_MANNER
         self._source = Source.parse(model, in_situ_quant)
         self._progress = progress
+
+    def check_defaults(self, options: Mapping[str, Any]) -> None:
+        super().check_defaults(options)
+        read_options(options)
 
     async def __aenter__(self) -> Self:
         """Load the model; cancelled or failed meanwhile, it leaves nothing half done behind."""

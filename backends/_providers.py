@@ -70,11 +70,11 @@ def connect(
     - whatever installed packages register
 
     `settings` are the model's default options in the wire's terms (`temperature`, `top_p`,
-    `top_k`, `stop`, `max_tokens`, `seed`, and whatever the server knows) and, for every model,
-    `timeouts`, `retries`, `limits`, `breaker`, `resume`, and `formats`, the ways in which it writes
-    calls into its text. A backend can be sent to another process, where it is made again and finds
-    its key in the environment; one whose key was given here cannot. Raises `ConfigurationError`,
-    which says what to do, and `MissingExtra`.
+    `top_k`, `stop`, `max_tokens`, `seed`; in `extra` what only the server knows) and, for every
+    model, `timeouts`, `retries`, `limits`, `breaker`, `resume`, and `formats`, the ways in which it
+    writes calls into its text. A backend can be sent to another process, where it is made again and
+    finds its key in the environment; one whose key was given here cannot. Raises
+    `ConfigurationError`, which says what to do, and `MissingExtra`.
     """
     for argument, value in ("spec", spec), ("model", model or ""), ("base_url", base_url or ""):
         if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own

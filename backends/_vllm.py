@@ -46,9 +46,11 @@ class VLLMBackend(EngineBackend[VLLMEngine]):
         super().__init__(model, **settings)
         if find_spec("vllm") is None:
             raise MissingExtra("vLLM", "vllm")
-        check_options(self.default_options)
         self._arguments = {**_QUIET, **(engine or {}), "model": model}
         self._chat_template = chat_template
+
+    def check_defaults(self, options: Mapping[str, Any]) -> None:
+        check_options(options)
 
     async def __aenter__(self) -> Self:
         await self.prepare()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -41,7 +41,6 @@ class WireBackend(ModelBackend):
         self, model: str, base_url: str, api_key: str | SecretStr | None, **settings: Any
     ) -> None:
         super().__init__(model, **settings)
-        _check_options(self.default_options)
         self.base_url = server_address(base_url)
         self._api_key = as_secret(api_key)
         if self._api_key is not None and has_user(self.base_url):
@@ -54,6 +53,15 @@ class WireBackend(ModelBackend):
     def __repr__(self) -> str:
         where = self._redactor.text(hide_secrets(self.base_url))
         return f"{type(self).__name__}({self.model!r}, base_url={where!r})"
+
+    def check_defaults(self, options: Mapping[str, Any]) -> None:
+        """Refuse also what the SDK takes beside a request: where keys go is said of these."""
+        if wrong := _NO_FIELDS.intersection(options):
+            raise ConfigurationError(
+                f"no option {', '.join(sorted(wrong))}: a key goes in api_key= or the address, and"
+                " fields of the body in extra="
+            )
+        super().check_defaults(options)
 
     @abstractmethod
     def post(self, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
@@ -78,7 +86,6 @@ class WireBackend(ModelBackend):
 
     def _body(self, request: Request) -> dict[str, Any]:
         """Make the body; raises `ConfigurationError` for what is no request, or has no JSON."""
-        _check_options(request.options)
         try:
             body = self.fields(request)
             for options in self.default_options, request.options:
@@ -136,15 +143,6 @@ class WireBackend(ModelBackend):
             )
         piece = b""  # some tracebacks show variables
         raise self._redactor.error(failure)
-
-
-def _check_options(options: Iterable[str]) -> None:
-    """Refuse what the SDK takes beside a request: it would go into the body, keys included."""
-    if wrong := _NO_FIELDS.intersection(options):
-        raise ConfigurationError(
-            f"no option {', '.join(sorted(wrong))}: a key goes in api_key= or the address, and"
-            " fields of the body in extra="
-        )
 
 
 def _read(events: list[bytes]) -> tuple[list[Delta], BackendError | None]:

@@ -21,7 +21,8 @@ blocks the loop (`_watch.py`). Blocking work: `_blocking.py` and `_worker.py`; w
 odd, can break.
 
 Other rooms use what is exported here, `errors.py`, `waiting.py`, `remote.py` (for places),
-`pattern.py` (for edges), `process.py`, and `plugins.py` and `lazy.py` (for names that packages
+`pattern.py` (for edges), `process.py`, `thread.py` (what a thread does at a cancel), `awaitable.py`
+(a user's method that should be async), and `plugins.py` and `lazy.py` (for names that packages
 bring).
 """
 

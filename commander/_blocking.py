@@ -17,6 +17,7 @@ from anyio import CancelScope, from_thread, to_thread
 from ._node import Node
 from ._report import note, type_name
 from .errors import WorkerLost
+from .thread import WORKING_FOR, Notice
 from .waiting import outlast
 
 __all__ = ["ProcessCall", "ThreadCall", "TreeInMain", "check_cancelled", "describe_exit"]
@@ -75,6 +76,7 @@ class ThreadCall(_Call[T], internal=True):
     async def task(self) -> T:
         """Wait for the thread; cancelled, tell it, and wait for it all the same."""
         scope = CancelScope()
+        notice = Notice()
         interrupt: BaseException | None = None
 
         async def call() -> T | None:
@@ -88,11 +90,14 @@ class ThreadCall(_Call[T], internal=True):
                     return None
             raise asyncio.CancelledError
 
+        WORKING_FOR.set(notice)  # the thread has a copy of this context
         ended = asyncio.ensure_future(call())
+        WORKING_FOR.set(None)
         try:
             result = await asyncio.shield(ended)
         except asyncio.CancelledError:
             if not ended.done():
+                notice.tell()
                 scope.cancel()
                 await outlast(ended)
             if not ended.cancelled():

@@ -19,6 +19,7 @@ from ._record import CURRENT, Callback, NodeBase, Record
 from ._report import is_a
 from ._state import STEPS, advance
 from ._task import TASK_NAME, TURN, BodyTask, drives_now, start_task
+from .awaitable import name_plain_body, require_awaitable
 
 __all__ = ["spawn", "spawn_measured"]
 
@@ -86,6 +87,8 @@ async def _drive(record: Record, *, later: bool = False) -> None:
     except BaseException as error:
         if is_a(error, GeneratorExit) and not drives_now(record):
             raise  # the loop was closed under the node: there is nowhere left to end it
+        if type(error) is TypeError and error.__traceback__ and error.__traceback__.tb_next is None:
+            error = name_plain_body(record.node, error)
         if record.state == "pending" and record.attempts is not None:
             # Whoever made the task has raised it before the body began: that is an attempt too.
             record.attempts.starts.append(record.tree.loop.time())
@@ -131,7 +134,9 @@ async def _attempt(record: Record) -> Any:
         attempts.failure = None  # it leads to the node, by its traceback
     if record.at_start is not None:
         await _run_before_body(record, record.at_start)
-    return await (node.task() if record.away is None else record.away.run(node))
+    if record.away is not None:
+        return await record.away.run(node)
+    return await require_awaitable(node.task(), node, "task")
 
 
 async def _run_before_body(record: Record, callbacks: list[Callback]) -> None:

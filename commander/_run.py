@@ -18,6 +18,7 @@ from ._node import Node, require_kind
 from ._policy import Policy
 from ._record import Record, Tree, record_of
 from ._report import is_a
+from .thread import at_cancel
 from .waiting import outcome
 
 __all__ = ["run"]
@@ -39,15 +40,18 @@ def run(
 
     Returns the value of `commander.exit(value)` if that was called, else the job's result; raises
     the job's failure. With `auto_exit=False` it stays open for thread-safe puts until `exit`. A
-    failure of the job that is not raised, because `exit` or an interrupt came after it, is logged.
+    failure of the job that is not raised, because `exit` or an interrupt came after it, is logged;
+    so is one of another job that was put at the commander, as the next round of a loop is, unless
+    `policy="fail_fast"` lets it end the run.
     `max_concurrency` counts jobs whose bodies run, no handlers and no job that waits for the tree;
     to limit requests to models, use `Limits(concurrency=)`. `limits` are those of the commander.
 
     The first SIGINT cancels the tree and raises `KeyboardInterrupt` when it has ended; the second
     raises it at once. SIGTERM cancels the tree and exits with status 143, unless the program
     handles it already. Both only in the main thread. `sys.exit()`, or a `KeyboardInterrupt`, that a
-    body or a callback raises cancels the tree too and goes on when it has ended. Futures of other
-    threads are answered in each case. Inside a running loop, a `RuntimeError`.
+    body or a callback raises cancels the tree too and goes on when it has ended. In a thread of
+    `in_thread`, as a plain tool's, a cancel of its node cancels the tree. Futures of other threads
+    are answered in each case. Inside a running loop, a `RuntimeError`.
     """
     if asyncio._get_running_loop() is not None:
         raise RuntimeError("a loop is running here: use 'async with Commander() as commander'")
@@ -59,7 +63,7 @@ def run(
     tree = commander._tree
     main = asyncio.Task(_main(commander, tree, job, auto_exit), loop=loop)
     try:
-        with _signals(loop, main) as received:
+        with _signals(loop, main) as received, at_cancel(loop, main.cancel):
             return _run_until(loop, tree, main, received)
     finally:
         try:

@@ -22,6 +22,8 @@ class Pattern:
 
     def __init__(self, node: Node[Any]) -> None:
         self._made = copy(node)
+        # Whether an edge from another node leads here: awaiting the node then does not start it.
+        self.awaits_edge = False
         # As they were when the first run began: what it adds itself is not for the others.
         self._callbacks: _Callbacks | None = None
 
@@ -61,21 +63,22 @@ class _Callbacks:
         self.at_commander_end: list[Callback] = [*(record.at_commander_end or ())]
 
 
-def keep_pattern(node: Node[Any]) -> None:
+def keep_pattern(node: Node[Any], *, awaits_edge: bool = False) -> None:
     """Keep what `node` is made of, so that `start` can make copies of it.
 
     Inputs are those of now, callbacks those from before its first run. A node that has started is
-    a `RuntimeError`.
+    a `RuntimeError`. With `awaits_edge` it is not started by being awaited, from now on.
     """
     record = record_of(node)
     if record.parent is not None:
         raise RuntimeError(f"{node!r} has started: give it its edges before")
     if record.pattern is None:
         record.pattern = Pattern(node)
+    record.pattern.awaits_edge |= awaits_edge
 
 
-def start(node: Node[Any], parent: Node[Any]) -> None:
-    """Start `node` as a child of `parent`; if it has started before, a copy of it.
+def start(node: Node[Any], parent: Node[Any]) -> Node[Any]:
+    """Start `node` as a child of `parent`, or a copy if it has started before; return which.
 
     The options of its put go with the copy. Without a pattern there is no copy: a `RuntimeError`.
     """
@@ -94,3 +97,4 @@ def start(node: Node[Any], parent: Node[Any]) -> None:
         priority=record.priority,
         on=None if record.away is None else record.away.place,
     )
+    return node

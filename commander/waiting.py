@@ -101,6 +101,11 @@ def wait_for_end(node: Node[Any]) -> Generator[Any, None, None]:
             raise RuntimeError(
                 f"{node!r} was awaited outside a tree: use 'await commander.run(...)' or run(...)"
             )
+        if record.pattern is not None and record.pattern.awaits_edge:
+            raise RuntimeError(
+                f"{node!r} has not started: the edge that leads to it will start it. Await"
+                " anabranch.jobs.Graph(...) of the nodes where the graph begins, or put it yourself"
+            )
         enter(waiter, node, claim=True)
     if record.tree.loop is not get_running_loop():
         raise RuntimeError(f"{node!r} belongs to another loop: await it there")

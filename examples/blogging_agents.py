@@ -43,7 +43,7 @@ class Blogger(Agent):
         return await self.writer(message, session_id=session_id)
 
 
-def for_the_critic(critic: Agent, message: AgentMessage) -> None:
+def for_the_critic(critic: Agent, message: AgentMessage, session_id: object) -> None:
     message.content = f"Criticise this post:\n\n{message.content}"
 
 

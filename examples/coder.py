@@ -45,7 +45,7 @@ class Coder(Agent):
         return f"No answer after {self.max_rounds} programs; the last one gave: {message.content}"
 
 
-def show(_: object, message: AgentMessage) -> None:
+def show(_: object, message: AgentMessage, session_id: object) -> None:
     print(f"--- {message.sender}\n{message.content}", flush=True)
 
 

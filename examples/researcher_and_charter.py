@@ -52,7 +52,7 @@ class Team(Agent):
         return message
 
 
-def show(_: object, message: AgentMessage) -> None:
+def show(_: object, message: AgentMessage, session_id: object) -> None:
     print(f"--- {message.sender}\n{message.content}", flush=True)
 
 

@@ -1,7 +1,7 @@
 """`Job`, edges between jobs, and the ready-made jobs.
 
 - `_job`: `Job`, a node that waits in the commander's queue, its inputs declared as fields
-- `_edge`: what runs when a job has ended, put together outside the jobs
+- `_edge`: what runs when a job has ended, put together outside the jobs; `Graph`, all of it
 - `_response`: `ResponseJob`, one answer of a model with its tools
 - `_chat`, `_read_line`: `ChatJob`, a conversation with a person, and the line that was typed
 
@@ -12,6 +12,7 @@ imported when they are first used.
 from typing import TYPE_CHECKING
 
 from ..commander.lazy import lazy_names
+from ._edge import Graph as Graph
 from ._edge import add_conditional_edge as add_conditional_edge
 from ._edge import add_edge as add_edge
 from ._job import Job as Job

@@ -8,6 +8,7 @@ from dataclasses import field
 from typing import Self
 
 from ..backends import Backend
+from ..commander.awaitable import require_awaitable
 from ..dispatch import Format
 from ..handlers import ConsoleView, View
 from ..messages import Conversation, Message
@@ -37,14 +38,14 @@ class ChatJob(Job[None]):
 
     async def task(self) -> None:
         """Do one round; a model that fails ends the round, not the chat."""
-        said = await self.read()
+        said = await require_awaitable(self.read(), self, "read")
         if said is None:
             return
         self.at_end(lambda _: self.put_job(self.again(), parent=self.commander))
         if said:
             self.conversation.add(said)
         try:
-            await self.answer()
+            await require_awaitable(self.answer(), self, "answer")
         except Exception as error:  # noqa: BLE001 - whatever failed, the chat goes on
             self.view.failed(error)
 

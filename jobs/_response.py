@@ -10,6 +10,7 @@ from ..backends import Backend
 from ..dispatch import Format
 from ..handlers import View, respond
 from ..messages import Conversation, Message
+from ..messages.options import check_options
 from ..tools import AnyTool
 from ._job import Job
 
@@ -19,8 +20,9 @@ __all__ = ["ResponseJob"]
 class ResponseJob(Job[Message]):
     """Let the model answer the conversation, tools included; the result is its last message.
 
-    It adds to `conversation` what `respond` adds. `options` have the wire's names. `formats` are
-    the ways in which the model writes calls into its text, if not as the backend knows of it.
+    It adds to `conversation` what `respond` adds. `options` have the wire's names, any other is a
+    `ConfigurationError`. `formats` are the ways in which the model writes calls into its text, if
+    not as the backend knows of it.
     """
 
     backend: Backend
@@ -30,6 +32,9 @@ class ResponseJob(Job[Message]):
     narrate: bool = False
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     formats: Sequence[Format] | None = None
+
+    def __post_init__(self) -> None:
+        check_options(self.options, "a ResponseJob")
 
     async def task(self) -> Message:
         """Hand the work to `respond`."""

@@ -6,16 +6,20 @@ import errno
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 from uuid import uuid4
 
 from ..commander.errors import ConfigurationError
 from ._message import Message
 from ._request import Request, ToolSchema
+from .text import quote
 
 __all__ = ["Conversation"]
+
+# What `Message.from_wire` raises for what is no message, and the JSON reader for what is no JSON.
+FAULTS = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
 
 
 class Conversation:
@@ -31,16 +35,55 @@ class Conversation:
         if system is not None:
             self.messages.append(Message(role="system", content=system))
 
-    def add(self, *messages: Message | str) -> None:
-        """Append messages; a plain string is said by the user."""
-        self.messages.extend(
-            Message(role="user", content=message) if isinstance(message, str) else message
-            for message in messages
-        )
+    def add(self, *messages: Message | Mapping[str, Any] | str) -> None:
+        """Append messages; a plain string is said by the user, a mapping is one of the wire's.
 
-    def request(self, *, tools: Sequence[ToolSchema] = (), **options: Any) -> Request:
-        """Make what a backend takes: the messages as they are now, tools, and wire options."""
-        return Request(tuple(self.messages), tuple(tools), options)
+        Raises `ConfigurationError` for a mapping that is no message, `TypeError` for anything else,
+        and adds nothing then.
+        """
+        self.messages += [_read_message(message) for message in messages]
+
+    def request(
+        self, *, tools: Sequence[ToolSchema | Mapping[str, Any]] = (), **options: Any
+    ) -> Request:
+        """Make what a backend takes: the messages as they are now, tools, and wire options.
+
+        A mapping among the tools is one of the wire's. Raises `ConfigurationError` for what is no
+        tool, for two tools of one name, and for options that the wire has not.
+        """
+        return Request(tuple(self.messages), cast("Sequence[ToolSchema]", tools), options)
+
+    def to_record(self) -> dict[str, Any]:
+        """Return all there is to keep as JSON values, the messages in the wire's own shape.
+
+        For a row of a database, whose lists it may hold as JSON; `from_record` reads it back.
+        """
+        messages = [message.to_record() for message in self.messages]
+        return {"thread_id": self.thread_id, "messages": messages}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Self:
+        """Read what `to_record` returned, or a plain list of wire messages.
+
+        Raises `ConfigurationError` for anything else.
+        """
+        try:
+            return cls._of_record(record)
+        except FAULTS as error:
+            raise ConfigurationError(f"this is no saved conversation ({_fault(error)})") from error
+
+    @classmethod
+    def _of_record(cls, record: Any) -> Self:
+        thread_id, messages = None, record
+        if isinstance(record, Mapping):
+            fields = cast("Mapping[str, Any]", record)
+            thread_id, messages = fields.get("thread_id"), fields["messages"]
+        if not isinstance(messages, (list, tuple)):
+            raise TypeError("its messages are no list")
+        conversation = cls(thread_id=thread_id)
+        wires = cast("Sequence[Any]", messages)
+        conversation.messages = [Message.from_wire(wire) for wire in wires]
+        return conversation
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the conversation as JSON in the wire's own shape.
@@ -50,12 +93,8 @@ class Conversation:
         done, also where something stands that is no file: a folder, a pipe, a device; and
         `ConfigurationError` if no file can have this name.
         """
-        record = {
-            "thread_id": self.thread_id,
-            "messages": [message.to_record() for message in self.messages],
-        }
         # ASCII only: a lone surrogate, which a model can send, has no UTF-8.
-        text = json.dumps(record, indent=2)
+        text = json.dumps(self.to_record(), indent=2)
         target = Path(path)
         try:
             if target.exists() and not target.is_file():
@@ -75,25 +114,17 @@ class Conversation:
             raise
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Conversation:
+    def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what `save` wrote, or a plain JSON list of wire messages.
 
         Raises `OSError` if the file cannot be read, `ConfigurationError` if it holds something
         else.
         """
         try:
-            record: Any = json.loads(Path(path).read_text("utf-8"))
-            thread_id, messages = None, record
-            if isinstance(record, dict):
-                fields = cast("dict[str, Any]", record)
-                thread_id, messages = fields.get("thread_id"), fields["messages"]
-            conversation = cls(thread_id=thread_id)
-            conversation.messages = [Message.from_wire(wire) for wire in messages]
-            return conversation
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            return cls._of_record(json.loads(Path(path).read_text("utf-8")))
+        except FAULTS as error:
             raise ConfigurationError(
-                f"{os.fspath(path)!r} is not a saved conversation"
-                f" ({type(error).__name__}: {str(error).splitlines()[0]})"
+                f"{os.fspath(path)!r} is not a saved conversation ({_fault(error)})"
             ) from error
 
     def __iter__(self) -> Iterator[Message]:
@@ -104,3 +135,25 @@ class Conversation:
 
     def __repr__(self) -> str:
         return f"<Conversation {self.thread_id} of {len(self)} messages>"
+
+
+def _read_message(message: object) -> Message:
+    if isinstance(message, Message):
+        return message
+    if isinstance(message, str):
+        return Message(role="user", content=message)
+    if not isinstance(message, Mapping):
+        raise TypeError(
+            f"a conversation takes Messages, strings and the wire's mappings, not {quote(message)}"
+        )
+    wire = cast("Mapping[str, Any]", message)
+    try:
+        return Message.from_wire(wire)
+    except FAULTS as error:
+        raise ConfigurationError(
+            f"this is no message of the wire: {quote(wire)} ({_fault(error)})"
+        ) from error
+
+
+def _fault(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from ..commander.errors import ConfigurationError
 from ._message import Message
+from .options import check_options
+from .text import quote
 
-__all__ = ["Request", "ToolSchema", "has_parameter"]
+__all__ = ["Request", "ToolSchema", "has_parameter", "read_tool"]
 
 
 class ToolSchema(Protocol):
@@ -42,12 +44,46 @@ def has_parameter(tool: ToolSchema, name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class WireTool:
+    """A tool as the wire has it: a model may call it, and whoever reads the reply runs it."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+
+def read_tool(tool: ToolSchema | Mapping[str, Any]) -> ToolSchema:
+    """Return a tool, also one that is written as on the wire.
+
+    Raises `ConfigurationError` for what is none.
+    """
+    if isinstance(tool, Mapping):
+        function: Any = tool.get("function", tool)
+        match function:
+            case {"name": str(name)} if name:
+                parameters: Any = function.get("parameters") or {"type": "object", "properties": {}}
+                description = function.get("description") or ""
+                if isinstance(parameters, Mapping) and isinstance(description, str):
+                    return WireTool(name, description, cast("Mapping[str, Any]", parameters))
+            case _:
+                pass
+    elif all(hasattr(tool, each) for each in ("name", "description", "parameters")):
+        return tool
+    raise ConfigurationError(
+        f"this is no tool: {quote(tool)}; expected a Tool, or the wire's"
+        " {'type': 'function', 'function': {'name': ..., 'description': ..., 'parameters': ...}}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One question to a model.
 
     `options` have the wire's names (`temperature`, `top_p`, `stop`, `max_tokens`, `seed`,
-    `tool_choice`, ...) and win over the backend's defaults. Two tools of one name are a
-    `ConfigurationError`: a call says which it means by its name alone.
+    `tool_choice`, ...) and win over the backend's defaults; `extra`, a mapping, holds fields that
+    only your server knows. A tool may be a mapping, as on the wire. A `ConfigurationError` are what
+    is no tool, two tools of one name, since a call says
+    which it means by its name alone, and an option of any other name.
     """
 
     messages: Sequence[Message]
@@ -55,7 +91,10 @@ class Request:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
-        names = [tool.name for tool in self.tools]
+        check_options(self.options, "a request")
+        tools = tuple(map(read_tool, self.tools))
+        object.__setattr__(self, "tools", tools)
+        names = [tool.name for tool in tools]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ConfigurationError(f"there are two tools called {twice!r}: rename one")

@@ -10,7 +10,14 @@ from _left import threads
 from _until import settled
 
 from anabranch import Commander, Node
-from anabranch.agents import Chat, ConversableAgent, Questions, QueueInput, UserProxyAgent
+from anabranch.agents import (
+    Chat,
+    ConversableAgent,
+    GroupChat,
+    Questions,
+    QueueInput,
+    UserProxyAgent,
+)
 from anabranch.agents.conversation import TerminalInput, Transcript
 
 
@@ -218,3 +225,23 @@ def test_a_terminal_may_be_asked_from_one_loop_after_another():
     assert asyncio.run(both()) == ["two", "x"]
     os.close(reader)
     os.close(writer)
+
+
+async def test_a_person_in_a_group_sees_all_that_was_said_since_they_spoke() -> None:
+    """Not the last message alone; and nothing twice."""
+    source = QueueInput("I am ann.", "exit")
+    ann = UserProxyAgent("ann", human_input=source)
+    members = [ConversableAgent(name, default_auto_reply=f"{name}!") for name in ("bob", "cid")]
+    team = GroupChat("team", [*members, ann])
+
+    await UserProxyAgent("user", human_input_mode="NEVER", max_consecutive_auto_reply=0).send(
+        "Go.", team
+    )
+
+    first, second = source.prompts
+    heard = "".join(
+        f"{who} (to team):\n\n{what}\n\n"
+        for who, what in [("user", "Go."), ("bob", "bob!"), ("cid", "cid!")]
+    )
+    assert first.startswith(f"{heard}Answer team as ann")
+    assert second.startswith("bob (to team):\n\nbob!\n\ncid (to team):\n\ncid!\n\nAnswer team")

@@ -207,8 +207,8 @@ async def test_a_message_may_be_something_else_than_text():
 async def test_hooks_see_what_comes_and_what_goes():
     """A hook may change either; the history has what the hook made of it."""
     agent = ConversableAgent("agent", ScriptedBackend("secret"))
-    agent.before_agent(lambda owner, message: message.model_copy(update={"content": "changed"}))
-    agent.after_agent(lambda owner, message: message.model_copy(update={"content": "public"}))
+    agent.before_agent(lambda owner, m, session_id: m.model_copy(update={"content": "changed"}))
+    agent.after_agent(lambda owner, m, session_id: m.model_copy(update={"content": "public"}))
 
     assert await answer_of(agent, "original", request_reply=False) is None
     assert [m.content for m in agent.chat_messages["asker"]] == ["changed"]

@@ -11,7 +11,7 @@ from anabranch.testing import ScriptedBackend
 from anabranch.tools import tool
 
 
-def be_brief(_: Any, message: AgentMessage) -> None:
+def be_brief(_: Any, message: AgentMessage, session_id: object) -> None:
     message.content += " (be brief)"
     message.extra.setdefault("marks", []).append("brief")
 
@@ -39,7 +39,7 @@ async def test_a_call_of_a_tool_is_the_hook_s_own_too() -> None:
         got.append(lines)
         return "done"
 
-    def sign(_: Any, message: AgentMessage) -> None:
+    def sign(_: Any, message: AgentMessage, session_id: object) -> None:
         message.formatted.arguments["lines"].append("signed")
 
     call = ToolCall(id="1", name="note", arguments={"lines": ["a"]})
@@ -48,7 +48,9 @@ async def test_a_call_of_a_tool_is_the_hook_s_own_too() -> None:
     agent.before_action(sign)
     await agent("Note a.")
     executor = ToolExecutor([note])
-    executor.before_action(lambda _, message: message.formatted[0].arguments["lines"].append("x"))
+    executor.before_action(
+        lambda _, message, session_id: message.formatted[0].arguments["lines"].append("x")
+    )
     sent = AgentMessage(formatted=[call])
     for _ in range(2):
         await executor(sent)

@@ -202,7 +202,9 @@ async def test_cancelling_a_structure_ends_all_its_models() -> None:
 
 
 class Prefix(AgentHook):
-    def before_agent(self, agent: Any, message: AgentMessage) -> AgentMessage | None:
+    def before_agent(
+        self, agent: Any, message: AgentMessage, session_id: object
+    ) -> AgentMessage | None:
         if message.sender != "writer":
             return None
         return message.model_copy(update={"content": f"Criticise this: {message.content}"})
@@ -213,7 +215,7 @@ async def test_hooks_of_an_agent_change_what_comes_and_goes_until_removed() -> N
     backend = ScriptedBackend(otherwise=lambda request: str(request.messages[-1].content))
     agent = Agent(backend, hooks=[Prefix()])
 
-    async def shout(agent: Agent, message: AgentMessage) -> None:
+    async def shout(agent: Agent, message: AgentMessage, session_id: object) -> None:
         message.content = message.content.upper()
 
     handle = agent.after_agent(shout)
@@ -236,13 +238,15 @@ async def test_action_hooks_see_and_change_calls_and_results() -> None:
         return a + b
 
     class Doubles(AgentHook):
-        async def before_action(self, agent: Any, message: AgentMessage) -> AgentMessage:
+        async def before_action(
+            self, agent: Any, message: AgentMessage, session_id: object
+        ) -> AgentMessage:
             call: ToolCall = message.formatted
             doubled = {name: 2 * value for name, value in call.arguments.items()}
             call = call.model_copy(update={"arguments": doubled})
             return message.model_copy(update={"formatted": call})
 
-        def after_action(self, agent: Any, message: AgentMessage) -> None:
+        def after_action(self, agent: Any, message: AgentMessage, session_id: object) -> None:
             message.content = f"about {message.content}"
 
     call = ToolCall(id="c", name="add", arguments={"a": 1, "b": 2})
@@ -266,7 +270,7 @@ async def test_a_hook_that_raises_fails_the_call() -> None:
         """Act."""
         return "done"
 
-    def wrong(agent: Any, message: AgentMessage) -> None:
+    def wrong(agent: Any, message: AgentMessage, session_id: object) -> None:
         raise ValueError("a bad hook")
 
     calls = Message(role="assistant", tool_calls=[ToolCall(id="c", name="act")])

@@ -140,7 +140,7 @@ async def test_action_hooks_see_every_action() -> None:
     seen: list[Any] = []
     agent = StepAgent(ScriptedBackend(code("1"), "done"), interpreter=Notes())
 
-    def look(agent: StepAgent, message: AgentMessage) -> None:
+    def look(agent: StepAgent, message: AgentMessage, session_id: object) -> None:
         seen.append((agent.name, message.content))
 
     agent.before_action(look)
@@ -155,7 +155,7 @@ async def cancelled_while_code_runs() -> None:
     agent = StepAgent(backend, interpreter=PythonKernel())
     sleeping = asyncio.Event()
 
-    def ran(agent: StepAgent, message: AgentMessage) -> None:
+    def ran(agent: StepAgent, message: AgentMessage, session_id: object) -> None:
         if "sleep" in message.content:
             sleeping.set()
 

@@ -40,8 +40,8 @@ async def test_every_block_of_the_page_runs(
             >= {
                 "temperature": 0,
                 "max_tokens": 50,
-                "service_tier": "flex",
-                "verbosity": "low",
+                "moderation": "low",
+                "plugins": [],
             }.items()
         )
     assert names["message"].content == "Nile"

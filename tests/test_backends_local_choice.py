@@ -13,8 +13,9 @@ import pytest
 from _local import Tool, ask
 
 from anabranch.backends._local import LocalBackend
-from anabranch.backends._local_choice import _headings
+from anabranch.backends._local_choice import _headings, choose
 from anabranch.backends._local_reply import _bounded, _fill_in
+from anabranch.messages import Usage
 
 QUESTIONS = json.loads((Path(__file__).parent / "data" / "tool_choice.json").read_text("utf-8"))
 # Another processor adds up in another order: a question or two may fall on the other side.
@@ -41,6 +42,55 @@ async def test_the_figure_that_users_are_shown_is_reached() -> None:
 
     assert claimed is not None
     assert right >= int(claimed[1]) - SLACK
+
+
+WEATHER = Tool("get_current_weather", "Get the current weather in a given location.", {})
+TIME = Tool("get_time", "Get the current local time in a place.", {})
+
+
+@pytest.mark.usefixtures("small_model")
+async def test_a_tool_that_is_offered_alone_is_called_where_it_is_needed() -> None:
+    """As in the first program that anybody writes."""
+    parameters = {"type": "object", "properties": {"location": {"type": "string"}}}
+    alone = [Tool(WEATHER.name, WEATHER.description, {**parameters, "required": ["location"]})]
+    async with asyncio.timeout(600), LocalBackend() as backend:
+        for question, tool in [
+            ("What is the weather in Paris?", WEATHER.name),
+            ("What is the capital of France?", None),
+        ]:
+            assert await picks_right(backend, {"question": question, "tool": tool}, alone)
+
+
+class Sorts:
+    """A model that finds the weather likelier by so much than it does without a reason."""
+
+    def __init__(self, gain: float) -> None:
+        self.gain = gain
+        self.memory: dict[Any, Any] = {}
+
+    def first_tokens(self, chat: list[dict[str, str]]) -> tuple[dict[str, float], Usage]:
+        gain = self.gain if chat[-1]["content"] == "?" else 0.0
+        return {"weather": gain - 9, "time": -9.0, "other": -9.0}, Usage()
+
+
+@pytest.mark.parametrize(
+    ("tools", "gain", "picked"),
+    [
+        ([WEATHER], 2.69, WEATHER),
+        ([WEATHER], 2.38, None),
+        ([WEATHER, TIME], 3.5, None),
+        ([WEATHER, TIME], 4.0, WEATHER),
+    ],
+)
+def test_a_tool_alone_needs_to_gain_less(
+    tools: list[Tool], gain: float, picked: Tool | None
+) -> None:
+    """By what the small model was seen to give."""
+    choosing = choose(Sorts(gain), "?", tools, must=False)
+    with pytest.raises(StopIteration) as end:
+        while True:
+            next(choosing)
+    assert end.value.value[0] is picked
 
 
 @pytest.mark.parametrize(

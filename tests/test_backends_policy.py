@@ -46,7 +46,7 @@ class Scripted(ModelBackend):
                 yield step
 
     def continuation(self, request: Request, partial: Message) -> Request | None:
-        return Request([*request.messages, partial], options={"go_on": True})
+        return Request([*request.messages, partial], options={"extra": {"go_on": True}})
 
 
 DOWN = BackendUnavailable("down")

@@ -197,12 +197,12 @@ async def test_hooks_see_and_change_messages_until_they_are_removed():
     executor = ToolExecutor([add])
     seen: list[str] = []
 
-    def before(owner: Any, message: AgentMessage) -> AgentMessage:
+    def before(owner: Any, message: AgentMessage, session_id: object) -> AgentMessage:
         assert owner is executor
         seen.append("before")
         return message.model_copy(update={"content": {"name": "add", "parameters": {"a": 40}}})
 
-    async def after(owner: Any, message: AgentMessage) -> None:
+    async def after(owner: Any, message: AgentMessage, session_id: object) -> None:
         seen.append(f"after {message.content}")
 
     handles = [executor.before_action(before), executor.after_action(after)]
@@ -221,7 +221,7 @@ async def test_a_hook_that_raises_is_a_failed_result(moment: str):
     """The executor says which error it was."""
     executor = ToolExecutor([add])
 
-    async def bad(owner: Any, message: AgentMessage) -> None:
+    async def bad(owner: Any, message: AgentMessage, session_id: object) -> None:
         raise ToolError("not today")
 
     getattr(executor, moment)(bad)

@@ -143,7 +143,7 @@ async def test_what_fails_without_words_is_a_failure(error: Exception) -> None:
         assert answer.extra == {"status": "failed"}
         assert "hook" not in answer.content
 
-    def hook(executor: Any, message: AgentMessage) -> None:
+    def hook(executor: Any, message: AgentMessage, session_id: object) -> None:
         raise error
 
     executor = ToolExecutor([tool(name="odd")(lambda: "fine")])
@@ -191,7 +191,7 @@ async def test_an_agents_hooks_come_before_the_question(kind: str, edit: Any) ->
         ran.append(to)
         return "sent"
 
-    def hook(agent: Any, message: AgentMessage) -> AgentMessage | None:
+    def hook(agent: Any, message: AgentMessage, session_id: object) -> AgentMessage | None:
         call: ToolCall = message.formatted
         seen.append(call)
         if kind == "exit":

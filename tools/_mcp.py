@@ -19,7 +19,6 @@ from ..commander import Commander, ConfigurationError, Node, ToolError, parent_h
 from ..commander.waiting import observe, outlast
 from ..messages import image_url
 from ._extra import import_extra
-from ._remote_schema import RemoteSchema
 from ._schema import InvalidArguments
 from ._tool import AnyTool, Tool, result_text
 from .results import Illustrated, shorten
@@ -277,19 +276,9 @@ class _McpTool(Tool[..., Any]):
             description=(remote.description or remote.title or "")[:DESCRIPTION],
             read_only=bool(hints and hints.read_only_hint),
             approve=server.approve,
+            parameters=remote.input_schema,
         )
         self.source = source
-        self._schema = RemoteSchema(remote.input_schema)
-
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        """The JSON schema that the server gave."""
-        return self._schema.whole
-
-    def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments; raise `InvalidArguments` for what `RemoteSchema` finds wrong."""
-        self._schema.check(arguments)
-        return dict(arguments)
 
 
 def _read_content(content: Sequence[Any], structured: Any, limit: int) -> Illustrated:

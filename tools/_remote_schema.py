@@ -9,6 +9,7 @@ and never refuses what the schema allows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Any, cast
 
@@ -35,7 +36,7 @@ TYPES: Mapping[str, Callable[[Any], bool]] = {
 
 
 class RemoteSchema:
-    """The schema of a tool's arguments; `whole` is what the server wrote, an object's.
+    """The schema of a tool's arguments; `parameters` is what its author wrote, an object's.
 
     Raises `ValueError`, which says why, if it is larger or deeper than a model should be shown or
     is not of a schema's form.
@@ -47,12 +48,12 @@ class RemoteSchema:
     """
 
     def __init__(self, given: Mapping[str, Any]) -> None:
-        self.whole: dict[str, Any] = {"properties": {}, **given, "type": "object"}
-        self.whole.pop("$schema", None)
-        if not isinstance(self.whole["properties"], dict):
-            raise ValueError(f"the properties of its schema are {_show(self.whole['properties'])}")
+        self.parameters: dict[str, Any] = {"properties": {}, **given, "type": "object"}
+        self.parameters.pop("$schema", None)
+        if not isinstance(properties := self.parameters["properties"], dict):
+            raise ValueError(f"the properties of its schema are {_show(properties)}")
         nodes = 0.0
-        waiting: list[tuple[Any, int]] = [(self.whole, 0)]
+        waiting: list[tuple[Any, int]] = [(self.parameters, 0)]
         while waiting:
             value, depth = waiting.pop()
             nodes += 1 + (len(value) / 20 if isinstance(value, str) else 0)
@@ -65,15 +66,15 @@ class RemoteSchema:
             if depth > DEPTH or nodes + len(waiting) > NODES:
                 raise ValueError(f"its schema is larger than {NODES} values or deeper than {DEPTH}")
 
-    def check(self, arguments: Mapping[str, Any]) -> None:
-        """Raise `InvalidArguments`, which names the first faults, if the schema forbids them."""
-        try:
-            checking = _Check(self.whole).faults(self.whole, dict(arguments), "arguments")
+    def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments; raise `InvalidArguments`, which names the first faults."""
+        given, faults = dict(arguments), list[str]()
+        with suppress(_Unclear, RecursionError):
+            checking = _Check(self.parameters).faults(self.parameters, given, "arguments")
             faults = list(islice(checking, FAULTS))
-        except (_Unclear, RecursionError):
-            return
         if faults:
             raise InvalidArguments(f"wrong arguments: {'; '.join(faults)[:1000]}")
+        return given
 
 
 class _Unclear(Exception):

@@ -14,6 +14,7 @@ from pydantic_core import to_json
 
 from ..commander import Retry, ToolError, parent_here
 from ._docstring import parse_docstring
+from ._remote_schema import RemoteSchema
 from ._schema import Arguments
 from .results import describe_error
 
@@ -34,7 +35,12 @@ class Tool(Generic[P, R]):
     `retry` a call that fails in a way that it names is tried again, each time with the whole
     `timeout`; the model is told of the last failure alone.
     `source` says where the tool comes from: which function it is, or which server has it.
-    Raises `TypeError` for a function that cannot be called by name or whose types have no schema.
+
+    The schema comes from the function's signature. `parameters` may give another, as a JSON schema
+    that came from elsewhere: the function is then called with the arguments by name as they are,
+    once they have been checked as `McpServer` checks them (types, bounds, required fields).
+    Raises `TypeError` for a function that cannot be called by name or whose types have no schema,
+    `ValueError` for a schema of which none can be made.
     """
 
     def __init__(
@@ -47,6 +53,7 @@ class Tool(Generic[P, R]):
         timeout: float | None = None,
         approve: bool = False,
         retry: Retry | None = None,
+        parameters: Mapping[str, Any] | None = None,
     ) -> None:
         if isinstance(function, (staticmethod, classmethod)):
             raise TypeError("put @tool below @staticmethod, next to the function")
@@ -65,7 +72,9 @@ class Tool(Generic[P, R]):
         self.approve = approve
         self.retry = retry
         self.source = f"{function.__module__}.{function.__qualname__}"
-        self._arguments = Arguments(function, descriptions)
+        self._arguments = (
+            Arguments(function, descriptions) if parameters is None else RemoteSchema(parameters)
+        )
         functools.update_wrapper(self, function, updated=())
 
     @property
@@ -142,6 +151,7 @@ def tool(
     timeout: float | None = None,
     approve: bool = False,
     retry: Retry | None = None,
+    parameters: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a function or method a `Tool`, as `@tool` or `@tool(read_only=True, timeout=20)`.

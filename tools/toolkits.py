@@ -104,7 +104,9 @@ def by_name(
     found = dict(known or {})
     for tool in tools:
         if not isinstance(getattr(tool, "name", None), str):  # a plain function, a class
-            raise TypeError(f"{tool!r} is no tool: give a function with @tool, or a toolkit")
+            raise TypeError(
+                f"{tool!r:.200} is no tool: make one of a function, by @tool or Tool(...)"
+            )
         if (other := found.get(tool.name)) is not None:
             raise SameName(
                 f"there are two tools called {tool.name!r}, from {other.source} and from"

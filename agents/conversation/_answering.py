@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ...commander import act_as
+from ...commander.awaitable import require_awaitable
 from ..layers import AgentMessage
 from ..layers._stream import APPROVE
 from ..layers._usage import CountedCall
@@ -51,12 +52,16 @@ class Answering(CountedCall[Answer], internal=True):
             scope = current_scope()
             listeners = () if scope is None else scope.listeners
             seen = any(isinstance(each, Transcript) for each in listeners)
-            shown = f"{self.message.sender} (to {agent.name}):\n\n{self.message.text}\n\n"
+            shown = "".join(
+                f"{each.sender} (to {each.receiver or agent.name}):\n\n{each.text}\n\n"
+                for each in self._unanswered()
+            )
             enter = "to end" if ending == "terminated" else f"to let {agent.name} answer by itself"
-            text = await agent.human_input(
+            typing = agent.human_input(
                 f"{'' if seen else shown}Answer {self.partner} as {agent.name} (Enter {enter},"
                 f" '{EXIT}' to leave): "
             )
+            text = await require_awaitable(typing, agent, "human_input")
             if text is None or text.strip() == EXIT:
                 return Answer(status="left")
             if text.strip():
@@ -71,6 +76,12 @@ class Answering(CountedCall[Answer], internal=True):
             if (reply := await rule(agent, self.message)) is not NOT_MINE:
                 return await self._deliver(reply)
         return await self._deliver(await agent.generate_reply(self.message))
+
+    def _unanswered(self) -> list[AgentMessage]:
+        """Return what was said since the agent last spoke: in a group, by several."""
+        said = self.agent.memory.messages(self.agent.session_with(self.partner))
+        own = [n for n, each in enumerate(said) if each.sender == self.agent.name]
+        return said[own[-1] + 1 if own else 0 :] or [self.message]
 
     def _ending(self) -> Status | None:
         """Say why the conversation ends here, unless a person goes on."""
@@ -95,7 +106,8 @@ class Answering(CountedCall[Answer], internal=True):
             return Answer(status="no_answer")
         agent = self.agent
         message = as_message(reply, agent.name, self.partner)
-        message = await agent.hooks_of("after_agent").run(agent, message)
+        session = agent.session_with(self.partner)
+        message = await agent.hooks_of("after_agent").run(agent, message, session)
         answer = as_message(message, agent.name, self.partner)
         answer.usage = self.usage
         return Answer(answer)

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias, Unpack, cast
 
 from ...backends import Backend
 from ...commander import current_node, emit
+from ...commander.awaitable import require_awaitable
 from ..layers import TOOLS, Agent, AgentMessage, Aggregator, SessionId, System
 from ..layers._call import run_in_tree, stream_call
 from ..layers._memory import OwnSession
@@ -271,8 +272,8 @@ class ConversableAgent(Agent[Any]):
 
     async def hear(self, message: AgentMessage, partner: str) -> AgentMessage:
         """Pass the last message of a history through the hooks; keep and return what they make."""
-        heard = await self.hooks_of("before_agent").run(self, message)
         session = self.session_with(partner)
+        heard = await self.hooks_of("before_agent").run(self, message, session)
         kept = self.memory.messages(session)[-1:]
         if heard is not message and kept and kept[0].content == message.content:
             self.memory.retract(kept, session)
@@ -290,7 +291,8 @@ class ConversableAgent(Agent[Any]):
         partner = self._partner(message)
         token = LISTENER.set(ScopeFeed(partner))
         try:
-            return await self.forward(message, session_id=self.session_with(partner))
+            saying = self.forward(message, session_id=self.session_with(partner))
+            return await require_awaitable(saying, self, "forward")
         finally:
             LISTENER.reset(token)
 

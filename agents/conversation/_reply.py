@@ -6,6 +6,7 @@ import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from inspect import isawaitable
+from itertools import count
 from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, overload
 
 from ..layers import AgentMessage
@@ -31,6 +32,8 @@ SenderFilter: TypeAlias = "Sender | Iterable[Sender] | Callable[[Any], Sender | 
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+NUMBERS = count()
+
 
 class Decorator(Protocol):
     """Marks a function and gives it back."""
@@ -46,6 +49,7 @@ class ReplyRule:
 
     function: Callable[..., Any]
     sender: SenderFilter | None = None
+    number: int = 0  # of the mark: the order in which they were written, whoever sorted the class
 
     async def __call__(self, agent: Any, message: AgentMessage) -> ReplyResult:
         """Answer `message`, or say that it is another's."""
@@ -80,7 +84,7 @@ def reply(
     """
 
     def mark(function: F) -> F:
-        function.__anabranch_reply__ = ReplyRule(function, sender)  # pyright: ignore[reportFunctionMemberAccess]
+        function.__anabranch_reply__ = ReplyRule(function, sender, next(NUMBERS))  # pyright: ignore[reportFunctionMemberAccess]
         return function
 
     return mark if function is None else mark(function)
@@ -91,10 +95,15 @@ def reply_rules(agent: type[Any]) -> list[ReplyRule]:
     seen: set[str] = set()
     rules: list[ReplyRule] = []
     for base in agent.__mro__:
-        for name, member in vars(base).items():
-            if name not in seen and isinstance(
-                rule := getattr(member, "__anabranch_reply__", None), ReplyRule
-            ):
-                rules.append(rule)
+        marks = {
+            name: rule
+            for name, member in vars(base).items()
+            if isinstance(rule := getattr(member, "__anabranch_reply__", None), ReplyRule)
+        }
+        # Not in the order of the class's dictionary: cloudpickle sorts it by name.
+        rules += sorted(
+            (rule for name, rule in marks.items() if name not in seen),
+            key=lambda rule: rule.number,
+        )
         seen |= set(vars(base))
     return rules

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Literal, Self, TypeAlias, cast, get_args
+from typing import Any, Generic, Self, cast, get_args
 
 from typing_extensions import TypeVar
 
 from ...backends import Backend
 from ...commander import Node, run
+from ...commander.awaitable import require_awaitable
 from ...commander.errors import ConfigurationError
 from ...dispatch import Format
 from ...dispatch.assembly import STOPPED
 from ...handlers import View
 from ...messages import Message, Usage
+from ...messages.options import WIRE_OPTIONS, check_options, parameters_of
 from ...tools import AnyTool, Approve, Toolkit
 from ...tools.sessions import ToolSessions
 from ...tools.toolkits import flatten
@@ -21,7 +23,16 @@ from ._actions import AgentStep, list_steps
 from ._aggregators import Aggregator, System, read_system
 from ._answer import answer
 from ._call import AgentCall, run_in_tree, stream_call
-from ._hooks import AgentHook, AgentHookHandle, Hook, HookedTool, HookHandle, Hooks
+from ._hooks import (
+    AgentHook,
+    AgentHookHandle,
+    Hook,
+    HookedTool,
+    HookHandle,
+    Hooks,
+    Moment,
+    methods_of,
+)
 from ._memory import Memory, SessionId, read_again, read_records
 from ._message import AgentMessage, copy_message
 from ._parsers import Parser
@@ -30,8 +41,6 @@ from ._usage import Spending
 __all__ = ["Agent"]
 
 F = TypeVar("F", default=Any)
-
-Moment: TypeAlias = Literal["before_agent", "after_agent", "before_action", "after_action"]
 
 
 class Agent(Generic[F]):
@@ -61,7 +70,8 @@ class Agent(Generic[F]):
     - `view`: sees text, calls and results as they come, and is asked whether a tool may run.
     - `approve`: is asked in its place, also for agents below that name neither: a function of a
       `ToolQuestion`, or an `Approvals`.
-    - `options`: for the model, by the wire's names; those of a call win.
+    - `options`: for the model, by the wire's names; those of a call win, where what a subclass's
+      `forward` names is taken too. Any other name is a `ConfigurationError` with the nearest one.
 
     `description` says what the agent is for, to those who choose among agents.
     """
@@ -78,13 +88,14 @@ class Agent(Generic[F]):
         aggregator: Aggregator | None = None,
         output_format: Parser[F] | None = None,
         formats: Sequence[Format] | None = None,
-        hooks: Iterable[AgentHook] = (),
+        hooks: Iterable[AgentHook | object] = (),
         max_rounds: int = 10,
         view: View | None = None,
         approve: Approve | None = None,
         **options: Any,
     ) -> None:
         read_system(system)  # what is none is refused here
+        check_options(options, f"the agent {name or type(self).__name__!r}", of=type(self))
         self.backend = backend
         self.system = system
         self.tools = flatten(tools)
@@ -125,6 +136,9 @@ class Agent(Generic[F]):
 
         For `node.call_handler(agent.call("..."), timeout=20)` and `commander.run(...)`.
         """
+        if not options.keys() <= WIRE_OPTIONS:
+            takes = ["session_id", *parameters_of(type(self).forward)]
+            check_options(options, f"a call of {self.name!r}", takes=takes)
         return AgentCall(self, [copy_message(each) for each in messages], session_id, options)
 
     def run_sync(
@@ -165,7 +179,7 @@ class Agent(Generic[F]):
         session_id: SessionId = options.pop("session_id", 0)
         if self.backend is None:
             raise ConfigurationError(f"{self.name} has no backend: give it one, or write forward()")
-        await self.memory.prepare(session_id)
+        await require_awaitable(self.memory.prepare(session_id), self.memory, "prepare")
         return await answer(self, self.backend, self.aggregate(session_id), session_id, options)
 
     def aggregate(self, session_id: SessionId = 0) -> list[Message]:
@@ -177,39 +191,42 @@ class Agent(Generic[F]):
     # --- hooks
 
     def before_agent(self, hook: Hook) -> HookHandle:
-        """Call `hook(agent, message)`, plain or async, with each message that comes.
+        """Call `hook(agent, message, session_id)`, plain or async, with each message that comes.
 
         A message that it returns takes the place of the one it was given. The handle removes it.
         """
         return self._hooks["before_agent"].add(hook)
 
     def after_agent(self, hook: Hook) -> HookHandle:
-        """Call `hook(agent, answer)` with each answer; the rest is as in `before_agent`."""
+        """Call `hook(agent, answer, session_id)` with each answer; see `before_agent`."""
         return self._hooks["after_agent"].add(hook)
 
     def before_action(self, hook: Hook) -> HookHandle:
-        """Call `hook(agent, message)` before each call of a tool, its `formatted`."""
+        """Call `hook(agent, message, session_id)` before each call of a tool, its `formatted`."""
         return self._hooks["before_action"].add(hook)
 
     def after_action(self, hook: Hook) -> HookHandle:
-        """Call `hook(agent, message)` with what each tool gave, as `content`."""
+        """Call `hook(agent, message, session_id)` with what each tool gave, as `content`."""
         return self._hooks["after_action"].add(hook)
 
-    def add_hook(self, hook: AgentHook) -> AgentHookHandle:
-        """Add all four methods of an object; the handle removes them."""
-        handles = [hooks.add(getattr(hook, moment)) for moment, hooks in self._hooks.items()]
-        return AgentHookHandle(handles)
+    def add_hook(self, hook: AgentHook | object) -> AgentHookHandle:
+        """Add those of the four methods that an object has; the handle removes them.
+
+        Raises `ConfigurationError` if it has none, or one whose name is misspelt.
+        """
+        methods = methods_of(hook)
+        return AgentHookHandle([self._hooks[moment].add(each) for moment, each in methods.items()])
 
     def hooks_of(self, moment: Moment) -> Hooks:
         """Return the hooks for one moment."""
         return self._hooks[moment]
 
-    def hooked_tools(self) -> Sequence[AnyTool]:
-        """Return the tools as the model's calls reach them, through the hooks."""
+    def hooked_tools(self, session_id: SessionId) -> Sequence[AnyTool]:
+        """Return the tools as the model's calls reach them in a session, through the hooks."""
         before, after = self._hooks["before_action"], self._hooks["after_action"]
         if not (before or after):
             return self.tools
-        return [HookedTool.around(tool, self, before, after) for tool in self.tools]
+        return [HookedTool.around(tool, self, session_id, before, after) for tool in self.tools]
 
     # --- what it has spent
 
@@ -244,9 +261,11 @@ class Agent(Generic[F]):
         Raises `ConfigurationError`, and changes nothing, if the keys or the values do not fit.
         """
         agents = self._memories()
+        if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"a state is a mapping, not {state!r:.200}")
         if missing := sorted(agents.keys() - state.keys()):
             raise ConfigurationError(f"the state lacks {missing}")
-        if unknown := sorted(state.keys() - agents.keys()):
+        if unknown := sorted(state.keys() - agents.keys(), key=str):
             raise ConfigurationError(f"{self.name} has nothing of the state's {unknown}")
         restored = {key: agent.restore(state[key]) for key, agent in agents.items()}
         for key, messages in restored.items():

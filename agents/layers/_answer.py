@@ -45,7 +45,7 @@ async def answer(
     logger.debug("%s is asked: %s", agent.name, conversation.messages)
     view = AgentView(agent.name, agent.view, agent.approve)
     try:
-        message, formatted = await _ask(agent, backend, conversation, view, options)
+        message, formatted = await _ask(agent, backend, conversation, session_id, view, options)
     except BaseException:
         said = conversation.messages[len(request) :]
         _remember_calls(agent, said, session_id)
@@ -71,6 +71,7 @@ async def _ask(
     agent: Agent[F],
     backend: Backend,
     conversation: Conversation,
+    session_id: SessionId,
     view: AgentView,
     options: Mapping[str, Any],
 ) -> tuple[Message, F]:
@@ -84,7 +85,7 @@ async def _ask(
         exchange = respond(
             backend,
             conversation,
-            agent.hooked_tools(),
+            agent.hooked_tools(session_id),
             view,
             max_rounds=agent.max_rounds,
             formats=agent.formats,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 from typing_extensions import TypeVar
 
 from ...commander import Commander, Node, act_as, parent_here
+from ...commander.awaitable import require_awaitable
 from ...commander.waiting import observe, outlast
 from ._memory import OwnSession, SessionId
 from ._message import AgentMessage, copy_message
@@ -64,10 +65,12 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         agent.tool_sessions.enter(session_id)
         if agent.approve is not None:
             APPROVE.set(agent.approve)  # in the context of this call and what is below
-        received = [await agent.hooks_of("before_agent").run(agent, m) for m in self._messages]
+        before, after = agent.hooks_of("before_agent"), agent.hooks_of("after_agent")
+        received = [await before.run(agent, each, session_id) for each in self._messages]
         kept = agent.memory.add(*received, session_id=session_id)
         try:
-            said = await agent.forward(*kept, session_id=session_id, **self._options)
+            saying = agent.forward(*kept, session_id=session_id, **self._options)
+            said = await require_awaitable(saying, agent, "forward")
             if isinstance(said, str):
                 said = AgentMessage(content=said, sender=agent.name)
             elif not isinstance(said, AgentMessage):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -76,7 +79,7 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         except BaseException:
             agent.memory.retract(kept, session_id)
             raise
-        answer = await agent.hooks_of("after_agent").run(agent, copy_message(answer))
+        answer = await after.run(agent, copy_message(answer), session_id)
         answer = answer.model_copy(update={"usage": self.usage})
         if (listener := LISTENER.get()) is not None:
             listener.put(answer)
@@ -106,8 +109,11 @@ async def run_in_tree(node: Node[T], parent: Node[Any] | None = None) -> T:
 async def stream_call(
     call: Node[Any], parent: Node[Any] | None = None
 ) -> AsyncGenerator[AgentMessage, None]:
-    """Run a call or a conversation and give all that is said in it, then raise its failure."""
-    feed = Feed()
+    """Run a call or a conversation and give all that is said in it, then raise its failure.
+
+    Who listens already, as where this is read inside an agent's `forward`, hears it too.
+    """
+    feed = Feed(LISTENER.get())
 
     async def run_and_end() -> None:
         try:

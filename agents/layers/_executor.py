@@ -78,14 +78,14 @@ class ToolExecutor:
                     self._aliases[name] = None if name in self._aliases else tool
 
     def before_action(self, hook: Hook) -> HookHandle:
-        """Call `hook(executor, message)`, plain or async, before a message's calls run.
+        """Call `hook(executor, message, session_id)`, plain or async, before a message's calls run.
 
         A message that it returns takes the place of the one it was given.
         """
         return self._before.add(hook)
 
     def after_action(self, hook: Hook) -> HookHandle:
-        """Call `hook(executor, answer)` with each answer; the rest is as in `before_action`."""
+        """Call `hook(executor, answer, session_id)` with each answer; see `before_action`."""
         return self._after.add(hook)
 
     async def __call__(
@@ -132,13 +132,14 @@ class _Execute(Node[AgentMessage], internal=True, name="execute_tools"):
         executor, sent = self._executor, self._message
         if self._session_id is not None or CURRENT.get() is None:
             executor.tool_sessions.enter(self._session_id or 0)
+        session_id = self._session_id or 0
         try:
-            sent = await executor._before.run(executor, sent)
+            sent = await executor._before.run(executor, sent, session_id)
             answer = _answer(executor, sent, await self._run(sent))
         except Exception as error:  # noqa: BLE001 - a hook's fault is told as a call's is
             answer = _hook_failed(executor, sent, error)
         try:
-            return await executor._after.run(executor, answer)
+            return await executor._after.run(executor, answer, session_id)
         except Exception as error:  # noqa: BLE001 - as above
             return _hook_failed(executor, sent, error)
 

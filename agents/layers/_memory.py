@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, cast
 from uuid import uuid4
 
 from pydantic_core import to_jsonable_python
@@ -252,7 +252,14 @@ def read_records(records: Iterable[Mapping[str, Any]]) -> list[AgentMessage]:
     """Return the messages that were saved; raise `ConfigurationError` if they were not."""
     messages: list[AgentMessage] = []
     try:
-        for record in records:
+        if not isinstance(records, (list, tuple)):
+            raise TypeError(f"a list of messages was expected, not {records!r:.200}")
+        for record in cast("Sequence[Mapping[str, Any]]", records):
+            # By itself pydantic would make a message of anything, and drop what it does not know.
+            if unknown := record.keys() - AgentMessage.model_fields.keys():
+                raise ValueError(f"a message has no {', '.join(sorted(map(repr, unknown)))}")
+            if "content" not in record:
+                raise ValueError("a message has a 'content'")
             message: AgentMessage = AgentMessage.model_validate(record)
             if message.type == TOOLS:
                 parts = [Message.model_validate(part) for part in message.formatted]
@@ -261,7 +268,7 @@ def read_records(records: Iterable[Mapping[str, Any]]) -> list[AgentMessage]:
                     for part, saved in zip(parts, message.formatted, strict=True)
                 ]
             messages.append(message)
-    except (TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(
             f"this is not a saved memory ({str(error).splitlines()[0]})"
         ) from error

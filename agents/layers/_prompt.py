@@ -11,6 +11,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, cast, overload
 
 from ...backends import Backend
 from ...messages import Message, Request
+from ...messages.options import check_options
 
 __all__ = ["Prompt", "fill_template", "prompt"]
 
@@ -69,6 +70,7 @@ class Prompt(Generic[P]):
 
         `options` have the wire's names. It raises what `backend.complete` raises.
         """
+        check_options(options, f"the prompt {self._function.__qualname__!r}")
 
         async def ask(*args: P.args, **kwargs: P.kwargs) -> str:
             question = Message(role="user", content=self(*args, **kwargs))

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...backends import Backend
 from ...dispatch import FencedCode, Format
+from ...messages.options import check_options, parameters_of
 from ...tools import AnyTool, Approve, Toolkit
 from ._actions import AgentStep, FencedCall, ToolAction, ToolParser
 from ._agent import Agent
@@ -50,7 +51,7 @@ class StepAgent(Agent[ToolAction]):
         ),
         name: str | None = None,
         description: str = "",
-        hooks: Iterable[AgentHook] = (),
+        hooks: Iterable[AgentHook | object] = (),
         max_rounds: int = 4,
         approve: Approve | None = None,
         **options: Any,
@@ -64,14 +65,17 @@ class StepAgent(Agent[ToolAction]):
             max_rounds=max_rounds,
             approve=approve,
         )
+        inner = parameters_of(Agent.__init__)
+        check_options(options, f"the agent {self.name!r}", of=type(self), takes=inner)
         self.finished = finished
         self.interpreter = interpreter
         self.plugins = list(plugins)
         executed = [*self.plugins, *([] if interpreter is None else [interpreter])]
         self.executor = ToolExecutor(executed, name="tools")
         self.executor.tool_sessions = self.tool_sessions
-        self.executor.before_action(lambda _, sent: self.hooks_of("before_action").run(self, sent))
-        self.executor.after_action(lambda _, given: self.hooks_of("after_action").run(self, given))
+        before, after = self.hooks_of("before_action"), self.hooks_of("after_action")
+        self.executor.before_action(lambda _, sent, session: before.run(self, sent, session))
+        self.executor.after_action(lambda _, given, session: after.run(self, given, session))
         formats = list(backend.formats if formats is None else formats)
         if all(each.branch is not None for each in formats):  # none of them writes calls
             formats += [FencedCall()] if self.plugins else []

@@ -11,7 +11,7 @@ from inspect import isawaitable
 from ...handlers import View
 from ...messages import ToolCall
 from ...tools import AnyTool, Approve, Decision, ToolResult, ask_approval
-from ._message import AgentMessage, StreamState
+from ._message import AgentMessage, StreamState, copy_message
 
 __all__ = ["APPROVE", "LISTENER", "AgentView", "Feed", "Speech"]
 
@@ -23,6 +23,7 @@ class Speech:
         self.sender = sender
         self.said = ""
         self.fresh: list[str] = []
+        self.outer: Speech | None = None  # the same speech, as who listens further out has it
 
     @property
     def begun(self) -> bool:
@@ -41,30 +42,43 @@ class Speech:
 
 
 class Feed(AsyncIterator[AgentMessage]):
-    """A queue of messages; a slow reader gets more new text at once, and misses none."""
+    """A queue of messages; a slow reader gets more new text at once, and misses none.
 
-    def __init__(self) -> None:
+    Who listens further out, `outer`, hears all of it too, at its own pace.
+    """
+
+    def __init__(self, outer: Feed | None = None) -> None:
+        self._outer = outer
         self._items: deque[AgentMessage | Speech] = deque()
         self._news = asyncio.Event()
         self._ended = False
 
     def put(self, message: AgentMessage) -> None:
         """Add a message that is whole."""
-        self._items.append(message)
+        if self._outer is not None:
+            self._outer.put(copy_message(message))
+        self._add(message)
+
+    def _add(self, item: AgentMessage | Speech) -> None:
+        self._items.append(item)
         self._news.set()
 
     def grow(self, speech: Speech, text: str) -> None:
         """Add text to a message that grows."""
+        if self._outer is not None:
+            speech.outer = speech.outer or Speech(speech.sender)
+            self._outer.grow(speech.outer, text)
         if not speech.fresh:
-            self._items.append(speech)
-            self._news.set()
+            self._add(speech)
         speech.fresh.append(text)
 
     def fail(self, speech: Speech) -> None:
         """Say that a message which has begun broke off."""
+        if self._outer is not None and speech.outer is not None:
+            self._outer.fail(speech.outer)
         if speech.fresh:
             self._items.remove(speech)
-        self.put(speech.message("failed"))
+        self._add(speech.message("failed"))
 
     def end(self) -> None:
         """Let the reader come to an end."""

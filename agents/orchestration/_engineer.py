@@ -9,6 +9,7 @@ from inspect import isawaitable
 from typing import Any, Generic, TypeVar, cast
 
 from ...backends import Backend
+from ...commander.awaitable import require_awaitable
 from ...commander.errors import ConfigurationError, ContextTooLong
 from ...dispatch import Format
 from ...handlers import View
@@ -125,7 +126,7 @@ class PromptedAgent(Agent[Any], Generic[S]):
         modules: Iterable[Module] = (),
         description: str = "",
         formats: Sequence[Format] | None = None,
-        hooks: Iterable[AgentHook] = (),
+        hooks: Iterable[AgentHook | object] = (),
         view: View | None = None,
         **options: Any,
     ) -> None:
@@ -158,7 +159,7 @@ class PromptedAgent(Agent[Any], Generic[S]):
             history.append(Message(role="user", content=state.mistake.improve))
         else:
             for module in self.modules:
-                await module.before(obs, state)
+                await require_awaitable(module.before(obs, state), module, "before")
             await resolve(engineer.render_prompt(obs, history, state))
             if not history or not all(isinstance(m, Message) for m in cast("list[Any]", history)):
                 raise TypeError(
@@ -175,7 +176,7 @@ class PromptedAgent(Agent[Any], Generic[S]):
             raise TypeError(f"process_response of {self.name} gave no text: {response!r:.200}")
         else:
             for module in self.modules:
-                await module.after(response, state)
+                await require_awaitable(module.after(response, state), module, "after")
         state.histories[self.name] = history
         return said.model_copy(update={"content": response})
 

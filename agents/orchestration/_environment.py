@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from ...commander import Node
+from ...commander.awaitable import require_awaitable
 from ...handlers import handler
 
 __all__ = ["Environment", "EpisodeStep", "Observation", "act", "observe"]
@@ -49,13 +50,15 @@ class EpisodeStep(Generic[A]):
 @handler
 async def observe(node: Node[Any], environment: Environment) -> Observation:
     """Begin anew, and look."""
-    return _observation(await environment.reset(), "reset")
+    shown = await require_awaitable(environment.reset(), environment, "reset")
+    return _observation(shown, "reset")
 
 
 @handler
 async def act(node: Node[Any], environment: Environment, action: str) -> Observation:
     """Do something, and look."""
-    return _observation(await environment.step(action), "step")
+    shown = await require_awaitable(environment.step(action), environment, "step")
+    return _observation(shown, "step")
 
 
 def _observation(shown: object, method: str) -> Observation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from ...backends import Backend
+from ...commander.awaitable import require_awaitable
 from ..layers._memory import ask_summary
 from ._state import State
 
@@ -106,5 +107,5 @@ class Retrieval(Module):
     async def before(self, obs: str | None, state: State) -> None:
         """Search."""
         if question := self.query(obs, state):
-            found = await self.search(question)
+            found = await require_awaitable(self.search(question), self, "search")
             state.notes[self.name] = "\n\n".join(found[: self.limit])

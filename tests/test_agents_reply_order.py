@@ -1,0 +1,63 @@
+"""Reply functions keep the order in which they are written on the way to another machine."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabranch.agents import AgentMessage, ConversableAgent, reply
+from anabranch.agents.conversation._reply import NOT_MINE, reply_rules
+
+cloudpickle = pytest.importorskip("cloudpickle")
+
+names = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=6, unique=True)
+
+
+def agent_class(*written: str, base: type[ConversableAgent] = ConversableAgent) -> type[Any]:
+    """Make a class whose reply functions are written in this order."""
+
+    def function(name: str) -> Callable[..., Any]:
+        def answers(self: Any, message: AgentMessage) -> Any:
+            return NOT_MINE
+
+        answers.__name__ = name
+        return reply(answers)
+
+    return type("Own", (base,), {name: function(name) for name in written})
+
+
+def order(cls: type[Any]) -> list[str]:
+    return [rule.function.__name__ for rule in reply_rules(cls)]
+
+
+@given(names, names)
+def test_the_order_is_the_one_of_writing(first: list[str], second: list[str]) -> None:
+    """Whatever order the class's dictionary has; those of a subclass come before its bases'."""
+    base = agent_class(*first)
+    derived = agent_class(*second, base=base)
+    written = [*second, *(name for name in first if name not in second)]
+    assert order(derived) == written
+
+    sorted_base = type("Own", (ConversableAgent,), dict(sorted(vars(base).items())))
+    assert order(sorted_base) == first
+
+
+@pytest.mark.parametrize("written", ["cab", "zyx", "bca"])
+def test_a_class_that_travels_by_value_keeps_the_order(written: str) -> None:
+    """In another process, where the class is made again from what was sent."""
+    cls = agent_class(*written)
+    sent = cloudpickle.dumps((cls, order))
+    code = (
+        "import pickle, sys; cls, order = pickle.loads(sys.stdin.buffer.read());"
+        "print(''.join(order(cls)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, check=True)
+    assert done.stdout.decode().strip() == written
+    assert "".join(order(pickle.loads(sent)[0])) == written

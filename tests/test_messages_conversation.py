@@ -1,0 +1,159 @@
+"""A conversation takes the wire's own shape, and gives it back; what is none is refused at once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabranch import (
+    Agent,
+    Commander,
+    ConfigurationError,
+    Conversation,
+    Message,
+    Tool,
+    ToolCall,
+    tool,
+)
+from anabranch.messages import Request, Usage, request_body
+from anabranch.testing import ScriptedBackend
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+WIRE = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Add."},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "2", "tool_call_id": "c1"},
+]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+WIRE_TOOL = {
+    "type": "function",
+    "function": {"name": "add", "description": "Adds one.", "parameters": SCHEMA},
+}
+
+texts = st.text(max_size=20)
+messages = st.builds(
+    Message,
+    role=st.sampled_from(["system", "user", "assistant"]),
+    content=texts,
+    reasoning=st.none() | texts.filter(bool),
+    usage=st.none() | st.builds(Usage, input_tokens=st.integers(0, 99)),
+    finish_reason=st.none() | st.just("stop"),
+) | st.builds(
+    Message,
+    role=st.just("assistant"),
+    tool_calls=st.lists(
+        st.builds(ToolCall, id=st.just("c"), name=st.just("f"), raw=st.just('{"a": 1}')),
+        min_size=1,
+        max_size=1,
+    ),
+)
+
+
+def test_messages_of_the_wire_are_taken_as_they_are() -> None:
+    """As a program has them that spoke with a server by itself."""
+    conversation = Conversation()
+    conversation.add(*WIRE, "Thanks.")
+
+    body = request_body("m", conversation.request())
+    assert body["messages"] == [*WIRE, {"role": "user", "content": "Thanks."}]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{}, {"role": "usr", "content": "x"}, {"content": "x"}, {"role": "user", "content": 5}]
+)
+def test_a_mapping_that_is_no_message_is_refused_at_once(wrong: dict[str, Any]) -> None:
+    """Nothing is added then, not what was right either."""
+    conversation = Conversation()
+    with pytest.raises(ConfigurationError, match="no message of the wire"):
+        conversation.add("right", wrong)
+
+    assert len(conversation) == 0
+
+
+@pytest.mark.parametrize("wrong", [None, 5, ["x"], b"x"])
+def test_what_is_no_message_at_all_is_refused_at_once(wrong: Any) -> None:
+    """By its type."""
+    with pytest.raises(TypeError, match="Messages, strings and"):
+        Conversation().add(wrong)
+
+
+@given(st.lists(messages, max_size=5), st.text(min_size=1))
+def test_a_record_is_the_conversation(said: list[Message], thread_id: str) -> None:
+    """It is plain JSON, as a row of a database keeps it."""
+    conversation = Conversation(thread_id=thread_id)
+    conversation.add(*said)
+
+    record = conversation.to_record()
+    again = Conversation.from_record(json.loads(json.dumps(record)))
+
+    assert again.thread_id == thread_id
+    assert again.to_record() == record
+    assert [m.to_wire() for m in again] == [m.to_wire() for m in said]
+    assert Conversation.from_record(record["messages"]).messages == again.messages
+
+
+@pytest.mark.parametrize("wrong", [None, 5, {}, {"messages": 5}, {"messages": [5]}, [{}], "x"])
+def test_what_is_no_record_is_refused(wrong: Any) -> None:
+    """By an error that says so."""
+    with pytest.raises(ConfigurationError, match="no saved conversation"):
+        Conversation.from_record(wrong)
+
+
+@pytest.mark.parametrize("given", [WIRE_TOOL, WIRE_TOOL["function"]])
+def test_a_request_takes_tools_of_the_wire(given: Any) -> None:
+    """Whole, or the function alone, beside tools of ours."""
+
+    @tool
+    def other() -> None:
+        """Do."""
+
+    for request in Conversation().request(tools=[given, other]), Request((), [given, other]):
+        assert [each.name for each in request.tools] == ["add", "other"]
+    body = request_body("m", request)
+    assert body["tools"][0] == WIRE_TOOL
+
+
+@pytest.mark.parametrize("wrong", [{}, {"name": 5}, {"function": "x"}, print, "add", None])
+def test_what_is_no_tool_is_refused_at_once(wrong: Any) -> None:
+    """By requests and by agents."""
+    with pytest.raises(ConfigurationError, match="no tool"):
+        Conversation().request(tools=[wrong])
+    with pytest.raises(ConfigurationError, match="no tool"):
+        Request((), [wrong])
+    with pytest.raises(TypeError, match="no tool"):
+        Agent(ScriptedBackend(), tools=[wrong])
+
+
+async def test_a_tool_may_have_a_schema_from_elsewhere() -> None:
+    """It is shown to the model as it is, and the function gets what was checked by it."""
+    given: list[dict[str, Any]] = []
+
+    async def add(**arguments: Any) -> int:
+        given.append(arguments)
+        return arguments["a"] + 1
+
+    made = Tool(add, **WIRE_TOOL["function"])  # pyright: ignore
+    call = ToolCall(id="1", name="add", arguments={"a": 1})
+    wrong = ToolCall(id="2", name="add", arguments={"a": "x"})
+    said = Message(role="assistant", tool_calls=[call, wrong])
+    backend = ScriptedBackend(said, "It is 2.")
+    async with Commander():
+        answer = await Agent(backend, tools=[made])("Add.")
+
+    assert request_body("m", backend.requests[0])["tools"] == [WIRE_TOOL]
+    assert given == [{"a": 1}]
+    results = [m.content or "" for m in backend.requests[1].messages if m.role == "tool"]
+    assert results[0] == "2"
+    assert "not of type 'integer'" in results[1]
+    assert answer.content == "It is 2."
+
+
+def test_a_schema_of_which_there_can_be_no_tool_is_refused() -> None:
+    """As one whose properties are no object."""
+    with pytest.raises(ValueError, match="properties"):
+        Tool(lambda: None, name="x", parameters={"properties": []})
