@@ -57,6 +57,7 @@ class ActorHandle:
     """
 
     kind: ClassVar[str]
+    puts_jobs: ClassVar[bool] = False  # so that who waits for it should lend it CPUs
 
     def __init__(self, name: str, *, lease: float = LEASE) -> None:
         self.name = name
@@ -123,14 +124,14 @@ class ActorHandle:
             if interrupted is not None:
                 raise interrupted
             async with Monitor(cluster, self.path) as monitor:
-                placed = asyncio.ensure_future(monitor.call(actor.host))
+                placed = asyncio.ensure_future(monitor.call(actor.host, lending=True))
                 try:
                     if not (await asyncio.wait((placed,), timeout=ANSWER_TIMEOUT))[0]:
                         logger.warning("%r waits for a Ray worker (%s)", self, on.describe())
                     self.host = await placed
                 finally:
                     placed.cancel()
-                Result.load(await monitor.call(actor.start, make)).get()
+                Result.load(await monitor.call(actor.start, make, lending=True)).get()
         except BaseException:
             _kill(cluster, actor)
             raise
@@ -177,6 +178,7 @@ class PendingActor(Generic[H]):
     """What `remote` and `serve` return: awaited it is the handle, as a block it is closed too."""
 
     def __init__(self, handle: H, make: bytes, on: Ray, *, detached: bool) -> None:
+        on.options()  # what it refuses is refused now
         self._handle = handle
         self._start = partial(handle.start, make, on, detached=detached)
 

@@ -23,6 +23,7 @@ from ._inbox import RemoteCall, inbox_of
 from ._payload import Result, load_lenient, pack
 from ._placement import Ray
 from ._protocol import AgentCall, Ask, CallerRequest, CancelAsk, MessagePart, Outcome, Report
+from ._ray import import_ray
 from ._remote import RemoteNode
 from ._stream import StreamReader
 
@@ -39,6 +40,7 @@ class RemoteAgent(ActorHandle):
     """
 
     kind: ClassVar[str] = "agent"
+    puts_jobs: ClassVar[bool] = True
 
     def __init__(
         self, name: str, *, directory: Directory | None = None, lease: float = LEASE
@@ -206,6 +208,7 @@ def remote(
     there in the environment. Raises `TypeError`, before anything starts, for one that cannot, which
     it names; and what `ActorHandle.start` and making the agent raise.
     """
+    import_ray()
     args = (name, *args)
     signature(agent).bind(*args, **kwargs)  # or it is a TypeError, here and now
     parameters = signature(agent).parameters.values()

@@ -17,13 +17,14 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from importlib import import_module
 from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
 from ..commander.errors import ConfigurationError, WorkerLost
+from ._main_thread import lend_while_waiting
 from ._placement import Machines
 from ._ray import import_ray, translate_error
 
@@ -202,10 +203,15 @@ class Monitor:
         self._cluster.head.unwatch(self._number)
         self.lost.cancel()
 
-    async def call(self, method: Any, *args: Any) -> Any:
-        """Return what a method of an actor gives."""
+    async def call(self, method: Any, *args: Any, lending: bool = False) -> Any:
+        """Return what a method of an actor gives.
+
+        If it may need CPUs to come, those of this Ray task are to be lent meanwhile (`lending`).
+        """
+        answer = method.remote(*args)
         try:
-            return await self.wait(asyncio.ensure_future(method.remote(*args)))
+            with lend_while_waiting(answer) if lending else nullcontext():
+                return await self.wait(asyncio.ensure_future(answer))
         except self._cluster.ray.exceptions.RayError as error:
             raise translate_error(error, self._path) from None
 

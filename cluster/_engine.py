@@ -20,6 +20,7 @@ from ..messages import Delta, Request
 from ._actor import ANYWHERE, LEASE, ActorHandle, PendingActor
 from ._payload import pack
 from ._placement import Ray
+from ._ray import import_ray
 from ._stream import StreamReader, StreamWriter
 
 __all__ = ["Engine", "RayBackend", "serve"]
@@ -53,6 +54,7 @@ def serve(
     nothing would use. A key is found there in the
     environment: `api_key=` is refused.
     """
+    import_ray()
     if api_key is not None:
         raise ConfigurationError(
             "a key is not sent to another machine: set the environment variable of its name there"
@@ -114,6 +116,7 @@ class RayBackend(ModelBackend):
         lease: float = LEASE,
         **settings: Any,
     ) -> None:
+        import_ray()
         if not name:
             raise ConfigurationError("which engine? 'ray:NAME', as it was given to cluster.serve")
         if settings.keys() & {"base_url", "api_key"}:

@@ -7,6 +7,7 @@ No placement group holds its machines: what a job puts on is placed when it is p
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
 from collections.abc import Callable
 from functools import cache, partial
@@ -18,17 +19,23 @@ from ..commander.errors import ConfigurationError, WorkerLost
 from ..commander.waiting import outlast
 from ._cluster import Cluster, Monitor, join
 from ._inbox import RemoteCall, inbox_of
-from ._payload import load_lenient, pack_job, refuse_secrets
+from ._main_thread import lend_while_waiting
+from ._payload import load_lenient, pack_job
 from ._placement import CHECK_AFTER
 from ._protocol import Outcome, Report, TaskResult, TaskSpec
 from ._ray import call_in_thread, import_ray, translate_error
 from ._remote import RemoteNode
-from ._worker import lend_while_waiting, run_task
+from ._worker import run_task
 
 if TYPE_CHECKING:
     from ._placement import Ray
 
 __all__ = ["RemoteJob"]
+
+logger = logging.getLogger("anabranch.cluster")
+
+# How long Ray has to end a worker by force, in seconds; then it is given up.
+FORCE_TIMEOUT = 5.0
 
 
 class RemoteJob(RemoteNode):
@@ -36,11 +43,7 @@ class RemoteJob(RemoteNode):
 
     def __init__(self, place: Ray, job: Node[Any]) -> None:
         import_ray()
-        if place.runtime_env is not None:
-            try:
-                refuse_secrets(repr(place.runtime_env).encode())
-            except ConfigurationError as error:
-                raise ConfigurationError(f"the runtime_env cannot be sent: {error}") from None
+        place.options()  # what it refuses is refused now
         super().__init__()
         self.place = place
         self.payload = pack_job(job)
@@ -100,12 +103,6 @@ class _Attempt:
         async with Monitor(cluster, self._node.path, kill) as monitor:
             over: asyncio.Future[TaskResult] = asyncio.wrap_future(task.future())
 
-            async def take_rest() -> None:
-                """Wait for the end of what was cancelled, and take what it still had to report."""
-                await asyncio.wait((over, monitor.lost), return_when="FIRST_COMPLETED")
-                if over.done() and over.exception() is None:
-                    await self._take(over.result())
-
             try:
                 if interrupted is not None:
                     raise interrupted
@@ -114,7 +111,8 @@ class _Attempt:
             except BaseException:
                 if cluster.usable:
                     cluster.ray.cancel(task, recursive=False)
-                    await outlast(asyncio.ensure_future(take_rest()))
+                    ending = self._end(over, monitor.lost, kill)
+                    await outlast(asyncio.ensure_future(ending))
                 raise
             finally:
                 over.cancel()
@@ -144,6 +142,31 @@ class _Attempt:
     def _check_machines(self) -> None:
         checking = self._cluster.machines.check_in_thread(self._job.place)
         self._check = asyncio.wrap_future(checking)
+
+    async def _end(
+        self, over: asyncio.Future[TaskResult], lost: asyncio.Future[str], kill: Callable[[], None]
+    ) -> None:
+        """Wait for the end of what was cancelled, and take what it still had to report."""
+        ends: set[asyncio.Future[Any]] = {over, lost}
+        grace = self._job.place.grace
+        done, _ = await asyncio.wait(ends, timeout=grace, return_when="FIRST_COMPLETED")
+        if not done:
+            logger.warning(
+                "%s has not ended %g s after it was cancelled, so its Ray worker is ended by force;"
+                " if it needs longer, say Ray(grace=...)",
+                self._node.path,
+                grace,
+            )
+            kill()
+            done, _ = await asyncio.wait(ends, timeout=FORCE_TIMEOUT, return_when="FIRST_COMPLETED")
+            if not done:  # its body keeps Python's own lock, or the system has stopped it
+                logger.error(
+                    "%s: Ray cannot end its worker, which goes on and keeps what it holds;"
+                    " it is not waited for any more",
+                    self._node.path,
+                )
+        if over.done() and over.exception() is None:
+            await self._take(over.result())
 
     async def _take(self, result: TaskResult) -> Outcome:
         """Take what was reported before, then what is left; return how the job has ended."""

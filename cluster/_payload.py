@@ -12,6 +12,7 @@ import pickle
 import re
 import traceback
 from asyncio import Future
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
@@ -28,6 +29,8 @@ __all__ = [
     "Failure",
     "JobPayload",
     "Result",
+    "check_runtime_env",
+    "describe_error",
     "dump",
     "dump_error",
     "load",
@@ -80,7 +83,9 @@ def pack(value: object, what: str, remedy: str = "") -> bytes:
     except ConfigurationError as error:
         raise ConfigurationError(f"{what} cannot be sent: {error}") from None
     except Exception as error:  # whatever pickling raises
-        raise TypeError(f"{what} cannot be sent to another machine: {error}{remedy}") from error
+        raise TypeError(
+            f"{what} cannot be sent to another machine: {describe_error(error)}{remedy}"
+        ) from error
 
 
 def unpack(packed: bytes) -> Any:
@@ -135,8 +140,15 @@ def _make_error(
 
 # --- secrets
 
-SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
+# A word ends so: KEYCLOAK_URL and TOKENIZERS_PARALLELISM hold none.
+SECRET_NAME = re.compile(
+    r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL)S?(?![A-Z])", re.IGNORECASE
+)
 SHORTEST = 8  # a shorter value may stand anywhere by chance
+# What a variable named like a key may be set to all the same: a switch, a number, another variable.
+HARMLESS = re.compile(r"|true|false|yes|no|on|off|[\d.]+|\$\{\w+\}", re.IGNORECASE)
+# The address of a private index or repository, with what gives access to it.
+URL_SECRET = re.compile(rb"https?://(?:(?![/@$])[!-~])+@")
 
 # The environment when it was last searched, and the secrets in it.
 _secrets: tuple[dict[Any, Any], list[tuple[str, bytes]]] = ({}, [])
@@ -145,7 +157,8 @@ _secrets: tuple[dict[Any, Any], list[tuple[str, bytes]]] = ({}, [])
 def refuse_secrets(packed: bytes) -> bytes:
     """Return `packed`; a `ConfigurationError` if it holds the value of a variable named like a key.
 
-    These are the variables of the environment with KEY, TOKEN, SECRET or PASSWORD in their names.
+    These are the variables of the environment with a word in their names that ends in KEY, TOKEN,
+    SECRET or PASSWORD.
     """
     global _secrets
     # What lies behind it: to read it by its own methods decodes every variable, for every job.
@@ -165,6 +178,27 @@ def refuse_secrets(packed: bytes) -> bytes:
                 "api_key="
             )
     return packed
+
+
+def check_runtime_env(runtime_env: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a `runtime_env` for Ray, which writes it to logs that all can read.
+
+    Raises `ConfigurationError` for a secret: one that this process knows, whatever is set under the
+    name of one, and an http address with a password or token.
+    """
+    packed = pack(dict(runtime_env), "the runtime_env")
+    literal = [
+        name
+        for name, value in (runtime_env.get("env_vars") or {}).items()
+        if SECRET_NAME.search(name) and not HARMLESS.fullmatch(str(value))
+    ]
+    if literal or URL_SECRET.search(packed):
+        what = f"it sets {', '.join(literal)}" if literal else "it has an address with a password"
+        raise ConfigurationError(
+            f"the runtime_env cannot be sent: {what}, and Ray writes it to its logs: set the "
+            "variable on the other machines, and name it as '${NAME}' where Ray or pip wants it"
+        )
+    return dict(runtime_env)
 
 
 # --- jobs
@@ -226,12 +260,20 @@ class Failure(NamedTuple):
     notes: list[str]
 
 
+def describe_error(error: BaseException) -> str:
+    """Return the class of an exception and what it says, if it can say it."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - whatever its own __str__ raises
+        return f"{type(error).__name__}, which cannot be shown"
+
+
 def dump_error(error: BaseException, where: str) -> Failure:
     """Pickle a failure with its traceback in a note; one that cannot be is sent as text alone."""
     trace = traceback.TracebackException.from_exception(error)
     trace.__notes__ = None  # they travel as what they are
     error.add_note(f"{where}:\n{''.join(trace.format()).rstrip()}")
-    text, notes = f"{type(error).__name__}: {error}", list(error.__notes__)
+    text, notes = describe_error(error), list(error.__notes__)
     # What led to it, which pickle leaves out; the causes may form a ring.
     causes: list[tuple[BaseException, bool]] = []
     cause: BaseException | None = error
@@ -241,11 +283,16 @@ def dump_error(error: BaseException, where: str) -> Failure:
     try:
         return Failure(dump(causes), text, notes)
     except Exception as why:  # noqa: BLE001 - whatever its own pickling raises
-        return Failure(b"", text, [*notes, f"it could not be sent as it was: {why}"])
+        return Failure(
+            b"", text, [*notes, f"it could not be sent as it was: {describe_error(why)}"]
+        )
 
 
 def load_error(failure: Failure) -> BaseException:
-    """Return the failure, with the causes that it had; else a `RuntimeError` with its text."""
+    """Return the failure, with the causes that it had; else a `RuntimeError` with its text.
+
+    So also for `SystemExit` and `KeyboardInterrupt`.
+    """
     notes = failure.notes
     if failure.packed:
         try:
@@ -254,10 +301,11 @@ def load_error(failure: Failure) -> BaseException:
                 error.__cause__ = cause
                 error.__suppress_context__ = suppressed  # the line before has changed it
                 cause = error
-            if cause is not None:
+            # These would end the program here, and it was another process that was to end.
+            if cause is not None and not isinstance(cause, (SystemExit, KeyboardInterrupt)):
                 return cause
         except Exception as why:  # noqa: BLE001 - it cannot be imported here, or not be read again
-            notes = [*notes, f"it could not be read as it was: {why}"]
+            notes = [*notes, f"it could not be read as it was: {describe_error(why)}"]
     stand_in = RuntimeError(failure.text)
     for note in notes:
         stand_in.add_note(note)
@@ -278,7 +326,9 @@ class Result:
         try:
             return dump((self.value, failure))
         except Exception as error:  # noqa: BLE001 - whatever pickling raises
-            unsent = TypeError(f"{type(self.value).__name__} cannot be sent back: {error}")
+            unsent = TypeError(
+                f"{type(self.value).__name__} cannot be sent back: {describe_error(error)}"
+            )
             return dump((None, dump_error(unsent, where)))
 
     @staticmethod

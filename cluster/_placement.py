@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from ..commander import Away, Node
 from ..commander.errors import ConfigurationError
+from ._payload import check_runtime_env
 from ._ray import call_in_thread
 
 __all__ = ["CHECK_AFTER", "Machines", "Ray"]
@@ -26,7 +27,8 @@ class Ray:
     Ray waits until one has. `address` is the cluster's, `HOST:PORT`; without one it is the cluster
     that this process has joined, else the one that `RAY_ADDRESS` or Ray itself finds, else a new
     one on this machine. `runtime_env` is handed to Ray as it is. With `autoscaled` what no machine
-    has now is waited for, since an autoscaler may bring it; otherwise it is refused.
+    has now is waited for, since an autoscaler may bring it; otherwise it is refused. A job that was
+    cancelled has `grace` seconds to end; then Ray ends its worker by force.
     """
 
     num_cpus: float = 1
@@ -34,11 +36,12 @@ class Ray:
     memory: int = 0
     resources: Mapping[str, float] = field(default_factory=dict[str, float])
     address: str | None = None
-    runtime_env: Mapping[str, Any] | None = None
+    runtime_env: Mapping[str, Any] | None = field(default=None, repr=False)
     autoscaled: bool = False
+    grace: float = 5.0
 
     def options(self) -> dict[str, Any]:
-        """Return what `.options()` of Ray's takes."""
+        """Return what `.options()` of Ray's takes; `ConfigurationError` if it would tell a key."""
         options: dict[str, Any] = {"num_cpus": self.num_cpus}
         if self.num_gpus:
             options["num_gpus"] = self.num_gpus
@@ -47,7 +50,7 @@ class Ray:
         if self.resources:
             options["resources"] = dict(self.resources)
         if self.runtime_env is not None:
-            options["runtime_env"] = dict(self.runtime_env)
+            options["runtime_env"] = check_runtime_env(self.runtime_env)
         return options
 
     def prepare(self, node: Node[Any]) -> Away:

@@ -30,7 +30,7 @@ from ..commander.remote import (
     relay,
     watched,
 )
-from ._payload import dump, dump_error, load, load_error
+from ._payload import describe_error, dump, dump_error, load, load_error
 from ._protocol import EventRecord, NodeRecord, Outcome, Report, TreeContext
 from ._ray import this_host
 
@@ -229,7 +229,8 @@ class RemoteCommander(SubtreeCommander, internal=True):
                 return ("completed", dump(root.result))
         except Exception as error:  # noqa: BLE001 - whatever pickling raises
             what = f"{root.path} returned a {type(root.result).__name__}"
-            return failure_outcome(TypeError(f"{what} that cannot be sent home: {error}"))
+            why = describe_error(error)
+            return failure_outcome(TypeError(f"{what} that cannot be sent home: {why}"))
         if root.state == "cancelled":
             return ("cancelled", cancel_reason(root) or "")
         assert root.error is not None

@@ -261,20 +261,23 @@ class StreamReader:
         is gone.
         """
         if not self._ended:
-            lease = self._handle.lease
+            method, request = self._actor.next, ()
+            if not self._opened:
+                method, request = self._actor.open, (self._request,)
+                self._opened = True
+                self._beat_later()
             try:
-                if self._opened:
-                    batch = await self._monitor.call(self._actor.next, self._key, lease)
-                else:
-                    self._opened = True
-                    self._beat_later()
-                    begin = self._actor.open
-                    batch = await self._monitor.call(begin, self._key, self._request, lease)
+                packed, self._ended = await self._monitor.call(
+                    method,
+                    self._key,
+                    *request,
+                    self._handle.lease,
+                    lending=self._handle.puts_jobs,
+                )
             except WorkerLost:
                 self._ended = True
                 self._handle.forget()
                 raise
-            packed, self._ended = batch
             result = Result.load(packed)
             self._failure = result.failure
             if result.value:

@@ -1,9 +1,8 @@
 """A job on Ray, seen from its worker: a Ray task that drives the job and all below it.
 
 The task's function only waits, in the worker's main thread. The tree lives on an event loop in a
-thread of its own, kept from task to task, and reports home by the mailbox. A cancel from home
-reaches the main thread as an interrupt; the task ends after the tree, so home knows when it is
-over.
+thread of its own, kept from task to task, and reports home by the mailbox. The task ends after the
+tree, so home knows when it is over.
 """
 
 from __future__ import annotations
@@ -13,124 +12,55 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager, nullcontext, suppress
 from contextvars import Context
 from functools import cache
-from types import FrameType
-from typing import Any
 
 from ..agents.remote import Scope, continue_scope
+from ._main_thread import MainThread
 from ._payload import load, unpack_job
 from ._protocol import Delivery, Outcome, TaskResult, TaskSpec
 from ._ray import import_ray
 from ._remote import REPORT_DELAY, RemoteCommander, Reporter, failure_outcome
 
-__all__ = ["lend_while_waiting", "run_task"]
+__all__ = ["run_task"]
 
 logger = logging.getLogger("anabranch.cluster")
 
-# Seconds between two checks whether the tree is over, while the main thread is in `ray.wait`.
-POLL = 0.01
 # Seconds after which home learns that the job has begun, if there is nothing else to report.
 BEGIN_REPORT = 0.02
 
 
 def run_task(packed: bytes) -> TaskResult:
     """Drive the job of a `TaskSpec` to its end; return what home does not know by then."""
-    global _main_thread
     loop, main = _worker_loop(), MainThread()
     tree = TaskTree(load(packed), main)
-    _main_thread = main
-    # Ray cancels a task by an interrupt: that sets a flag of `main` and raises nothing.
-    before = signal.signal(signal.SIGINT, main.interrupt)
-    woken = signal.set_wakeup_fd(_pipe()[1], warn_on_full_buffer=False)
+    # Ray cancels a task by an interrupt. It raises nothing here: Python writes to a pipe when a
+    # signal comes, whatever the main thread does, and the tree reads that.
+    pipe = os.pipe()
+    os.set_blocking(pipe[1], False)
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    woken = signal.set_wakeup_fd(pipe[1], warn_on_full_buffer=False)
+    MainThread.current = main
     try:
-        loop.call_soon_threadsafe(tree.start, context=Context())
+        loop.call_soon_threadsafe(tree.start, pipe[0], context=Context())
+        # A task that ended before its tree would leave that to the next one, so it never does,
+        # whatever happens: test_ray_model.py found it.
         try:
-            while main.result is None and not main.interrupted:
-                main.wait()
+            main.wait(lending=True)
+        except (KeyboardInterrupt, import_ray().exceptions.TaskCancelledError):
+            pass  # a cancelled task may wait for no other
         finally:
-            # A task that ended before its tree would leave that to the next one, so it never does,
-            # whatever happens: test_ray_model.py found it.
             if main.result is None:
                 loop.call_soon_threadsafe(tree.cancel)
-                while main.result is None:
-                    os.read(_pipe()[0], 4096)
+                main.wait(lending=False)
     finally:
+        MainThread.current = None
         signal.set_wakeup_fd(woken)
         signal.signal(signal.SIGINT, before)
-        _main_thread = None
+        for end in pipe:
+            os.close(end)
+    assert main.result is not None
     return main.result
-
-
-# --- the main thread
-
-
-class MainThread:
-    """What the main thread waits for: the end of the tree, and an interrupt."""
-
-    def __init__(self) -> None:
-        # What is left to be reported, once the tree is over.
-        self.result: TaskResult | None = None
-        # Whether home has cancelled the task.
-        self.interrupted = False
-        # The Ray tasks that the tree itself waits for.
-        self._awaited: set[Any] = set()
-
-    def interrupt(self, number: int, frame: FrameType | None) -> None:
-        """Handle the signal."""
-        self.interrupted = True
-
-    def end(self, result: TaskResult) -> None:
-        """Say that the tree is over."""
-        self.result = result
-        self._wake()
-
-    @contextmanager
-    def lend_while_waiting(self, task: Any) -> Generator[None, None, None]:
-        """Let Ray lend out this task's CPUs and GPUs while the tree waits for another task."""
-        self._awaited.add(task)
-        self._wake()
-        try:
-            yield
-        finally:
-            self._awaited.discard(task)
-
-    def wait(self) -> None:
-        """Wait until something has come; perhaps in vain.
-
-        As long as the tree waits for Ray tasks of its own, the wait is one of Ray's, which lends
-        out what this task holds: so tasks that wait for tasks never take up all there is.
-        """
-        if not self._awaited:
-            os.read(_pipe()[0], 4096)
-            return
-        ray = import_ray()
-        try:
-            ray.wait([*self._awaited], timeout=POLL, fetch_local=False)
-        except ray.exceptions.TaskCancelledError:  # a cancelled task may wait for no other
-            self.interrupted = True
-
-    def _wake(self) -> None:
-        with suppress(BlockingIOError):  # the pipe is full: the reader wakes anyway
-            os.write(_pipe()[1], b"\0")
-
-
-_main_thread: MainThread | None = None
-
-
-def lend_while_waiting(task: Any) -> Any:
-    """Lend out, inside a worker, what it holds while its tree waits for another Ray task."""
-    return nullcontext() if _main_thread is None else _main_thread.lend_while_waiting(task)
-
-
-@cache
-def _pipe() -> tuple[int, int]:
-    # An interrupt wakes no lock, but Python writes to a pipe when a signal comes.
-    ends = os.pipe()
-    os.set_blocking(ends[1], False)
-    return ends
 
 
 @cache
@@ -176,14 +106,23 @@ class TaskTree:
         self._scope: Scope | None = None
         self._left = 0 if spec.context.messages is None else spec.context.messages[1]
 
-    def start(self) -> None:
-        """Begin, in a task of its own."""
-        self._task: asyncio.Task[None] | None = asyncio.get_running_loop().create_task(self._run())
+    def start(self, signals: int) -> None:
+        """Begin, in a task of its own; an interrupt that is read from `signals` cancels it."""
+        loop = asyncio.get_running_loop()
+
+        def read() -> None:
+            if signal.SIGINT in os.read(signals, 4096):
+                self.cancel()
+
+        loop.add_reader(signals, read)
+        self._signals = signals
+        self._task: asyncio.Task[None] | None = loop.create_task(self._run())
 
     def cancel(self) -> None:
         """Cancel everything: home says so."""
-        self._cancelled = True
-        self._commander.cancel_all("cancelled from home")
+        if not self._cancelled:
+            self._cancelled = True
+            self._commander.cancel_all("cancelled from home")
 
     async def _run(self) -> None:
         try:
@@ -196,6 +135,7 @@ class TaskTree:
             outcome = failure_outcome(error)
         if self._timer is not None:
             self._timer.cancel()
+        asyncio.get_running_loop().remove_reader(self._signals)
         self._main.end((self._received, self._pending, self._report(outcome)))
         for task in asyncio.all_tasks() - {self._task}:
             task.cancel()  # what bodies have left behind, as the end of a program would
@@ -211,7 +151,7 @@ class TaskTree:
                 return ("refused", f"{type(error).__name__}: {error}")
             commander.put_root(job)
             if self._cancelled:
-                self.cancel()
+                commander.cancel_all("cancelled from home")
         return commander.outcome()
 
     # --- reports

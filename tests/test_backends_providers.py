@@ -93,8 +93,9 @@ def test_a_package_that_pip_installed_brings_a_prefix(tmp_path: Path) -> None:
     assert (done.stdout.split(), done.stderr) == (["Hi"], "")
 
 
-def test_the_cluster_registers_its_prefix_in_the_same_way() -> None:
+def test_the_cluster_registers_its_prefix_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Backends import nothing of it."""
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
     assert "ray" in plugin_names(GROUP)
     assert connect("ray:llm").provider == "ray"
     with pytest.raises(ConfigurationError, match="which engine"):
@@ -149,6 +150,7 @@ def test_a_list_that_cannot_be_read_registers_nothing(
     (tmp_path / "dodo-1.0.dist-info" / "entry_points.txt").write_bytes(points)
     install(tmp_path, "parrot", *parrot())
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
 
     assert connect("parrot:grey").provider == "parrot"
     assert connect("ray:llm").provider == "ray"

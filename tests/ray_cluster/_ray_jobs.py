@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 import threading
+import time
 import types
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +97,20 @@ class Fail(Job[None]):
         raise Unsendable
 
 
+class Mute(Exception):
+    """An exception whose own text fails."""
+
+    def __str__(self) -> str:
+        raise LookupError("no text")
+
+
+class End(Job[None]):
+    kind: type[BaseException]
+
+    async def task(self) -> None:
+        raise self.kind(3)
+
+
 class Give(Job[Any]):
     """Gives back what cannot be sent."""
 
@@ -169,6 +186,29 @@ class Tool(Job[None]):
         while True:
             check_cancelled()
             threading.Event().wait(0.01)
+
+
+class Block(Job[None]):
+    """Does not listen to a cancel; says where it stands."""
+
+    file: str
+    how: str
+
+    async def task(self) -> None:
+        if self.how == "below":
+            await self.put_job(Block(self.file, "sleep"), on=Ray(num_cpus=0, grace=0.5))
+        note(self.file, f"standing {os.getpid()}")
+        if self.how == "sleep":
+            time.sleep(1000)  # noqa: ASYNC251
+        while self.how == "loop":
+            pass
+        if self.how == "match":  # it keeps Python's own lock
+            re.match(r"(a+)+$", "a" * 100 + "b")
+        if self.how == "thread":
+            await self.in_thread(time.sleep, 1000)
+        while self.how == "stubborn":
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
 
 
 class Speak(Job[int]):

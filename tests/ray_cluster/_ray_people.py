@@ -9,7 +9,7 @@ from typing import Any
 
 from _until import until
 
-from anabranch import AgentMessage, Backend
+from anabranch import AgentMessage, Backend, Job, current_node
 from anabranch.agents import NOT_MINE, ConversableAgent, ReplyResult, reply
 from anabranch.messages import Delta, Request
 
@@ -85,3 +85,10 @@ class Held(Backend):
             yield Delta(finish_reason="stop", done=True)
         finally:
             (self.folder / "ended").touch()
+
+
+class Sender(ConversableAgent):
+    """Puts jobs for whoever asks."""
+
+    async def put(self, job: Job[Any], on: Any) -> Any:
+        return await current_node().put_job(job, on=on)

@@ -11,12 +11,14 @@ import pytest
 from _ray_jobs import (
     Ask,
     Double,
+    End,
     Fail,
     Fan,
     Give,
     Join,
     Last,
     Leave,
+    Mute,
     Nest,
     Refusal,
     Speak,
@@ -108,6 +110,25 @@ async def test_what_cannot_be_sent_home_is_told() -> None:
             await commander.run(Fail("unsendable"), on=LEFT)
         with pytest.raises(TypeError, match=r"Commander/Give#2 returned a lock that cannot be"):
             await commander.run(Give(), on=LEFT)
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+async def test_a_body_that_ends_its_program_does_not_end_this_one(
+    kind: type[BaseException],
+) -> None:
+    """Here it is a failure; the worker goes on to other jobs."""
+    async with Commander() as commander:
+        with pytest.raises(RuntimeError, match=f"{kind.__name__}: 3") as caught:
+            await commander.run(End(kind), on=LEFT)
+        assert "in the Ray worker" in "".join(caught.value.__notes__)
+        assert await commander.run(Double(1), on=LEFT) == 2
+
+
+async def test_a_failure_that_cannot_say_what_it_is_arrives() -> None:
+    """As itself, whatever its own methods raise."""
+    async with Commander() as commander:
+        with pytest.raises(Mute):
+            await commander.run(End(Mute), on=LEFT)
 
 
 async def test_what_is_not_known_at_home_is_told() -> None:

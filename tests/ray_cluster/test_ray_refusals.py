@@ -8,14 +8,18 @@ import subprocess
 import sys
 import threading
 from dataclasses import field
+from functools import partial
 from typing import Any
 
 import pytest
 from _ray_jobs import Ask, Double
+from _ray_people import Bob
 from pydantic import SecretStr
 
 from anabranch import Commander, ConfigurationError, Job, MissingExtra, connect
-from anabranch.cluster import Ray
+from anabranch.cluster import Ray, remote, serve
+
+KEY = 'sk-01\\\\23"45'  # as it is written, it looks different in a repr and in JSON
 
 
 class Take(Job[Any]):
@@ -65,11 +69,46 @@ async def test_a_secret_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "sk-" not in str(error)
 
 
-async def test_a_secret_is_not_sent_in_a_runtime_env(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it would be shown to all who can see the cluster."""
-    monkeypatch.setenv("MY_API_KEY", "sk-0123456789")
-    place = Ray(runtime_env={"env_vars": {"MY_API_KEY": "sk-0123456789"}})
-    assert "runtime_env" in str(await refused(Double(1), place))
+@pytest.mark.parametrize(
+    "runtime_env",
+    [
+        {"env_vars": {"ANY": KEY}},
+        {"env_vars": {"HF_TOKEN": "hf_literal"}},
+        {"env_vars": {"DB_PASSWORD": "short"}},
+        {"pip": {"packages": ["x"], "pip_install_options": [f"--key={KEY}"]}},
+        {"pip": ["--extra-index-url https://me:pass@example.org/simple"]},
+        {"env_vars": {"ANY": SecretStr("wrapped")}},
+    ],
+)
+async def test_a_secret_is_not_sent_in_a_runtime_env(
+    runtime_env: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for a job, an agent nor an engine: Ray would write it to its logs."""
+    monkeypatch.setenv("MY_API_KEY", KEY)
+    place = Ray(runtime_env=runtime_env)
+    errors = [await refused(Double(1), place)]
+    for make in (partial(remote, Bob, "bob"), partial(serve, "llm", "local")):
+        with pytest.raises(ConfigurationError) as caught:
+            make(on=place)
+        errors.append(caught.value)
+    for error in errors:
+        assert "runtime_env cannot be sent" in str(error)
+    assert not any(secret in repr((errors, place)) for secret in ("sk-", "hf_", "short", "pass@"))
+
+
+async def test_what_is_no_key_is_sent_in_a_runtime_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though there is a KEY or a TOKEN in its name, or its name is a key's alone."""
+    monkeypatch.setenv("KEYCLOAK_URL", "https://keycloak.example")
+    runtime_env = {
+        "env_vars": {
+            "KEYCLOAK_URL": "https://keycloak.example",
+            "TOKENIZERS_PARALLELISM": "false",
+            "MAX_TOKENS": "512",
+            "HF_TOKEN": "${TEAM_TOKEN}",
+        },
+        "pip": ["--extra-index-url https://${USER}:${PASS}@example.org/simple"],
+    }
+    assert Ray(runtime_env=runtime_env).options()["runtime_env"] == runtime_env
 
 
 async def test_no_such_place_is_told() -> None:
@@ -79,11 +118,17 @@ async def test_no_such_place_is_told() -> None:
 
 
 async def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the job is put."""
+    """When the job is put, the agent made, the backend put there or connected."""
     monkeypatch.setitem(sys.modules, "ray", None)
     async with Commander() as commander:
-        with pytest.raises(MissingExtra, match=r"anabranch\[ray\]"):
-            commander.put_job(Double(1), on="ray")
+        for use in (
+            partial(commander.put_job, Double(1), on="ray"),
+            partial(remote, Bob, "bob"),
+            partial(serve, "llm", "local"),
+            partial(connect, "ray:llm"),
+        ):
+            with pytest.raises(MissingExtra, match=r"anabranch\[ray\]"):
+                use()
 
 
 PROGRAM = """
