@@ -126,6 +126,8 @@ class Cluster:
     def __init__(self, ray: Any, address: str, *, joined_here: bool) -> None:
         self.ray = ray
         self.address = address
+        # The addresses at which it has been found: those of one machine are many.
+        self.known_as = {None, "auto", "local", address}
         self.head = FailureDetector(address, self._leave if joined_here else None)
         self.machines = Machines(ray, address)
         # Whether a first task has been submitted, for which Ray takes its time.
@@ -259,18 +261,40 @@ async def join(address: str | None = None) -> Cluster:
 def _current(address: str | None) -> Cluster | None:
     """Return the cluster that this process has joined here, if it can be used still."""
     cluster = _cluster
-    if cluster is None or not cluster.usable:
-        return None
-    _refuse_another(address, cluster.address)
+    usable = cluster is not None and cluster.usable and address in cluster.known_as
+    return cluster if usable else None
+
+
+def _require_same(cluster: Cluster, address: str | None) -> Cluster:
+    """Return `cluster`, if it is the one at `address`; it may block."""
+    if address not in cluster.known_as:
+        if not _are_same(str(address), cluster.address):
+            raise ConfigurationError(
+                f"this process has joined the Ray cluster at {cluster.address}, so it cannot use "
+                f"the one at {address}: a process is in one cluster at a time"
+            )
+        cluster.known_as.add(address)
     return cluster
 
 
-def _refuse_another(address: str | None, joined: str | None) -> None:
-    if address not in {None, "auto", "local", joined}:
-        raise ConfigurationError(
-            f"this process has joined the Ray cluster at {joined}, so it cannot use the one at "
-            f"{address}: a process is in one cluster at a time"
-        )
+def _are_same(one: str, other: str) -> bool:
+    """Say whether two addresses are of one port of one machine."""
+    (host, _, port), (other_host, _, other_port) = one.rpartition(":"), other.rpartition(":")
+    return port == other_port and not _numbers(host).isdisjoint(_numbers(other_host))
+
+
+def _numbers(host: str) -> set[str]:
+    """Return the numbers of a machine; those of this one have "here" among them."""
+    try:
+        numbers = {str(each[4][0]) for each in socket.getaddrinfo(host.strip("[]"), None)}
+    except OSError:
+        return set()
+    for number in list(numbers):
+        family = socket.AF_INET6 if ":" in number else socket.AF_INET
+        with suppress(OSError), socket.socket(family) as probe:
+            probe.bind((number, 0))  # which only the machine itself can
+            numbers.add("here")
+    return numbers
 
 
 def _serve_requests() -> None:
@@ -280,7 +304,9 @@ def _serve_requests() -> None:
     while True:
         address, joining = _requests.get()
         try:
-            cluster = _cluster = _current(address) or _connect(address)
+            if _cluster is None or not _cluster.usable:
+                _cluster = _connect(address)
+            cluster = _require_same(_cluster, address)
         except BaseException as error:  # noqa: BLE001 - it is raised where the cluster is awaited
             settle = partial(joining.set_exception, error)
         else:
@@ -294,9 +320,7 @@ def _connect(address: str | None) -> Cluster:
     """Take the cluster that Ray has joined in this process; else let Ray join or start one."""
     ray = import_ray()
     if ray.is_initialized():
-        joined = ray.get_runtime_context().gcs_address
-        _refuse_another(address, joined)
-        return Cluster(ray, joined, joined_here=False)
+        return Cluster(ray, ray.get_runtime_context().gcs_address, joined_here=False)
     where = address or os.environ.get("RAY_ADDRESS")
     if where is not None and where not in {"auto", "local"}:
         _require_head(where)

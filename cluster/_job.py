@@ -46,7 +46,7 @@ class RemoteJob(RemoteNode):
         place.options()  # what it refuses is refused now
         super().__init__()
         self.place = place
-        self.payload = pack_job(job)
+        self.payload, self.large, self.references = pack_job(job)
 
     def explain(self) -> str:
         """Say where the body is, or what it waits for."""
@@ -86,13 +86,12 @@ class _Attempt:
 
     async def run(self) -> Any:
         """Run the task; give its result or raise its failure, once it is over."""
-        cluster, place = self._cluster, self._job.place
+        cluster, place, large = self._cluster, self._job.place, self._job.large
         interrupted: asyncio.CancelledError | None = None
-        if cluster.ready and place.runtime_env is None:
-            task = _submit(place, self._node, self._spec)
+        if cluster.ready and place.runtime_env is None and not large:
+            task = self._submit()
         else:  # here Ray holds its caller up
-            submit = call_in_thread(_submit, place, self._node, self._spec)
-            submitting = asyncio.wrap_future(submit)
+            submitting = asyncio.wrap_future(call_in_thread(self._submit))
             interrupted = await outlast(submitting)
             task = submitting.result()
             cluster.ready = True
@@ -121,6 +120,21 @@ class _Attempt:
             if over.cancelled():
                 raise WorkerLost(self._node.path, monitor.lost.result())
         return await self._outcome(over)
+
+    def _submit(self) -> Any:
+        """Start the Ray task, and return its reference."""
+        job, node, cluster = self._job, self._node, self._cluster
+        known, name = _tasks.setdefault(job.place, {}), type(node).__name__
+        try:
+            if name not in known:
+                options = {"name": f"anabranch:{name}", **job.place.options()}
+                known[name] = _task().options(**options).remote
+            large = [each.send(cluster, cluster.ray.put) for each in job.large]
+            return known[name](self._spec, job.references, *large)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"{node.path}: Ray does not take {job.place}: {error}"
+            ) from error
 
     async def _wait(self, over: asyncio.Future[TaskResult], lost: asyncio.Future[str]) -> None:
         """Wait for the end; as long as the task has not begun, see whether it ever can."""
@@ -193,19 +207,7 @@ class _Attempt:
         return self._job.end(self._node, outcome)
 
 
-_tasks: WeakKeyDictionary[Ray, dict[str, Callable[[bytes], Any]]] = WeakKeyDictionary()
-
-
-def _submit(place: Ray, node: Node[Any], spec: bytes) -> Any:
-    """Start the Ray task of a node at `place`, and return its reference."""
-    known, name = _tasks.setdefault(place, {}), type(node).__name__
-    try:
-        if name not in known:
-            options = {"name": f"anabranch:{name}", **place.options()}
-            known[name] = _task().options(**options).remote
-        return known[name](spec)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise ConfigurationError(f"{node.path}: Ray does not take {place}: {error}") from error
+_tasks: WeakKeyDictionary[Ray, dict[str, Callable[..., Any]]] = WeakKeyDictionary()
 
 
 @cache

@@ -12,22 +12,25 @@ import pickle
 import re
 import traceback
 from asyncio import Future
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
+from threading import Lock
 from types import FunctionType
 from typing import Any, NamedTuple, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ..commander import Node
 from ..commander.errors import ConfigurationError, MissingExtra
 from ..commander.remote import inputs
-from ._ray import this_host
+from ._ray import import_ray, this_host
 
 __all__ = [
     "Failure",
     "JobPayload",
+    "LargeInput",
     "Result",
     "check_runtime_env",
     "describe_error",
@@ -50,10 +53,11 @@ PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
 # --- values
 
 
-def dump(value: object, *, guarded: bool = False) -> bytes:
+def dump(value: object, *, guarded: bool = False, references: list[Any] | None = None) -> bytes:
     """Pickle `value`; classes and functions of a script go by value, those of modules by name.
 
-    If `guarded`, raise `ConfigurationError` for a secret.
+    If `guarded`, raise `ConfigurationError` for a secret. What Ray alone can send is added to
+    `references`; without that it is a `TypeError`.
     """
     parts: list[Any] = [value]
     if type(value) is dict:
@@ -63,23 +67,30 @@ def dump(value: object, *, guarded: bool = False) -> bytes:
         packed = pickle.dumps(value)
     else:
         buffer = io.BytesIO()
-        _pickler(guarded=guarded)(buffer).dump(value)
+        pickler = _pickler(guarded=guarded)(buffer)
+        pickler.references = references
+        pickler.dump(value)
         packed = buffer.getvalue()
     return refuse_secrets(packed) if guarded else packed
 
 
-def load(packed: bytes) -> Any:
+def load(packed: bytes | memoryview) -> Any:
     """Undo `dump`."""
     return pickle.loads(packed)  # noqa: S301 - a process of this program wrote it
 
 
-def pack(value: object, what: str, remedy: str = "") -> bytes:
+REMEDY = "; send what it is made from, and make it in task()"
+
+
+def pack(
+    value: object, what: str, remedy: str = "", *, references: list[Any] | None = None
+) -> bytes:
     """Pickle a value that leaves this process.
 
     Raises `TypeError` for what cannot be sent, `ConfigurationError` for a secret; both name `what`.
     """
     try:
-        return dump(value, guarded=True)
+        return dump(value, guarded=True, references=references)
     except ConfigurationError as error:
         raise ConfigurationError(f"{what} cannot be sent: {error}") from None
     except Exception as error:  # whatever pickling raises
@@ -105,6 +116,8 @@ def _pickler(*, guarded: bool) -> Any:
         base: Any = import_module("cloudpickle").Pickler
     except ImportError:
         raise MissingExtra("running on a Ray cluster", "ray") from None
+    ray = import_ray()
+    own = ray.ObjectRef, ray.actor.ActorHandle
     secrets: tuple[type, ...] = ()
     if guarded:
         from pydantic import SecretBytes, SecretStr
@@ -114,7 +127,16 @@ def _pickler(*, guarded: bool) -> Any:
     class Pickler(base):
         """Takes exceptions apart whose classes take other arguments than they keep."""
 
+        references: list[Any] | None
+
         def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, own):
+                if self.references is None:
+                    raise TypeError(
+                        f"{type(obj).__name__} of Ray's can be sent only as a field of a job"
+                    )
+                self.references.append(obj)
+                return _reference, (len(self.references) - 1,)
             if isinstance(obj, secrets):
                 raise ConfigurationError(
                     "it holds a secret; send the name of an environment variable and read that in "
@@ -128,6 +150,14 @@ def _pickler(*, guarded: bool) -> Any:
             return base.reducer_override(self, obj)
 
     return Pickler
+
+
+# What Ray has sent of what is loaded now.
+_references: ContextVar[Sequence[Any]] = ContextVar("anabranch.cluster.references")
+
+
+def _reference(number: int) -> Any:
+    return _references.get()[number]
 
 
 def _make_error(
@@ -205,21 +235,63 @@ def check_runtime_env(runtime_env: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class JobPayload(NamedTuple):
-    """A job as it is sent: its class, and the values of its fields."""
+    """A job as it is sent: its class and the values of its fields."""
 
     kind: bytes
     fields: bytes
+    large: tuple[str, ...]  # the names of those fields that are not among `fields`
+
+
+class LargeInput:
+    """A large value of a field, pickled; jobs that are put with equal ones have one in common."""
+
+    def __init__(self, packed: bytes, value: bytes | str | None) -> None:
+        self.packed = packed
+        self.value = value  # what it was made from, if that cannot change
+        self._lock = Lock()
+        # The cluster to which it was last sent, and its reference there.
+        self._sent: tuple[object, Any] = (None, None)
+
+    def send(self, cluster: object, put: Callable[[Any], Any]) -> Any:
+        """Return its reference in the cluster, to which it is sent once; it may block."""
+        with self._lock:
+            if self._sent[0] is not cluster:
+                self._sent = cluster, put(pickle.PickleBuffer(self.packed))
+            return self._sent[1]
+
+
+# What is larger travels by itself, in bytes.
+LARGE = 1_000_000
+# By the hash of what is packed, and by the identity of what it was made from.
+_large: WeakValueDictionary[int, LargeInput] = WeakValueDictionary()
+_large_values: WeakValueDictionary[int, LargeInput] = WeakValueDictionary()
+
+
+def _pack_large(value: object, what: str, references: list[Any]) -> LargeInput:
+    fixed = value if isinstance(value, bytes | str) else None
+    if fixed is not None:
+        known = _large_values.get(id(fixed))
+        if known is not None and known.value is fixed:
+            refuse_secrets(known.packed)
+            return known
+    packed = pack(value, what, REMEDY, references=references)
+    known = _large.get(hash(packed))
+    if known is None or known.packed != packed:
+        known = _large[hash(packed)] = LargeInput(packed, fixed)
+        if fixed is not None:
+            _large_values[id(fixed)] = known
+    return known
 
 
 # Of classes, which are the same for many jobs.
 _kinds: WeakKeyDictionary[type, bytes] = WeakKeyDictionary()
 
 
-def pack_job(job: Node[Any]) -> JobPayload:
+def pack_job(job: Node[Any]) -> tuple[JobPayload, list[LargeInput], list[Any]]:
     """Return `job` as bytes: its class and its declared fields, and nothing that is private.
 
-    Raises `ConfigurationError` where a secret would travel and `TypeError` for what cannot be
-    sent; both name the field.
+    With it come its large fields and what in it Ray itself has to send. Raises `ConfigurationError`
+    where a secret would travel and `TypeError` for what cannot be sent; both name the field.
     """
     kind, fields = type(job), inputs(job)
     declared = {field.name for field in dataclasses.fields(cast("Any", job))}
@@ -228,21 +300,45 @@ def pack_job(job: Node[Any]) -> JobPayload:
             f"{kind.__name__}.{name} is no declared field, so it cannot be sent with the job: "
             f"declare it ('{name}: ...'), or make it in task()"
         )
+    references: list[Any] = []
+    large: dict[str, LargeInput] = {}
     try:
         if kind not in _kinds:
             _kinds[kind] = dump(kind)
-        return JobPayload(_kinds[kind], dump(fields, guarded=True))
+        if not any(_size(value) > LARGE for value in fields.values()):
+            packed = dump(fields, guarded=True, references=references)
+            if len(packed) <= LARGE:
+                return JobPayload(_kinds[kind], packed, ()), [], references
+            references.clear()
     except Exception:  # whatever pickling raises; now field by field, for its name
-        remedy = "; send what it is made from, and make it in task()"
         for name, value in fields.items():
-            pack(value, f"{kind.__name__}.{name}", remedy)
+            pack(value, f"{kind.__name__}.{name}", REMEDY, references=[])
         raise
+    for name, value in fields.items():
+        part = _pack_large(value, f"{kind.__name__}.{name}", references)
+        if len(part.packed) > LARGE:
+            large[name] = part
+    small = {name: value for name, value in fields.items() if name not in large}
+    packed = dump(small, references=references)
+    return JobPayload(_kinds[kind], packed, (*large,)), [*large.values()], references
 
 
-def unpack_job(payload: JobPayload) -> Node[Any]:
+def _size(value: object) -> int:
+    """Return how many bytes a value has, as far as that is seen without packing it."""
+    size = len(value) if isinstance(value, bytes | str) else getattr(value, "nbytes", 0)
+    return size if isinstance(size, int) else 0
+
+
+def unpack_job(payload: JobPayload, large: Sequence[Any], references: Sequence[Any]) -> Node[Any]:
     """Return the job, which has not started; raises `ImportError` for a class not known here."""
     job: Node[Any] = object.__new__(_load_kind(payload.kind))
-    vars(job).update(load(payload.fields), on=None)  # it has arrived
+    token = _references.set(references)
+    try:
+        vars(job).update(load(payload.fields), on=None)  # it has arrived
+        for name, packed in zip(payload.large, large, strict=True):
+            vars(job)[name] = load(packed)
+    finally:
+        _references.reset(token)
     return job
 
 

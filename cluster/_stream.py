@@ -18,7 +18,7 @@ from uuid import uuid4
 from ..commander.errors import WorkerLost
 from ..commander.waiting import outlast
 from ._cluster import Monitor
-from ._payload import Result, unpack
+from ._payload import Result, describe_error, unpack
 from ._protocol import Ask, Batch, CancelAsk
 from ._ray import this_host
 
@@ -180,7 +180,10 @@ class ServiceActor:
 
         async def produce(writer: StreamWriter) -> None:
             assert self._service is not None
-            await self._service.serve(writer, unpack(packed))
+            try:
+                await self._service.serve(writer, unpack(packed))
+            except (SystemExit, KeyboardInterrupt) as error:  # it would stop the loop for all
+                raise RuntimeError(describe_error(error)) from error
 
         self._writers[key] = StreamWriter(produce)
         return await self.next(key, lease)

@@ -12,10 +12,13 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
 from contextvars import Context
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 from ..agents.remote import Scope, continue_scope
+from ..commander import Node
 from ._main_thread import MainThread
 from ._payload import load, unpack_job
 from ._protocol import Delivery, Outcome, TaskResult, TaskSpec
@@ -30,10 +33,14 @@ logger = logging.getLogger("anabranch.cluster")
 BEGIN_REPORT = 0.02
 
 
-def run_task(packed: bytes) -> TaskResult:
-    """Drive the job of a `TaskSpec` to its end; return what home does not know by then."""
+def run_task(packed: bytes, references: list[Any], *large: Any) -> TaskResult:
+    """Drive the job of a `TaskSpec` to its end; return what home does not know by then.
+
+    `references` and `large` are what Ray itself has sent of its fields.
+    """
     loop, main = _worker_loop(), MainThread()
-    tree = TaskTree(load(packed), main)
+    spec: TaskSpec = load(packed)
+    tree = TaskTree(spec, main, partial(unpack_job, spec.job, large, references))
     # Ray cancels a task by an interrupt. It raises nothing here: Python writes to a pipe when a
     # signal comes, whatever the main thread does, and the tree reads that.
     pipe = os.pipe()
@@ -85,7 +92,8 @@ def _worker_loop() -> asyncio.AbstractEventLoop:
 class TaskTree:
     """The tree below one job; all but `__init__` runs on the worker's loop."""
 
-    def __init__(self, spec: TaskSpec, main: MainThread) -> None:
+    def __init__(self, spec: TaskSpec, main: MainThread, unpack: Callable[[], Node[Any]]) -> None:
+        self._unpack = unpack
         self._spec = spec
         self._main = main
         address = spec.context.reply_to
@@ -146,7 +154,7 @@ class TaskTree:
             self._begin_report = asyncio.get_running_loop().time() + BEGIN_REPORT
             self._reporter.listen(self._report_soon)
             try:
-                job = unpack_job(self._spec.job)
+                job = self._unpack()
             except Exception as error:  # noqa: BLE001 - whatever importing a module raises
                 return ("refused", f"{type(error).__name__}: {error}")
             commander.put_root(job)

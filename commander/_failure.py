@@ -39,7 +39,7 @@ def log_lost(record: Record, error: BaseException, what: str) -> None:
 
 def interrupt(record: Record, error: BaseException) -> None:
     """Let an interrupt that a user's code has raised in a node stop the loop, as in any task."""
-    if is_a(error, KeyboardInterrupt, SystemExit):
+    if record.tree.stops_loop and is_a(error, KeyboardInterrupt, SystemExit):
         record.tree.interrupts.append(error)
         raise_soon(error)
 

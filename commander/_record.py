@@ -396,6 +396,9 @@ class Tree:
         self.listeners: list[Listener] = []
         # Why no more top-level nodes run; nodes that other nodes still put are cancelled with it.
         self.ending = ""
+        # Whether an interrupt that a node raises stops the loop: not where it is a failure of
+        # another process's tree.
+        self.stops_loop = True
         # The interrupts that nodes have raised: each stops the loop once.
         self.interrupts: list[BaseException] = []
         # What runs at the commander's end: callback, node, and the node's context.

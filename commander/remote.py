@@ -103,12 +103,14 @@ class Tap(_Tap):
 class SubtreeCommander(Commander, internal=True):
     """Drives a node of a tree whose own commander is elsewhere, and all below that node.
 
-    `parent` is the path of the node's parent there: paths here begin with it.
+    `parent` is the path of the node's parent there: paths here begin with it. An interrupt that a
+    node here raises is a failure like any other, for those who put it there.
     """
 
     def __init__(self, parent: str, *, slow_after: float | None) -> None:
         super().__init__(slow_after=slow_after)
         self._tree.root.name = parent
+        self._tree.stops_loop = False
 
     def put_numbered(self, node: Node[Any], *, number: int, below: int, policy: Policy) -> None:
         """Start `node` under the `number` that it has there; ids of those below come after `below`.

@@ -9,7 +9,7 @@ from typing import Any
 
 from _until import until
 
-from anabranch import AgentMessage, Backend, Job, current_node
+from anabranch import AgentMessage, Backend, Job, Node, current_node, handler
 from anabranch.agents import NOT_MINE, ConversableAgent, ReplyResult, reply
 from anabranch.messages import Delta, Request
 
@@ -92,3 +92,18 @@ class Sender(ConversableAgent):
 
     async def put(self, job: Job[Any], on: Any) -> Any:
         return await current_node().put_job(job, on=on)
+
+
+class Leaver(Bob):
+    """Would end its program."""
+
+    def leave(self, kind: type[BaseException]) -> None:
+        raise kind(3)
+
+    async def leave_below(self, kind: type[BaseException]) -> None:
+        await current_node().call_handler(_leave(kind))
+
+
+@handler
+async def _leave(node: Node[Any], kind: type[BaseException]) -> None:
+    raise kind(3)

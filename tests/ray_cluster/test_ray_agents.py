@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _ray_people import Alice, Bob, Circular, Faulty, Hasty, Held
+from _ray_people import Alice, Bob, Circular, Faulty, Hasty, Held, Leaver
 from _server import Reply as ServerReply
 from _server import ScriptedServer, Step, chunk, text
 
@@ -140,6 +140,16 @@ async def test_a_failure_there_is_raised_here_as_itself() -> None:
     notes = "".join(failed.value.__notes__)
     assert "_ray_people.py" in notes
     assert "faulty was to answer user" in notes
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("method", ["leave", "leave_below"])
+async def test_one_who_would_end_its_program_fails(kind: type[BaseException], method: str) -> None:
+    """This program goes on, and so does the agent."""
+    async with remote(Leaver, "leaver") as leaver:
+        with pytest.raises(RuntimeError, match=f"{kind.__name__}: 3"):
+            await leaver.invoke(method, kind)
+        assert await leaver.invoke("name") == "leaver"
 
 
 async def test_the_failure_of_one_who_is_here_reaches_the_one_who_asked_there() -> None:

@@ -113,9 +113,7 @@ async def test_what_cannot_be_sent_home_is_told() -> None:
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
-async def test_a_body_that_ends_its_program_does_not_end_this_one(
-    kind: type[BaseException],
-) -> None:
+async def test_a_body_that_would_end_its_program_fails(kind: type[BaseException]) -> None:
     """Here it is a failure; the worker goes on to other jobs."""
     async with Commander() as commander:
         with pytest.raises(RuntimeError, match=f"{kind.__name__}: 3") as caught:

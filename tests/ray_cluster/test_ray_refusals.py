@@ -198,6 +198,17 @@ async def test_another_cluster_is_refused(nodes: Any) -> None:
         assert await commander.run(Double(1), on=Ray(address=nodes.address)) == 2
 
 
+async def test_a_cluster_is_known_by_all_its_addresses(nodes: Any) -> None:
+    """Names and numbers of one machine, whichever it was joined by, as often as one likes."""
+    port = nodes.address.rpartition(":")[2]
+    addresses = [f"127.0.0.1:{port}", nodes.address, f"localhost:{port}"] * 2
+    async with Commander() as commander:
+        for address in addresses:
+            assert await commander.run(Double(1), on=Ray(address=address)) == 2
+    # Also in a program that joins it by one of them.
+    assert await told(*addresses, f"{socket.gethostname()}:{port}") == ""
+
+
 @pytest.mark.usefixtures("nodes")
 async def test_what_no_machine_has_is_told() -> None:
     """With what there is."""
