@@ -19,7 +19,7 @@ from ._cluster import Cluster, Monitor, join
 from ._payload import Result
 from ._placement import Ray
 from ._ray import ActorNotFound, call_in_thread, import_ray, this_host
-from ._stream import ServiceActor
+from ._stream import CLOSE_TIMEOUT, ServiceActor
 
 __all__ = ["ANYWHERE", "LEASE", "ActorHandle", "PendingActor"]
 
@@ -41,9 +41,6 @@ MAX_CALLS = 100_000
 
 # The cluster's own machine must answer what it knows by heart within so many seconds.
 ANSWER_TIMEOUT = 10.0
-
-# How long what is closed has to free what it holds, before its process is ended.
-CLOSE_TIMEOUT = 20.0
 
 # Ray ends an actor that nobody holds; these are held until they are closed, or their driver ends.
 _held: dict[str, Any] = {}

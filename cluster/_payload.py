@@ -217,10 +217,11 @@ def check_runtime_env(runtime_env: Mapping[str, Any]) -> dict[str, Any]:
     name of one, and an http address with a password or token.
     """
     packed = pack(dict(runtime_env), "the runtime_env")
+    variables: dict[Any, Any] = dict(runtime_env.get("env_vars") or {})
     literal = [
-        name
-        for name, value in (runtime_env.get("env_vars") or {}).items()
-        if SECRET_NAME.search(name) and not HARMLESS.fullmatch(str(value))
+        str(name)
+        for name, value in variables.items()
+        if SECRET_NAME.search(str(name)) and not HARMLESS.fullmatch(str(value))
     ]
     if literal or URL_SECRET.search(packed):
         what = f"it sets {', '.join(literal)}" if literal else "it has an address with a password"

@@ -3,7 +3,7 @@
 | message | from, to | when | what follows |
 |---|---|---|---|
 | `TaskSpec` | home, task | a job starts | a Ray task drives the job |
-| Ray's cancel | home, task | its node is cancelled | the tree in the task is cancelled |
+| Ray's cancel | home, task | its node is cancelled | the tree in the task is; later, by force |
 | `TaskResult` | task, home | its tree has ended | home takes the last report |
 | `Subscribe` | home, mailbox | a commander sends its first job | a stream of the next three |
 | `Delivery` | task, mailbox, home | something has happened | home shows and charges it |

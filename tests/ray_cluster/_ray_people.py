@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,14 @@ class Sender(ConversableAgent):
 
     async def put(self, job: Job[Any], on: Any) -> Any:
         return await current_node().put_job(job, on=on)
+
+
+class Blocked(ConversableAgent):
+    """Blocks its process."""
+
+    def block(self, file: Path) -> None:
+        file.touch()
+        time.sleep(1000)
 
 
 class Leaver(Bob):

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _ray_people import Alice, Bob, Circular, Faulty, Hasty, Held, Leaver
+from _ray_people import Alice, Blocked, Bob, Circular, Faulty, Hasty, Held, Leaver
 from _server import Reply as ServerReply
 from _server import ScriptedServer, Step, chunk, text
+from _until import until
 
 from anabranch import Commander, connect
 from anabranch.agents import (
@@ -188,6 +189,24 @@ async def test_a_timeout_here_ends_the_answer_there(tmp_path: Path) -> None:
         with pytest.raises(TimeoutError):
             await a_user().send("Well?", bob, timeout=1)
         assert (tmp_path / "ended").exists()
+
+
+async def test_an_agent_that_blocks_its_process_keeps_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither who gives it up nor who closes it."""
+    from anabranch.cluster import _actor, _stream
+
+    for module in (_actor, _stream):
+        monkeypatch.setattr(module, "CLOSE_TIMEOUT", 0.5)
+    async with remote(Blocked, "blocked") as blocked:
+        asked = asyncio.ensure_future(blocked.invoke("block", tmp_path / "begun"))
+        await until((tmp_path / "begun").exists)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+    assert "'blocked' on" in caplog.text
+    assert "did not end within 0.5 s what was cancelled" in caplog.text
 
 
 async def test_who_is_not_asked_any_more_is_cancelled_here(tmp_path: Path) -> None:
