@@ -95,6 +95,14 @@ class Sender(ConversableAgent):
         return await current_node().put_job(job, on=on)
 
 
+class Counter(ConversableAgent):
+    """Says how much it remembers of who asks."""
+
+    @reply
+    async def count(self, message: AgentMessage) -> ReplyResult:
+        return f"{len(self.chat_messages[message.sender or ''])}"
+
+
 class Blocked(ConversableAgent):
     """Blocks its process."""
 

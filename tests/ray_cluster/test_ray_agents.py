@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _ray_people import Alice, Blocked, Bob, Circular, Faulty, Hasty, Held, Leaver
+from _ray_people import Alice, Blocked, Bob, Circular, Counter, Faulty, Hasty, Held, Leaver
 from _server import Reply as ServerReply
 from _server import ScriptedServer, Step, chunk, text
 from _until import until
@@ -189,6 +189,14 @@ async def test_a_timeout_here_ends_the_answer_there(tmp_path: Path) -> None:
         with pytest.raises(TimeoutError):
             await a_user().send("Well?", bob, timeout=1)
         assert (tmp_path / "ended").exists()
+
+
+async def test_users_of_one_name_share_no_history_there() -> None:
+    """Be they of one program or of two; each goes on with its own."""
+    async with remote(Counter, "counter") as counter:
+        one, other = a_user(), a_user()
+        said = [(await user.send("And now?", counter)).text for user in (one, other, one, other)]
+    assert said == ["1", "1", "3", "3"]
 
 
 async def test_an_agent_that_blocks_its_process_keeps_nobody(
