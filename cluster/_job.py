@@ -132,8 +132,9 @@ class _Attempt:
             large = [each.send(cluster, cluster.ray.put) for each in job.large]
             return known[name](self._spec, job.references, *large)
         except (ValueError, TypeError, RuntimeError) as error:
+            what = "" if job.place.runtime_env is None else " with its runtime_env"
             raise ConfigurationError(
-                f"{node.path}: Ray does not take {job.place}: {error}"
+                f"{node.path}: Ray does not take {job.place}{what}: {error}"
             ) from error
 
     async def _wait(self, over: asyncio.Future[TaskResult], lost: asyncio.Future[str]) -> None:
