@@ -136,20 +136,24 @@ class RemoteNode:
             elif not parent:  # it was put beside the root, under the far end's own commander
                 parent = node.node_id
             if watched(node):
-                source = self._source(node, number, parent, name)
-                relay(node, Event(kind, number, parent, name, clock, origin, data, source=source))
+                source = self._source(node, number, parent, name, origin)
+                relay(node, Event(kind, source, clock, data))
         for account, amount in report.charges.items():
             charge(account, amount, event=False)  # there is one from there
         if report.messages and (scope := current_scope()) is not None:
             scope.left = max(0, scope.left - report.messages)
 
-    def _source(self, node: Node[Any], number: int, parent: int | None, name: str) -> Elsewhere:
+    def _source(
+        self, node: Node[Any], number: int, parent: int | None, name: str, origin: Origin
+    ) -> Elsewhere:
         """Return where an event comes from: below `node`, and of the agent whose work that does."""
         segments = [] if number == node.node_id else [f"{name}#{number}"]
-        while parent is not None and (entry := self._below.get(parent)) is not None:
+        above = parent
+        while above is not None and (entry := self._below.get(above)) is not None:
             segments.append(f"{entry.name}#{entry.number}")
-            parent = entry.parent
-        return Elsewhere("/".join((node.path, *reversed(segments))), actor_of(node))
+            above = entry.parent
+        path = "/".join((node.path, *reversed(segments)))
+        return Elsewhere(number, parent, name, origin, path, actor_of(node))
 
     def end(self, node: Node[Any], outcome: Outcome) -> Any:
         """Let the body of `node` end as its far end has: return its result, or raise."""

@@ -56,11 +56,31 @@ class Origin(NamedTuple):
 
 
 class Source(Protocol):
-    """Where in the tree an event comes from."""
+    """The node that an event is of, as far as events tell of it."""
+
+    @property
+    def id(self) -> int:
+        """The node's number."""
+        ...
+
+    @property
+    def parent_id(self) -> int | None:
+        """Its parent's number."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What it goes by."""
+        ...
+
+    @property
+    def origin(self) -> Origin:
+        """Whose clock it has."""
+        ...
 
     @property
     def path(self) -> str:
-        """The path of the node."""
+        """Where it stands."""
         ...
 
     @property
@@ -80,36 +100,53 @@ class Event(NamedTuple):
     what the node's own steps have taken so far, in seconds of CPU time, if the commander measures
     it and the node is of this machine.
 
-    `agent` and `session_id` say whose work the node does, `path` where it stands. They are found
-    when they are asked for, from the nodes above: an event that is kept keeps these.
+    What it tells of the node (`agent` and `session_id` say whose work it does, `path` where it
+    stands) is found when it is asked for, also from the nodes above: an event that is kept keeps
+    what the engine has of these, their results included. A pickled one holds its answers instead.
     """
 
     kind: EventKind
-    node_id: int
-    parent_id: int | None
-    name: str
+    source: Source
     clock: float
-    origin: Origin
     data: Any = None
     cpu: float | None = None
-    source: Source | None = None
+
+    @property
+    def node_id(self) -> int:
+        """The node's number, as `node.node_id`."""
+        return self.source.id
+
+    @property
+    def parent_id(self) -> int | None:
+        """The number of the node's parent; None for a commander's own event."""
+        return self.source.parent_id
+
+    @property
+    def name(self) -> str:
+        """What the node goes by."""
+        return self.source.name
 
     @property
     def agent(self) -> str | None:
         """The name of the agent whose call the node belongs to, the nearest above it."""
-        actor = self.source.actor if self.source is not None else None
+        actor = self.source.actor
         return None if actor is None else actor.agent
 
     @property
     def session_id(self) -> int | str | None:
         """The session in which that agent was asked, None if none was named."""
-        actor = self.source.actor if self.source is not None else None
+        actor = self.source.actor
         return None if actor is None else actor.session_id
 
     @property
     def path(self) -> str:
         """Where the node stands, as `node.path`."""
-        return self.name if self.source is None else self.source.path
+        return self.source.path
+
+    @property
+    def origin(self) -> Origin:
+        """Whose clock it was."""
+        return self.source.origin
 
     @property
     def time(self) -> float:
@@ -125,14 +162,18 @@ class Event(NamedTuple):
         return f"<{self.kind} {self.name}#{self.node_id}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.source is None:
-            return Event, tuple(self)
-        return Event, (*self[:-1], Elsewhere(self.source.path, self.source.actor))
+        at = self.source
+        source = Elsewhere(at.id, at.parent_id, at.name, at.origin, at.path, at.actor)
+        return Event, (self.kind, source, *self[2:])
 
 
 class Elsewhere(NamedTuple):
-    """The source of an event that comes from another process."""
+    """The source of an event that comes from another process, or is of no node."""
 
+    id: int
+    parent_id: int | None
+    name: str
+    origin: Origin
     path: str
     actor: Actor | None = None
 
@@ -232,7 +273,8 @@ class Listener:
     def _take_gap(self) -> Event:
         gap, self._gap = self._gap, 0
         tree = self._tree
-        return Event("missed", tree.root.id, None, "events", tree.clock(), tree.origin, gap)
+        source = Elsewhere(tree.root.id, None, "events", tree.origin, "events")
+        return Event("missed", source, tree.clock(), gap)
 
     async def wait(self) -> None:
         """Wait for an event, or for the end."""
@@ -346,19 +388,8 @@ def publish(record: Record, kind: EventKind, data: object = None) -> None:
     """Tell those who listen to the node's tree; nobody listening, it does nothing."""
     # One long function: with a listener, every node comes by three or four times.
     tree = record.tree
-    parent = record.parent
     clock = tree.clock()
-    event = (
-        kind,
-        record.id,
-        None if parent is None else parent.id,
-        record.name,
-        clock,
-        tree.origin,
-        data,
-        record.cpu if record.special else None,
-        record,
-    )
+    event = (kind, record, clock, data, record.cpu if record.special else None)
     for listener in tree.listeners:
         if listener.kinds is None or kind in listener.kinds:
             buffer = listener.buffer

@@ -306,6 +306,17 @@ class Record:
         return list(self.children.values()) if self.children else []
 
     @property
+    def parent_id(self) -> int | None:
+        """The parent's number; None for a commander and outside a tree."""
+        parent = self.parent
+        return None if parent is None else parent.id
+
+    @property
+    def origin(self) -> Origin:
+        """Whose clock the node has: its tree's."""
+        return self.tree.origin
+
+    @property
     def actor(self) -> Actor | None:
         """Whose work the node does: its own, or what is said nearest above it."""
         record: Record | None = self
