@@ -76,7 +76,9 @@ async def test_it_answers_and_remembers() -> None:
     first = await agent("Which is the longest river?", session_id=0)
     second = await agent(AgentMessage(content="And the widest?", sender="bob"), session_id=0)
 
-    assert first == AgentMessage(content="Nile", sender="sage", extra={"status": "ok"})
+    said_first = AgentMessage(content="Nile", sender="sage", extra={"status": "ok"})
+    assert first == said_first.model_copy(update={"usage": first.usage})
+    assert first.usage.input_tokens > 0
     assert second.content == "Amazon"
     assert said(backend.requests[1]) == [
         ("system", "You answer in one word."),

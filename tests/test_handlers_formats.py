@@ -122,7 +122,7 @@ async def test_a_model_that_does_not_is_told_by_its_prompt():
 
     asked = backend.requests[1]
     system, *said = asked.messages
-    assert asked.tools == []
+    assert not asked.tools
     assert (system.content or "").startswith("Be brief.\n\nYou can use these tools:\n- look: Look")
     assert "place (string)" in (system.content or "")
     assert [message.to_wire() for message in said] == [

@@ -291,7 +291,7 @@ async def test_an_agents_hooks_leave_a_servers_schema_as_it_is(url: str):
     async with McpServer(url) as server:
         agent = Agent(tools=[server])
         agent.before_action(lambda agent, message, session_id: None)
-        hooked = {tool.name: tool for tool in agent.hooked_tools()}["add"]
+        hooked = {tool.name: tool for tool in agent.hooked_tools(0)}["add"]
 
         assert hooked.parameters == server.methods["add"].parameters
         with pytest.raises(InvalidArguments):

@@ -178,5 +178,5 @@ def test_what_is_no_tool_is_refused_where_it_is_given(what: Any):
         lambda: ToolExecutor([what]),
         lambda: StepAgent(ScriptedBackend(), interpreter=what),
     ):
-        with pytest.raises(TypeError, match="is no tool: give a function with @tool"):
+        with pytest.raises(TypeError, match="is no tool: make one of a function"):
             take()

@@ -89,7 +89,7 @@ async def test_each_attempt_is_seen_in_the_events_by_the_tools_name():
         role="assistant", tool_calls=[ToolCall(id="1", name="look", arguments={"query": "x"})]
     )
     agent = Agent(ScriptedBackend(reply, "done"), tools=[look])
-    agent.before_action(lambda agent, message: None)
+    agent.before_action(lambda agent, message, session: None)
     async with Commander() as commander:
         events = commander.events()
         await commander.run(agent.call("?"))
