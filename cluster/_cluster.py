@@ -245,7 +245,8 @@ async def join(address: str | None = None) -> Cluster:
     cluster is there, it runs another Ray or Python, or the process has joined another one.
     """
     global _joiner
-    if (cluster := _current(address)) is not None:
+    cluster = _cluster
+    if cluster is not None and cluster.usable and address in cluster.known_as:
         return cluster
     with _lock:
         joining = _joining.get(address)
@@ -258,29 +259,19 @@ async def join(address: str | None = None) -> Cluster:
     return await asyncio.shield(asyncio.wrap_future(joining))
 
 
-def _current(address: str | None) -> Cluster | None:
-    """Return the cluster that this process has joined here, if it can be used still."""
-    cluster = _cluster
-    usable = cluster is not None and cluster.usable and address in cluster.known_as
-    return cluster if usable else None
-
-
 def _require_same(cluster: Cluster, address: str | None) -> Cluster:
     """Return `cluster`, if it is the one at `address`; it may block."""
     if address not in cluster.known_as:
-        if not _are_same(str(address), cluster.address):
+        # One port of one machine, which has several numbers and names.
+        host, _, port = str(address).rpartition(":")
+        own_host, _, own_port = cluster.address.rpartition(":")
+        if port != own_port or _numbers(host).isdisjoint(_numbers(own_host)):
             raise ConfigurationError(
                 f"this process has joined the Ray cluster at {cluster.address}, so it cannot use "
                 f"the one at {address}: a process is in one cluster at a time"
             )
         cluster.known_as.add(address)
     return cluster
-
-
-def _are_same(one: str, other: str) -> bool:
-    """Say whether two addresses are of one port of one machine."""
-    (host, _, port), (other_host, _, other_port) = one.rpartition(":"), other.rpartition(":")
-    return port == other_port and not _numbers(host).isdisjoint(_numbers(other_host))
 
 
 def _numbers(host: str) -> set[str]:

@@ -306,7 +306,12 @@ def pack_job(job: Node[Any]) -> tuple[JobPayload, list[LargeInput], list[Any]]:
     try:
         if kind not in _kinds:
             _kinds[kind] = dump(kind)
-        if not any(_size(value) > LARGE for value in fields.values()):
+        # As far as that is seen without packing.
+        sizes = [
+            len(value) if isinstance(value, bytes | str) else getattr(value, "nbytes", 0)
+            for value in fields.values()
+        ]
+        if not any(isinstance(size, int) and size > LARGE for size in sizes):
             packed = dump(fields, guarded=True, references=references)
             if len(packed) <= LARGE:
                 return JobPayload(_kinds[kind], packed, ()), [], references
@@ -322,12 +327,6 @@ def pack_job(job: Node[Any]) -> tuple[JobPayload, list[LargeInput], list[Any]]:
     small = {name: value for name, value in fields.items() if name not in large}
     packed = dump(small, references=references)
     return JobPayload(_kinds[kind], packed, (*large,)), [*large.values()], references
-
-
-def _size(value: object) -> int:
-    """Return how many bytes a value has, as far as that is seen without packing it."""
-    size = len(value) if isinstance(value, bytes | str) else getattr(value, "nbytes", 0)
-    return size if isinstance(size, int) else 0
 
 
 def unpack_job(payload: JobPayload, large: Sequence[Any], references: Sequence[Any]) -> Node[Any]:

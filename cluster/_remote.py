@@ -18,8 +18,8 @@ from ..agents.remote import current_scope, current_session
 from ..commander import Node, NodeSnapshot, NodeState, actor_of, charge
 from ..commander.remote import (
     DONE,
-    Elsewhere,
     Event,
+    EventSource,
     Origin,
     SubtreeCommander,
     Tap,
@@ -145,7 +145,7 @@ class RemoteNode:
 
     def _source(
         self, node: Node[Any], number: int, parent: int | None, name: str, origin: Origin
-    ) -> Elsewhere:
+    ) -> EventSource:
         """Return where an event comes from: below `node`, and of the agent whose work that does."""
         segments = [] if number == node.node_id else [f"{name}#{number}"]
         above = parent
@@ -153,7 +153,7 @@ class RemoteNode:
             segments.append(f"{entry.name}#{entry.number}")
             above = entry.parent
         path = "/".join((node.path, *reversed(segments)))
-        return Elsewhere(number, parent, name, origin, path, actor_of(node))
+        return EventSource(number, parent, name, origin, path, actor_of(node))
 
     def end(self, node: Node[Any], outcome: Outcome) -> Any:
         """Let the body of `node` end as its far end has: return its result, or raise."""

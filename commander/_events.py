@@ -17,9 +17,9 @@ from ._reach import LocalFuture
 from ._record import DONE, Actor, NodeBase, Record, Tree, record_of, require_loop
 
 __all__ = [
-    "Elsewhere",
     "Event",
     "EventKind",
+    "EventSource",
     "Events",
     "Listener",
     "Origin",
@@ -163,11 +163,11 @@ class Event(NamedTuple):
 
     def __reduce__(self) -> tuple[Any, ...]:
         at = self.source
-        source = Elsewhere(at.id, at.parent_id, at.name, at.origin, at.path, at.actor)
+        source = EventSource(at.id, at.parent_id, at.name, at.origin, at.path, at.actor)
         return Event, (self.kind, source, *self[2:])
 
 
-class Elsewhere(NamedTuple):
+class EventSource(NamedTuple):
     """The source of an event that comes from another process, or is of no node."""
 
     id: int
@@ -273,7 +273,7 @@ class Listener:
     def _take_gap(self) -> Event:
         gap, self._gap = self._gap, 0
         tree = self._tree
-        source = Elsewhere(tree.root.id, None, "events", tree.origin, "events")
+        source = EventSource(tree.root.id, None, "events", tree.origin, "events")
         return Event("missed", source, tree.clock(), gap)
 
     async def wait(self) -> None:

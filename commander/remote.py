@@ -11,7 +11,7 @@ from typing import Any
 
 from ._commander import Commander
 from ._entry import enter
-from ._events import Elsewhere, Event, EventKind, Origin
+from ._events import Event, EventKind, EventSource, Origin
 from ._events import Tap as _Tap
 from ._events import publish as _publish
 from ._events import relay as _relay
@@ -22,8 +22,8 @@ from ._record import DONE, record_of
 
 __all__ = [
     "DONE",
-    "Elsewhere",
     "Event",
+    "EventSource",
     "Origin",
     "SubtreeCommander",
     "Tap",

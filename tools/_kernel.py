@@ -263,7 +263,9 @@ class Kernel:
 
     def interrupt(self) -> None:
         """Raise `KeyboardInterrupt` in the code that runs."""
-        self._order(b"i")
+        pipe = self._process.stdin
+        if pipe is not None and not pipe.is_closing():
+            pipe.write(b"i")
 
     async def kill(self) -> None:
         """Kill the process and all that it started, and let go of everything. Twice is harmless.
@@ -272,11 +274,6 @@ class Kernel:
         """
         self._dropped.detach()
         await outlast(asyncio.ensure_future(_end(self._process, self._client, self._folder)))
-
-    def _order(self, order: bytes) -> None:
-        pipe = self._process.stdin
-        if pipe is not None and not pipe.is_closing():
-            pipe.write(order)
 
 
 async def _end(process: asyncio.subprocess.Process, client: Any, folder: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -102,7 +101,13 @@ class PythonKernel(Toolkit):
         self.env = dict(env or {})
         self.executable = executable
         self.approve = approve
-        self.interpreters = PerSession(self._make, _close)
+
+        def make() -> Interpreter:
+            from ._interpreter import Interpreter
+
+            return Interpreter(self)
+
+        self.interpreters = PerSession(make, lambda interpreter: interpreter.close())
 
     @tool(name="python")
     async def run(self, code: str) -> Illustrated:
@@ -116,12 +121,3 @@ class PythonKernel(Toolkit):
         """
         await import_extra("._interpreter", "the Python tool", "python")
         return await self.interpreters.get().run(code)
-
-    def _make(self) -> Interpreter:
-        from ._interpreter import Interpreter
-
-        return Interpreter(self)
-
-
-def _close(interpreter: Interpreter) -> Future[None] | None:
-    return interpreter.close()

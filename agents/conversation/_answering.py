@@ -52,9 +52,12 @@ class Answering(CountedCall[Answer], internal=True):
             scope = current_scope()
             listeners = () if scope is None else scope.listeners
             seen = any(isinstance(each, Transcript) for each in listeners)
+            # What was said since the agent last spoke: in a group, by several.
+            said = agent.memory.messages(agent.session_with(self.partner))
+            own = [number for number, each in enumerate(said) if each.sender == agent.name]
             shown = "".join(
                 f"{each.sender} (to {each.receiver or agent.name}):\n\n{each.text}\n\n"
-                for each in self._unanswered()
+                for each in said[own[-1] + 1 if own else 0 :] or [self.message]
             )
             enter = "to end" if ending == "terminated" else f"to let {agent.name} answer by itself"
             typing = agent.human_input(
@@ -76,12 +79,6 @@ class Answering(CountedCall[Answer], internal=True):
             if (reply := await rule(agent, self.message)) is not NOT_MINE:
                 return await self._deliver(reply)
         return await self._deliver(await agent.generate_reply(self.message))
-
-    def _unanswered(self) -> list[AgentMessage]:
-        """Return what was said since the agent last spoke: in a group, by several."""
-        said = self.agent.memory.messages(self.agent.session_with(self.partner))
-        own = [n for n, each in enumerate(said) if each.sender == self.agent.name]
-        return said[own[-1] + 1 if own else 0 :] or [self.message]
 
     def _ending(self) -> Status | None:
         """Say why the conversation ends here, unless a person goes on."""

@@ -187,7 +187,8 @@ class ConversableAgent(Agent[Any]):
         """
         said: dict[str, list[AgentMessage]] = {}
         for session in self.memory.sessions:
-            history = self._history(session)
+            kept = self.memory.messages(session)
+            history = [each for each in kept if each.type != TOOLS and each.stream_state == "end"]
             partner = self._partner(history[0]) if history else ""
             own = f"{session}".startswith((f"{partner}#", f"{partner}@")) or session == partner
             elsewhere = current_session() is not None and session != self.session_with(partner)
@@ -235,10 +236,6 @@ class ConversableAgent(Agent[Any]):
     def _forget_session(self, session: str) -> None:
         self.auto_replies.pop(session, None)
         self.forget(session)
-
-    def _history(self, session: SessionId) -> list[AgentMessage]:
-        said = self.memory.messages(session)
-        return [each for each in said if each.type != TOOLS and each.stream_state == "end"]
 
     # --- being a participant
 

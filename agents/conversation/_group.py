@@ -81,7 +81,13 @@ class Group(ABC):
         """
         # A message to another group comes from that, of which this one is a member.
         asker = message.sender if message.receiver in (None, self.name) else message.receiver
-        talk = find_talk(self.name) or self._talk_with(asker)
+        talk, key = find_talk(self.name), with_session(asker)
+        if talk is None:
+            talk = self.talks.get(key)
+        if talk is None:
+            talk = self.talks[key] = Talk(self, asker)
+            if isinstance(session := current_session(), OwnSession):
+                session.forget[self, key] = partial(self.talks.pop, key, None)
         talk.hear(message)
         if not request_reply or talk.held:
             return Answer(status="delivered")
@@ -123,15 +129,6 @@ class Group(ABC):
         if not isinstance(member, str):
             return member
         return await (self._directory or Directory()).find(member)
-
-    def _talk_with(self, asker: str) -> Talk:
-        """Return the talk for `asker` in this session."""
-        key = with_session(asker)
-        if key not in self.talks:
-            self.talks[key] = Talk(self, asker)
-            if isinstance(session := current_session(), OwnSession):
-                session.forget[self, key] = partial(self.talks.pop, key, None)
-        return self.talks[key]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} of {', '.join(self.members)}>"

@@ -56,7 +56,10 @@ class Hooks:
         They get a copy, so that what is given here is as before when it is passed again.
         """
         if self._hooks:
-            message = _copy_whole(message)
+            try:
+                message = message.model_copy(deep=True)
+            except Exception:  # noqa: BLE001 - it holds something that cannot be copied
+                message = copy_message(message)
         for handle in tuple(self._hooks):
             changed = handle.hook(owner, message, session_id)
             message = (await changed if isawaitable(changed) else changed) or message
@@ -64,13 +67,6 @@ class Hooks:
 
     def __len__(self) -> int:
         return len(self._hooks)
-
-
-def _copy_whole(message: AgentMessage) -> AgentMessage:
-    try:
-        return message.model_copy(deep=True)
-    except Exception:  # noqa: BLE001 - it holds something of the user's that cannot be copied
-        return copy_message(message)
 
 
 @dataclass(eq=False, slots=True)
