@@ -107,11 +107,13 @@ class Limits(Gate, Turns):
         super().__init__()
         if reserve and budget is None:
             raise ConfigurationError("reserve=True sets aside parts of a budget: give one")
+        if budget != budget:  # NaN, which nothing ever reaches
+            raise ConfigurationError(f"budget={budget!r}: it must be a number")
         self.requests_per_minute = requests_per_minute
         self.tokens_per_minute = tokens_per_minute
         self.concurrency = concurrency
         for name in "requests_per_minute", "tokens_per_minute", "concurrency":
-            if (value := getattr(self, name)) is not None and value < 1:
+            if (value := getattr(self, name)) is not None and not value >= 1:
                 raise ConfigurationError(f"{name}={value!r}: it must be at least 1")
         self.budget = budget
         self.prices = prices

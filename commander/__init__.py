@@ -57,6 +57,7 @@ from ._snapshot import TreeSnapshot as TreeSnapshot
 from ._usage import charge as charge
 from ._usage import limits_around as limits_around
 from ._usage import payer as payer
+from ._usage import payers as payers
 from .errors import AnabranchError as AnabranchError
 from .errors import AuthenticationError as AuthenticationError
 from .errors import BackendError as BackendError

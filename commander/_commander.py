@@ -109,6 +109,9 @@ class Commander(Node[Any], internal=True):
         if limits is not self._tree.root.limits:
             self._tree.root.limits = limits
 
+    def __getstate__(self) -> Any:
+        raise TypeError("a commander cannot be copied or sent: make another")
+
     # --- the block
 
     async def __aenter__(self) -> Self:

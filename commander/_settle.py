@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from inspect import iscoroutine
 from typing import TypeVar
 
 from ._failure import take_failure
 from ._node import Node, current_node
-from ._record import DONE, record_of
+from ._record import DONE, record_of, require_loop
 from .errors import QuorumNotMet
 from .waiting import observe, outlast
 
@@ -29,12 +30,18 @@ async def settle(*awaitables: Awaitable[T], at_least: int = 0) -> list[T | Excep
 
     If fewer than `at_least` have completed at the end, raises `QuorumNotMet`, whose `outcomes` are
     what would have been returned. Cancelling this cancels all that it waits for, and waits for
-    that. Raises `ValueError` if there are fewer than `at_least`, `LookupError` outside a tree.
+    that; but where the current node is cancelled too, only for its own children, since others may
+    wait for it. Raises `ValueError` if there are fewer than `at_least`, `LookupError` outside a
+    tree, `RuntimeError` for a node that runs in another loop.
     """
     if not 0 <= at_least <= len(awaitables):
         raise ValueError(f"at_least={at_least!r}: there are {len(awaitables)} to wait for")
     parent = current_node()
     nodes = [each if isinstance(each, Node) else _Awaited(each) for each in awaitables]
+    for node in nodes:
+        record = record_of(node)
+        if record.tree and record.state not in DONE:
+            require_loop(record, "settle on its loop")
     for node in nodes:
         if record_of(node).tree:
             record_of(node).claimed = True
@@ -51,9 +58,12 @@ async def settle(*awaitables: Awaitable[T], at_least: int = 0) -> list[T | Excep
                 outcomes.append(error)
     except asyncio.CancelledError:
         for node in nodes:
-            node.cancel("what waited for it was cancelled")
+            if record_of(node).state not in DONE:
+                node.cancel("what waited for it was cancelled")
         for node in nodes:
-            await outlast(observe(node))
+            # One elsewhere may wait for the current node: if that is cancelled too, none waits.
+            if node.parent is parent or record_of(parent).cancelled is None:
+                await outlast(observe(node))
             if record_of(node).state == "failed":
                 take_failure(record_of(node))  # by the time of the cancel; nobody else is to know
         raise
@@ -67,6 +77,8 @@ async def settle(*awaitables: Awaitable[T], at_least: int = 0) -> list[T | Excep
 class _Awaited(Node[T], internal=True, name="settle"):
     def __init__(self, awaitable: Awaitable[T]) -> None:
         self._awaitable = awaitable
+        if iscoroutine(awaitable):  # one that never began must not warn that nobody awaited it
+            self.at_terminate(lambda _: awaitable.close())
 
     async def task(self) -> T:
         return await self._awaitable

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from asyncio import _get_running_loop
 from collections.abc import Iterator
+from contextlib import suppress
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from ._events import publish
 from ._limits import NodeLimits
-from ._record import Record, enclosing, record_of
+from ._record import enclosing, record_of
 
 if TYPE_CHECKING:
     from ._node import Node
 
-__all__ = ["charge", "limits_around", "payer"]
+__all__ = ["charge", "limits_around", "payer", "payers"]
 
 # A commander may be entered in a thread below a node of another loop, which it charges too.
 _charging = RLock()
@@ -23,6 +24,17 @@ _charging = RLock()
 def payer() -> Node[Any] | None:
     """Return the node that pays for what is spent here; None outside a tree."""
     return next(enclosing(), None)
+
+
+def payers(node: Node[Any] | None) -> Iterator[Node[Any]]:
+    """Yield `node`, all above it, and beyond each commander the node in which it was entered.
+
+    All these pay for what `node` spends. Outside a tree there are none.
+    """
+    while node is not None and record_of(node).tree:
+        yield node
+        record = record_of(node)
+        node = record.tree.outer if record.parent_node is None else record.parent_node
 
 
 def charge(account: str, amount: Any, node: Node[Any] | None = None, *, event: bool = True) -> None:
@@ -34,25 +46,23 @@ def charge(account: str, amount: Any, node: Node[Any] | None = None, *, event: b
     Those who listen are told by an event of kind `charged`, unless `event` is False.
     """
     with _charging:
-        for record in _payers(node):
+        for each in payers(payer() if node is None else node):
+            record = record_of(each)
             if record.charges is None:
                 record.charges = {}
             before = record.charges.get(account)
             record.charges[account] = amount if before is None else before + amount
-            if event and record.tree.listeners and record.tree.loop is _get_running_loop():
-                publish(record, "charged", {account: amount})
+            if event and record.tree.listeners:
+                loop = record.tree.loop
+                if loop is _get_running_loop():
+                    publish(record, "charged", {account: amount})
+                else:  # it was spent in a thread that works for the node
+                    with suppress(RuntimeError):  # the loop is closed
+                        loop.call_soon_threadsafe(publish, record, "charged", {account: amount})
             event = False  # to those above it is not news
 
 
 def limits_around(node: Node[Any] | None = None) -> list[NodeLimits]:
     """Return what bounds the current node, or `node`: its own limits and those of all who pay."""
-    return [limits for record in _payers(node) if (limits := record.limits) is not None]
-
-
-def _payers(node: Node[Any] | None) -> Iterator[Record]:
-    node = payer() if node is None else node
-    while node is not None:
-        record = record_of(node)
-        yield record
-        yield from record.ancestors()
-        node = record.tree.outer
+    every = payers(payer() if node is None else node)
+    return [limits for each in every if (limits := record_of(each).limits) is not None]

@@ -96,5 +96,6 @@ def start(node: Node[Any], parent: Node[Any]) -> Node[Any]:
         policy=record.policy if record.tree else None,
         priority=record.priority,
         on=None if record.away is None else record.away.place,
+        limits=record.limits,
     )
     return node

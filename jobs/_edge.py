@@ -34,19 +34,20 @@ class Graph(Job[Any]):
 
     Its result is that of the node where the graph ended: of the last one that started among those
     that led nowhere further. A node that fails or is cancelled fails the graph, which cancels the
-    others. A graph with `retry` begins anew with copies.
+    others. A graph with `retry` begins anew with copies. The graph itself stays in this process: to
+    send it, or to copy it by `deepcopy`, is a `TypeError`; its nodes may go elsewhere.
     """
 
     def __init__(self, *starts: Node[Any]) -> None:
         if not starts:
             raise ValueError("a graph needs a node at which it begins")
         _keep_patterns(starts)
-        self._starts = starts
+        self._starts = _Starts(starts)
 
     async def task(self) -> Any:
         """Wait for each node; those to which it leads start before its wait is over."""
         self._unfinished: deque[Node[Any]] = deque()  # in the order in which they started
-        self._leading: set[Node[Any]] = set()  # of the unfinished, those that led on
+        self._leading: set[int] = set()  # the ids of those unfinished that led on
         self._joins: dict[_Join, dict[int, Node[Any]]] = {}  # what each has waited for so far
         result = None
         for node in self._starts:
@@ -54,9 +55,9 @@ class Graph(Job[Any]):
         while self._unfinished:
             node = self._unfinished[0]
             given = await node
-            if node not in self._leading:
+            if node.node_id not in self._leading:
                 result = given
-            self._leading.discard(node)
+            self._leading.discard(node.node_id)
             self._unfinished.popleft()
         return result
 
@@ -78,7 +79,7 @@ def add_edge(source: Node[Any] | tuple[Node[Any], ...], target: Target) -> Any:
     and callbacks (its edges among them). Inputs are those from before the node's first edge was
     added, and the copies share them: a list or an object given as data is the same one for all.
     Callbacks are those from before its body began: what a run adds is its own. The options of the
-    put (priority, timeout, retry, policy, place) go with the copies too.
+    put (priority, timeout, retry, policy, place, limits) go with the copies too.
     Nodes must not have started when they get an edge: `RuntimeError`. A node that fails or is
     cancelled follows no edge. Awaiting a target does not start it, since its edge does: that is a
     `RuntimeError`; await the `Graph`.
@@ -111,6 +112,13 @@ def add_conditional_edge(
     return source
 
 
+class _Starts(tuple[Node[Any], ...]):
+    """The nodes at which a graph begins: copies of them would have no edges."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a graph cannot be sent or copied: its nodes would lose their edges")
+
+
 class _Join:
     """An edge with several sources."""
 
@@ -118,10 +126,12 @@ class _Join:
         if not sources:
             raise ValueError("an edge needs a node from which it leads")
         _keep_patterns(sources, target)
-        self.count = len(set(sources))
+        # By identity: a user's nodes may be equal.
+        distinct = {id(source): source for source in sources}.values()
+        self.count = len(distinct)
         self.target = target
         self.completed: dict[int, Node[Any]] = {}  # outside a graph, which keeps its own
-        for number, source in enumerate(dict.fromkeys(sources)):
+        for number, source in enumerate(distinct):
             source.at_end(lambda node, number=number: self.arrive(number, node))
 
     def arrive(self, number: int, node: Node[Any]) -> None:
@@ -143,7 +153,7 @@ def _keep_patterns(sources: Iterable[Node[Any]], *targets: Target | None) -> Non
         keep_pattern(node)
     for node in filter(_is_node, targets):
         # One that leads to itself may be where the graph begins.
-        keep_pattern(node, awaits_edge=node not in sources)
+        keep_pattern(node, awaits_edge=all(node is not each for each in sources))
 
 
 def _is_node(target: Target | None) -> TypeGuard[Node[Any]]:
@@ -156,5 +166,5 @@ def _follow(sources: Iterable[Node[Any]], target: Target) -> None:
     assert parent is not None
     node = start(target if _is_node(target) else cast("Maker", target)(*sources), parent)
     if isinstance(parent, Graph):
-        parent._leading.add(last)
+        parent._leading.add(last.node_id)
         parent._unfinished.append(node)

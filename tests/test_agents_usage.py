@@ -148,6 +148,44 @@ async def test_what_agents_below_spend_is_part_of_an_agents_usage() -> None:
     assert pair.second.usage() == {"large": ONE}
 
 
+@pytest.mark.parametrize("way", ["block", "thread", "later"])
+async def test_a_call_beyond_an_inner_commander_is_counted_once(way: str) -> None:
+    """In a block that stands in a tool, in a thread of it, and where it outlives the call."""
+    late: list[asyncio.Task[Any]] = []
+
+    async def ask() -> None:
+        async with Commander():
+            if way == "later":
+                await ended.wait()
+            await agent("?", session_id="s")
+
+    if way == "thread":
+
+        def look() -> str:
+            """Look."""
+            agent.run_sync("?", session_id="s")
+            return "seen"
+
+    else:
+
+        async def look() -> str:
+            """Look."""
+            asking = asyncio.ensure_future(ask())
+            late.append(asking)
+            if way == "block":
+                await asking
+            return "seen"
+
+    ended = asyncio.Event()
+    agent = Agent(Paid(calls=1), tools=[tool(look)])
+    async with asyncio.timeout(5), Commander() as commander:
+        answer = await agent("?", session_id="s")
+        assert answer.usage == (ONE + ONE if way == "later" else ONE + ONE + ONE)
+        ended.set()
+        await asyncio.gather(*late)
+        assert commander.usage() == agent.usage() == agent.usage("s") == {"m": ONE + ONE + ONE}
+
+
 async def test_no_memory_keeps_what_was_spent() -> None:
     """Neither the agent's own nor that of one which hears its answer."""
     first, second = Agent(Paid()), Agent(Paid())
@@ -175,14 +213,18 @@ async def test_each_member_of_a_group_has_its_usage() -> None:
 
 
 async def test_what_is_charged_is_an_event_of_the_node_that_pays() -> None:
-    """Once for each reply, and to none of the nodes above it again."""
+    """Once for each reply, and to none of the nodes above it again; also of one in a thread."""
     agent = Agent(Paid(calls=1), tools=[look], name="ada")
     async with asyncio.timeout(5), Commander() as commander:
         events = commander.events({"charged"})
         await agent("?")
         told = [await anext(events), await anext(events)]
         assert [event.data for event in told] == [{"m": ONE}, {"m": ONE}]
-        backend = Paid("bare")
-        await backend.complete(Request([Message(role="user", content="?")]))
+        backend, request = Paid("bare"), Request([Message(role="user", content="?")])
+        await backend.complete(request)
         event = await anext(events)
         assert (event.node_id, event.data) == (0, {"bare": ONE})
+        there = commander.in_thread(lambda: [*backend.stream_sync(request)])
+        await there
+        event = await anext(events)
+        assert (event.path, event.data) == (there.path, {"bare": ONE})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 
 import pytest
@@ -160,5 +161,8 @@ async def test_a_budget_of_money_needs_prices() -> None:
 
 def test_a_limit_of_nothing_is_refused() -> None:
     """Nothing could ever start."""
+    for nothing in ({"budget": math.nan}, {"concurrency": math.nan}):
+        with pytest.raises(ConfigurationError, match="=nan: it must be"):
+            Limits(**nothing)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigurationError, match="at least 1"):
         Limits(concurrency=0)

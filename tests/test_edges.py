@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.commander import Commander, Node, NodeCancelled, Retry, run
+from anabranch.backends import Limits
+from anabranch.commander import Commander, Node, NodeCancelled, Retry, limits_around, run
 from anabranch.commander._record import record_of
 from anabranch.handlers import handler
 from anabranch.jobs import Graph, Job, add_conditional_edge, add_edge
@@ -221,9 +225,11 @@ async def test_an_edges_function_may_return_its_own_node_round_after_round():
 
 
 async def test_copies_go_by_the_name_of_the_first_and_in_its_place():
-    """Handlers keep their function's name; jobs their priority, timeout, retry and policy."""
+    """Handlers keep their function's name; jobs their priority, timeout, retry, policy, limits."""
     paths: list[str] = []
     options: list[object] = []
+    bounds: list[object] = []
+    limits = Limits(budget=1000)
     count = 0
 
     @handler
@@ -240,6 +246,7 @@ async def test_copies_go_by_the_name_of_the_first_and_in_its_place():
             options.append(
                 (record_of(self).priority, attempts.timeout, attempts.retry, record_of(self).policy)
             )
+            bounds.append(limits_around())
             return len(options) < 3
 
     handled, job, retry = note(), Named(), Retry(attempts=2)
@@ -247,7 +254,8 @@ async def test_copies_go_by_the_name_of_the_first_and_in_its_place():
     add_conditional_edge(job, {True: job})
     async with Commander() as commander:
         commander.call_handler(handled)
-        commander.put_job(job, priority=7, timeout=60, retry=retry, policy="collect")
+        commander.put_job(job, priority=7, timeout=60, retry=retry, policy="collect", limits=limits)
+    assert bounds == [[limits]] * 3
     assert [path.split("#")[0] for path in paths] == ["Commander/note"] * 3
     assert options == [(7, 60, retry, "collect")] * 3
 
@@ -438,6 +446,51 @@ async def test_an_edge_from_several_in_a_cycle_waits_for_all_of_them_again() -> 
     async with Commander() as commander:
         assert await commander.run(Graph(one, other)) == "enough"
     assert seen == ["a", "b", "c"] * 3
+
+
+class Alike(Job[str]):
+    """Equal to all others of its class, and so without a hash."""
+
+    name: str
+    seen: list[str]
+    turns: int
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Alike)
+
+    async def task(self) -> str:
+        for _ in range(self.turns):
+            await asyncio.sleep(0)
+        self.seen.append(self.name)
+        return self.name
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.booleans())
+def test_nodes_that_are_equal_are_still_several(turns: list[int], each: bool) -> None:
+    """An edge from them waits for all, and the result is that of the node where the graph ended."""
+    seen: list[str] = []
+    starts = tuple(Alike(str(number), seen, wait) for number, wait in enumerate(turns))
+    last = Alike("last", seen, 0)
+    if each and len(starts) == 1:
+        add_edge(starts[0], last)
+    else:
+        add_edge(starts, last)
+    assert run(Graph(*starts)) == "last"
+    assert sorted(seen[:-1]) == [start.name for start in starts]
+    assert seen[-1] == "last"
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda graph: pickle.loads(pickle.dumps(graph))])
+async def test_a_graph_is_neither_sent_nor_copied_without_its_edges(copied: Any) -> None:
+    """It would end after its first nodes. By `copy`, as a cycle does, it has the same nodes."""
+    seen: list[str] = []
+    graph = Graph(add_edge(Step("a", seen), Step("b", seen, "end")))
+    with pytest.raises(TypeError, match="its nodes would lose their edges"):
+        copied(graph)
+    assert seen == []
+    async with Commander() as commander:
+        assert await commander.run(copy.copy(graph)) == "end"
+    assert seen == ["a", "b"]
 
 
 def test_edges_and_graphs_need_a_node() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
 
-from anabranch.commander import Commander, Node
+from anabranch.commander import Commander, Node, charge, limits_around
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
@@ -40,3 +42,21 @@ async def test_what_cannot_be_started_is_refused(how: str, given: Any, said: str
         with pytest.raises(TypeError, match=said):
             getattr(commander, how)(given)
         assert commander.children == ()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+async def test_a_commander_is_not_copied(copied: Any) -> None:
+    """Two would share one tree; the one that there is runs as before."""
+    commander = Commander()
+    with pytest.raises(TypeError, match="make another"):
+        copied(commander)
+    async with commander:
+        assert await commander.run(Shout("hi")) == "hi"
+
+
+def test_outside_a_tree_nobody_is_charged() -> None:
+    """Nor is anything bound by limits: there is no node, or one that has not started."""
+    for node in None, Shout("hi"), Commander():
+        charge("account", 1, node)
+        assert limits_around(node) == []
+    assert Commander().usage() == {}

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
 import random
+import threading
+import warnings
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -134,6 +138,86 @@ def test_what_may_not_be_awaited_is_raised() -> None:
                 await settle(self)
 
     run(Desk())
+
+
+def test_nodes_that_settle_each_other_end_when_one_is_cancelled() -> None:
+    """None waits for one that waits for it, nor for an ancestor; at a random moment."""
+
+    async def main() -> str:
+        peers: list[Node[None]] = []
+        by_timeout = random.random() < 0.5
+
+        class Peer(Job[None]):
+            number: int
+
+            async def task(self) -> None:
+                await pause(3)
+                others = [peer for peer in peers if peer is not self]
+                around = [self.parent] if self.number == 0 and self.parent is not None else []
+                timeout = random.uniform(0, 4) if by_timeout else None
+                async with asyncio.timeout(timeout):
+                    await settle(*others, *around)
+
+        class Round(Job[None]):
+            async def task(self) -> None:
+                peers.extend(Peer(number) for number in range(random.randint(1, 3)))
+                for peer in peers:
+                    self.put_job(peer)
+
+        async with Commander() as commander:
+            commander.put_job(Round())
+            await asyncio.sleep(random.uniform(0, 4))
+            commander.exit()
+        assert all(peer.state in ("cancelled", "failed", "completed") for peer in peers)
+        return "ended"
+
+    explore(main, seeds(200))
+
+
+def test_a_coroutine_that_is_cancelled_before_it_began_is_closed() -> None:
+    """Nobody is warned that it was never awaited."""
+
+    async def main() -> None:
+        class Desk(Job[None]):
+            async def task(self) -> None:
+                if random.random() < 0.5:
+                    self.cancel()
+                else:
+                    asyncio.get_running_loop().call_soon(self.cancel)
+                await settle(step(None, 1, "ends"), step(None, 2, "ends"))
+
+        async with Commander() as commander:
+            desk = commander.put_job(Desk())
+        assert desk.state == "cancelled"
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        explore(main, seeds(50))
+        gc.collect()
+    assert not warned
+
+
+async def test_a_node_of_another_loop_is_refused() -> None:
+    """Before anything starts, so that a cancel of what waits meets none that it may not touch."""
+    ready: Future[Node[Any]] = Future()
+    over = threading.Event()
+
+    class There(Job[None]):
+        async def task(self) -> None:
+            ready.set_result(self)
+            await asyncio.to_thread(over.wait)
+
+    there = threading.Thread(target=lambda: run(There()))
+    there.start()
+    try:
+        node = await asyncio.wrap_future(ready)
+        async with asyncio.timeout(5), Commander() as commander:
+            with pytest.raises(RuntimeError, match="does not run in this thread"):
+                await settle(Work(0, "ends"), node)
+            assert not commander.children
+    finally:
+        over.set()
+        there.join()
 
 
 async def test_outside_a_tree_it_says_so() -> None:

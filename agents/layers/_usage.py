@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Any, Generic, TypeVar
 
-from ...commander import Node
+from ...commander import Node, payers
 from ...messages import Usage
 from ._memory import SessionId
 
@@ -12,6 +13,9 @@ __all__ = ["CountedCall", "Spending", "add_usage", "spent_by"]
 
 
 T_co = TypeVar("T_co", covariant=True)
+
+# An agent may be called in several threads at once.
+_counting = Lock()
 
 
 def spent_by(node: Node[Any]) -> dict[str, Usage]:
@@ -56,12 +60,17 @@ class CountedCall(Node[T_co], Generic[T_co], internal=True):
     @staticmethod
     def _count(call: CountedCall[Any]) -> None:
         spending, session_id = call._spending, call._session
-        if spending is None or call._counted or not (spent := spent_by(call)):
+        if spending is None or call._counted:
             return
-        call._counted = True
-        calls = [each for each in call.ancestors if isinstance(each, CountedCall)]
-        around = [each._session for each in calls if each._spending is spending]
-        if not around:
-            add_usage(spending.total, spent)
-        if session_id is not None and session_id not in around:
-            add_usage(spending.sessions.setdefault(session_id, {}), spent)
+        spent, call._counted = spent_by(call), True
+        calls = [each for each in payers(call) if isinstance(each, CountedCall)]
+        # One that ended first, as a commander may outlive it, has not counted all of this.
+        around = [
+            each._session for each in calls if each._spending is spending and not each._counted
+        ]
+        if spent:
+            with _counting:
+                if not around:
+                    add_usage(spending.total, spent)
+                if session_id is not None and session_id not in around:
+                    add_usage(spending.sessions.setdefault(session_id, {}), spent)
