@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -40,3 +41,13 @@ async def test_what_cannot_be_started_is_refused(how: str, given: Any, said: str
         with pytest.raises(TypeError, match=said):
             getattr(commander, how)(given)
         assert commander.children == ()
+
+
+@pytest.mark.parametrize("how", ["call_handler", "put_job"])
+async def test_a_coroutine_is_refused_by_what_to_do_instead(how: str) -> None:
+    """It is what `agent("...")` gives, where `agent.call("...")` is meant."""
+    async with Commander() as commander:
+        coroutine = asyncio.sleep(0)
+        with pytest.raises(TypeError, match=r"but a coroutine: await it, .* agent\.call\("):
+            getattr(commander, how)(coroutine)
+        coroutine.close()
