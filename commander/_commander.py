@@ -428,7 +428,8 @@ class Commander(Node[Any], internal=True):
 
         An async iterator of `Event`s, in the order in which they happen; all kinds, or those
         given. `capacity` is the number of events kept for a listener that is slow: beyond it the
-        oldest are dropped, and a `missed` event says how many.
+        oldest are dropped, and a `missed` event says how many. Raises `ValueError` for a kind that
+        there is not.
         """
         return Events(self._tree, kinds, capacity)
 

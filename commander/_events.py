@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from itertools import repeat
 from operator import length_hint
-from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias, get_args
 
 from ._reach import LocalFuture
 from ._record import DONE, Actor, NodeBase, Record, Tree, record_of, require_loop
@@ -201,6 +201,9 @@ class Listener:
         if capacity < 1:
             raise ValueError(f"a listener needs room for at least one event, not {capacity!r}")
         self.kinds = None if kinds is None else frozenset(kinds)
+        if unknown := sorted((self.kinds or frozenset()).difference(get_args(EventKind))):
+            known = ", ".join(get_args(EventKind))
+            raise ValueError(f"{kinds!r}: there are no events of kind {unknown[0]!r}, only {known}")
         self._tree = tree
         # At most `_room` of the unread are kept when they are looked at; in between there may be
         # more.

@@ -349,6 +349,11 @@ def require_kind(
             return
         other = "put_job" if given._node_queued else "call_handler"
         raise TypeError(f"{given!r} is not {wanted}: start it with {other}")
+    if inspect.iscoroutine(given):
+        raise TypeError(
+            f"{given!r} is not {wanted} but a coroutine: await it, or put its work into a node,"
+            " such as agent.call(...) or a @handler"
+        )
     name = getattr(given, "__name__", None)
     raise TypeError(f"{given!r} is not {wanted}" + (f": make one, {name}(...)" if name else ""))
 

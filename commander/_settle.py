@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from inspect import iscoroutine
+from inspect import isawaitable, iscoroutine
 from typing import TypeVar
 
 from ._failure import take_failure
@@ -31,11 +31,15 @@ async def settle(*awaitables: Awaitable[T], at_least: int = 0) -> list[T | Excep
     If fewer than `at_least` have completed at the end, raises `QuorumNotMet`, whose `outcomes` are
     what would have been returned. Cancelling this cancels all that it waits for, and waits for
     that; but where the current node is cancelled too, only for its own children, since others may
-    wait for it. Raises `ValueError` if there are fewer than `at_least`, `LookupError` outside a
-    tree, `RuntimeError` for a node that runs in another loop.
+    wait for it. Raises `ValueError` if there are fewer than `at_least`, `TypeError` for what cannot
+    be awaited, as a list of coroutines, `LookupError` outside a tree, `RuntimeError` for a node that
+    runs in another loop; then nothing has started.
     """
     if not 0 <= at_least <= len(awaitables):
         raise ValueError(f"at_least={at_least!r}: there are {len(awaitables)} to wait for")
+    for each in awaitables:
+        if not isawaitable(each):
+            raise TypeError(f"settle waits for nodes and coroutines, not {each!r:.200}")
     parent = current_node()
     nodes = [each if isinstance(each, Node) else _Awaited(each) for each in awaitables]
     for node in nodes:

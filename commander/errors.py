@@ -105,7 +105,9 @@ class QuorumNotMet(AnabranchError):
         failures: Sequence[BaseException],
         outcomes: Sequence[Any] = (),
     ) -> None:
-        super().__init__(f"{completed} of the {needed} children needed have completed")
+        kinds = ", ".join(dict.fromkeys(type(each).__name__ for each in failures))
+        why = f"; {len(failures)} failed: {kinds}" if failures else ""
+        super().__init__(f"{completed} of the {needed} children needed have completed{why}")
         self.outcomes = tuple(outcomes)
         self.needed = needed
         self.completed = completed

@@ -26,6 +26,7 @@ from anabranch import (
     current_node,
     tool,
 )
+from anabranch.agents import Aggregator, GroupChat, StringParser
 from anabranch.agents.layers import TOOLS
 from anabranch.backends import Limits
 from anabranch.dispatch import ReAct
@@ -404,3 +405,27 @@ async def test_calls_written_as_text_run_as_others_do(given: bool) -> None:
     assert [step["kind"] for step in agent.get_steps()] == ["thought", "call", "result", "thought"]
     assert "- look: " in str(backend.requests[0].messages[0].content)
     assert str(backend.requests[1].messages[-1].content).startswith("Observation: ")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"backend": "local"}, r"by connect\('local'\)$"),
+        ({"memory": Memory}, r"make one, Memory\(\.\.\.\)$"),
+        ({"aggregator": Aggregator}, r"make one, Aggregator\(\.\.\.\)$"),
+        ({"output_format": StringParser}, r"make one, StringParser\(\.\.\.\)$"),
+        ({"approve": True}, r"a function that is asked, or Approvals\(\), not True$"),
+    ],
+)
+def test_what_an_agent_cannot_be_made_of_is_refused_when_it_is_made(
+    given: dict[str, Any], said: str
+) -> None:
+    """A name of a model, a class for an object, a yes for a function: not at the first call."""
+    with pytest.raises(TypeError, match=said):
+        Agent(**given)
+
+
+def test_a_group_whose_speaker_is_no_function_is_refused_when_it_is_made() -> None:
+    """As the name of one of the policies."""
+    with pytest.raises(TypeError, match="such as round_robin, not 'round_robin'"):
+        GroupChat("team", ["ann", "bob"], speaker="round_robin")  # type: ignore[arg-type]

@@ -268,7 +268,7 @@ def test_a_function_that_cannot_be_called_by_name_is_refused():
 
 
 def test_what_cannot_be_a_tool_is_refused_when_it_is_decorated():
-    """Classes, generators, static methods above, and types without a schema."""
+    """Classes, generators, static methods above, types without a schema, and a wrong `retry`."""
     with pytest.raises(TypeError, match="not of <class"):
         tool(Place)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="cannot yield"):
@@ -277,6 +277,8 @@ def test_what_cannot_be_a_tool_is_refused_when_it_is_decorated():
         def numbers():
             yield 1
 
+    with pytest.raises(TypeError, match=r"len: retry must be a Retry, not 3"):
+        tool(retry=3)(len)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="next to the function"):
         tool(staticmethod(len))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"odd.*schema"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import pickle
 from typing import Any
@@ -60,3 +61,13 @@ def test_outside_a_tree_nobody_is_charged() -> None:
         charge("account", 1, node)
         assert limits_around(node) == []
     assert Commander().usage() == {}
+
+
+@pytest.mark.parametrize("how", ["call_handler", "put_job"])
+async def test_a_coroutine_is_refused_by_what_to_do_instead(how: str) -> None:
+    """It is what `agent("...")` gives, where `agent.call("...")` is meant."""
+    async with Commander() as commander:
+        coroutine = asyncio.sleep(0)
+        with pytest.raises(TypeError, match=r"but a coroutine: await it, .* agent\.call\("):
+            getattr(commander, how)(coroutine)
+        coroutine.close()

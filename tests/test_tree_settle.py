@@ -52,6 +52,17 @@ def fits(outcome: object, number: int, fate: str, kind: str) -> bool:
     return outcome == number
 
 
+@pytest.mark.parametrize("given", [["a list"], None, work, Work, 3])
+async def test_what_cannot_be_awaited_is_refused_before_anything_starts(given: Any) -> None:
+    """It is the caller's mistake (a star forgotten), and no failure of one that is waited for."""
+    async with Commander() as commander:
+        other = work(1, "ends")
+        with pytest.raises(TypeError, match="settle waits for nodes and coroutines, not "):
+            await settle(other, given)
+        assert other.state == "pending"
+        assert commander.children == ()
+
+
 def test_results_and_failures_come_in_order_and_all_are_waited_for() -> None:
     """Of nodes, of nodes that run already, and of coroutines, in 300 orders of events."""
 
@@ -224,3 +235,22 @@ async def test_outside_a_tree_it_says_so() -> None:
     """There is nobody whose children they could be."""
     with pytest.raises(LookupError, match="no current node"):
         await settle(Work(0, "ends"))
+
+
+async def test_too_few_say_what_the_others_failed_with() -> None:
+    """By the classes of their errors, each once; what an error's own text is does not matter."""
+
+    class Unspeakable(Exception):
+        def __repr__(self) -> str:
+            raise RuntimeError("no repr")
+
+    async def fails(error: Exception) -> None:
+        raise error
+
+    async with Commander():
+        with pytest.raises(QuorumNotMet) as caught:
+            errors = [Unspeakable(), KeyError("a"), KeyError("b")]
+            await settle(asyncio.sleep(0), *map(fails, errors), at_least=2)
+    assert str(caught.value) == (
+        "1 of the 2 children needed have completed; 3 failed: Unspeakable, KeyError"
+    )

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 from _nodes import fail, give
@@ -163,6 +164,15 @@ async def test_a_listener_hears_only_the_kinds_it_asked_for():
             await commander.run(talks())
         assert [event.data async for event in text] == ["hello"]
         assert [event.name async for event in ends if event.node_id] == ["talks"]
+
+
+@pytest.mark.parametrize("kinds", ["text", ["text", "retry"], {"tool_calls"}])
+async def test_a_kind_of_event_that_there_is_not_is_refused(kinds: Any) -> None:
+    """A listener that could hear nothing is an error at once and is not kept; so is a string."""
+    async with Commander() as commander:
+        with pytest.raises(ValueError, match=r"there are no events of kind .*, only put, started"):
+            commander.events(kinds)
+        assert not commander._tree.listeners
 
 
 async def test_a_listener_hears_what_happens_after_it_was_made():

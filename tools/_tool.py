@@ -63,6 +63,8 @@ class Tool(Generic[P, R]):
             raise TypeError(
                 f"tool {function.__qualname__}: a tool returns its result, it cannot yield"
             )
+        if retry is not None and not isinstance(retry, Retry):  # pyright: ignore
+            raise TypeError(f"tool {function.__qualname__}: retry must be a Retry, not {retry!r}")
         summary, descriptions = parse_docstring(function.__doc__)
         self.function = function
         self.name = name or function.__name__

@@ -159,6 +159,8 @@ class GroupChat(Group):
     ) -> None:
         if max_turns < 1:
             raise ValueError(f"max_turns must be at least 1, not {max_turns!r}")
+        if not callable(speaker):
+            raise TypeError(f"speaker is a function, such as round_robin, not {speaker!r}")
         super().__init__(name, members, directory=directory, max_messages=max_messages)
         self.speaker = speaker
         self.max_turns = max_turns

@@ -96,6 +96,13 @@ class Agent(Generic[F]):
     ) -> None:
         read_system(system)  # what is none is refused here
         check_options(options, f"the agent {name or type(self).__name__!r}", of=type(self))
+        if isinstance(backend, str):
+            raise TypeError(f"a backend is made of a name by connect({backend!r})")
+        for given in (memory, aggregator, output_format, view):
+            if isinstance(given, type):
+                raise TypeError(f"{given!r} is a class: make one, {given.__name__}(...)")
+        if isinstance(approve, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"approve is a function that is asked, or Approvals(), not {approve}")
         self.backend = backend
         self.system = system
         self.tools = flatten(tools)
