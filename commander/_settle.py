@@ -32,8 +32,8 @@ async def settle(*awaitables: Awaitable[T], at_least: int = 0) -> list[T | Excep
     what would have been returned. Cancelling this cancels all that it waits for, and waits for
     that; but where the current node is cancelled too, only for its own children, since others may
     wait for it. Raises `ValueError` if there are fewer than `at_least`, `TypeError` for what cannot
-    be awaited, as a list of coroutines, `LookupError` outside a tree, `RuntimeError` for a node that
-    runs in another loop; then nothing has started.
+    be awaited, as a list of coroutines, `LookupError` outside a tree, `RuntimeError` for a node of
+    another loop; then nothing has started.
     """
     if not 0 <= at_least <= len(awaitables):
         raise ValueError(f"at_least={at_least!r}: there are {len(awaitables)} to wait for")

@@ -42,6 +42,9 @@ class ToolAction(TypedDict):
     error: str | None
 
 
+_FIELDS: frozenset[Any] = ToolAction.__required_keys__
+
+
 _SAVED = TypeAdapter(ToolAction)
 
 
@@ -250,7 +253,7 @@ def list_steps(messages: Iterable[AgentMessage], name: str) -> list[AgentStep]:
                 add("result" if part.role == "tool" else "thought", part.content, part.name)
                 for call in part.tool_calls:
                     add("call", call.arguments, call.name)
-        elif isinstance(formatted, Mapping) and ToolAction.__required_keys__ == {*formatted}:
+        elif isinstance(formatted, Mapping) and frozenset[Any](formatted) == _FIELDS:
             found = cast("ToolAction", formatted)
             add("thought", found["thought"], None)
             if found["status"] != "none":
