@@ -27,9 +27,12 @@ from _scale import LONG, SEED  # the line above has to come first
 # by five times where it was measured.
 os.environ.setdefault("RAYON_NUM_THREADS", "1")
 
-# A shell that runs the tests in the background has them and the programs they start ignore it.
+# A shell that runs the tests in the background, or `nohup`, has them and the programs they start
+# ignore these.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # No test fails because the machine is slow: not in its examples, nor in making them.
 settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -253,7 +253,10 @@ def list_steps(messages: Iterable[AgentMessage], name: str) -> list[AgentStep]:
                 add("result" if part.role == "tool" else "thought", part.content, part.name)
                 for call in part.tool_calls:
                     add("call", call.arguments, call.name)
-        elif isinstance(formatted, Mapping) and frozenset[Any](formatted) == _FIELDS:
+        elif (
+            isinstance(formatted, Mapping)
+            and frozenset(cast("Mapping[Any, Any]", formatted)) == _FIELDS
+        ):
             found = cast("ToolAction", formatted)
             add("thought", found["thought"], None)
             if found["status"] != "none":
