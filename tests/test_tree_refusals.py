@@ -10,7 +10,7 @@ import pytest
 
 from anabranch.commander import Commander, Node, charge, limits_around
 from anabranch.handlers import handler
-from anabranch.jobs import Job
+from anabranch.jobs import Graph, Job, add_edge
 
 
 @handler
@@ -60,3 +60,22 @@ def test_outside_a_tree_nobody_is_charged() -> None:
         charge("account", 1, node)
         assert limits_around(node) == []
     assert Commander().usage() == {}
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        Graph,
+        lambda kind: add_edge(kind, Shout("hi")),
+        lambda kind: Commander().usage(kind),
+        lambda kind: Commander().explain(kind),
+        lambda kind: charge("account", 1, kind),
+    ],
+)
+async def test_a_class_in_the_place_of_a_node_is_refused(use: Any) -> None:
+    """And has become no node by it: those that are made of it are each on its own."""
+    with pytest.raises(TypeError, match=r"Shout is a class: make a node of it, Shout\(\.\.\.\)"):
+        use(Shout)
+    async with Commander() as commander:
+        assert await commander.run(Shout("a")) == "a"
+        assert await commander.run(Shout("b")) == "b"
