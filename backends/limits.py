@@ -193,8 +193,8 @@ class Limits(Gate, Turns):
         if self.is_full:
             return None
         if self._reserved and self.budget is not None:
-            left = self.budget - self.spent
-            if sum(self._reserved.values()) + min(self._most(turn), left) > left:
+            left = self.budget - self.spent - sum(self._reserved.values())
+            if self._most(turn) > left:
                 return None
         while self._recent and self._recent[0].at + _MINUTE <= now:
             self._recent[0].old = True

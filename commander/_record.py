@@ -435,6 +435,8 @@ def record_of(node: NodeBase) -> Record:
     """Return what the engine keeps of `node`."""
     record = node._node_record
     if record is None:
+        if isinstance(node, type):  # all its nodes would share the record
+            raise TypeError(f"{node.__name__} is a class: make a node of it, {node.__name__}(...)")
         record = node._node_record = Record()
         # As `enter` does, which needs no call for it.
         record.name, record.node = node._node_name, cast("Node[Any]", node)

@@ -324,8 +324,8 @@ def _check_futures(world: World) -> None:
 
 def _check_events(world: World) -> None:
     courses: dict[int, str] = {}
-    for kind, node_id, *_ in zip(*[iter(world.events._listener.buffer)] * WIDTH, strict=True):
-        courses[node_id] = courses.get(node_id, "") + LETTERS[kind]
+    for kind, source, *_ in zip(*[iter(world.events._listener.buffer)] * WIDTH, strict=True):
+        courses[source.id] = courses.get(source.id, "") + LETTERS[kind]
     for part in world.parts:
         course = courses[part.node.node_id]
         assert COURSE.fullmatch(course), f"{part} went {course}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from _clock import jumping, virtual_seconds
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from anabranch import BudgetExceeded, Commander, ConfigurationError, Node, handler
@@ -127,6 +127,12 @@ ASKS = st.builds(
     budgets=st.tuples(st.integers(1, 100), st.integers(1, 100)),
     concurrency=st.none() | st.integers(1, 2),
     seed=st.integers(0, 9),
+)
+@example(  # one that can cost nothing is not passed by one that may cost anything
+    asks=[Ask(0, (0,), 0, 0.0, 1, None), Ask(0, (0,), None, 0.0, 1, None)],
+    budgets=(1, 1),
+    concurrency=None,
+    seed=0,
 )
 def test_no_budget_is_overspent_whatever_comes_and_goes(
     asks: list[Ask], budgets: tuple[int, int], concurrency: int | None, seed: int

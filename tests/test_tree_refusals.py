@@ -11,7 +11,7 @@ import pytest
 
 from anabranch.commander import Commander, Node, charge, limits_around
 from anabranch.handlers import handler
-from anabranch.jobs import Job
+from anabranch.jobs import Graph, Job, add_edge
 
 
 @handler
@@ -71,3 +71,24 @@ async def test_a_coroutine_is_refused_by_what_to_do_instead(how: str) -> None:
         with pytest.raises(TypeError, match=r"but a coroutine: await it, .* agent\.call\("):
             getattr(commander, how)(coroutine)
         coroutine.close()
+
+
+@pytest.mark.parametrize("use", ["graph", "edge", "usage", "explain", "charge"])
+async def test_a_class_in_the_place_of_a_node_is_refused(use: str) -> None:
+    """And has become no node by it: those that are made of it are each on its own."""
+    kind: Any = Shout
+    with pytest.raises(TypeError, match=r"Shout is a class: make a node of it, Shout\(\.\.\.\)"):
+        match use:
+            case "graph":
+                Graph(kind)
+            case "edge":
+                add_edge(kind, Shout("hi"))
+            case "usage":
+                Commander().usage(kind)
+            case "explain":
+                Commander().explain(kind)
+            case _:
+                charge("account", 1, kind)
+    async with Commander() as commander:
+        assert await commander.run(Shout("a")) == "a"
+        assert await commander.run(Shout("b")) == "b"
