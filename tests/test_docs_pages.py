@@ -12,6 +12,16 @@ from typing import Any
 
 import pytest
 
+from anabranch import (
+    Agent,
+    AgentMessage,
+    Backend,
+    BackendUnavailable,
+    Commander,
+    Message,
+    ToolCall,
+    settle,
+)
 from anabranch.agents import planner_reviewer_executor
 from anabranch.handlers import View, respond
 from anabranch.jobs import ChatJob
@@ -72,6 +82,42 @@ async def test_the_first_block_about_embedding_runs() -> None:
     names: dict[str, Any] = {"backend": ScriptedBackend(otherwise="The Nile.")}
     await run_block(first, names)
     assert names["answer"].text == "The Nile."
+
+
+async def test_a_request_of_the_page_is_answered_by_what_became_of_it() -> None:
+    """An answer, a budget that is spent (also where too few complete for that), a failure."""
+
+    class Desk(Agent):
+        def __init__(self, *backends: Backend) -> None:
+            super().__init__()
+            self.researchers = [Agent(each) for each in backends]
+
+        async def forward(self, message: AgentMessage, session_id: Any = 0) -> str:
+            found = await settle(*(each(message) for each in self.researchers), at_least=3)
+            return f"{sum(not isinstance(each, Exception) for each in found)} answers"
+
+    names: dict[str, Any] = {}
+    (code,) = [each for each in blocks(EMBEDDING) if "research" in each.co_names]
+    await run_block(code, names)
+    down, costly = BackendUnavailable("down"), "word " * 100_000
+    async with Commander() as commander:
+        for replies, status, text in [
+            ("aaaff", 200, "3 answers"),
+            (
+                "aafff",
+                502,
+                "2 of the 3 children needed have completed; 3 failed: BackendUnavailable",
+            ),
+        ]:
+            backends = [ScriptedBackend("yes" if each == "a" else down) for each in replies]
+            said = await names["research"](commander, Desk(*backends), "Why?", "ann")
+            assert said == (status, text)
+        said = await names["research"](commander, Agent(ScriptedBackend("no")), costly)
+        assert said == (200, "no")  # a reply that was under way may go over the budget
+        call = Message(role="assistant", tool_calls=[ToolCall(id="1", name="x")])
+        for asked in (Agent(ScriptedBackend(call)), Desk(*(ScriptedBackend(call) for _ in "abc"))):
+            status, _ = await names["research"](commander, asked, costly)
+            assert status == 402
 
 
 def test_the_json_in_the_table_is_what_the_strategies_read() -> None:
