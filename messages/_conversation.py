@@ -78,6 +78,8 @@ class Conversation:
         if isinstance(record, Mapping):
             fields = cast("Mapping[str, Any]", record)
             thread_id, messages = fields.get("thread_id"), fields["messages"]
+        if not isinstance(thread_id, str | None):
+            raise TypeError("its thread_id is no text")
         if not isinstance(messages, (list, tuple)):
             raise TypeError("its messages are no list")
         conversation = cls(thread_id=thread_id)

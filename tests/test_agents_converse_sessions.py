@@ -8,9 +8,18 @@ import random
 
 import pytest
 from _scale import seeds
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from anabranch import AgentMessage, Commander
-from anabranch.agents import ConversableAgent, Directory, ReplyResult, UserProxyAgent, reply
+from anabranch.agents import (
+    ConversableAgent,
+    Directory,
+    GroupChat,
+    ReplyResult,
+    UserProxyAgent,
+    reply,
+)
 from anabranch.messages import Request
 from anabranch.testing import ScriptedBackend, explore
 
@@ -97,6 +106,38 @@ async def test_sessions_that_look_alike_are_two() -> None:
         2
     ] * 2
     assert bob.memory.sessions == ["alice#7", "alice#'7'", "alice#'ann'", "alice@ann"]
+
+
+names = st.text("abu#@'\"\\7", min_size=1, max_size=5).filter(lambda name: name[0] != "@")
+users = st.lists(
+    st.tuples(names, st.none() | st.integers(0, 9) | names),
+    min_size=2,
+    max_size=4,
+    unique_by=lambda user: (user[1] is None, user[0] if user[1] is None else repr(user[1])),
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(users, st.booleans())
+@example([("ann", 7), ("ann#7", None)], False)
+@example([("ann", None), ("alice@ann", None)], False)
+@example([("ann", 7), ("ann#7", None)], True)
+def test_no_name_is_another_session(
+    asking: list[tuple[str, int | str | None]], group: bool
+) -> None:
+    """Whatever marks a name has in it: agents and groups keep all users apart."""
+
+    async def main() -> None:
+        alice, bob = talkers(ScriptedBackend(otherwise=echo))
+        team = GroupChat("team", [bob], max_turns=1)
+        for number, (name, session) in enumerate(asking):
+            for partner in (team,) if group else (alice, bob):
+                chat = await person(name).send(f"@{number}", partner, session_id=session)
+                assert chat.text == f"I have read @{number} ."
+        if not group:
+            assert {name for name, _ in asking} <= bob.chat_messages.keys()
+
+    asyncio.run(main())
 
 
 async def test_outside_a_conversation_one_sees_what_was_said_in_all() -> None:

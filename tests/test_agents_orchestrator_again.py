@@ -1,6 +1,7 @@
 """Orchestrators whose call broke off: an answer has happened or it has not."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -177,6 +178,50 @@ async def test_another_observation_is_heard_after_an_error() -> None:
         await orchestrator.forward("begin")
     await orchestrator.forward("it rains")
     assert second.requests[-1].messages[-1].content == "it rains"
+
+
+@pytest.mark.parametrize("prompted", [True, False])
+async def test_another_observation_is_heard_by_an_agent_that_has_a_mistake_to_mend(
+    prompted: bool,
+) -> None:
+    """Together with what is to be mended; the same one is not told twice."""
+    backend = ScriptedBackend("blah", BackendUnavailable(""), BackendUnavailable(""), "1")
+    name = "talker"
+    agent = PromptedAgent(name, Talking(), backend) if prompted else Agent(backend, name=name)
+
+    def transition(obs: str | None, state: State) -> str | None:
+        if state.response == "blah":
+            state.signal_error("no number", "Say a number.")
+        return None if state.response else name
+
+    orchestrator = Orchestrator([agent], transition, State())
+    for obs in ("one", "it rains"):
+        with pytest.raises(BackendUnavailable):
+            await orchestrator.forward(obs)
+    assert (await orchestrator.forward("it rains")).content == "1"
+    heard = [each.messages[-1].content or "" for each in backend.requests[1:]]
+    assert "it rains" not in heard[0]
+    assert all("Say a number." in each for each in heard)
+    assert [each.count("it rains") for each in heard] == [0, 1, 1]
+
+
+@given(st.dictionaries(st.text(max_size=2), st.floats()), st.floats(), st.floats() | st.none())
+def test_a_state_has_any_number_and_comes_back_from_json(
+    each: dict[str, float], best: float, reward: float | None
+) -> None:
+    """Infinities too, with which a search for the best begins, and what is no number."""
+
+    class Search(Namespace):
+        best: float = float("inf")
+        each: dict[str, float] = {}  # noqa: RUF012 - pydantic copies it
+
+    class SearchState(State):
+        search: Search = Search()
+
+    state = SearchState(search=Search(best=best, each=each), reward=reward)
+    text = state.model_dump_json()
+    json.dumps(json.loads(text), allow_nan=False)
+    assert repr(SearchState.model_validate_json(text)) == repr(state)
 
 
 async def test_a_run_that_broke_off_goes_on_from_its_saved_state() -> None:

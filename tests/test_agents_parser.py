@@ -113,6 +113,16 @@ def test_deep_json_is_read_or_a_value_error(kind: Any, depth: int) -> None:
             parser.restore(deep)
 
 
+@given(st.integers(4_301, 6_000), st.sampled_from(["[{}]", '{{"length": {}}}', "[[1, {}"]))
+def test_a_number_too_long_to_read_hides_no_json_beside_it(digits: int, frame: str) -> None:
+    """Nor is it told in words that are not about the reply."""
+    long = frame.format("1" * digits)
+    parser = JsonParser(River)
+    assert parser.parse(f"Of {long}: {NILE}") == River(name="Nile", length=6650)
+    with pytest.raises(ValueError, match="the reply is not JSON"):
+        parser.parse(f"Of {long}.")
+
+
 def test_a_text_full_of_brackets_is_read_a_few_times_only(monkeypatch: Any) -> None:
     """However many may begin a value."""
     read = 0

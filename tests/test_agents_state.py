@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field, field_validat
 
 from anabranch import Agent, AgentMessage, ConfigurationError, Message, ToolCall, tool
 from anabranch.agents import JsonParser, ToolParser
-from anabranch.agents.layers import TextCall
+from anabranch.agents.layers import TextCall, ToolAction
+from anabranch.messages import Usage
 from anabranch.testing import ScriptedBackend
 
 
@@ -65,7 +66,36 @@ async def test_what_a_parser_made_comes_back_whatever_its_fields_are_called(
     """Aliases, fields that are left out, computed ones, and validators that read a text."""
     agent = Agent(ScriptedBackend(reply), output_format=JsonParser[Any](kind))
     answer = await agent("?", session_id=0)
-    assert (await again(agent))[1] == answer
+    assert (await again(agent))[1] == answer.model_copy(update={"usage": Usage()})
+
+
+numbers = st.sampled_from([float("nan"), float("inf"), float("-inf")]) | st.floats()
+
+
+@given(st.lists(numbers, max_size=3), st.booleans())
+def test_numbers_that_json_has_not_come_back(made: list[float], own: bool) -> None:
+    """What is saved is JSON that any reader takes; `own` is what no reply says."""
+    agent = Agent(output_format=JsonParser(list[float]), name="a")
+    content = "the best" if own else json.dumps(made)
+    agent.memory.add(AgentMessage(content=content, formatted=made, sender="a"), session_id=0)
+    saved = json.dumps(agent.state_dict(0), allow_nan=False)
+    agent.load_state_dict(json.loads(saved), 1)
+    assert repr(agent.memory.messages(1)) == repr(agent.memory.messages(0))
+    assert agent.state_dict(1) == agent.state_dict(0)
+
+
+action_like = st.dictionaries(
+    st.sampled_from([*ToolAction.__required_keys__, "more"]),
+    st.none() | st.text(max_size=3) | st.dictionaries(st.text(max_size=2), st.integers()),
+)
+
+
+@given(action_like)
+def test_the_steps_of_a_reply_that_looks_like_an_action_can_be_listed(said: Any) -> None:
+    """Whatever fields a model has written."""
+    agent = Agent(output_format=JsonParser(dict), name="a")
+    agent.memory.add(AgentMessage(content=json.dumps(said), formatted=said, sender="a"))
+    assert all(step["content"] for step in agent.get_steps() if step["kind"] == "thought")
 
 
 async def test_what_a_subclass_made_itself_comes_back() -> None:

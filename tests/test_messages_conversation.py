@@ -97,7 +97,13 @@ def test_a_record_is_the_conversation(said: list[Message], thread_id: str) -> No
     assert Conversation.from_record(record["messages"]).messages == again.messages
 
 
-@pytest.mark.parametrize("wrong", [None, 5, {}, {"messages": 5}, {"messages": [5]}, [{}], "x"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(None, 5, {}, {"messages": 5}, {"messages": [5]}, [{}], "x"),
+        *({"thread_id": wrong, "messages": []} for wrong in (0, 5, [], {}, ["ann"], True)),
+    ],
+)
 def test_what_is_no_record_is_refused(wrong: Any) -> None:
     """By an error that says so."""
     with pytest.raises(ConfigurationError, match="no saved conversation"):

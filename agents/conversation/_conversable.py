@@ -21,7 +21,7 @@ from ._directory import Answer, Directory, Participant, name_of
 from ._human import HumanInput, TerminalInput
 from ._messages import MessageLike, is_termination
 from ._reply import ReplyResult, ReplyRule, SenderFilter, reply_rules
-from ._scope import Listener, ScopeFeed, current_session
+from ._scope import Listener, ScopeFeed, current_session, key_of
 from ._transcript import Transcript
 
 __all__ = ["ConversableAgent", "GroupAggregator", "HumanInputMode", "UserProxyAgent"]
@@ -79,7 +79,7 @@ class ConversableAgent(Agent[Any]):
                 f"human_input_mode is NEVER, TERMINATE or ALWAYS, not {human_input_mode!r}"
             )
         # The session of what it begins: another agent of this name continues it.
-        self.identity = f"@{name}"
+        self.identity = f"@{key_of(name)}"
         self.directory = directory
         self.human_input_mode: HumanInputMode = human_input_mode
         self.human_input = human_input
@@ -189,7 +189,8 @@ class ConversableAgent(Agent[Any]):
         for session in self.memory.sessions:
             history = self._history(session)
             partner = self._partner(history[0]) if history else ""
-            own = f"{session}".startswith((f"{partner}#", f"{partner}@")) or session == partner
+            key = key_of(partner)
+            own = f"{session}".startswith((f"{key}#", f"{key}@")) or session == key
             elsewhere = current_session() is not None and session != self.session_with(partner)
             if own and not elsewhere:
                 said.setdefault(partner, []).extend(history)
@@ -212,12 +213,12 @@ class ConversableAgent(Agent[Any]):
 
         It is that of the conversation in which this is called, or of those in `session_id`.
         """
-        session, name = current_session(), name_of(partner)
+        session, key = current_session(), key_of(name_of(partner))
         if session_id is not None:
             session = f"#{session_id!r}"
-        if session in (None, f"@{name}", self.identity):
-            return name
-        return f"{name}{session}"
+        if session in (None, f"@{key}", self.identity):
+            return key
+        return f"{key}{session}"
 
     def clear_history(
         self, partner: Participant | str, session_id: SessionId | None = None

@@ -41,7 +41,8 @@ class Group(ABC):
     are participants, or names that `directory` knows. A subclass writes `hold`.
 
     `talks` has the talk of each who asked, by its name and, if the conversation is another's or
-    its session was named, that: "ann", "ann#7", "alice@ann". They know nothing of each other, and
+    its session was named, that: "ann", "ann#7", "alice@ann". A name with such a mark in it stands
+    there as Python writes it, in quotes. They know nothing of each other, and
     may be held at once; what members remember of them is apart as their sessions are (see `Chat`).
     """
 

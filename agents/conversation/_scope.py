@@ -21,6 +21,7 @@ __all__ = [
     "converse_in",
     "current_scope",
     "current_session",
+    "key_of",
     "mute",
     "open_scope",
     "with_session",
@@ -59,8 +60,17 @@ def converse_in(session: str | None) -> Generator[None]:
 
 def with_session(partner: str) -> str:
     """Return a name for what is said with `partner` in the session of the conversation."""
-    session = current_session()
-    return partner if session in (None, f"@{partner}") else f"{partner}{session}"
+    session, key = current_session(), key_of(partner)
+    return key if session in (None, f"@{key}") else f"{key}{session}"
+
+
+def key_of(name: str) -> str:
+    """Return a name as it stands in sessions: as Python writes it, if it has their marks in it.
+
+    So what somebody called "ann#7" says is not what ann says in session 7.
+    """
+    marked = name.startswith(("'", '"')) or "#" in name or "@" in name
+    return repr(name) if marked else name
 
 
 class Scope:

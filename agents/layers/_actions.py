@@ -250,12 +250,16 @@ def list_steps(messages: Iterable[AgentMessage], name: str) -> list[AgentStep]:
                 add("result" if part.role == "tool" else "thought", part.content, part.name)
                 for call in part.tool_calls:
                     add("call", call.arguments, call.name)
-        elif isinstance(formatted, Mapping) and "tool_type" in formatted:
+        elif (
+            isinstance(formatted, Mapping)
+            and frozenset(cast("Mapping[str, Any]", formatted)) == ToolAction.__required_keys__
+        ):
             found = cast("ToolAction", formatted)
             add("thought", found["thought"], None)
             if found["status"] != "none":
                 action, tool = found["action"], found["tool_type"]
-                add("call", action["parameters"] if isinstance(action, Mapping) else action, tool)
+                fields = cast("Mapping[str, Any]", action if isinstance(action, Mapping) else {})
+                add("call", fields.get("parameters", action), tool)
         else:
             add("thought", message.content, None)
     return steps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import isfinite
 from typing import Any, Self, TypeAlias, cast
 from uuid import uuid4
 
@@ -12,6 +13,7 @@ from pydantic_core import to_jsonable_python
 from ...backends import Backend
 from ...commander.errors import BadResponse, ConfigurationError
 from ...messages import Message, Request
+from ...messages.text import encodable
 from ...tools import ToolResult
 from ._message import TOOLS, AgentMessage, copy_message
 from ._parsers import Parser
@@ -22,6 +24,7 @@ __all__ = [
     "SessionId",
     "SummaryMemory",
     "ask_summary",
+    "fit_json",
     "message_tokens",
     "read_again",
     "read_records",
@@ -230,7 +233,25 @@ async def ask_summary(backend: Backend, prompt: str, text: str) -> str:
 
 def json_value(value: object) -> Any:
     """Return what JSON keeps of a value."""
-    return to_jsonable_python(value, fallback=str, bytes_mode="base64")
+    return fit_json(to_jsonable_python(value, fallback=str, bytes_mode="base64"))
+
+
+def fit_json(value: Any) -> Any:
+    """Return JSON values as every reader of JSON takes them.
+
+    It has no infinity, which is written as text, as pydantic reads it, and no UTF-8 has half a
+    surrogate pair, as an environment or a person may send one: it becomes U+FFFD.
+    """
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        items = cast("dict[Any, Any]", value).items()
+        return {fit_json(key): fit_json(each) for key, each in items}
+    if isinstance(value, list):
+        return [fit_json(each) for each in cast("list[Any]", value)]
+    return value
 
 
 def read_again(parser: Parser[Any], text: str, saved: object, cut: bool) -> Any:

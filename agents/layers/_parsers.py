@@ -162,7 +162,7 @@ def _values(text: str) -> Iterator[str]:
             end = decoder.raw_decode(text, start)[1]
         except json.JSONDecodeError as error:
             work -= error.pos - start
-        except RecursionError:
+        except (ValueError, RecursionError):  # a number too long to read; too deep
             work -= len(text)
         else:
             yield text[start:end]

@@ -109,7 +109,7 @@ class Orchestrator(Generic[S]):
         An answer, with the transition that named its agent, has happened or it has not: after an
         error or a cancel the state and the agents' memories are those of the last answer, and the
         same call goes on from there. Called with another observation, it lets the agent that is
-        next hear that. What modules have noted stays.
+        next hear that, beside the mistake that it may have to mend. What modules have noted stays.
         """
         call = self.call(obs, reward)
         try:
@@ -207,6 +207,8 @@ class Orchestration(Node[Action], Generic[S], internal=True):
 
     async def _go_on(self, state: S) -> Action:
         if not state.transitions or state.obs != self._obs:  # else the same call was broken off
+            if state.mistake is not None and self._obs not in (None, state.obs):
+                state.mistake.improve += f"\n\nThis is what there is to see now:\n{self._obs}"
             state.obs, state.reward, state.transitions = self._obs, self._reward, 0
             if state.agent is None:
                 state.scene = self._obs

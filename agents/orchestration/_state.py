@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from ...messages import Message
-from ...messages.text import encodable
+from ..layers._memory import fit_json
 
 __all__ = ["Mistake", "Namespace", "State", "restore", "snapshot"]
 
@@ -30,20 +30,8 @@ class Namespace(BaseModel):
     def _serialize(
         self, handler: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
-        # What an environment shows may have half a surrogate pair in it, which has no UTF-8.
         values = handler(self)
-        return _encodable(values) if info.mode == "json" else values
-
-
-def _encodable(value: Any) -> Any:
-    if isinstance(value, str):
-        return encodable(value)
-    if isinstance(value, dict):
-        items = cast("dict[Any, Any]", value).items()
-        return {_encodable(key): _encodable(each) for key, each in items}
-    if isinstance(value, list):
-        return [_encodable(each) for each in cast("list[Any]", value)]
-    return value
+        return fit_json(values) if info.mode == "json" else values
 
 
 class Mistake(Namespace):
