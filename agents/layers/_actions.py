@@ -42,9 +42,6 @@ class ToolAction(TypedDict):
     error: str | None
 
 
-_FIELDS: frozenset[Any] = ToolAction.__required_keys__
-
-
 _SAVED = TypeAdapter(ToolAction)
 
 
@@ -255,7 +252,7 @@ def list_steps(messages: Iterable[AgentMessage], name: str) -> list[AgentStep]:
                     add("call", call.arguments, call.name)
         elif (
             isinstance(formatted, Mapping)
-            and frozenset(cast("Mapping[Any, Any]", formatted)) == _FIELDS
+            and frozenset(cast("Mapping[str, Any]", formatted)) == ToolAction.__required_keys__
         ):
             found = cast("ToolAction", formatted)
             add("thought", found["thought"], None)
