@@ -134,8 +134,11 @@ async def test_every_kind_of_agent_asks(kind: str) -> None:
 @pytest.mark.parametrize("answer", ["no", "n", 1, None, [False]])
 async def test_what_is_neither_yes_nor_no_is_no_yes(answer: Any, wrapped: bool) -> None:
     """The text "no" is true in Python, and no call runs on that."""
-    given = Decision(answer) if wrapped else answer
-    agent = sender("clerk", approve=lambda _: given)
+
+    def ask(question: ToolQuestion) -> Any:
+        return Decision(answer) if wrapped else answer
+
+    agent = sender("clerk", approve=ask)
     said = (await agent("Ann")).text
     assert "True or False" in said
     assert "sent" not in said
