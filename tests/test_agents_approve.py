@@ -130,6 +130,20 @@ async def test_every_kind_of_agent_asks(kind: str) -> None:
     assert "sent to Ann" in (backend.requests[-1].messages[-1].content or "")
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("answer", ["no", "n", 1, None, [False]])
+async def test_what_is_neither_yes_nor_no_is_no_yes(answer: Any, wrapped: bool) -> None:
+    """The text "no" is true in Python, and no call runs on that."""
+
+    def ask(question: ToolQuestion) -> Any:
+        return Decision(answer) if wrapped else answer
+
+    agent = sender("clerk", approve=ask)
+    said = (await agent("Ann")).text
+    assert "True or False" in said
+    assert "sent" not in said
+
+
 async def test_a_function_that_fails_is_told_to_the_model() -> None:
     """And the call has not run."""
 

@@ -79,7 +79,20 @@ async def test_hooks_are_told_the_session() -> None:
     executor = ToolExecutor([ping])
     executor.before_action(lambda _, message, session_id: seen.append(("executor", session_id)))
     await executor(AgentMessage(content={"name": "ping", "parameters": {}}), session_id=3)
+    await executor(AgentMessage(content={"name": "ping", "parameters": {}}), session_id="")
+
+    class Caller(Agent[Any]):
+        async def forward(self, *messages: Any, **options: Any) -> str:
+            call = AgentMessage(content={"name": "ping", "parameters": {}})
+            return (await executor(call)).content
+
+    await Caller()("?", session_id="s8")
     talker = ConversableAgent("t", ScriptedBackend("hi"), hooks=[Notes()])
     await talker.receive(AgentMessage(content="hi", sender="bob"))
 
-    assert seen == [("a", "s7"), ("tool", "s7"), ("executor", 3), ("t", "bob")]
+    assert seen == [
+        ("a", "s7"),
+        ("tool", "s7"),
+        *[("executor", each) for each in (3, "", "s8")],
+        ("t", "bob"),
+    ]

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from _until import turns
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,7 +50,7 @@ class Book(Toolkit):
 class Writer(Agent[Any]):
     """Keeps what it is told, with an executor that takes its sessions."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: Toolkit) -> None:
         super().__init__()
         self.executor = ToolExecutor([book])
 
@@ -177,6 +178,75 @@ async def test_closing_waits_for_what_takes_time_and_a_cancel_does_not_cut_it_sh
     ending.set_result(None)
     with pytest.raises(asyncio.CancelledError):
         await closing
+
+
+class Slow(Toolkit):
+    """Takes its time to close, and may fail."""
+
+    def __init__(self) -> None:
+        self.closing: list[Future[None]] = []
+        self.states = PerSession(dict[str, str], self.close)
+
+    def close(self, _: object) -> Future[None]:
+        self.closing.append(Future())
+        return self.closing[-1]
+
+    @tool
+    async def note(self, word: str) -> str:
+        """Keep a word."""
+        self.states.get()["word"] = word
+        return word
+
+
+class Team(Agent[Any]):
+    """Two that write, one below the other's side."""
+
+    def __init__(self, *kits: Any) -> None:
+        super().__init__()
+        self.writers = [Writer(kit) for kit in kits]
+
+    async def forward(self, message: Any, session_id: Any = 0) -> str:
+        for each in self.writers:
+            await each(message, session_id=session_id)
+        return ""
+
+
+async def test_all_are_closed_whatever_happens_meanwhile():
+    """In all agents below too, if one fails at once; a cancel is raised at the end."""
+    kits = [Slow(), Raising(), Slow()]
+    team = Team(*kits)
+    for each in team.writers:
+        each.executor.tool_sessions = each.tool_sessions
+    await team("x", session_id=1)
+    closing = asyncio.create_task(team.aclose())
+    await turns(3)
+    closing.cancel()
+    await turns(3)
+    for kit in (kits[0], kits[2]):
+        assert not closing.done()
+        kit.closing[0].set_result(None)
+        await turns(3)
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+
+
+class Raising(Slow):
+    """Cannot even begin to close."""
+
+    def close(self, _: object) -> Future[None]:
+        raise OSError("a fault")
+
+
+async def test_what_is_forgotten_is_closed_whatever_one_of_them_does():
+    """A toolkit that raises keeps no other from closing."""
+    slow, executor = Slow(), ToolExecutor([Raising()])
+    executor.tools |= {"later": slow.note}
+    for name in "note", "later":
+        call = {"name": name, "parameters": {"word": "x"}}
+        assert (await executor(AgentMessage(content=call))).content == "x"
+    with pytest.raises(OSError, match="a fault"):
+        executor.reset()
+    assert len(slow.closing) == 1
 
 
 def test_a_copy_of_an_agent_keeps_nothing_yet():

@@ -30,8 +30,14 @@ class Decision:
 
     @classmethod
     def of(cls, answer: bool | Decision) -> Decision:
-        """Read an answer that may be a plain yes or no."""
-        return answer if isinstance(answer, Decision) else cls(answer)
+        """Read an answer that may be a plain yes or no; raise `TypeError` for what is neither."""
+        decision = answer if isinstance(answer, Decision) else cls(answer)
+        # The text "no" is true, and so is a coroutine that nobody awaits.
+        if not isinstance(decision.approved, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"whether a call may run is True or False, not {decision.approved!r:.200}"
+            )
+        return decision
 
     def apply_to(self, call: ToolCall) -> ToolCall:
         """Return the call as it is to run."""

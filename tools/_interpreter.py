@@ -39,14 +39,17 @@ class Interpreter:
         # Why the kernel of earlier calls is gone, until the model has been told.
         self._lost = lost
         self._called = False
+        self._callers = 0  # that have their turn or wait for it
         self._turn = asyncio.Lock()
+        self._starting: asyncio.Task[Kernel] | None = None
+        self._ends = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self.used = 0.0  # the loop's time at the end of the last call
 
     @property
     def unused(self) -> bool:
         """Whether it has a kernel that nobody uses now."""
-        return self._kernel is not None and not self._turn.locked()
+        return self._kernel is not None and not self._callers
 
     async def run(self, code: str) -> Illustrated:
         """Run code; raise `ToolError` with what it said if it failed or was ended."""
@@ -65,38 +68,55 @@ class Interpreter:
 
     async def _run(self, code: str) -> Illustrated:
         loop, settings = asyncio.get_running_loop(), self._settings
-        async with self._turn:
-            if self._timer is not None:
-                self._timer.cancel()
-            try:
-                kernel = await self._start()
-                output = Output(settings.figures.save)
-                lost = self._lost
-                ending = await self._execute(kernel, code, output)
-                if self._kernel is not None:
-                    self._lost = ""
-            finally:
-                self.used = loop.time()
-                if settings.idle is not None and self._kernel is not None:
-                    own = weakref.ref[Interpreter](self)
-                    self._timer = loop.call_later(settings.idle, _drop, own)
-                loop.call_soon(self._settings.pool.look_again)  # when the lock is free
+        self._callers += 1
+        try:
+            async with self._turn:
+                if self._timer is not None:
+                    self._timer.cancel()
+                try:
+                    kernel = await self._started()
+                    output = Output(settings.figures.save)
+                    lost = self._lost
+                    ending = await self._execute(kernel, code, output)
+                    if self._kernel is not None:
+                        self._lost = ""
+                finally:
+                    self.used = loop.time()
+                    if settings.idle is not None and self._kernel is not None:
+                        own = weakref.ref[Interpreter](self)
+                        self._timer = loop.call_later(settings.idle, _drop, own)
+        finally:
+            self._callers -= 1
+            settings.pool.look_again()
         news = f"[a new session, earlier variables are lost: {lost}]\n" if lost else ""
         text = f"{news}{output.text(settings.max_output)}\n{ending}".strip()
         if ending or output.failed:
             raise ToolError(text)
         return Illustrated(text or "(no output)", output.images, output.files)
 
-    async def _start(self) -> Kernel:
+    async def _started(self) -> Kernel:
+        """Return the kernel, a new one if there is none; raise `ToolError` if `end` comes first."""
         kernel = self._kernel
         if kernel is not None and kernel.alive:
             return kernel
-        if kernel is not None:
-            await self.end(ENDED)
-        settings = self._settings
-        await settings.pool.make_room(self)
+        await self.end(ENDED)  # or wait until it has ended: until then it has its place in the pool
+        self._starting = asyncio.ensure_future(self._start())
         try:
-            kernel = await Kernel.start(
+            return await self._starting
+        except asyncio.CancelledError:
+            calling = asyncio.current_task()
+            if calling is None or calling.cancelling():
+                raise
+            raise ToolError("Python was closed while it started") from None
+        finally:
+            self._starting = None
+
+    async def _start(self) -> Kernel:
+        settings = self._settings
+        if not settings.interpreters.shared:
+            await settings.pool.make_room(self)
+        try:
+            self._kernel = await Kernel.start(
                 settings.executable,
                 limits=settings.limits.by_name(),
                 cwd=settings.cwd,
@@ -106,8 +126,7 @@ class Interpreter:
         except BaseException:
             settings.pool.leave(self)
             raise
-        self._kernel = kernel
-        return kernel
+        return self._kernel
 
     async def _execute(self, kernel: Kernel, code: str, output: Output) -> str:
         """Run the code; return how it was ended, if it did not end by itself."""
@@ -137,20 +156,30 @@ class Interpreter:
         return f"[not done after {settings.timeout:g} s: {kept}]"
 
     async def end(self, why: str) -> None:
-        """End the kernel, if there is one; the next call says why."""
-        kernel, self._kernel = self._kernel, None
-        if self._timer is not None:
-            self._timer.cancel()
-        if kernel is not None:
-            self._lost = why
-            try:
-                await kernel.kill()
-            finally:
-                self._settings.pool.leave(self)
+        """End the kernel, also one that only starts; the next call says why.
+
+        Whoever ends it at the same time waits for the same end.
+        """
+        async with self._ends:
+            if self._starting is not None:
+                self._starting.cancel()
+                await asyncio.wait((self._starting,))
+            kernel, self._kernel = self._kernel, None
+            if self._timer is not None:
+                self._timer.cancel()
+            if kernel is not None:
+                self._lost = why
+                try:
+                    await kernel.kill()
+                finally:
+                    self._settings.pool.leave(self)
+
+    async def end_unused(self) -> None:
+        """End a kernel that nobody has used for long, unless a block keeps it."""
+        if self.unused and not self._settings.interpreters.shared:
+            await self.end(f"the earlier one was not used for {self._settings.idle:g} s")
 
 
 def _drop(interpreter: weakref.ref[Interpreter]) -> None:
-    """End a kernel that nobody has used for long, unless a block keeps it."""
-    found = interpreter()
-    if found is not None and found.unused and not found._settings.interpreters.shared:
-        submit(found.end(f"the earlier one was not used for {found._settings.idle:g} s"))
+    if (found := interpreter()) is not None:
+        submit(found.end_unused())

@@ -273,7 +273,11 @@ class Kernel:
         A cancel meanwhile does not cut it short.
         """
         self._dropped.detach()
-        await outlast(asyncio.ensure_future(_end(self._process, self._client, self._folder)))
+        ending = asyncio.ensure_future(_end(self._process, self._client, self._folder))
+        interrupted = await outlast(ending)
+        ending.result()
+        if interrupted is not None:
+            raise interrupted
 
 
 async def _end(process: asyncio.subprocess.Process, client: Any, folder: str) -> None:

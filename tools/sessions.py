@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from contextvars import ContextVar
 from threading import RLock
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -18,7 +19,7 @@ from weakref import WeakSet
 
 from ..commander.waiting import outlast
 
-__all__ = ["PerSession", "ToolSessions"]
+__all__ = ["PerSession", "ToolSessions", "close_all"]
 
 T = TypeVar("T")
 
@@ -46,17 +47,21 @@ class ToolSessions:
         """Drop all that tools keep for a session; processes begin to end, nobody waits for it."""
         with LOCK:
             kept = self.kept.pop(session_id, {})
-        for where, state in kept.items():
-            where.close(state)
+        with ExitStack() as closing:  # all of it, also if one raises
+            for where, state in kept.items():
+                closing.callback(where.close, state)
 
     async def aclose(self) -> None:
         """Close what the tools hold open, and wait for that; twice is harmless.
 
         The sessions are not forgotten: a tool that is called again opens what it needs anew.
         """
+        await close_all(self.held())
+
+    def held(self) -> list[Held]:
+        """Return what is kept in any session, each with what keeps it."""
         with LOCK:
-            kept = [pair for states in self.kept.values() for pair in states.items()]
-        await _all_closed(where.close(state) for where, state in kept)
+            return [pair for states in self.kept.values() for pair in states.items()]
 
     def __reduce__(self) -> tuple[type[ToolSessions], tuple[()]]:
         return ToolSessions, ()
@@ -97,23 +102,43 @@ class PerSession(Generic[T]):
 
     async def aclose(self) -> None:
         """Close what all sessions have, and wait for that; twice is harmless."""
+        await close_all(self.held())
+
+    def held(self) -> list[Held]:
+        """Return what all sessions have."""
         with LOCK:
-            kept = [states.get(self) for each in self._owners for states in each.kept.values()]
-        await _all_closed(self.close(state) for state in kept if state is not None)
+            kept = [states for each in self._owners for states in each.kept.values()]
+            return [(self, states[self]) for states in kept if self in states]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PerSession, (self._make, self._close)
 
 
-async def _all_closed(closing: Iterable[Closing]) -> None:
-    """Wait for the ends that have begun; a cancel meanwhile does not cut that short."""
-    ends = [asyncio.wrap_future(each) for each in list(closing) if each is not None]
+Held: TypeAlias = tuple[PerSession[Any], Any]
+
+
+async def close_all(held: Iterable[Held]) -> None:
+    """Begin to close all, wait until it is over, then raise the first failure.
+
+    Neither a failure nor a cancel meanwhile cuts that short.
+    """
+    ends: list[asyncio.Future[None]] = []
+    faults: list[BaseException] = []
+    for where, state in held:
+        try:
+            end = where.close(state)
+        except Exception as error:  # noqa: BLE001 - raised below, when all are closed
+            faults.append(error)
+        else:
+            ends += [] if end is None else [asyncio.wrap_future(end)]
     if ends:
-        together = asyncio.gather(*ends)
+        together = asyncio.gather(*ends, return_exceptions=True)
         interrupted = await outlast(together)
-        together.result()
+        faults += [each for each in together.result() if each is not None]
         if interrupted is not None:
             raise interrupted
+    if faults:
+        raise faults[0]
 
 
 # The session in which tools are called here; nodes hand it down.

@@ -11,7 +11,7 @@ from typing import Any, Self, cast
 
 from ..commander.errors import ConfigurationError
 from ._tool import AnyTool, Tool
-from .sessions import PerSession
+from .sessions import PerSession, close_all
 
 __all__ = ["Toolkit", "by_name", "flatten"]
 
@@ -59,8 +59,7 @@ class Toolkit:
 
         A subclass that has more to close also calls this one.
         """
-        for each in self._states():
-            await each.aclose()
+        await close_all(pair for each in self._states() for pair in each.held())
 
     async def __aenter__(self) -> Self:
         self._enter(1)

@@ -17,7 +17,7 @@ from ...handlers import View
 from ...messages import Message, Usage
 from ...messages.options import WIRE_OPTIONS, check_options, parameters_of
 from ...tools import AnyTool, Approve, Toolkit
-from ...tools.sessions import ToolSessions
+from ...tools.sessions import ToolSessions, close_all
 from ...tools.toolkits import flatten
 from ._actions import AgentStep, list_steps
 from ._aggregators import Aggregator, System, read_system
@@ -314,8 +314,8 @@ class Agent(Generic[F]):
 
         Memories stay, and the next call opens what it needs anew. Twice is harmless.
         """
-        for agent in self.named_agents().values():
-            await agent.tool_sessions.aclose()
+        agents = self.named_agents().values()
+        await close_all(pair for agent in agents for pair in agent.tool_sessions.held())
 
     async def __aenter__(self) -> Self:
         return self

@@ -130,9 +130,12 @@ class _Execute(Node[AgentMessage], internal=True, name="execute_tools"):
 
     async def task(self) -> AgentMessage:
         executor, sent = self._executor, self._message
-        if self._session_id is not None or CURRENT.get() is None:
-            executor.tool_sessions.enter(self._session_id or 0)
-        session_id = self._session_id or 0
+        session_id, current = self._session_id, CURRENT.get()
+        if session_id is None and current is not None:
+            session_id = cast("SessionId", current[1])
+        else:
+            session_id = 0 if session_id is None else session_id
+            executor.tool_sessions.enter(session_id)
         try:
             sent = await executor._before.run(executor, sent, session_id)
             answer = _answer(executor, sent, await self._run(sent))
