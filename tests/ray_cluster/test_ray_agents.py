@@ -236,9 +236,9 @@ async def test_a_group_may_have_members_anywhere() -> None:
     ):
         here = GroupChat("circle", ["bob", "carol"], max_turns=2, directory=directory)
         for group in (here, there):
-            result = await a_user().send("Introduce yourselves.", group)
+            result = await a_user(name="ann").send("Introduce yourselves.", group)
             assert (result.messages[1].content, result.messages[1].extra) == ("I am carol.", {})
-        assert [m.content for m in (await there.invoke("chat_messages"))["user"]][1:] == [
+        assert [m.content for m in (await there.invoke("chat_messages"))["ann"]][1:] == [
             "I am bob.",
             "I am carol.",
         ]
