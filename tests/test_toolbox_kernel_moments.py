@@ -7,6 +7,7 @@ import sys
 import threading
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _left import left, processes
@@ -14,8 +15,7 @@ from _until import settled, until
 
 from anabranch import AgentMessage
 from anabranch.agents import ToolExecutor
-from anabranch.commander.waiting import outlast
-from anabranch.tools import PythonKernel
+from anabranch.tools import PythonKernel, _kernel
 from anabranch.tools._interpreter import _drop
 from anabranch.tools._kernel import KERNELS, Kernel
 from anabranch.tools._kernel_loop import kernel_loop, submit
@@ -42,21 +42,19 @@ class HeldKill:
         self.most = 0
         self._free = asyncio.Event()
         before = set(KERNELS)
-        kill, start = Kernel.kill, Kernel.start
+        end, start = _kernel._end, Kernel.start
 
-        async def held(kernel: Kernel) -> None:
+        async def held(*parts: Any) -> None:
             self.reached.set()
-            interrupted = await outlast(asyncio.ensure_future(self._free.wait()))
-            await kill(kernel)
-            if interrupted is not None:
-                raise interrupted
+            await self._free.wait()
+            await end(*parts)
 
         async def counted(*args: object, **options: object) -> Kernel:
             kernel = await start(*args, **options)  # type: ignore[arg-type]
             self.most = max(self.most, sum(each.alive for each in KERNELS if each not in before))
             return kernel
 
-        monkeypatch.setattr(Kernel, "kill", held)
+        monkeypatch.setattr(_kernel, "_end", held)
         monkeypatch.setattr(Kernel, "start", counted)
 
     def let_go(self) -> None:
@@ -121,9 +119,10 @@ async def test_whoever_closes_waits_for_the_end_that_another_began(
     closing = [asyncio.create_task(executor.aclose()) for _ in range(2)]
     await until(kills.reached.is_set)
     await caught_up()
-    assert not any(each.done() for each in closing)
+    done = [each.done() for each in closing]
     kills.let_go()
     await asyncio.gather(*closing)
+    assert done == [False, False]
 
 
 async def test_a_kernel_called_as_its_idle_time_ends_is_not_dropped():
@@ -148,7 +147,8 @@ async def test_the_kernel_of_a_block_takes_no_place_of_the_others(tmp_path: Path
         running = asyncio.create_task(executor(doing(code)))
         await until(started.exists)
         async with kernel:
-            assert (await executor(doing("2 + 2"))).content == "4"
+            async with asyncio.timeout(30):
+                assert (await executor(doing("2 + 2"))).content == "4"
             assert not running.done()
             end.touch()
             assert (await running).content == "(no output)"
