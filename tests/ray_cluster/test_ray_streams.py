@@ -221,7 +221,7 @@ def test_a_turn_is_over_when_it_is_given_back_or_whoever_had_it_has_gone() -> No
 
         reading = asyncio.ensure_future(read())
         for number in ("kept", "lost"):
-            wanted = TurnRequest("inbox", "call", number, "tiny", 9)
+            wanted = TurnRequest("inbox", "call", number, "tiny", 9, None)
             packed, _ = await actor.open(number, pack(wanted, "a turn"), 30)
             (given,) = Result.load(packed).get()
             if number == "kept":
