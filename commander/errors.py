@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ._report import group
+from ._report import group, type_name
 
 __all__ = [
     "AnabranchError",
@@ -105,7 +105,7 @@ class QuorumNotMet(AnabranchError):
         failures: Sequence[BaseException],
         outcomes: Sequence[Any] = (),
     ) -> None:
-        kinds = ", ".join(dict.fromkeys(type(each).__name__ for each in failures))
+        kinds = ", ".join(dict.fromkeys(type_name(each) for each in failures))
         why = f"; {len(failures)} failed: {kinds}" if failures else ""
         super().__init__(f"{completed} of the {needed} children needed have completed{why}")
         self.outcomes = tuple(outcomes)

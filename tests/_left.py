@@ -29,7 +29,10 @@ def processes(of: int | None = None) -> set[int]:
     waiting = [of or os.getpid()]
     while waiting:
         for file in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
-            children = set(map(int, file.read_text().split()))
+            try:
+                children = set(map(int, file.read_text().split()))
+            except OSError:
+                continue  # it has ended meanwhile
             waiting += children
             found |= children
     return found
