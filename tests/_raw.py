@@ -9,6 +9,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from _served import accept_no_more
+
 __all__ = ["CORPUS", "RawServer", "hostile", "response"]
 
 Answer = Callable[[bytes], Iterable[bytes]]
@@ -33,9 +35,12 @@ class RawServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await accept_no_more(self._server.sockets[0].fileno())
         self._server.close()
         for writer in self._writers:
             writer.transport.abort()
+        while self._writers:  # noqa: ASYNC110 - each ends within a few turns
+            await asyncio.sleep(0)
         await self._server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

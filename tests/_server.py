@@ -6,10 +6,12 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
 
+from _served import served
 from aiohttp import web
 
 __all__ = ["DONE", "Received", "Reply", "ScriptedServer", "Step", "calls", "chunk", "event", "text"]
@@ -95,7 +97,7 @@ class ScriptedServer:
         self.asked = asyncio.Event()
         self.gone = asyncio.Event()
         self._replies = deque(replies)
-        self._runner: web.AppRunner | None = None
+        self._stack = AsyncExitStack()
         self.url = ""
 
     def script(self, *replies: Reply) -> None:
@@ -105,17 +107,11 @@ class ScriptedServer:
     async def __aenter__(self) -> ScriptedServer:
         app = web.Application()
         app.router.add_post("/{path:.*}", self._answer)
-        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        port = self._runner.addresses[0][1]
-        self.url = f"http://127.0.0.1:{port}/v1"
+        self.url = await self._stack.enter_async_context(served(app)) + "/v1"
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._runner is not None
-        await self._runner.cleanup()
+        await self._stack.aclose()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import AsyncExitStack
 from html import escape
 from typing import Any
 from urllib.parse import quote
 
+from _served import served
 from aiohttp import web
 
 __all__ = ["WebServer"]
@@ -37,6 +39,7 @@ class WebServer:
         self.gate = asyncio.Event()
         self.gate.set()
         self._changed = asyncio.Event()
+        self._stack = AsyncExitStack()
         self.url = ""
 
     async def __aenter__(self) -> WebServer:
@@ -45,14 +48,11 @@ class WebServer:
             handler = getattr(self, "_" + path.partition("/")[0])
             app.router.add_route("*", f"/{path}", handler)
         app.router.add_get("/page/{name}", self._page)
-        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.url = await self._stack.enter_async_context(served(app))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._runner.cleanup()
+        await self._stack.aclose()
 
     async def answering(self, requests: int) -> None:
         """Wait until so many requests are being answered."""

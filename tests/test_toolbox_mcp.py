@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from _left import left, processes, threads
+from _served import served
 from _until import until
 from aiohttp import web
 
@@ -187,16 +188,10 @@ async def test_a_web_server_that_speaks_no_mcp_is_a_clear_error(answer: str):
 
     app = web.Application()
     app.router.add_route("*", "/mcp", reply)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}/mcp"
-    try:
+    async with served(app) as url:
         with pytest.raises(ConfigurationError, match=r"127.0.0.1"):
-            async with asyncio.timeout(30), McpServer(url, connect_timeout=2):
+            async with asyncio.timeout(30), McpServer(f"{url}/mcp", connect_timeout=2):
                 pass
-    finally:
-        await runner.cleanup()
 
 
 def test_a_cancelled_conversation_leaves_no_server_behind():
