@@ -8,14 +8,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.agents import AgentMessage, ConversableAgent, reply
 from anabranch.agents.conversation._reply import NOT_MINE, reply_rules
-
-cloudpickle = pytest.importorskip("cloudpickle")
 
 names = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=6, unique=True)
 
