@@ -25,6 +25,9 @@ __all__ = ["spawn", "spawn_measured"]
 
 STARTED, JOINING = STEPS["started"], STEPS["joining"]
 
+# What Python says of a coroutine that is thrown away and waits for something all the same.
+IGNORED = "coroutine ignored GeneratorExit"
+
 
 def spawn(record: Record, context: Context | None = None) -> None:
     """Start the task that runs the node's body, on a later turn of the loop."""
@@ -85,8 +88,12 @@ async def _drive(record: Record, *, later: bool = False) -> None:
             advance(record, "closing")  # a pending node would be started in order to end
             cancel_subtrees((record,), "its body raised CancelledError")
     except BaseException as error:
-        if is_a(error, GeneratorExit) and not drives_now(record):
-            raise  # the loop was closed under the node: there is nowhere left to end it
+        if not drives_now(record):
+            # The loop was closed under the node: there is nowhere left to end it.
+            if is_a(error, GeneratorExit):
+                raise
+            if isinstance(error, RuntimeError) and str(error) == IGNORED:
+                return  # the body went on to wait in its clean-up
         if type(error) is TypeError and error.__traceback__ and error.__traceback__.tb_next is None:
             error = name_plain_body(record.node, error)
         if record.state == "pending" and record.attempts is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from _nodes import fail, give, hang
-from _until import first_turn, settled, until
+from _until import first_turn, settled, turns, until
 
 from anabranch.commander import Commander, Node, NodeCancelled, NodeClosed, run
 from anabranch.commander._record import record_of
@@ -337,3 +337,24 @@ def test_run_logs_the_failure_that_it_does_not_raise(
         assert run(job, auto_exit=how == "exit", slow_after=None) == "left"
     assert job.path in caplog.text
     assert caplog.text.count("ValueError: lost?") == 1
+
+
+def test_a_body_that_waits_in_its_clean_up_is_silent_when_its_loop_is_thrown_away(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whenever the collector comes by: its failure would be found by whatever runs then."""
+    loop = asyncio.new_event_loop()
+
+    async def leave_it_running() -> None:
+        commander = Commander(slow_after=None)
+        await commander.__aenter__()
+        commander.call_handler(careful())
+        await turns(3)
+
+    loop.run_until_complete(leave_it_running())
+    for task in asyncio.all_tasks(loop):
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+    del task
+    gc.collect()
+    assert [record for record in caplog.records if record.name == "anabranch"] == []
