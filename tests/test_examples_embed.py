@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 from _examples import EXAMPLES, load
+from _served import served
 from _server import Reply, ScriptedServer, Step, chunk, text
-from aiohttp import web
 
 from anabranch import Commander, connect
 
@@ -25,13 +25,8 @@ EMBED = load("embed_aiohttp")
 @asynccontextmanager
 async def _running(server: ScriptedServer) -> AsyncIterator[tuple[str, Commander]]:
     app = EMBED.application(connect(server.url, model="tiny"))
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/ask", app[EMBED.COMMANDER]
-    finally:
-        await runner.cleanup()
+    async with served(app) as url:
+        yield f"{url}/ask", app[EMBED.COMMANDER]
 
 
 async def test_an_answer_streams_while_the_model_speaks() -> None:
