@@ -1,14 +1,15 @@
 """Edges: a node that has completed starts the next, along a graph that may have cycles.
 
-An edge is an `at_end` callback and nothing more, so it goes with whatever else happens to the
-node. The next node becomes a child of the first one's parent: beside it, not below it. `Graph` is
-such a parent, which ends when the graph does.
+An edge is a callback and nothing more, so it goes with whatever else happens to the node. The next
+node becomes a child of the first one's parent: beside it, not below it. `Graph` is such a parent,
+which ends when the graph does.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, TypeAlias, TypeGuard, TypeVar, cast, overload
 
 from ..commander import Node
@@ -80,15 +81,16 @@ def add_edge(source: Node[Any] | tuple[Node[Any], ...], target: Target) -> Any:
     added, and the copies share them: a list or an object given as data is the same one for all.
     Callbacks are those from before its body began: what a run adds is its own. The options of the
     put (priority, timeout, retry, policy, place, limits) go with the copies too.
-    Nodes must not have started when they get an edge: `RuntimeError`. A node that fails or is
-    cancelled follows no edge. Awaiting a target does not start it, since its edge does: that is a
-    `RuntimeError`; await the `Graph`.
+    Nodes must not have started when they get an edge: `RuntimeError`. How a node ends counts once
+    its other callbacks have run: one that has recovered follows its edges, and one that fails, in a
+    callback too, or is cancelled follows none. Awaiting a target does not start it, since its edge
+    does: that is a `RuntimeError`; await the `Graph`.
     """
     if isinstance(source, tuple):
         _Join(source, target)
     else:
         _keep_patterns((source,), target)
-        source.at_end(lambda node: _follow((node,), target))
+        _when_completed(source, lambda node: _follow((node,), target))
     return source
 
 
@@ -108,7 +110,7 @@ def add_conditional_edge(
         if target is not None:
             _follow((node,), target)
 
-    source.at_end(follow)
+    _when_completed(source, follow)
     return source
 
 
@@ -132,7 +134,7 @@ class _Join:
         self.target = target
         self.completed: dict[int, Node[Any]] = {}  # outside a graph, which keeps its own
         for number, source in enumerate(distinct):
-            source.at_end(lambda node, number=number: self.arrive(number, node))
+            _when_completed(source, partial(self.arrive, number))
 
     def arrive(self, number: int, node: Node[Any]) -> None:
         """Note that a source, or a copy of it, has completed; follow the edge if all have."""
@@ -145,6 +147,17 @@ class _Join:
             nodes = [completed[number] for number in range(self.count)]
             completed.clear()
             _follow(nodes, self.target)
+
+
+def _when_completed(source: Node[Any], follow: Callable[[Node[Any]], None]) -> None:
+    """Call `follow` once `source` has completed, whatever its callbacks make of how it ends."""
+
+    def last(node: Node[Any]) -> None:
+        if node.error is None:
+            follow(node)
+
+    # Added only at the end, it comes after all others: one may still recover the node, or fail it.
+    source.at_done(lambda node: node.at_done(last))
 
 
 def _keep_patterns(sources: Iterable[Node[Any]], *targets: Target | None) -> None:
