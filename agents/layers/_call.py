@@ -12,7 +12,7 @@ from typing_extensions import TypeVar
 from ...commander import Commander, Node, act_as, parent_here
 from ...commander.awaitable import require_awaitable
 from ...commander.waiting import observe, outlast
-from ._memory import OwnSession, SessionId
+from ._memory import CALLS, OwnSession, SessionId
 from ._message import AgentMessage, copy_message
 from ._stream import APPROVE, LISTENER, Feed
 from ._usage import CountedCall
@@ -33,7 +33,8 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
     a memory.
 
     What comes in is remembered first, the answer at the end. A call that fails or is cancelled
-    before anything was said or done takes back what came in. What it took counts as its agent's
+    before anything was said or done takes back what came in, whatever other calls have added to the
+    session meanwhile. What it took counts as its agent's
     `usage`, however it ends.
     """
 
@@ -63,6 +64,7 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         if isinstance(session_id, OwnSession):  # this call's, or that of one above
             session_id.forget[agent] = partial(agent.forget, session_id)
         agent.tool_sessions.enter(session_id)
+        CALLS.set((*CALLS.get(), object()))  # one attempt of this call
         if agent.approve is not None:
             APPROVE.set(agent.approve)  # in the context of this call and what is below
         before, after = agent.hooks_of("before_agent"), agent.hooks_of("after_agent")
