@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, Self, cast, get_args
 
 from typing_extensions import TypeVar
@@ -16,8 +17,8 @@ from ...dispatch.assembly import STOPPED
 from ...handlers import View
 from ...messages import Message, Usage
 from ...messages.options import WIRE_OPTIONS, check_options, parameters_of
-from ...tools import AnyTool, Approve, Toolkit
-from ...tools.sessions import ToolSessions, close_all
+from ...tools import AnyTool, Approvals, Approve, Toolkit
+from ...tools.sessions import ToolSessions, close_all, do_all
 from ...tools.toolkits import flatten
 from ._actions import AgentStep, list_steps
 from ._aggregators import Aggregator, System, read_system
@@ -298,16 +299,18 @@ class Agent(Generic[F]):
     def reset(self, session_id: SessionId = 0, *, recursive: bool = True) -> None:
         """Forget a session, in all agents below too unless not `recursive`.
 
-        What tools keep for it goes as well: its Python kernel begins to end, and nobody waits.
+        What tools keep for it goes as well: its Python kernel begins to end, and nobody waits. All
+        of it is forgotten, also if something raises: that is raised at the end, several failures as
+        an `ExceptionGroup`.
         """
-        for agent in self.named_agents().values() if recursive else (self,):
-            agent.forget(session_id)
+        agents = self.named_agents().values() if recursive else (self,)
+        do_all(partial(agent.forget, session_id) for agent in agents)
 
     def forget(self, session_id: SessionId) -> None:
         """Forget a session, here alone; also what a call without a session leaves behind."""
-        self.memory.reset(session_id)
         self.spending.sessions.pop(session_id, None)
-        self.tool_sessions.forget(session_id)
+        kept = self.memory.reset, self.tool_sessions.forget
+        do_all(partial(forget, session_id) for forget in kept)
 
     async def aclose(self) -> None:
         """Close what tools hold open in any session, here and in all agents below.

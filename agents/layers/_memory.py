@@ -16,6 +16,7 @@ from ...commander.errors import BadResponse, ConfigurationError
 from ...messages import Message, Request
 from ...messages.text import encodable
 from ...tools import ToolResult
+from ...tools.sessions import do_all
 from ._message import TOOLS, AgentMessage, copy_message
 from ._parsers import Parser
 
@@ -51,9 +52,8 @@ class OwnSession(str):
         weakref.finalize(owner, self.end).atexit = False
 
     def end(self) -> None:
-        """Let all agents that were asked in it forget it."""
-        for forget in self.forget.values():
-            forget()
+        """Let all agents that were asked in it forget it; failures are raised when all have."""
+        do_all(self.forget.values())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return str, (str(self),)  # elsewhere it is a name alone

@@ -7,12 +7,14 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from ...commander import Node
 from ...commander.waiting import observe as observe_end
 from ...commander.waiting import outlast
 from ...messages import Usage
+from ...tools.sessions import do_all
 from ..errors import Limit, LimitReached, UnknownAgent
 from ..layers import Agent, AgentMessage, SessionId
 from ..layers._call import run_in_tree
@@ -161,9 +163,8 @@ class Orchestrator(Generic[S]):
         """
         if self._busy:
             raise RuntimeError(f"{self.name} is running: end its call before you reset it")
-        for agent in self.agents.values():
-            agent.reset(self.session_id)
         self.state = self._first.model_copy(deep=True) if state is None else state
+        do_all(partial(agent.reset, self.session_id) for agent in self.agents.values())
 
     def _find(self, name: object) -> Agent[Any]:
         """Return the agent of this name; raise `UnknownAgent`, or `TypeError` for what is none."""
