@@ -9,7 +9,7 @@ from typing import Any, Generic, Self, cast, get_args
 from typing_extensions import TypeVar
 
 from ...backends import Backend
-from ...commander import Node, run
+from ...commander import Node, NodeLimits, run
 from ...commander.awaitable import require_awaitable
 from ...commander.errors import ConfigurationError
 from ...dispatch import Format
@@ -160,6 +160,8 @@ class Agent(Generic[F]):
         *messages: AgentMessage | str,
         session_id: SessionId | None = None,
         parent: Node[Any] | None = None,
+        timeout: float | None = None,
+        limits: NodeLimits | None = None,
         **options: Any,
     ) -> AsyncGenerator[AgentMessage, None]:
         """Answer, and give all that is said on the way, as it grows; the answer comes last.
@@ -171,10 +173,12 @@ class Agent(Generic[F]):
         answer is a message in state "end".
 
         The call is a child of `parent`, as of a commander whose limits are to hold, by default of
-        the current node. Closing the generator cancels the call: use `contextlib.aclosing` if you
-        may leave early.
+        the current node. `timeout`, in seconds, and `limits` are as in `call_handler`: they hold
+        for the call and all below it. Closing the generator cancels the call: use
+        `contextlib.aclosing` if you may leave early.
         """
-        return stream_call(self.call(*messages, session_id=session_id, **options), parent)
+        call = self.call(*messages, session_id=session_id, **options)
+        return stream_call(call, parent, timeout=timeout, limits=limits)
 
     async def forward(self, *messages: Any, **options: Any) -> AgentMessage[F] | str:
         """Answer messages that are in the memory already; subclasses write their own.
