@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, TypeAlias, TypeGuard, TypeVar, cast, overload
 
 from ..commander import Node
+from ..commander.kinds import FUNCTION, require
 from ..commander.pattern import keep_pattern, start
 from ._job import Job
 
@@ -102,6 +103,7 @@ def add_conditional_edge(
     A result that is not among `targets` leads to `default`, and without one the path ends there.
     A result that cannot be a key (it is not hashable) fails the node. The rest is as in `add_edge`.
     """
+    require(targets, Mapping, "the targets must be a mapping from results to nodes")
     _keep_patterns((source,), *targets.values(), default)
     chosen = dict(targets)
 
@@ -162,6 +164,12 @@ def _when_completed(source: Node[Any], follow: Callable[[Node[Any]], None]) -> N
 
 def _keep_patterns(sources: Iterable[Node[Any]], *targets: Target | None) -> None:
     sources = [*sources]
+    for each in targets:
+        require(each, Node | FUNCTION | None, "where an edge leads must be a node or a function")
+    for node in sources:
+        require(
+            node, Node, "a graph and an edge must begin at a node, or an edge at several, (a, b)"
+        )
     for node in sources:
         keep_pattern(node)
     for node in filter(_is_node, targets):

@@ -410,11 +410,11 @@ async def test_calls_written_as_text_run_as_others_do(given: bool) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"backend": "local"}, r"by connect\('local'\)$"),
+        ({"backend": "local"}, r"one that connect\(\.\.\.\) makes, or None, not 'local'$"),
         ({"memory": Memory}, r"make one, Memory\(\.\.\.\)$"),
         ({"aggregator": Aggregator}, r"make one, Aggregator\(\.\.\.\)$"),
         ({"output_format": StringParser}, r"make one, StringParser\(\.\.\.\)$"),
-        ({"approve": True}, r"a function that is asked, or Approvals\(\), not True$"),
+        ({"approve": True}, r"a function that is asked, Approvals\(\) or None, not True$"),
     ],
 )
 def test_what_an_agent_cannot_be_made_of_is_refused_when_it_is_made(

@@ -277,7 +277,7 @@ def test_what_cannot_be_a_tool_is_refused_when_it_is_decorated():
         def numbers():
             yield 1
 
-    with pytest.raises(TypeError, match=r"len: retry must be a Retry, not 3"):
+    with pytest.raises(TypeError, match=r"len: retry must be a Retry or None, not 3"):
         tool(retry=3)(len)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="next to the function"):
         tool(staticmethod(len))  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ import anyio.to_thread
 from pydantic_core import to_json
 
 from ..commander import Retry, ToolError, parent_here
+from ..commander.kinds import NUMBER, require
 from ._docstring import parse_docstring
 from ._remote_schema import RemoteSchema
 from ._schema import Arguments
@@ -63,8 +64,9 @@ class Tool(Generic[P, R]):
             raise TypeError(
                 f"tool {function.__qualname__}: a tool returns its result, it cannot yield"
             )
-        if retry is not None and not isinstance(retry, Retry):  # pyright: ignore
-            raise TypeError(f"tool {function.__qualname__}: retry must be a Retry, not {retry!r}")
+        about = f"tool {function.__qualname__}:"
+        require(retry, Retry | None, f"{about} retry must be a Retry or None")
+        require(timeout, NUMBER | None, f"{about} timeout must be a number of seconds or None")
         summary, descriptions = parse_docstring(function.__doc__)
         self.function = function
         self.name = name or function.__name__

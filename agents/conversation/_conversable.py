@@ -81,6 +81,8 @@ class ConversableAgent(Agent[Any]):
             raise ValueError(
                 f"human_input_mode is NEVER, TERMINATE or ALWAYS, not {human_input_mode!r}"
             )
+        require(directory, Directory | None, "directory must be a Directory or None")
+        require(human_input, FUNCTION, "human_input must be an async function")
         # The session of what it begins: another agent of this name continues it.
         self.identity = f"@{key_of(name)}"
         self.directory = directory

@@ -12,6 +12,7 @@ from ...backends import Backend
 from ...commander import Node, NodeLimits, run
 from ...commander.awaitable import require_awaitable
 from ...commander.errors import ConfigurationError
+from ...commander.kinds import FUNCTION, require
 from ...dispatch import Format
 from ...dispatch.assembly import STOPPED
 from ...handlers import View
@@ -20,7 +21,7 @@ from ...messages.options import WIRE_OPTIONS, check_options, parameters_of
 from ...tools import AnyTool, Approvals, Approve, Toolkit
 from ...tools.sessions import ToolSessions, close_all, do_all
 from ...tools.toolkits import flatten
-from ._actions import AgentStep, list_steps
+from ._actions import AgentStep, check_formats, list_steps
 from ._aggregators import Aggregator, System, read_system
 from ._answer import answer
 from ._call import AgentCall, run_in_tree, stream_call
@@ -97,13 +98,17 @@ class Agent(Generic[F]):
     ) -> None:
         read_system(system)  # what is none is refused here
         check_options(options, f"the agent {name or type(self).__name__!r}", of=type(self))
-        if isinstance(backend, str):
-            raise TypeError(f"a backend is made of a name by connect({backend!r})")
-        for given in (memory, aggregator, output_format, view):
-            if isinstance(given, type):
-                raise TypeError(f"{given!r} is a class: make one, {given.__name__}(...)")
-        if isinstance(approve, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"approve is a function that is asked, or Approvals(), not {approve}")
+        require(backend, Backend | None, "backend must be one that connect(...) makes, or None")
+        require(name, str | None, "name must be a text or None")
+        require(memory, Memory | None, "memory must be a Memory or None")
+        require(aggregator, Aggregator | None, "aggregator must be an Aggregator or None")
+        require(output_format, Parser | None, "output_format must be a Parser or None")
+        check_formats(formats)
+        require(hooks, Iterable, "hooks must be a list")
+        require(max_rounds, int, "max_rounds must be a whole number")
+        require(view, View | None, "view must be a View or None")
+        asked = Approvals | FUNCTION | None
+        require(approve, asked, "approve must be a function that is asked, Approvals() or None")
         self.backend = backend
         self.system = system
         self.tools = flatten(tools)

@@ -13,6 +13,7 @@ from pydantic_core import to_jsonable_python
 
 from ...backends import Backend
 from ...commander.errors import BadResponse, ConfigurationError
+from ...commander.kinds import FUNCTION, require
 from ...messages import Message, Request
 from ...messages.text import encodable
 from ...tools import ToolResult
@@ -94,6 +95,10 @@ class Memory:
         max_tokens: int | None = None,
         count: Callable[[AgentMessage], int] = message_tokens,
     ) -> None:
+        require(recent_n, int | None, "recent_n must be a number of messages or None")
+        require(max_tokens, int | None, "max_tokens must be a number of tokens or None")
+        require(filter, FUNCTION | None, "filter must be a function or None")
+        require(count, FUNCTION, "count must be a function")
         if (recent_n is not None and recent_n < 0) or (max_tokens is not None and max_tokens < 1):
             raise ValueError(f"recent_n={recent_n!r}, max_tokens={max_tokens!r}: too few")
         self.recent_n = recent_n
@@ -218,6 +223,8 @@ class SummaryMemory(Memory):
         count: Callable[[AgentMessage], int] = message_tokens,
     ) -> None:
         super().__init__(filter=filter, count=count)
+        require(backend, Backend, "backend must be one that connect(...) makes")
+        require(max_tokens, int, "max_tokens must be a number of tokens")
         self.backend = backend
         self.limit = max_tokens
         self.prompt = prompt

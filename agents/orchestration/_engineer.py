@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar, cast
 from ...backends import Backend
 from ...commander.awaitable import require_awaitable
 from ...commander.errors import ConfigurationError, ContextTooLong
+from ...commander.kinds import require
 from ...dispatch import Format
 from ...handlers import View
 from ...messages import Message
@@ -142,6 +143,7 @@ class PromptedAgent(Agent[Any], Generic[S]):
             view=view,
             **options,
         )
+        require(prompt_engineer, PromptEngineer, "prompt_engineer must be a PromptEngineer")
         self.prompt_engineer = prompt_engineer
         self.modules = list(modules)
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from ...commander import Node
+from ...commander.kinds import FUNCTION, NUMBER, require
 from ...commander.waiting import observe as observe_end
 from ...commander.waiting import outlast
 from ...messages import Usage
@@ -83,7 +84,12 @@ class Orchestrator(Generic[S]):
         timeout: float | None = None,
     ) -> None:
         self.agents: dict[str, Agent[Any]] = {}
+        require(agents, Iterable, "agents must be a list of Agents")
+        require(transition, FUNCTION, "transition must be a function of what is seen and the state")
+        require(state, State, "state must be a State")
+        require(timeout, NUMBER | None, "timeout must be a number of seconds or None")
         for agent in agents:
+            require(agent, Agent, "agents must be a list of Agents, each")
             if self.agents.setdefault(agent.name, agent) is not agent:
                 raise ValueError(f"there are two agents called {agent.name!r}")
         if not self.agents:
