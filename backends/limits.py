@@ -18,6 +18,7 @@ from typing import Any
 
 from ..commander import Node, NodeLimits, limits_around
 from ..commander.errors import BudgetExceeded, ConfigurationError
+from ..commander.kinds import NUMBER, require
 from ..messages import Usage
 from ._turn import Gate, Turn
 
@@ -33,6 +34,13 @@ class Price:
     input: float
     output: float
     cached_input: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in "input", "output":
+            require(getattr(self, name), NUMBER, f"{name} of a Price must be a number")
+        require(
+            self.cached_input, NUMBER | None, "cached_input of a Price must be a number or None"
+        )
 
     def of(self, usage: Usage) -> float:
         """Return what `usage` costs."""
@@ -105,6 +113,10 @@ class Limits(Gate, Turns):
         reserve: bool = False,
     ) -> None:
         super().__init__()
+        require(budget, NUMBER | None, "budget must be a number or None")
+        require(prices, Mapping | None, "prices must be a mapping from models to Prices, or None")
+        for model, price in (prices or {}).items():
+            require(price, Price, f"the price of {model!r} must be a Price")
         if reserve and budget is None:
             raise ConfigurationError("reserve=True sets aside parts of a budget: give one")
         if budget != budget:  # NaN, which nothing ever reaches
@@ -113,7 +125,8 @@ class Limits(Gate, Turns):
         self.tokens_per_minute = tokens_per_minute
         self.concurrency = concurrency
         for name in "requests_per_minute", "tokens_per_minute", "concurrency":
-            if (value := getattr(self, name)) is not None and not value >= 1:
+            require(value := getattr(self, name), NUMBER | None, f"{name} must be a number or None")
+            if value is not None and not value >= 1:
                 raise ConfigurationError(f"{name}={value!r}: it must be at least 1")
         self.budget = budget
         self.prices = prices

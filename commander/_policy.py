@@ -6,7 +6,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
+
+from .kinds import FUNCTION, NUMBER, require
 
 __all__ = ["Policy", "Quorum", "Restart", "Retry", "quorum"]
 
@@ -23,6 +25,7 @@ class Quorum:
     n: int
 
     def __post_init__(self) -> None:
+        require(self.n, int, "the n of a quorum must be a whole number")
         if self.n < 1:
             raise ValueError(f"a quorum needs at least one child, not {self.n!r}")
 
@@ -68,6 +71,14 @@ class Retry:
     within: float | None = None
 
     def __post_init__(self) -> None:
+        for name in "attempts", "backoff", "factor", "max_backoff", "jitter":
+            require(getattr(self, name), NUMBER, f"{name} of a Retry must be a number")
+        require(self.within, NUMBER | None, "within of a Retry must be a number of seconds or None")
+        wanted = "on must be an exception type, several in a tuple, or a function of the error"
+        kinds = cast("tuple[Any, ...]", (self.on,) if callable(self.on) else self.on)
+        require(kinds, tuple, wanted)
+        for each in kinds:
+            require(each, FUNCTION if each is self.on else type, wanted)
         if self.attempts < 1:
             raise ValueError(
                 f"attempts counts the first one too: at least 1, not {self.attempts!r}"
@@ -117,6 +128,10 @@ class Restart:
     within: float = 60.0
     backoff: float = 0.0
     always: bool = False
+
+    def __post_init__(self) -> None:
+        for name in "max", "within", "backoff":
+            require(getattr(self, name), NUMBER, f"{name} of a Restart must be a number")
 
     def next_delay(
         self, error: BaseException | None, starts: list[float], now: float

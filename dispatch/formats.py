@@ -112,6 +112,10 @@ class InternLMInterpreter(Format):
         """Read the code when it is whole."""
         return CollectedBody(output, self, _ACTION)
 
+    def write(self, call: ToolCall) -> str:
+        """Write the code between the marks."""
+        return f"{self.open}{call.arguments.get(self._argument, call.text)}{self.close}"
+
 
 class FencedCode(Format):
     """A fenced block of code at the start of a line, which is code for `tool`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Awaitable, Callable
 from inspect import iscoroutinefunction
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
@@ -36,6 +37,10 @@ class Handler(Node[T_co], internal=True):
         self._kwargs = kwargs or None  # a dictionary less to keep for each
         self._owner = owner
 
+    def __getstate__(self) -> Any:
+        _name_body(self._function)
+        return super().__getstate__()
+
     def task(self) -> Awaitable[T_co]:
         """Call the function, with the node as its first argument (after `self` in a method)."""
         given = self._args if self._owner is None else (self, *self._args)
@@ -49,6 +54,7 @@ class HandlerFunction(Generic[P, T]):
     """What `@handler` makes: calling it gives a `Handler` that has not started."""
 
     def __init__(self, function: Callable[Concatenate[Any, P], Awaitable[T]]) -> None:
+        self.__qualname__ = repr(function)  # of what has no name
         functools.update_wrapper(self, function)
         self._function = function
 
@@ -70,8 +76,22 @@ class HandlerFunction(Generic[P, T]):
 
         return bound
 
+    def __getstate__(self) -> dict[str, Any]:
+        _name_body(self._function)
+        return vars(self)
+
     def __repr__(self) -> str:
-        return f"<handler {self._function.__qualname__}>"
+        return f"<handler {self.__qualname__}>"
+
+
+def _name_body(function: Callable[..., Any]) -> None:
+    """Let a pickle find a function in what `@handler` has put in its place, under its name."""
+    name = getattr(function, "__qualname__", "")
+    found: Any = sys.modules.get(function.__module__)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if isinstance(found, HandlerFunction) and found._function is function:
+        function.__qualname__ = f"{name}._function"
 
 
 def handler(function: Callable[Concatenate[Any, P], Awaitable[T]]) -> HandlerFunction[P, T]:

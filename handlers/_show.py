@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable
 from inspect import isawaitable
 from typing import Any
@@ -21,13 +22,21 @@ async def show(
 ) -> str:
     """Give each text to `write`, plain or async, as it arrives; return all of it.
 
-    Without `write` it goes to the standard output. Each piece is also an event of kind `text`.
+    Without `write` it goes to the standard output. Each piece is also an event of kind `text`. What
+    `write` raises is raised, a `CancelledError` of its own as a `RuntimeError`: nobody asks for the
+    result of a node that was cancelled, and the text would be lost in silence.
     """
     write = write or ConsoleView().write
     said: list[str] = []
     async for text in texts:
         emit(node, "text", text)
         said.append(text)
-        if isawaitable(written := write(text)):
-            await written
+        try:
+            if isawaitable(written := write(text)):
+                await written
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():  # meant for this node
+                raise
+            raise RuntimeError(f"{write!r:.200} raised CancelledError by itself") from error
     return "".join(said)

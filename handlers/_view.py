@@ -17,7 +17,8 @@ class View:
     """Sees an exchange, and is asked whether a tool may run; it shows nothing and refuses.
 
     A subclass writes the methods for what it wants to see, as `ConsoleView` does. Text comes
-    through `write`, which may be plain or async; a slow one slows the model down.
+    through `write`, which may be plain or async; a slow one slows the model down, and one that
+    raises fails the exchange.
     """
 
     approvals: Approvals | None = None

@@ -1,17 +1,19 @@
 """Edges: a node that has completed starts the next, along a graph that may have cycles.
 
-An edge is an `at_end` callback and nothing more, so it goes with whatever else happens to the
-node. The next node becomes a child of the first one's parent: beside it, not below it. `Graph` is
-such a parent, which ends when the graph does.
+An edge is a callback and nothing more, so it goes with whatever else happens to the node. The next
+node becomes a child of the first one's parent: beside it, not below it. `Graph` is such a parent,
+which ends when the graph does.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, TypeAlias, TypeGuard, TypeVar, cast, overload
 
 from ..commander import Node
+from ..commander.kinds import FUNCTION, require
 from ..commander.pattern import keep_pattern, start
 from ._job import Job
 
@@ -80,15 +82,16 @@ def add_edge(source: Node[Any] | tuple[Node[Any], ...], target: Target) -> Any:
     added, and the copies share them: a list or an object given as data is the same one for all.
     Callbacks are those from before its body began: what a run adds is its own. The options of the
     put (priority, timeout, retry, policy, place, limits) go with the copies too.
-    Nodes must not have started when they get an edge: `RuntimeError`. A node that fails or is
-    cancelled follows no edge. Awaiting a target does not start it, since its edge does: that is a
-    `RuntimeError`; await the `Graph`.
+    Nodes must not have started when they get an edge: `RuntimeError`. How a node ends counts once
+    its other callbacks have run: one that has recovered follows its edges, and one that fails, in a
+    callback too, or is cancelled follows none. Awaiting a target does not start it, since its edge
+    does: that is a `RuntimeError`; await the `Graph`.
     """
     if isinstance(source, tuple):
         _Join(source, target)
     else:
         _keep_patterns((source,), target)
-        source.at_end(lambda node: _follow((node,), target))
+        _when_completed(source, lambda node: _follow((node,), target))
     return source
 
 
@@ -100,6 +103,7 @@ def add_conditional_edge(
     A result that is not among `targets` leads to `default`, and without one the path ends there.
     A result that cannot be a key (it is not hashable) fails the node. The rest is as in `add_edge`.
     """
+    require(targets, Mapping, "the targets must be a mapping from results to nodes")
     _keep_patterns((source,), *targets.values(), default)
     chosen = dict(targets)
 
@@ -108,7 +112,7 @@ def add_conditional_edge(
         if target is not None:
             _follow((node,), target)
 
-    source.at_end(follow)
+    _when_completed(source, follow)
     return source
 
 
@@ -132,7 +136,7 @@ class _Join:
         self.target = target
         self.completed: dict[int, Node[Any]] = {}  # outside a graph, which keeps its own
         for number, source in enumerate(distinct):
-            source.at_end(lambda node, number=number: self.arrive(number, node))
+            _when_completed(source, partial(self.arrive, number))
 
     def arrive(self, number: int, node: Node[Any]) -> None:
         """Note that a source, or a copy of it, has completed; follow the edge if all have."""
@@ -147,8 +151,25 @@ class _Join:
             _follow(nodes, self.target)
 
 
+def _when_completed(source: Node[Any], follow: Callable[[Node[Any]], None]) -> None:
+    """Call `follow` once `source` has completed, whatever its callbacks make of how it ends."""
+
+    def last(node: Node[Any]) -> None:
+        if node.error is None:
+            follow(node)
+
+    # Added only at the end, it comes after all others: one may still recover the node, or fail it.
+    source.at_done(lambda node: node.at_done(last))
+
+
 def _keep_patterns(sources: Iterable[Node[Any]], *targets: Target | None) -> None:
     sources = [*sources]
+    for each in targets:
+        require(each, Node | FUNCTION | None, "where an edge leads must be a node or a function")
+    for node in sources:
+        require(
+            node, Node, "a graph and an edge must begin at a node, or an edge at several, (a, b)"
+        )
     for node in sources:
         keep_pattern(node)
     for node in filter(_is_node, targets):

@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import Any
 
 from ..backends import Backend
+from ..commander.kinds import require
 from ..dispatch import Format
 from ..handlers import View, respond
 from ..messages import Conversation, Message
@@ -34,6 +35,9 @@ class ResponseJob(Job[Message]):
     formats: Sequence[Format] | None = None
 
     def __post_init__(self) -> None:
+        require(self.backend, Backend, "backend must be one that connect(...) makes")
+        require(self.conversation, Conversation, "conversation must be a Conversation")
+        require(self.view, View, "view must be a View")
         check_options(self.options, "a ResponseJob")
 
     async def task(self) -> Message:

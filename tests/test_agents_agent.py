@@ -1,7 +1,7 @@
 """An agent's call: what it asks, remembers and answers, and what ends it."""
 
 import asyncio
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 import pytest
@@ -410,11 +410,11 @@ async def test_calls_written_as_text_run_as_others_do(given: bool) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"backend": "local"}, r"by connect\('local'\)$"),
+        ({"backend": "local"}, r"one that connect\(\.\.\.\) makes, or None, not 'local'$"),
         ({"memory": Memory}, r"make one, Memory\(\.\.\.\)$"),
         ({"aggregator": Aggregator}, r"make one, Aggregator\(\.\.\.\)$"),
         ({"output_format": StringParser}, r"make one, StringParser\(\.\.\.\)$"),
-        ({"approve": True}, r"a function that is asked, or Approvals\(\), not True$"),
+        ({"approve": True}, r"a function that is asked, Approvals\(\) or None, not True$"),
     ],
 )
 def test_what_an_agent_cannot_be_made_of_is_refused_when_it_is_made(
@@ -429,3 +429,25 @@ def test_a_group_whose_speaker_is_no_function_is_refused_when_it_is_made() -> No
     """As the name of one of the policies."""
     with pytest.raises(TypeError, match="such as round_robin, not 'round_robin'"):
         GroupChat("team", ["ann", "bob"], speaker="round_robin")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+async def test_a_stream_has_the_timeout_and_the_limits_that_it_is_given(inside: bool) -> None:
+    """As a call that is put has; in a commander and without one."""
+    slow = ScriptedBackend([asyncio.Event()], "Yes.")
+    dear = ScriptedBackend("Yes.", "No.", model="m")
+    async with AsyncExitStack() as stack:
+        if inside:
+            await stack.enter_async_context(Commander())
+        with pytest.raises(TimeoutError):
+            async for _ in Agent(slow).stream("?", timeout=0.01):
+                pass
+        limits = Limits(budget=1)
+        agent = Agent(dear)
+        async for part in agent.stream("?", limits=limits):
+            assert part.stream_state in ("begin", "streaming", "end")
+        with pytest.raises(BudgetExceeded):
+            async for _ in agent.stream("?", limits=limits):
+                pass
+    assert limits.spent == agent.usage()["m"].total_tokens > 0
+    assert slow.opened == slow.closed

@@ -5,14 +5,16 @@ import json
 from typing import Any
 
 import pytest
+from _scale import SEED
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anabranch import AgentMessage, BadResponse, ConfigurationError, Memory, Message, ToolCall
 from anabranch.agents import Agent, SummaryMemory
 from anabranch.agents.layers import TOOLS
+from anabranch.commander import Commander
 from anabranch.messages import Request
-from anabranch.testing import ScriptedBackend
+from anabranch.testing import ScriptedBackend, pause, run_seeded
 from anabranch.tools import ToolResult
 
 relaxed = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -232,3 +234,58 @@ async def test_what_is_said_during_a_summary_is_kept() -> None:
     said = [message.content for message in memory.get()]
     assert {"first", "second", "ok"} <= set(said)
     assert sum("Summary" in text for text in said) == 1
+
+
+class Overlapping(Agent):
+    """Ends as its message says, some turns later."""
+
+    async def forward(
+        self, message: AgentMessage, *, session_id: int | str = 0, **_: Any
+    ) -> AgentMessage | str:
+        how = message.text.split()[0]
+        await pause()
+        if how == "asks":  # itself, and says something by that
+            await self(f"answers {message.text}", session_id=session_id)
+        elif how == "says":
+            half = AgentMessage(content=f"half {message.text}", sender=self.name)
+            self.memory.add(half, session_id=session_id)
+        await pause()
+        if how != "answers":
+            raise LookupError
+        return f"answer to {message.text}"
+
+
+@relaxed
+@given(
+    st.lists(st.sampled_from(["answers", "fails", "says", "asks", "cancelled"]), max_size=6),
+    st.integers(0, 2**20),
+)
+def test_of_calls_that_overlap_in_a_session_each_leaves_what_it_would_leave_alone(
+    calls: list[str], seed: int
+) -> None:
+    """One that fails takes its question back, whatever the others have said meanwhile."""
+    agent, expected = Overlapping(), list[str]()
+    for number, how in enumerate(calls):
+        question = f"{how} {number}"
+        inner = f"answers {question}"
+        expected += {
+            "answers": [question, f"answer to {question}"],
+            "says": [question, f"half {question}"],
+            "asks": [question, inner, f"answer to {inner}"],
+        }.get(how, [])
+
+    async def main() -> None:
+        async with Commander() as commander:
+            for number, how in enumerate(calls):
+                call = commander.call_handler(agent.call(f"{how} {number}", session_id=7))
+                if how == "cancelled":
+                    asyncio.get_running_loop().call_soon(call.cancel)
+                await pause()
+
+    run_seeded(main, seed=SEED + seed)
+    said = [each.text for each in agent.memory.get(7)]
+    assert sorted(said) == sorted(expected)
+    order = {text: place for place, text in enumerate(said)}
+    for text in said:
+        for later in (f"answer to {text}", f"half {text}"):
+            assert order[text] < order.get(later, len(said))

@@ -6,15 +6,29 @@ import asyncio
 import gc
 import pickle
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from _scale import seeds
+from hypothesis import given
+from hypothesis import strategies as st
 
-from anabranch import Agent, AgentMessage, BackendUnavailable, Commander, Memory, Retry
+from anabranch import (
+    Agent,
+    AgentMessage,
+    BackendUnavailable,
+    Commander,
+    Memory,
+    Message,
+    Retry,
+    Tool,
+    tool,
+)
 from anabranch.agents import Orchestrator, Sequential, State, StepAgent
 from anabranch.messages import Request
 from anabranch.testing import ScriptedBackend, explore
+from anabranch.tools import PerSession, Toolkit
 
 
 def secrets(request: Request) -> set[str]:
@@ -148,3 +162,84 @@ async def test_orchestrators_that_share_an_agent_have_a_session_each() -> None:
     del first, second
     gc.collect()
     assert agent.memory.sessions == []
+
+
+class Kept(Toolkit):
+    """Keeps something for each session, and may fail to close it."""
+
+    def __init__(self, fault: Exception | None, closed: list[Kept]) -> None:
+        def close(_: object) -> None:
+            closed.append(self)
+            if fault is not None:
+                raise fault
+
+        self.kept = PerSession(object, close)
+
+    @tool
+    async def keep(self) -> str:
+        """Keep it."""
+        self.kept.get()
+        return "kept"
+
+
+class Stubborn(Memory):
+    """May raise when it has forgotten."""
+
+    fault: Exception | None = None
+
+    def reset(self, session_id: int | str = 0) -> None:
+        super().reset(session_id)
+        if self.fault is not None:
+            raise self.fault
+
+
+@given(st.lists(st.tuples(*[st.booleans()] * 3), min_size=1, max_size=4), st.booleans())
+def test_a_reset_forgets_all_and_raises_together_what_failed(
+    faulty: list[tuple[bool, bool, bool]], orchestrated: bool
+) -> None:
+    """Memories and what tools keep, in all agents, whichever of them raises."""
+    closed: list[Kept] = []
+    faults: list[Exception] = []
+
+    def fault(raises: bool) -> Exception | None:
+        faults.extend([OSError(str(len(faults)))] if raises else [])
+        return faults[-1] if raises else None
+
+    agents: list[Agent[Any]] = []
+    for number, raises in enumerate(faulty):
+        memory = Stubborn()
+        memory.fault = fault(raises[0])
+        kits = [Kept(fault(each), closed) for each in raises[1:]]
+        tools = [Tool(kit.keep.function, name=f"keep{n}") for n, kit in enumerate(kits)]
+        call = [{"function": {"name": each.name, "arguments": "{}"}} for each in tools]
+        calls = Message.from_wire({"role": "assistant", "tool_calls": call})
+        backend = ScriptedBackend(calls, "Done.")
+        agents.append(Agent(backend, name=str(number), memory=memory, tools=tools))
+    chain = Sequential(*agents)
+    asyncio.run(use(chain))
+    orchestrator = Orchestrator(agents, lambda obs, state: None, State(), session_id=7)
+    orchestrator.state.steps = 3
+    raised: list[BaseException] = []
+    try:
+        (orchestrator if orchestrated else chain).reset(*([] if orchestrated else [7]))
+    except BaseExceptionGroup as group:
+        raised = [*leaves(group)]
+    except OSError as error:
+        raised = [error]
+    assert {str(each) for each in raised} == {str(each) for each in faults}
+    assert len(closed) == 2 * len(agents)
+    assert all(agent.memory.get(7) == [] for agent in agents)
+    assert not any(agent.usage(7) for agent in agents)
+    assert orchestrator.state.steps == (0 if orchestrated else 3)
+
+
+async def use(agent: Agent[Any]) -> None:
+    await agent("Keep it.", session_id=7)
+
+
+def leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
+    for each in group.exceptions:
+        if isinstance(each, BaseExceptionGroup):
+            yield from leaves(each)
+        else:
+            yield each

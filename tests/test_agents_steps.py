@@ -1,15 +1,29 @@
 """`StepAgent`: thoughts, calls of plugins and code, until there is an answer."""
 
 import asyncio
+import json
+from collections.abc import Iterable
 from typing import Any
 
 import _left
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from anabranch import AgentMessage, Commander, Message, NodeCancelled, tool
 from anabranch.agents import StepAgent
-from anabranch.agents.layers import FencedCall
-from anabranch.dispatch import FencedCode
+from anabranch.agents.layers import FencedCall, ToolParser
+from anabranch.dispatch import (
+    BareJSON,
+    FencedCode,
+    Format,
+    Hermes,
+    InternLMInterpreter,
+    InternLMPlugin,
+    Llama,
+    Mistral,
+    Think,
+)
 from anabranch.testing import ScriptedBackend
 from anabranch.tools import PerSession, PythonKernel, Toolkit
 
@@ -178,3 +192,53 @@ def test_real_code_runs_and_a_cancelled_agent_leaves_no_kernel_when_it_is_closed
 
     assert not _left.left(_left.processes, before)
     assert not _left.left(_left.threads, still)
+
+
+class Angles(Format):
+    """A form of the user's own, which the model does not know."""
+
+    open, close = "<<", ">>"
+
+    def read(self, body: str) -> Iterable[tuple[str, str | dict[str, Any]]]:
+        call = json.loads(body)
+        yield call["name"], call["arguments"]
+
+
+SILENT: list[Format] = [
+    Angles(),
+    Hermes(),
+    Mistral(),
+    Llama(),
+    InternLMPlugin(),
+    InternLMInterpreter(),
+    BareJSON(),
+]
+
+
+@given(
+    st.lists(st.sampled_from([*SILENT, Think(), FencedCode(tool="interpreter")]), min_size=1),
+    st.booleans(),
+    st.booleans(),
+)
+def test_the_model_is_told_of_its_tools_whatever_the_formats_say(
+    formats: list[Format], plugins: bool, code: bool
+) -> None:
+    """A form that has no instruction is shown by an example, which the parser reads."""
+    agent = StepAgent(
+        ScriptedBackend(),
+        plugins=[search] if plugins else [],
+        interpreter=Notes() if code else None,
+        formats=formats,
+    )
+    told = "".join(each.content or "" for each in agent.agent.aggregate())
+    parser = agent.agent.output_format
+    assert isinstance(parser, ToolParser)
+    of_calls = [each for each in formats if each.branch is None]
+    if plugins and any(each.tool is None for each in of_calls if each in SILENT):
+        assert "- search: Search the web." in told
+    for each in of_calls:
+        writes_code = isinstance(each, InternLMInterpreter | FencedCode)
+        if (code if writes_code else plugins or code) and not isinstance(each, BareJSON):
+            assert each.open in told
+            found = ToolParser(each).parse(told[told.rindex(each.open) :])
+            assert found["tool_type"] in ("search", "interpreter")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -210,6 +211,35 @@ async def test_each_member_of_a_group_has_its_usage() -> None:
     assert result.last.usage == ONE
     assert ada.usage("user") == {"ada": ONE}
     assert ada.usage() == {"ada": ONE + ONE + ONE}
+
+
+@given(st.lists(st.tuples(st.sampled_from(["ann", "ann#7", "ann@x", "'"]), st.integers(6, 8))))
+def test_what_each_session_with_a_partner_took_is_counted_apart(
+    chats: list[tuple[str, int]],
+) -> None:
+    """Also with a partner whose name looks like a session; to forget one leaves the others."""
+    bob = ConversableAgent("bob", Paid())
+
+    async def main() -> None:
+        for name, session in chats:
+            sender = ConversableAgent(name, default_auto_reply=None)
+            await sender.initiate_chat(
+                bob, "?", max_turns=1, session_id=session, clear_history=False
+            )
+
+    asyncio.run(main())
+    counts = Counter(chats)
+    while counts:
+        for name, session in chats:
+            replies = [ONE] * counts[name, session]
+            took = bob.usage(bob.session_with(name, session)).get("m", Usage())
+            assert took == sum(replies, Usage())
+            together = [ONE] * sum(count for (who, _), count in counts.items() if who == name)
+            key = bob.session_with(name)
+            assert bob.usage(key).get("m", Usage()) == sum(together, Usage())
+        (name, session), _ = counts.popitem()
+        bob.clear_history(name, session)
+    assert bob.usage().get("m", Usage()) == sum([ONE] * len(chats), Usage())
 
 
 async def test_what_is_charged_is_an_event_of_the_node_that_pays() -> None:

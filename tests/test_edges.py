@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from _scale import SEED
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -533,3 +534,56 @@ def test_every_node_of_a_graph_without_cycles_runs_once_after_all_before_it(
     run_seeded(main, seed=seed)
     assert sorted(order) == [*range(len(nodes))]
     assert all(order.index(each) < order.index(n) for n, needs in before.items() for each in needs)
+
+
+CALLBACKS = ("edge", "join", "choice", "recover", "recover late", "fail at end", "fail when done")
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@given(order=st.lists(st.sampled_from(CALLBACKS), max_size=5))
+def test_edges_are_followed_by_a_node_that_has_completed_in_the_end(
+    fails: bool, order: list[str]
+) -> None:
+    """Whatever callbacks it has, in any order: one may recover it, another may fail it."""
+    seen: list[str] = []
+
+    @handler
+    async def first(node: Node[Any]) -> str:
+        if fails:
+            raise ValueError
+        return "go"
+
+    def recover(node: Node[Any]) -> None:
+        if node.error is not None:
+            node.recover("go")
+
+    async def recover_late(node: Node[Any]) -> None:
+        await pause()
+        recover(node)
+
+    def fail(node: Node[Any]) -> None:
+        raise LookupError
+
+    async def main() -> None:
+        node = first()
+        for number, each in enumerate(order):
+            if each == "recover":
+                node.at_exception(recover)
+            elif each == "recover late":
+                node.at_exception(recover_late)
+            elif each == "fail at end":
+                node.at_end(fail)
+            elif each == "fail when done":
+                node.at_done(fail)
+            elif each == "choice":
+                add_conditional_edge(node, {"go": Step(str(number), seen)})
+            elif each == "join":
+                add_edge((node,), Step(str(number), seen))
+            else:
+                add_edge(node, Step(str(number), seen))
+        async with Commander() as commander:
+            commander.call_handler(node)
+        edges = [str(n) for n, each in enumerate(order) if each in ("edge", "join", "choice")]
+        assert sorted(seen) == (edges if node.state == "completed" else [])
+
+    run_seeded(main, seed=SEED)

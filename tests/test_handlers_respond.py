@@ -5,6 +5,8 @@ import threading
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from anabranch import (
     BackendUnavailable,
@@ -426,3 +428,55 @@ async def test_calls_with_the_same_id_get_each_its_own_result():
         results = await commander.run(call_tools(calls(), [look]))
 
     assert [r.content for r in results] == ["seen Rome", "seen Paris", "seen Oslo"]
+
+
+class Cancelling(Seen):
+    """Raises `CancelledError` by itself, or waits for a task that was cancelled, at one piece."""
+
+    def __init__(self, pieces: int, how: str) -> None:
+        super().__init__()
+        self.pieces = pieces
+        self.how = how
+
+    def write(self, text: str) -> Any:
+        super().write(text)
+        self.pieces -= 1
+        if self.pieces:
+            return None
+        if self.how == "raises":
+            raise asyncio.CancelledError
+        waiting = asyncio.ensure_future(asyncio.sleep(0))
+        waiting.cancel()
+        return waiting
+
+
+@pytest.mark.parametrize("how", ["raises", "waits"])
+@given(pieces=st.integers(1, 4))
+def test_a_view_that_is_cancelled_by_itself_fails_the_exchange(how: str, pieces: int) -> None:
+    """Nobody cancelled the exchange, so what it has not shown is not lost in silence."""
+    view = Cancelling(pieces, how)
+
+    async def main() -> None:
+        conversation = Conversation()
+        with pytest.raises(RuntimeError, match="raised CancelledError by itself"):
+            await exchange(ScriptedBackend("Yes, and no.", size=3), conversation, view=view)
+        assert view.text in "Yes, and no."
+
+    asyncio.run(main())
+
+
+async def test_an_exchange_that_is_cancelled_while_its_view_waits_is_cancelled() -> None:
+    """That is no failure of the view."""
+
+    class Waiting(Seen):
+        async def write(self, text: str) -> None:  # type: ignore[override]
+            super().write(text)
+            await asyncio.Event().wait()
+
+    view = Waiting()
+    async with asyncio.timeout(10), Commander() as commander:
+        node = commander.call_handler(respond(ScriptedBackend("Yes."), Conversation(), (), view))
+        await view.wrote.wait()
+        node.cancel("enough")
+        with pytest.raises(NodeCancelled, match="enough"):
+            await node

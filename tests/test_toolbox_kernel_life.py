@@ -15,7 +15,7 @@ import pytest
 from _left import gone, left, processes
 from _until import until
 
-from anabranch import Agent, AgentMessage, Commander, Message, ToolCall
+from anabranch import Agent, AgentMessage, Commander, Message, ToolCall, ToolError
 from anabranch.agents import StepAgent, ToolExecutor
 from anabranch.messages import Request
 from anabranch.testing import ScriptedBackend
@@ -288,3 +288,27 @@ async def test_no_process_is_killed_by_a_number(monkeypatch: pytest.MonkeyPatch)
     await executor(doing("1"))
     await executor.aclose()
     assert killed == []
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_calls_that_wait_when_a_kernel_is_closed_fail_and_start_no_other(
+    tmp_path: Path, begun: bool
+):
+    """A call that comes after that starts a new one."""
+    kernel, running = PythonKernel(), tmp_path / "running"
+    first = f"open({str(running)!r}, 'w')\nimport time; time.sleep(60)"
+    before = processes()
+    calls = [asyncio.ensure_future(kernel.run.run({"code": code})) for code in (first, "1", "2")]
+    if begun:
+        await until(running.exists)
+    else:
+        await until(lambda: processes() != before)
+    await kernel.aclose()
+    said = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(each, ToolError) for each in said)
+    assert [str(each) for each in said[1:]] == ["Python was closed before this ran"] * 2
+    assert left(processes, before) == set()
+    assert await kernel.run.run({"code": "1 + 1"}) == (
+        f"{NEW}the earlier one was closed]\n2" if begun else "2"
+    )
+    await kernel.aclose()

@@ -6,6 +6,8 @@ from datetime import date
 from typing import Annotated, Any, Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from anabranch.commander.errors import ToolError
@@ -277,7 +279,7 @@ def test_what_cannot_be_a_tool_is_refused_when_it_is_decorated():
         def numbers():
             yield 1
 
-    with pytest.raises(TypeError, match=r"len: retry must be a Retry, not 3"):
+    with pytest.raises(TypeError, match=r"len: retry must be a Retry or None, not 3"):
         tool(retry=3)(len)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="next to the function"):
         tool(staticmethod(len))  # type: ignore[arg-type]
@@ -307,3 +309,30 @@ def test_an_unresolvable_return_annotation_is_no_obstacle():
 def test_a_tool_shows_its_signature():
     """The repr is for people."""
     assert repr(weather).startswith("<Tool weather(location: str, unit: ")
+
+
+NAMES = st.sampled_from("abcd")
+
+
+@given(st.dictionaries(NAMES, st.booleans()), st.booleans(), st.sets(NAMES))
+def test_a_schema_from_elsewhere_names_what_the_function_takes(
+    taken: dict[str, bool], any_other: bool, named: set[str]
+) -> None:
+    """All that it needs, and nothing that it does not take; the error says which."""
+    parts = [name if needed else f"{name}=None" for name, needed in taken.items()]
+    any_other = any_other or not parts
+    scope: dict[str, Any] = {"__name__": "scope"}
+    star = "" if not parts else "*, "
+    exec(f"def add({star}{', '.join([*parts, *(['**more'] if any_other else [])])}): ...", scope)
+    schema = {"properties": {name: {} for name in named}}
+    unknown = set() if any_other else named - taken.keys()
+    missing = {name for name, needed in taken.items() if needed} - named
+    if not unknown and not missing:
+        made = Tool(scope["add"], parameters=schema)
+        assert made.function(**made.check(dict.fromkeys(named, 1))) is None
+        return
+    with pytest.raises(TypeError, match=r"^tool add: parameters ") as refused:
+        Tool(scope["add"], parameters=schema)
+    said = str(refused.value)
+    assert {name for name in "abcd" if repr(name) in said} == unknown | missing
+    assert ("does not take" in said, "needs" in said) == (bool(unknown), bool(missing))

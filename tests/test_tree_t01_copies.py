@@ -4,9 +4,11 @@ import asyncio
 import copy
 import pickle
 
+import cloudpickle
 import pytest
 
 from anabranch.commander import Commander
+from anabranch.handlers import handler
 from anabranch.jobs import Job, add_edge
 
 
@@ -30,15 +32,37 @@ class Slotted(Job[int]):
         return self.number
 
 
+@handler
+async def note(node, text, tags):
+    return text + "".join(tags)
+
+
+class Desk:
+    @handler
+    async def note(self, node, text, tags):
+        return text + "".join(tags)
+
+
+async def undecorated(node, text, tags):
+    return text + "".join(tags)
+
+
 def pickled(node: Note) -> Note:
     return pickle.loads(pickle.dumps(node))
 
 
-@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, pickled])
+def sent(node: Note) -> Note:
+    """By value where it can be, as to another machine."""
+    return pickle.loads(cloudpickle.dumps(node))
+
+
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, pickled, sent])
+@pytest.mark.parametrize("kind", [Note, note, Desk().note, handler(undecorated)])
 @pytest.mark.parametrize("ran", [False, True])
-async def test_a_copy_has_not_started_and_runs_by_itself(make, ran):
+async def test_a_copy_has_not_started_and_runs_by_itself(make, kind, ran):
     """By `copy`, `deepcopy` and pickle, of a node that is new, and of one that has run."""
-    node = Note("a", ["b"])
+    tags = ["b"]
+    node = kind("a", tags)
     node.at_end(lambda _: None)
     async with Commander() as commander:
         if ran:
@@ -46,7 +70,10 @@ async def test_a_copy_has_not_started_and_runs_by_itself(make, ran):
         twin = make(node)
         assert (twin.state, twin.node_id, twin.parent) == ("pending", 0, None)
         assert await commander.run(twin) == "ab"
-        assert twin.tags is node.tags if make is copy.copy else twin.tags is not node.tags
+        tags.append("c")
+        assert await commander.run(make(node)) == "abc"
+        if kind is Note:
+            assert twin.tags is tags if make is copy.copy else twin.tags is not tags
         assert node.state == ("completed" if ran else "pending")
         assert (node.result, node.node_id) == (("ab", 1) if ran else (None, 0))
 

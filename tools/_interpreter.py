@@ -39,6 +39,7 @@ class Interpreter:
         # Why the kernel of earlier calls is gone, until the model has been told.
         self._lost = lost
         self._called = False
+        self._closings = 0  # a call that was there before one of them does not start a kernel anew
         self._callers = 0  # that have their turn or wait for it
         self._turn = asyncio.Lock()
         self._starting: asyncio.Task[Kernel] | None = None
@@ -62,19 +63,19 @@ class Interpreter:
         """Begin to end the kernel; the future, if there is one, is done when it has ended."""
         if self._process != os.getpid() or not self._called:
             return None
-        return submit(self.end("the earlier one was closed"))
+        return submit(self._close())
 
     # --- on the kernels' loop
 
     async def _run(self, code: str) -> Illustrated:
-        loop, settings = asyncio.get_running_loop(), self._settings
+        loop, settings, closings = asyncio.get_running_loop(), self._settings, self._closings
         self._callers += 1
         try:
             async with self._turn:
                 if self._timer is not None:
                     self._timer.cancel()
                 try:
-                    kernel = await self._started()
+                    kernel = await self._started(closings)
                     output = Output(settings.figures.save)
                     lost = self._lost
                     ending = await self._execute(kernel, code, output)
@@ -94,12 +95,17 @@ class Interpreter:
             raise ToolError(text)
         return Illustrated(text or "(no output)", output.images, output.files)
 
-    async def _started(self) -> Kernel:
-        """Return the kernel, a new one if there is none; raise `ToolError` if `end` comes first."""
+    async def _started(self, closings: int) -> Kernel:
+        """Return the kernel, a new one if there is none; raise `ToolError` if `end` comes first.
+
+        `closings` are those before the call.
+        """
         kernel = self._kernel
         if kernel is not None and kernel.alive:
             return kernel
         await self.end(ENDED)  # or wait until it has ended: until then it has its place in the pool
+        if closings != self._closings:
+            raise ToolError("Python was closed before this ran")
         self._starting = asyncio.ensure_future(self._start())
         try:
             return await self._starting
@@ -154,6 +160,10 @@ class Interpreter:
             return ""
         kept = "interrupted; the variables are kept" if stopped else "killed"
         return f"[not done after {settings.timeout:g} s: {kept}]"
+
+    async def _close(self) -> None:
+        self._closings += 1
+        await self.end("the earlier one was closed")
 
     async def end(self, why: str) -> None:
         """End the kernel, also one that only starts; the next call says why.

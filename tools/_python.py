@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..commander.kinds import NUMBER, require
 from ._extra import import_extra
 from ._figures import Figures
 from ._kernel_pool import Pool
@@ -87,6 +88,14 @@ class PythonKernel(Toolkit):
         executable: str = sys.executable,
         approve: bool = False,
     ) -> None:
+        for name, seconds in {
+            "timeout": timeout,
+            "grace": grace,
+            "start_timeout": start_timeout,
+        }.items():
+            require(seconds, NUMBER, f"{name} must be a number of seconds")
+        require(idle, NUMBER | None, "idle must be a number of seconds or None")
+        require(most, int | None, "most must be a number of kernels or None")
         if (idle is not None and idle <= 0) or (most is not None and most < 1):
             raise ValueError(f"idle={idle!r}, most={most!r}: too few; None is no limit")
         self.timeout = timeout

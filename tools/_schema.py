@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast, get_type_hints
 
@@ -14,7 +14,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from ..commander.errors import ToolError
 
-__all__ = ["Arguments", "InvalidArguments", "as_list", "as_mapping"]
+__all__ = ["Arguments", "InvalidArguments", "as_list", "as_mapping", "check_names"]
 
 
 class InvalidArguments(ToolError):
@@ -28,23 +28,41 @@ class _Untitled(GenerateJsonSchema):
         return False
 
 
+def _by_name(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return what a function takes; a `self` belongs to the method and is left out."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if parameters and parameters[0].name == "self":
+        del parameters[0]
+    for p in parameters:
+        if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL):
+            raise TypeError(
+                f"tool {function.__qualname__}: a model passes arguments by name, "
+                f"so {str(p)!r} cannot be positional only"
+            )
+    return parameters
+
+
+def check_names(function: Callable[..., Any], names: Iterable[str]) -> None:
+    """Raise a `TypeError` unless a function can be called with the arguments of a schema."""
+    parameters, names = _by_name(function), list(names)
+    taken = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+    needed = [p.name for p in parameters if p.name in taken and p.default is p.empty]
+    unknown = [name for name in names if name not in taken and len(taken) == len(parameters)]
+    missing = [name for name in needed if name not in names]
+    if unknown or missing:
+        faults = [f"names {unknown}, which the function does not take"] if unknown else []
+        faults += [f"lacks {missing}, which the function needs"] if missing else []
+        raise TypeError(f"tool {function.__qualname__}: parameters {' and '.join(faults)}")
+
+
 class Arguments:
     """What one function takes: `parameters` is the JSON schema, `check` reads a call's arguments.
 
-    A first parameter called `self` belongs to the method and is left out. `descriptions` holds the
-    docstring's words for parameters that have no description of their own.
+    `descriptions` holds the docstring's words for parameters that have no description of their own.
     """
 
     def __init__(self, function: Callable[..., Any], descriptions: Mapping[str, str]) -> None:
-        parameters = list(inspect.signature(function).parameters.values())
-        if parameters and parameters[0].name == "self":
-            del parameters[0]
-        for p in parameters:
-            if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL):
-                raise TypeError(
-                    f"tool {function.__qualname__}: a model passes arguments by name, "
-                    f"so {str(p)!r} cannot be positional only"
-                )
+        parameters = _by_name(function)
         # Not get_type_hints(function): a return annotation that cannot be resolved is no obstacle.
         written = {p.name: p.annotation for p in parameters if p.annotation is not p.empty}
         bare = SimpleNamespace(__annotations__=written)

@@ -13,9 +13,10 @@ import anyio.to_thread
 from pydantic_core import to_json
 
 from ..commander import Retry, ToolError, parent_here
+from ..commander.kinds import NUMBER, require
 from ._docstring import parse_docstring
 from ._remote_schema import RemoteSchema
-from ._schema import Arguments
+from ._schema import Arguments, check_names
 from .results import describe_error
 
 __all__ = ["AnyTool", "Tool", "contain_exit", "result_text", "tool"]
@@ -40,7 +41,8 @@ class Tool(Generic[P, R]):
     that came from elsewhere: the function is then called with the arguments by name as they are,
     once they have been checked as `McpServer` checks them (types, bounds, required fields).
     Raises `TypeError` for a function that cannot be called by name or whose types have no schema,
-    `ValueError` for a schema of which none can be made.
+    or that does not take the arguments which `parameters` name, `ValueError` for a schema of which
+    none can be made.
     """
 
     def __init__(
@@ -63,8 +65,9 @@ class Tool(Generic[P, R]):
             raise TypeError(
                 f"tool {function.__qualname__}: a tool returns its result, it cannot yield"
             )
-        if retry is not None and not isinstance(retry, Retry):  # pyright: ignore
-            raise TypeError(f"tool {function.__qualname__}: retry must be a Retry, not {retry!r}")
+        about = f"tool {function.__qualname__}:"
+        require(retry, Retry | None, f"{about} retry must be a Retry or None")
+        require(timeout, NUMBER | None, f"{about} timeout must be a number of seconds or None")
         summary, descriptions = parse_docstring(function.__doc__)
         self.function = function
         self.name = name or function.__name__
@@ -74,9 +77,11 @@ class Tool(Generic[P, R]):
         self.approve = approve
         self.retry = retry
         self.source = f"{function.__module__}.{function.__qualname__}"
-        self._arguments = (
-            Arguments(function, descriptions) if parameters is None else RemoteSchema(parameters)
-        )
+        if parameters is None:
+            self._arguments = Arguments(function, descriptions)
+        else:
+            self._arguments = RemoteSchema(parameters)
+            check_names(function, self._arguments.parameters["properties"])
         functools.update_wrapper(self, function, updated=())
 
     @property

@@ -9,17 +9,17 @@ toolkit is closed, and when the owner is gone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
 from contextvars import ContextVar
+from functools import partial
 from threading import RLock
 from typing import Any, Generic, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from ..commander.waiting import outlast
 
-__all__ = ["PerSession", "ToolSessions", "close_all"]
+__all__ = ["PerSession", "ToolSessions", "close_all", "do_all"]
 
 T = TypeVar("T")
 
@@ -47,9 +47,7 @@ class ToolSessions:
         """Drop all that tools keep for a session; processes begin to end, nobody waits for it."""
         with LOCK:
             kept = self.kept.pop(session_id, {})
-        with ExitStack() as closing:  # all of it, also if one raises
-            for where, state in kept.items():
-                closing.callback(where.close, state)
+        do_all(partial(where.close, state) for where, state in kept.items())
 
     async def aclose(self) -> None:
         """Close what the tools hold open, and wait for that; twice is harmless.
@@ -118,7 +116,7 @@ Held: TypeAlias = tuple[PerSession[Any], Any]
 
 
 async def close_all(held: Iterable[Held]) -> None:
-    """Begin to close all, wait until it is over, then raise the first failure.
+    """Begin to close all, wait until it is over, then raise what failed, as `do_all` does.
 
     Neither a failure nor a cancel meanwhile cuts that short.
     """
@@ -137,6 +135,23 @@ async def close_all(held: Iterable[Held]) -> None:
         faults += [each for each in together.result() if each is not None]
         if interrupted is not None:
             raise interrupted
+    _raise_together(faults)
+
+
+def do_all(steps: Iterable[Callable[[], object]]) -> None:
+    """Take all steps, whatever one of them raises; then raise what failed, several as a group."""
+    faults: list[BaseException] = []
+    for step in steps:
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - raised below, when all are taken
+            faults.append(error)
+    _raise_together(faults)
+
+
+def _raise_together(faults: Sequence[BaseException]) -> None:
+    if len(faults) > 1:
+        raise BaseExceptionGroup("several could not be closed", faults)
     if faults:
         raise faults[0]
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Self, cast
 
 from ..commander.errors import ConfigurationError
+from ..commander.kinds import require
 from ._tool import AnyTool, Tool
 from .sessions import PerSession, close_all
 
@@ -86,6 +87,7 @@ class Toolkit:
 
 def flatten(items: Iterable[AnyTool | Toolkit]) -> list[AnyTool]:
     """Return all tools, those of the toolkits in their place; refuse two of one name."""
+    require(items, Iterable, "tools must be a list of tools and toolkits")
     tools = (
         tool for item in items for tool in (item.tools if isinstance(item, Toolkit) else [item])
     )

@@ -42,7 +42,7 @@ class Answering(CountedCall[Answer], internal=True):
     async def task(self) -> Answer:
         """Ask the person if it is their turn, else answer without one, or end."""
         agent, mode = self.agent, self.agent.human_input_mode
-        self.count_for(agent.spending, self.partner)
+        self.count_for(agent.spending, agent.session_with(self.partner))
         if agent.approve is not None:
             APPROVE.set(agent.approve)
         agent.tool_sessions.enter(agent.session_with(self.partner))

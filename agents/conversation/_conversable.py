@@ -11,17 +11,20 @@ from typing import Any, Literal, TypeAlias, Unpack, cast
 from ...backends import Backend
 from ...commander import current_node, emit
 from ...commander.awaitable import require_awaitable
+from ...commander.kinds import FUNCTION, require
+from ...messages import Usage
 from ..layers import TOOLS, Agent, AgentMessage, Aggregator, SessionId, System
 from ..layers._call import run_in_tree, stream_call
 from ..layers._memory import OwnSession
 from ..layers._stream import LISTENER, Speech
+from ..layers._usage import add_usage
 from ._answering import Answering
 from ._chat import Chat, ChatOptions, ChatResult
 from ._directory import Answer, Directory, Participant, name_of
 from ._human import HumanInput, TerminalInput
 from ._messages import MessageLike, is_termination
 from ._reply import ReplyResult, ReplyRule, SenderFilter, reply_rules
-from ._scope import Listener, ScopeFeed, current_session, key_of
+from ._scope import Listener, ScopeFeed, current_session, is_with, key_of
 from ._transcript import Transcript
 
 __all__ = ["ConversableAgent", "GroupAggregator", "HumanInputMode", "UserProxyAgent"]
@@ -78,6 +81,8 @@ class ConversableAgent(Agent[Any]):
             raise ValueError(
                 f"human_input_mode is NEVER, TERMINATE or ALWAYS, not {human_input_mode!r}"
             )
+        require(directory, Directory | None, "directory must be a Directory or None")
+        require(human_input, FUNCTION, "human_input must be an async function")
         # The session of what it begins: another agent of this name continues it.
         self.identity = f"@{key_of(name)}"
         self.directory = directory
@@ -190,12 +195,24 @@ class ConversableAgent(Agent[Any]):
             kept = self.memory.messages(session)
             history = [each for each in kept if each.type != TOOLS and each.stream_state == "end"]
             partner = self._partner(history[0]) if history else ""
-            key = key_of(partner)
-            own = f"{session}".startswith((f"{key}#", f"{key}@")) or session == key
             elsewhere = current_session() is not None and session != self.session_with(partner)
-            if own and not elsewhere:
+            if is_with(session, key_of(partner)) and not elsewhere:
                 said.setdefault(partner, []).extend(history)
         return said
+
+    def usage(self, session_id: SessionId | None = None) -> dict[str, Usage]:
+        """Return what all its calls have taken, those of one session, or those with one partner.
+
+        A session is as `session_with` gives it, and a partner's name, in quotes if there is a `#`
+        or an `@` in it, stands for all sessions with it. The rest is as in `Agent`.
+        """
+        if not isinstance(session_id, str):
+            return super().usage(session_id)
+        total: dict[str, Usage] = {}
+        for session, spent in self.spending.sessions.items():
+            if is_with(session, session_id):
+                add_usage(total, spent)
+        return total
 
     def last_message(self, partner: Participant | str | None = None) -> AgentMessage | None:
         """Return what was last said with `partner`, or with the only partner there is.

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
+from ...commander.kinds import require
 from ..errors import UnknownAgent
 from ..layers import AgentMessage
 
@@ -80,6 +81,7 @@ class Directory:
 
     def add(self, participant: Participant) -> None:
         """Enter a participant; twice is harmless. Raises `ValueError` if another has its name."""
+        require(participant, Participant, "a directory must be of participants")
         if self._participants.setdefault(participant.name, participant) is not participant:
             raise ValueError(f"there are two agents called {participant.name!r} in the directory")
 
@@ -103,4 +105,7 @@ class Directory:
 
 def name_of(partner: Participant | str) -> str:
     """Return the name of a participant, or the name itself."""
-    return partner if isinstance(partner, str) else partner.name
+    if isinstance(partner, str):
+        return partner
+    require(partner, Participant, "a partner must be a participant or a name")
+    return partner.name

@@ -11,6 +11,7 @@ from inspect import isawaitable
 from typing import Any, TypeAlias
 
 from ...commander import Node
+from ...commander.kinds import require
 from ..errors import UnknownAgent
 from ..layers import AgentMessage
 from ..layers._call import run_in_tree
@@ -54,6 +55,9 @@ class Group(ABC):
         directory: Directory | None = None,
         max_messages: int = MAX_MESSAGES,
     ) -> None:
+        require(name, str, "name must be a text")
+        require(members, Iterable, "members must be a list of participants and names")
+        require(directory, Directory | None, "directory must be a Directory or None")
         self.name = name
         self.members: dict[str, Participant | str] = {}
         for member in members:

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import TypeAlias
 
 from ..errors import ConversationTooLong
-from ..layers import AgentMessage
+from ..layers import AgentMessage, SessionId
 from ..layers._stream import LISTENER, Feed, Speech
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "converse_in",
     "current_scope",
     "current_session",
+    "is_with",
     "key_of",
     "mute",
     "open_scope",
@@ -71,6 +72,14 @@ def key_of(name: str) -> str:
     """
     marked = name.startswith(("'", '"')) or "#" in name or "@" in name
     return repr(name) if marked else name
+
+
+def is_with(session: SessionId, key: str) -> bool:
+    """Whether a session is one of what is said with a partner, in whatever conversation.
+
+    `key` is the partner's, see `key_of`.
+    """
+    return session == key or f"{session}".startswith((f"{key}#", f"{key}@"))
 
 
 class Scope:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
+from ...commander.kinds import require
 from ...dispatch import Format
 from ...messages import Message, ToolCall
 from ...messages.arguments import read_arguments
@@ -22,7 +23,15 @@ from ...tools import AnyTool, Toolkit, describe
 from ._message import TOOLS, AgentMessage
 from ._parsers import Parser
 
-__all__ = ["AgentStep", "FencedCall", "TextCall", "ToolAction", "ToolParser", "list_steps"]
+__all__ = [
+    "AgentStep",
+    "FencedCall",
+    "TextCall",
+    "ToolAction",
+    "ToolParser",
+    "check_formats",
+    "list_steps",
+]
 
 CUT = "the reply was too long and was cut off before the action's end"
 
@@ -109,6 +118,7 @@ class ToolParser(Parser[ToolAction]):
         tools: Iterable[AnyTool | Toolkit] = (),
         template: str = "",
     ) -> None:
+        check_formats(formats)
         self.formats = formats
         self.validate = validate
         self.tools = list(tools)
@@ -186,6 +196,13 @@ class ToolParser(Parser[ToolAction]):
             if not body.void:
                 end = len(text) - len(after)
         return None
+
+
+def check_formats(formats: Sequence[Format] | None) -> None:
+    """Raise a `TypeError` for what is no list of formats; None is one."""
+    require(formats, Sequence | None, "formats must be a list of Formats, or None")
+    for each in formats or ():
+        require(each, Format, "formats must be a list of Formats, each")
 
 
 class _FirstCall:

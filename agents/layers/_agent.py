@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, Self, cast, get_args
 
 from typing_extensions import TypeVar
 
 from ...backends import Backend
-from ...commander import Node, run
+from ...commander import Node, NodeLimits, run
 from ...commander.awaitable import require_awaitable
 from ...commander.errors import ConfigurationError
+from ...commander.kinds import FUNCTION, require
 from ...dispatch import Format
 from ...dispatch.assembly import STOPPED
 from ...handlers import View
 from ...messages import Message, Usage
 from ...messages.options import WIRE_OPTIONS, check_options, parameters_of
-from ...tools import AnyTool, Approve, Toolkit
-from ...tools.sessions import ToolSessions, close_all
+from ...tools import AnyTool, Approvals, Approve, Toolkit
+from ...tools.sessions import ToolSessions, close_all, do_all
 from ...tools.toolkits import flatten
-from ._actions import AgentStep, list_steps
+from ._actions import AgentStep, check_formats, list_steps
 from ._aggregators import Aggregator, System, read_system
 from ._answer import answer
 from ._call import AgentCall, run_in_tree, stream_call
@@ -96,13 +98,17 @@ class Agent(Generic[F]):
     ) -> None:
         read_system(system)  # what is none is refused here
         check_options(options, f"the agent {name or type(self).__name__!r}", of=type(self))
-        if isinstance(backend, str):
-            raise TypeError(f"a backend is made of a name by connect({backend!r})")
-        for given in (memory, aggregator, output_format, view):
-            if isinstance(given, type):
-                raise TypeError(f"{given!r} is a class: make one, {given.__name__}(...)")
-        if isinstance(approve, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"approve is a function that is asked, or Approvals(), not {approve}")
+        require(backend, Backend | None, "backend must be one that connect(...) makes, or None")
+        require(name, str | None, "name must be a text or None")
+        require(memory, Memory | None, "memory must be a Memory or None")
+        require(aggregator, Aggregator | None, "aggregator must be an Aggregator or None")
+        require(output_format, Parser | None, "output_format must be a Parser or None")
+        check_formats(formats)
+        require(hooks, Iterable, "hooks must be a list")
+        require(max_rounds, int, "max_rounds must be a whole number")
+        require(view, View | None, "view must be a View or None")
+        asked = Approvals | FUNCTION | None
+        require(approve, asked, "approve must be a function that is asked, Approvals() or None")
         self.backend = backend
         self.system = system
         self.tools = flatten(tools)
@@ -159,6 +165,8 @@ class Agent(Generic[F]):
         *messages: AgentMessage | str,
         session_id: SessionId | None = None,
         parent: Node[Any] | None = None,
+        timeout: float | None = None,
+        limits: NodeLimits | None = None,
         **options: Any,
     ) -> AsyncGenerator[AgentMessage, None]:
         """Answer, and give all that is said on the way, as it grows; the answer comes last.
@@ -170,10 +178,12 @@ class Agent(Generic[F]):
         answer is a message in state "end".
 
         The call is a child of `parent`, as of a commander whose limits are to hold, by default of
-        the current node. Closing the generator cancels the call: use `contextlib.aclosing` if you
-        may leave early.
+        the current node. `timeout`, in seconds, and `limits` are as in `call_handler`: they hold
+        for the call and all below it. Closing the generator cancels the call: use
+        `contextlib.aclosing` if you may leave early.
         """
-        return stream_call(self.call(*messages, session_id=session_id, **options), parent)
+        call = self.call(*messages, session_id=session_id, **options)
+        return stream_call(call, parent, timeout=timeout, limits=limits)
 
     async def forward(self, *messages: Any, **options: Any) -> AgentMessage[F] | str:
         """Answer messages that are in the memory already; subclasses write their own.
@@ -298,16 +308,18 @@ class Agent(Generic[F]):
     def reset(self, session_id: SessionId = 0, *, recursive: bool = True) -> None:
         """Forget a session, in all agents below too unless not `recursive`.
 
-        What tools keep for it goes as well: its Python kernel begins to end, and nobody waits.
+        What tools keep for it goes as well: its Python kernel begins to end, and nobody waits. All
+        of it is forgotten, also if something raises: that is raised at the end, several failures as
+        an `ExceptionGroup`.
         """
-        for agent in self.named_agents().values() if recursive else (self,):
-            agent.forget(session_id)
+        agents = self.named_agents().values() if recursive else (self,)
+        do_all(partial(agent.forget, session_id) for agent in agents)
 
     def forget(self, session_id: SessionId) -> None:
         """Forget a session, here alone; also what a call without a session leaves behind."""
-        self.memory.reset(session_id)
         self.spending.sessions.pop(session_id, None)
-        self.tool_sessions.forget(session_id)
+        kept = self.memory.reset, self.tool_sessions.forget
+        do_all(partial(forget, session_id) for forget in kept)
 
     async def aclose(self) -> None:
         """Close what tools hold open in any session, here and in all agents below.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from ...commander.kinds import require
 from ...messages import Message, Role
 from ._message import TOOLS, AgentMessage
 from ._parsers import Parser
@@ -149,6 +150,7 @@ def read_system(system: System | None) -> list[Message]:
 def _read(message: Wire) -> Message:
     if isinstance(message, Message):
         return message
+    require(message, Mapping, "a message must be a Message or a mapping with 'role' and 'content'")
     try:
         return Message.from_wire(message)
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 
 from typing_extensions import TypeVar
 
-from ...commander import Commander, Node, act_as, parent_here
+from ...commander import Commander, Node, NodeLimits, act_as, parent_here
 from ...commander.awaitable import require_awaitable
 from ...commander.waiting import observe, outlast
-from ._memory import OwnSession, SessionId
+from ._memory import CALLS, OwnSession, SessionId
 from ._message import AgentMessage, copy_message
 from ._stream import APPROVE, LISTENER, Feed
 from ._usage import CountedCall
@@ -33,7 +33,8 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
     a memory.
 
     What comes in is remembered first, the answer at the end. A call that fails or is cancelled
-    before anything was said or done takes back what came in. What it took counts as its agent's
+    before anything was said or done takes back what came in, whatever other calls have added to the
+    session meanwhile. What it took counts as its agent's
     `usage`, however it ends.
     """
 
@@ -63,6 +64,7 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         if isinstance(session_id, OwnSession):  # this call's, or that of one above
             session_id.forget[agent] = partial(agent.forget, session_id)
         agent.tool_sessions.enter(session_id)
+        CALLS.set((*CALLS.get(), object()))  # one attempt of this call
         if agent.approve is not None:
             APPROVE.set(agent.approve)  # in the context of this call and what is below
         before, after = agent.hooks_of("before_agent"), agent.hooks_of("after_agent")
@@ -86,7 +88,13 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         return answer
 
 
-async def run_in_tree(node: Node[T], parent: Node[Any] | None = None) -> T:
+async def run_in_tree(
+    node: Node[T],
+    parent: Node[Any] | None = None,
+    *,
+    timeout: float | None = None,
+    limits: NodeLimits | None = None,
+) -> T:
     """Run a node as a child of `parent` or the current one, else under a commander of its own.
 
     So it does in a tree of another loop, whose limits hold all the same. Cancelling this call
@@ -96,8 +104,8 @@ async def run_in_tree(node: Node[T], parent: Node[Any] | None = None) -> T:
         parent = parent_here()
     if parent is None:
         async with Commander() as commander:
-            return await commander.run(node)
-    parent.call_handler(node, claim=True)
+            return await commander.run(node, timeout=timeout, limits=limits)
+    parent.call_handler(node, claim=True, timeout=timeout, limits=limits)
     try:
         return await node
     except asyncio.CancelledError:
@@ -107,7 +115,11 @@ async def run_in_tree(node: Node[T], parent: Node[Any] | None = None) -> T:
 
 
 async def stream_call(
-    call: Node[Any], parent: Node[Any] | None = None
+    call: Node[Any],
+    parent: Node[Any] | None = None,
+    *,
+    timeout: float | None = None,
+    limits: NodeLimits | None = None,
 ) -> AsyncGenerator[AgentMessage, None]:
     """Run a call or a conversation and give all that is said in it, then raise its failure.
 
@@ -117,7 +129,7 @@ async def stream_call(
 
     async def run_and_end() -> None:
         try:
-            await run_in_tree(call, parent)
+            await run_in_tree(call, parent, timeout=timeout, limits=limits)
         finally:
             feed.end()
 

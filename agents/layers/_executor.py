@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, Self, cast
 
 from ...commander import Node, NodeCancelled
+from ...commander.kinds import require
 from ...messages import Message, ToolCall
 from ...tools import AnyTool, Approve, Decision, InvalidArguments, Toolkit, ToolResult, ask_approval
 from ...tools.calls import CallNode, start_call
@@ -62,6 +63,7 @@ class ToolExecutor:
         self._aliases: dict[str, AnyTool | None] = {}
         self._before = Hooks()
         self._after = Hooks()
+        require(tools, Iterable, "tools must be a list of tools and toolkits")
         for item in tools:
             self.add(item)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from math import isfinite
 from typing import Any, Self, TypeAlias, cast
 from uuid import uuid4
@@ -12,13 +13,16 @@ from pydantic_core import to_jsonable_python
 
 from ...backends import Backend
 from ...commander.errors import BadResponse, ConfigurationError
+from ...commander.kinds import FUNCTION, require
 from ...messages import Message, Request
 from ...messages.text import encodable
 from ...tools import ToolResult
+from ...tools.sessions import do_all
 from ._message import TOOLS, AgentMessage, copy_message
 from ._parsers import Parser
 
 __all__ = [
+    "CALLS",
     "Memory",
     "OwnSession",
     "SessionId",
@@ -49,13 +53,19 @@ class OwnSession(str):
         weakref.finalize(owner, self.end).atexit = False
 
     def end(self) -> None:
-        """Let all agents that were asked in it forget it."""
-        for forget in self.forget.values():
-            forget()
+        """Let all agents that were asked in it forget it; failures are raised when all have."""
+        do_all(self.forget.values())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return str, (str(self),)  # elsewhere it is a name alone
 
+
+CALLS: ContextVar[tuple[object, ...]] = ContextVar("anabranch_agents_calls", default=())
+"""The calls of agents in which this runs, the outermost first; nodes hand them down."""
+
+# Where a message keeps the calls in which it was added; what is no field is neither saved nor
+# compared.
+ADDED_IN = "_added_in"
 
 Filter: TypeAlias = Callable[[AgentMessage], bool]
 
@@ -85,6 +95,10 @@ class Memory:
         max_tokens: int | None = None,
         count: Callable[[AgentMessage], int] = message_tokens,
     ) -> None:
+        require(recent_n, int | None, "recent_n must be a number of messages or None")
+        require(max_tokens, int | None, "max_tokens must be a number of tokens or None")
+        require(filter, FUNCTION | None, "filter must be a function or None")
+        require(count, FUNCTION, "count must be a function")
         if (recent_n is not None and recent_n < 0) or (max_tokens is not None and max_tokens < 1):
             raise ValueError(f"recent_n={recent_n!r}, max_tokens={max_tokens!r}: too few")
         self.recent_n = recent_n
@@ -101,6 +115,8 @@ class Memory:
     def add(self, *messages: AgentMessage | str, session_id: SessionId = 0) -> list[AgentMessage]:
         """Append messages, a plain string being the user's; return them as they are kept."""
         kept = [copy_message(message) for message in messages]
+        for each in kept:
+            vars(each)[ADDED_IN] = CALLS.get()
         self._sessions.setdefault(session_id, []).extend(kept)
         return kept
 
@@ -124,12 +140,20 @@ class Memory:
         return list(self._all(session_id))
 
     def retract(self, messages: Sequence[AgentMessage], session_id: SessionId = 0) -> bool:
-        """Take back what `add` returned, unless something was added after it; say if it was so."""
-        kept = self._all(session_id)
-        start = len(kept) - len(messages)
-        if start < 0 or any(a is not b for a, b in zip(kept[start:], messages, strict=True)):
+        """Take back what `add` returned, unless more was added after it; say if it was so.
+
+        Inside an agent's call that is what the call has added itself: what others have added to the
+        session meanwhile stays, and is no reason to keep this.
+        """
+        kept, calls, ids = self._all(session_id), CALLS.get(), {id(each) for each in messages}
+        own = [place for place, each in enumerate(kept) if id(each) in ids]
+        more = (each for each in kept[own[0] if own else 0 :] if id(each) not in ids)
+        if len(own) < len(messages) or any(
+            vars(each).get(ADDED_IN, ())[: len(calls)] == calls for each in more
+        ):
             return False
-        del kept[start:]
+        for place in reversed(own):
+            del kept[place]
         return True
 
     def reset(self, session_id: SessionId = 0) -> None:
@@ -199,6 +223,8 @@ class SummaryMemory(Memory):
         count: Callable[[AgentMessage], int] = message_tokens,
     ) -> None:
         super().__init__(filter=filter, count=count)
+        require(backend, Backend, "backend must be one that connect(...) makes")
+        require(max_tokens, int, "max_tokens must be a number of tokens")
         self.backend = backend
         self.limit = max_tokens
         self.prompt = prompt

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ...commander.kinds import require
 from ._agent import Agent
 from ._memory import SessionId
 from ._message import AgentMessage
@@ -27,6 +28,9 @@ class Sequential(Agent[Any]):
         self.agents: dict[str, Agent[Any]] = {}
         for each in agents:
             named = {str(len(self.agents)): each} if isinstance(each, Agent) else each
+            require(named, Mapping, "a Sequential must be of Agents, or mappings of such")
+            for agent in named.values():
+                require(agent, Agent, "a Sequential must be of Agents")
             self.agents.update(named)
         if not self.agents:
             raise ValueError("a Sequential needs at least one agent")

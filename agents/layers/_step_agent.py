@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ...backends import Backend
+from ...commander.kinds import require
 from ...dispatch import FencedCode, Format
+from ...messages import ToolCall
 from ...messages.options import check_options, parameters_of
 from ...tools import AnyTool, Approve, Toolkit
-from ._actions import AgentStep, FencedCall, ToolAction, ToolParser
+from ...tools.toolkits import flatten
+from ._actions import AgentStep, FencedCall, ToolAction, ToolParser, check_formats
 from ._agent import Agent
 from ._aggregators import Aggregator, System, ToolAggregator
 from ._executor import ToolExecutor
@@ -28,7 +31,8 @@ class StepAgent(Agent[ToolAction]):
     `plugins` are tools. `interpreter` is a toolkit that runs code, mostly a `PythonKernel`: each
     session has variables of its own. `formats` are the ways in which calls are written, by default
     those of the backend, else JSON in a fence (`FencedCall`) and code in one, a call of
-    "interpreter". A call that cannot be used, or that failed, is told to the model, which may mend
+    "interpreter". Tools of a format without an `instruction` are listed, and shown by an example.
+    A call that cannot be used, or that failed, is told to the model, which may mend
     it.
 
     It goes on until a reply is `finished` (without a call, if nothing else is said), at most for
@@ -56,8 +60,7 @@ class StepAgent(Agent[ToolAction]):
         approve: Approve | None = None,
         **options: Any,
     ) -> None:
-        if max_rounds < 1:
-            raise ValueError(f"max_rounds must be at least 1, not {max_rounds!r}")
+        require(backend, Backend, "backend must be one that connect(...) makes")
         super().__init__(
             name=name,
             description=description,
@@ -65,6 +68,8 @@ class StepAgent(Agent[ToolAction]):
             max_rounds=max_rounds,
             approve=approve,
         )
+        if max_rounds < 1:
+            raise ValueError(f"max_rounds must be at least 1, not {max_rounds!r}")
         inner = parameters_of(Agent.__init__)
         check_options(options, f"the agent {self.name!r}", of=type(self), takes=inner)
         self.finished = finished
@@ -76,6 +81,7 @@ class StepAgent(Agent[ToolAction]):
         before, after = self.hooks_of("before_action"), self.hooks_of("after_action")
         self.executor.before_action(lambda _, sent, session: before.run(self, sent, session))
         self.executor.after_action(lambda _, given, session: after.run(self, given, session))
+        check_formats(formats)
         formats = list(backend.formats if formats is None else formats)
         if all(each.branch is not None for each in formats):  # none of them writes calls
             formats += [FencedCall()] if self.plugins else []
@@ -84,7 +90,9 @@ class StepAgent(Agent[ToolAction]):
             backend,
             system,
             name=self.name,
-            output_format=ToolParser(*formats, tools=self.plugins),
+            output_format=ToolParser(
+                *formats, tools=self.plugins, template=_show(formats, self.plugins, interpreter)
+            ),
             aggregator=aggregator or ToolAggregator(),
             formats=(),
             **options,
@@ -127,3 +135,24 @@ class StepAgent(Agent[ToolAction]):
     def get_steps(self, session_id: SessionId = 0) -> list[AgentStep]:
         """Return the thoughts, calls and results of a session."""
         return self.agent.get_steps(session_id)
+
+
+def _show(
+    formats: Iterable[Format], plugins: Iterable[AnyTool | Toolkit], interpreter: Toolkit | None
+) -> str:
+    """Return what the model is told for formats that say nothing to it: the tools, and examples."""
+    silent = [each for each in formats if each.branch is None and not each.instruction]
+    tools = flatten(plugins)
+    arguments = {tool.name: [*tool.parameters["properties"]] for tool in tools}
+    arguments |= {INTERPRETER: ["code"]} if interpreter is not None else {}
+    if not silent or not arguments:
+        return ""
+    lines = ["You have these tools:", "{tools}", ""] if tools else []
+    lines.append("To call one, or to run code, write as shown here, and end your message there:")
+    for each in silent:  # each by the first call that it can write and read
+        for name, names in arguments.items():
+            call = ToolCall(id="", name=name, arguments=dict.fromkeys(names, "..."))
+            if ToolParser(each).parse(written := each.write(call))["tool_type"] == name:
+                lines.append(written)
+                break
+    return "\n".join(lines)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from functools import partial
 from inspect import isawaitable
 from typing import Any, Generic, TypeVar, cast
 
 from ...backends import Backend
 from ...commander.awaitable import require_awaitable
 from ...commander.errors import ConfigurationError, ContextTooLong
+from ...commander.kinds import require
 from ...dispatch import Format
 from ...handlers import View
 from ...messages import Message
+from ...tools.sessions import do_all
 from ..layers import Agent, AgentHook, AgentMessage, JsonParser, Memory, SessionId
 from ..layers._answer import answer
 from ..layers._message import copy_message
@@ -140,6 +143,7 @@ class PromptedAgent(Agent[Any], Generic[S]):
             view=view,
             **options,
         )
+        require(prompt_engineer, PromptEngineer, "prompt_engineer must be a PromptEngineer")
         self.prompt_engineer = prompt_engineer
         self.modules = list(modules)
 
@@ -195,10 +199,8 @@ class PromptedAgent(Agent[Any], Generic[S]):
 
     def reset(self, session_id: SessionId = 0, *, recursive: bool = True) -> None:
         """Forget what the prompt engineer and the modules keep outside the state."""
-        super().reset(session_id, recursive=recursive)
-        self.prompt_engineer.reset()
-        for module in self.modules:
-            module.reset()
+        own = (each.reset for each in (self.prompt_engineer, *self.modules))
+        do_all([partial(super().reset, session_id, recursive=recursive), *own])
 
 
 class NoMemory(Memory):

@@ -7,12 +7,15 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from ...commander import Node
+from ...commander.kinds import FUNCTION, NUMBER, require
 from ...commander.waiting import observe as observe_end
 from ...commander.waiting import outlast
 from ...messages import Usage
+from ...tools.sessions import do_all
 from ..errors import Limit, LimitReached, UnknownAgent
 from ..layers import Agent, AgentMessage, SessionId
 from ..layers._call import run_in_tree
@@ -81,7 +84,12 @@ class Orchestrator(Generic[S]):
         timeout: float | None = None,
     ) -> None:
         self.agents: dict[str, Agent[Any]] = {}
+        require(agents, Iterable, "agents must be a list of Agents")
+        require(transition, FUNCTION, "transition must be a function of what is seen and the state")
+        require(state, State, "state must be a State")
+        require(timeout, NUMBER | None, "timeout must be a number of seconds or None")
         for agent in agents:
+            require(agent, Agent, "agents must be a list of Agents, each")
             if self.agents.setdefault(agent.name, agent) is not agent:
                 raise ValueError(f"there are two agents called {agent.name!r}")
         if not self.agents:
@@ -161,9 +169,8 @@ class Orchestrator(Generic[S]):
         """
         if self._busy:
             raise RuntimeError(f"{self.name} is running: end its call before you reset it")
-        for agent in self.agents.values():
-            agent.reset(self.session_id)
         self.state = self._first.model_copy(deep=True) if state is None else state
+        do_all(partial(agent.reset, self.session_id) for agent in self.agents.values())
 
     def _find(self, name: object) -> Agent[Any]:
         """Return the agent of this name; raise `UnknownAgent`, or `TypeError` for what is none."""
