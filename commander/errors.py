@@ -47,7 +47,6 @@ __all__ = [
     "StreamInterrupted",
     "ToolError",
     "WorkerLost",
-    "remake",
 ]
 
 E = TypeVar("E", bound=BaseException)
