@@ -8,7 +8,7 @@ points in the group `anabranch.providers`: docs/backends.md, "A backend of your 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from pydantic import SecretStr
 
@@ -82,6 +82,7 @@ def connect(
     server = {"base_url": base_url, "api_key": api_key}
     given = settings | {name: value for name, value in server.items() if value is not None}
     prefix, _, name = spec.partition(":")
+    provider: Provider | None
     if is_address(spec):
         from ._http import HttpBackend
 
@@ -90,7 +91,10 @@ def connect(
         if not model:
             raise ConfigurationError(f"which model? connect({hide_secrets(spec)!r}, model='...')")
         backend: Backend = HttpBackend(model, spec, api_key, **settings)
-    elif (provider := _find_provider(prefix)) is not None:
+    elif (provider := _PROVIDERS.get(prefix) or find_plugin(_GROUP, prefix)) is not None:
+        if not callable(provider):
+            kind = type(provider).__name__
+            raise ConfigurationError(f"the provider {prefix!r} is {kind}, and cannot be called")
         backend = provider(name or model or "", **given)
         if not isinstance(backend, Backend):  # pyright: ignore[reportUnnecessaryIsInstance] - others' own
             made = type(backend).__name__
@@ -109,16 +113,6 @@ def connect(
         has_key=api_key is not None or bool(secrets_of(address)),
     )
     return backend
-
-
-def _find_provider(prefix: str) -> Provider | None:
-    if prefix in _PROVIDERS:
-        return _PROVIDERS[prefix]
-    provider = find_plugin(_GROUP, prefix)
-    if provider is not None and not callable(provider):
-        kind = type(provider).__name__
-        raise ConfigurationError(f"the provider {prefix!r} is {kind}, and cannot be called")
-    return cast("Provider | None", provider)
 
 
 def _hosted(host: Host, name: str, /, **settings: Any) -> Backend:

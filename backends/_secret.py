@@ -151,23 +151,18 @@ class _Needles:
             literal |= {key, written, written.replace("/", "\\/"), html.escape(key)}
             literal |= {quote(key, safe, errors="surrogatepass") for safe in ("", "/")}
             literal |= {repr(f.encode("utf-8", "surrogatepass"))[2:-1] for f in (key, written)}
-            encoded = _encoded(key)
+            # In hexadecimal digits, and what of it is the same in any base64 around it.
+            raw = key.encode("utf-8", "surrogatepass")
+            encoded = {raw.hex(), raw.hex().upper()}
+            for before in range(3):
+                whole = base64.b64encode(bytes(before) + raw).decode().rstrip("=")
+                inner = whole[-(-before * 4 // 3) : (before + len(raw)) * 4 // 3]
+                encoded |= {inner, inner.translate({43: "-", 47: "_"})}
             wholes |= {_plain(key).text, *(form for form in encoded if len(form) >= _SHORTEST)}
             for form in encoded if _is_word(key) else (key, *encoded):
                 plain, size = _plain(form).text, self.piece
                 pieces |= {plain[i : i + size] for i in range(len(plain) - size + 1)}
         return sorted(literal, key=len, reverse=True), [each for each in wholes if each], pieces
-
-
-def _encoded(key: str) -> tuple[str, ...]:
-    """Return the key in hexadecimal digits, and what of it is the same in any base64 around it."""
-    raw = key.encode("utf-8", "surrogatepass")
-    forms = {raw.hex(), raw.hex().upper()}
-    for before in range(3):
-        whole = base64.b64encode(bytes(before) + raw).decode().rstrip("=")
-        inner = whole[-(-before * 4 // 3) : (before + len(raw)) * 4 // 3]
-        forms |= {inner, inner.translate({43: "-", 47: "_"})}
-    return tuple(forms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@
 |---|---|
 | `_protocol` | the messages between the processes, with a table of who says what to whom |
 | `_payload` | what travels, as bytes; secrets are refused |
-| `_ray`, `_placement`, `_cluster` | Ray's errors; `Ray` and machines; joining and leaving |
-| `_job`, `_worker` | a job at home, and the Ray task that drives it |
-| `_main_thread` | that task's main thread, which lends its CPUs while the tree waits |
+| `_ray` | Ray's errors; the main thread of a task, which lends its CPUs while the tree waits |
+| `_placement`, `_cluster` | `Ray` and machines; joining and leaving |
+| `_job` | a job at home, and the Ray task that drives it |
 | `_remote` | both ends of a subtree that runs elsewhere: makes reports there, takes them in here |
-| `_mailbox`, `_inbox` | carry reports home, and requests to start one more model request |
+| `_mailbox` | carries reports home, and requests to start one more model request |
 | `_actor`, `_stream` | named actors and their handles; streams out of them |
 | `_agent`, `_agent_service` | an agent, seen from home; in its actor |
 | `_engine` | a backend in an actor, and `connect("ray:NAME")` |

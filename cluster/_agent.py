@@ -19,7 +19,7 @@ from ..commander.remote import send
 from ..handlers import handler
 from ._actor import ANYWHERE, LEASE, ActorHandle, PendingActor
 from ._agent_service import AgentFactory, ClusterDirectory, TextCache
-from ._inbox import RemoteCall, inbox_of
+from ._mailbox import RemoteCall, inbox_of
 from ._payload import Result, load_lenient, pack
 from ._placement import Ray
 from ._protocol import AgentCall, Ask, CallerRequest, CancelAsk, MessagePart, Outcome, Report

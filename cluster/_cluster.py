@@ -24,9 +24,8 @@ from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
 from ..commander.errors import ConfigurationError, WorkerLost
-from ._main_thread import lend_while_waiting
 from ._placement import Machines
-from ._ray import import_ray, translate_error
+from ._ray import import_ray, lend_while_waiting, translate_error
 
 __all__ = ["Cluster", "FailureDetector", "Monitor", "join"]
 
@@ -259,21 +258,6 @@ async def join(address: str | None = None) -> Cluster:
     return await asyncio.shield(asyncio.wrap_future(joining))
 
 
-def _require_same(cluster: Cluster, address: str | None) -> Cluster:
-    """Return `cluster`, if it is the one at `address`; it may block."""
-    if address not in cluster.known_as:
-        # One port of one machine, which has several numbers and names.
-        host, _, port = str(address).rpartition(":")
-        own_host, _, own_port = cluster.address.rpartition(":")
-        if port != own_port or _numbers(host).isdisjoint(_numbers(own_host)):
-            raise ConfigurationError(
-                f"this process has joined the Ray cluster at {cluster.address}, so it cannot use "
-                f"the one at {address}: a process is in one cluster at a time"
-            )
-        cluster.known_as.add(address)
-    return cluster
-
-
 def _numbers(host: str) -> set[str]:
     """Return the numbers of a machine; those of this one have "here" among them."""
     try:
@@ -297,7 +281,17 @@ def _serve_requests() -> None:
         try:
             if _cluster is None or not _cluster.usable:
                 _cluster = _connect(address)
-            cluster = _require_same(_cluster, address)
+            cluster = _cluster
+            if address not in cluster.known_as:
+                # One port of one machine, which has several numbers and names.
+                host, _, port = str(address).rpartition(":")
+                own_host, _, own_port = cluster.address.rpartition(":")
+                if port != own_port or _numbers(host).isdisjoint(_numbers(own_host)):
+                    raise ConfigurationError(
+                        f"this process has joined the Ray cluster at {cluster.address}, so it "
+                        f"cannot use the one at {address}: a process is in one cluster at a time"
+                    )
+                cluster.known_as.add(address)
         except BaseException as error:  # noqa: BLE001 - it is raised where the cluster is awaited
             settle = partial(joining.set_exception, error)
         else:

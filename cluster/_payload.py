@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ..commander import Node
-from ..commander.errors import ConfigurationError, MissingExtra
+from ..commander.errors import ConfigurationError, MissingExtra, remake
 from ..commander.remote import inputs
 from ._ray import import_ray, this_host
 
@@ -146,7 +146,7 @@ def _pickler(*, guarded: bool) -> Any:
                 kind = type(obj)
                 plain = kind.__reduce__ is BaseException.__reduce__
                 if plain and isinstance(kind.__init__, FunctionType):
-                    return _make_error, (kind, obj.args, obj.__dict__)
+                    return remake, (kind, obj.args, obj.__dict__)
             return base.reducer_override(self, obj)
 
     return Pickler
@@ -158,14 +158,6 @@ _references: ContextVar[Sequence[Any]] = ContextVar("anabranch.cluster.reference
 
 def _reference(number: int) -> Any:
     return _references.get()[number]
-
-
-def _make_error(
-    kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]
-) -> BaseException:
-    error = kind.__new__(kind, *args)
-    error.__dict__.update(attributes)
-    return error
 
 
 # --- secrets

@@ -33,8 +33,7 @@ from ..messages import Usage
 from ._payload import JobPayload
 
 if TYPE_CHECKING:
-    from ._inbox import RemoteLimits
-    from ._mailbox import Mailbox
+    from ._mailbox import Mailbox, RemoteLimits
 
 __all__ = [
     "AgentCall",

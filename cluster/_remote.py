@@ -35,7 +35,7 @@ from ._protocol import EventRecord, NodeRecord, Outcome, Report, TreeContext
 from ._ray import this_host
 
 if TYPE_CHECKING:
-    from ._inbox import RemoteCall
+    from ._mailbox import RemoteCall
 
 __all__ = ["REPORT_DELAY", "RemoteCommander", "RemoteNode", "Reporter", "failure_outcome"]
 
@@ -136,24 +136,19 @@ class RemoteNode:
             elif not parent:  # it was put beside the root, under the far end's own commander
                 parent = node.node_id
             if watched(node):
-                source = self._source(node, number, parent, name, origin)
+                # Below `node`, and of the agent whose work that does.
+                segments = [] if number == node.node_id else [f"{name}#{number}"]
+                above = parent
+                while above is not None and (entry := self._below.get(above)) is not None:
+                    segments.append(f"{entry.name}#{entry.number}")
+                    above = entry.parent
+                path = "/".join((node.path, *reversed(segments)))
+                source = EventSource(number, parent, name, origin, path, actor_of(node))
                 relay(node, Event(kind, source, clock, data))
         for account, amount in report.charges.items():
             charge(account, amount, event=False)  # there is one from there
         if report.messages and (scope := current_scope()) is not None:
             scope.left = max(0, scope.left - report.messages)
-
-    def _source(
-        self, node: Node[Any], number: int, parent: int | None, name: str, origin: Origin
-    ) -> EventSource:
-        """Return where an event comes from: below `node`, and of the agent whose work that does."""
-        segments = [] if number == node.node_id else [f"{name}#{number}"]
-        above = parent
-        while above is not None and (entry := self._below.get(above)) is not None:
-            segments.append(f"{entry.name}#{entry.number}")
-            above = entry.parent
-        path = "/".join((node.path, *reversed(segments)))
-        return EventSource(number, parent, name, origin, path, actor_of(node))
 
     def end(self, node: Node[Any], outcome: Outcome) -> Any:
         """Let the body of `node` end as its far end has: return its result, or raise."""

@@ -1,13 +1,12 @@
-"""The commander: the root of a tree, its queue, its way into an application and out of it."""
+"""The commander: the root of a tree, what the tree's nodes share, the way into an application."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import time
-from collections.abc import Collection
-from contextlib import suppress
-from contextvars import copy_context
+from collections.abc import Callable, Collection
+from contextvars import Context, copy_context
 from inspect import isawaitable
 from operator import index
 from types import TracebackType
@@ -17,7 +16,7 @@ from . import _blocking
 from ._cancel import cancel_subtrees
 from ._end import finish
 from ._entry import enter
-from ._events import EventKind, Events, Origin
+from ._events import EventKind, Events, Listener, Origin
 from ._explain import explain
 from ._failure import log_lost
 from ._life import spawn, spawn_measured
@@ -31,7 +30,6 @@ from ._record import (
     DONE,
     Callback,
     Record,
-    Tree,
     enclosing,
     node_in,
     record_of,
@@ -43,12 +41,52 @@ from ._state import advance
 from ._threadsafe import Requests
 from ._watch import Watch
 from .errors import NodeCancelled
-from .waiting import observe, outcome, outlast
+from .waiting import Host, observe, outcome, outlast
 
-__all__ = ["Commander"]
+__all__ = ["Commander", "Tree"]
 
 T = TypeVar("T")
-N = TypeVar("N", bound=Node[Any])
+
+
+class Tree:
+    """What the nodes under one commander have in common."""
+
+    # Set when the commander is entered.
+    loop: asyncio.AbstractEventLoop
+    clock: Callable[[], float]
+    origin: Origin
+    queue: Queue
+    # Starts the task of a node. An attribute, as cancelling stands below starting.
+    spawn: Callable[[Record, Context | None], None]
+    # Whether the loop's task factory makes the nodes' tasks.
+    factory: bool = False
+    # The calls of other threads.
+    requests: Requests
+    # The node in which the commander was entered: its limits hold here, and it is charged.
+    outer: Node[Any] | None = None
+
+    def __init__(self, commander: Commander, max_concurrency: int | None) -> None:
+        self.commander = commander
+        self.root = record_of(commander)
+        self.max_concurrency = max_concurrency
+        # How many nodes have entered; the last one's id.
+        self.count = 0
+        self.listeners: list[Listener] = []
+        # Why no more top-level nodes run; nodes that other nodes still put are cancelled with it.
+        self.ending = ""
+        # Whether an interrupt that a node raises stops the loop: not where it is a failure of
+        # another process's tree.
+        self.stops_loop = True
+        # The interrupts that nodes have raised: each stops the loop once.
+        self.interrupts: list[BaseException] = []
+        # What runs at the commander's end: callback, node, and the node's context.
+        self.kept: list[tuple[Callback, Node[Any], Context]] = []
+        # Set by `exit`; a one-element tuple, since the result may be None.
+        self.exit: tuple[Any] | None = None
+        # Waited for by a `run` that stays open until `exit`.
+        self.exited: asyncio.Future[None] | None = None
+        # Of the last long path that was asked for: a node's id, its depth, the uppermost segments.
+        self.landmark: tuple[int, int, str] = (-1, 0, "")
 
 
 class Commander(Node[Any], internal=True):
@@ -90,7 +128,8 @@ class Commander(Node[Any], internal=True):
         self.slow_after = slow_after
         self.cpu_time = cpu_time
         self._tree = Tree(self, max_concurrency)
-        self.limits = limits
+        if limits is not None:
+            self.limits = limits
         root = self._tree.root
         root.policy = self.policy if policy is None else policy
         if isinstance(root.policy, Quorum):
@@ -145,51 +184,51 @@ class Commander(Node[Any], internal=True):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        # It waits for everything, and raises what is to leave the block if that is not `error`.
+        tree, root = self._tree, self._tree.root
         try:
             if error is not None and is_a(error, GeneratorExit) and not self._may_wait():
-                self._close_watches()  # the loop was closed under it: there is nowhere left to wait
-            else:
-                await self._leave(error)
+                return  # the loop was closed under it: there is nowhere left to wait
+            host, root.task = cast("Host", root.task), None
+            # A failure under `fail_fast`, or `cancel`, has cancelled the block as a node's body.
+            ended_block = root.ending
+            if error is not None:
+                self._cancel_all(f"{type_name(error)} left the commander's block")
+            # The last cancellation of the wait is kept, and ends nothing.
+            advance(root, "closing")
+            root.context = copy_context()
+            root.context.run(CURRENT.set, self)
+            over = observe(self)
+            if not root.children:
+                finish(root)
+            left = "the commander's block was cancelled"
+            interrupted = await outlast(over, lambda: self._cancel_all(left))
+            while kept := tree.kept:
+                callback, node, context = kept.pop(0)
+                # No task factory of a user's comes between: none of these may be left out.
+                call = self._run_one(callback, node)
+                task = asyncio.Task(call, loop=tree.loop, context=context)
+                interrupted = await outlast(task, task.cancel) or interrupted
+            if error is not None and not is_a(error, asyncio.CancelledError):
+                self._log_failure_beside(error)
+                return  # it goes on as it was
+            cancelled = interrupted if error is None else error
+            if ended_block and await host.take_back_cancels():
+                cancelled = None
+            if cancelled is not None:
+                self._log_failure_beside(cancelled)
+                raise cancelled
+            if root.state != "completed":
+                outcome(self)
         finally:
+            for listener in tuple(tree.listeners):
+                listener.close()
+            if self._watch is not None:
+                self._watch.close()
+            tree.requests.close()
             # The block may be left in another context than it was entered in.
             if CURRENT.get(None) is self:
-                CURRENT.set(self._tree.outer)
-
-    async def _leave(self, error: BaseException | None) -> None:
-        """Wait for everything; raise what is to leave the block if it is not `error` itself."""
-        root = self._tree.root
-        host, root.task = cast("Host", root.task), None
-        # A failure under `fail_fast`, or `cancel`, has cancelled the block as a node's body.
-        ended_block = root.ending
-        if error is not None:
-            self._cancel_all(f"{type_name(error)} left the commander's block")
-        # The last cancellation of the wait is kept, and ends nothing.
-        advance(root, "closing")
-        root.context = copy_context()
-        root.context.run(CURRENT.set, self)
-        over = observe(self)
-        if not root.children:
-            finish(root)
-        left = "the commander's block was cancelled"
-        interrupted = await outlast(over, lambda: self._cancel_all(left))
-        while kept := self._tree.kept:
-            callback, node, context = kept.pop(0)
-            # No task factory of a user's comes between: none of these callbacks may be left out.
-            call = self._run_one(callback, node)
-            task = asyncio.Task(call, loop=self._tree.loop, context=context)
-            interrupted = await outlast(task, task.cancel) or interrupted
-        self._close_watches()
-        if error is not None and not is_a(error, asyncio.CancelledError):
-            self._log_failure_beside(error)
-            return  # it goes on as it was
-        cancelled = interrupted if error is None else error
-        if ended_block and await host.take_back_cancels():
-            cancelled = None
-        if cancelled is not None:
-            self._log_failure_beside(cancelled)
-            raise cancelled
-        if root.state != "completed":
-            outcome(self)
+                CURRENT.set(tree.outer)
 
     def _may_wait(self) -> bool:
         """Say whether a block that is closed, as an async generator's is, may still wait."""
@@ -228,13 +267,6 @@ class Commander(Node[Any], internal=True):
             what = "a callback at the commander's end, added to %s, raised"
             log_lost(record_of(node), error, what)
             raise_soon(error)
-
-    def _close_watches(self) -> None:
-        for listener in tuple(self._tree.listeners):
-            listener.close()
-        if self._watch is not None:
-            self._watch.close()
-        self._tree.requests.close()
 
     # --- work
 
@@ -288,20 +320,17 @@ class Commander(Node[Any], internal=True):
         commander's end gets `NodeClosed`; after it, this raises `NodeClosed` at once.
         """
 
-        def put() -> None:
-            self.put_job(
-                job,
-                parent=parent,
-                priority=priority,
-                timeout=timeout,
-                retry=retry,
-                policy=policy,
-                claim=True,
-                on=on,
-                limits=limits,
-            )
-
-        return self._tree.requests.put(job, put)
+        return self._tree.requests.put(
+            self.put_job,
+            job,
+            parent=parent,
+            priority=priority,
+            timeout=timeout,
+            retry=retry,
+            policy=policy,
+            on=on,
+            limits=limits,
+        )
 
     def call_handler_threadsafe(
         self,
@@ -314,19 +343,15 @@ class Commander(Node[Any], internal=True):
         limits: NodeLimits | None = None,
     ) -> concurrent.futures.Future[T]:
         """Start `handler` from any thread; the rest is as in `put_job_threadsafe`."""
-
-        def call() -> None:
-            self.call_handler(
-                handler,
-                parent=parent,
-                timeout=timeout,
-                retry=retry,
-                policy=policy,
-                claim=True,
-                limits=limits,
-            )
-
-        return self._tree.requests.put(handler, call)
+        return self._tree.requests.put(
+            self.call_handler,
+            handler,
+            parent=parent,
+            timeout=timeout,
+            retry=retry,
+            policy=policy,
+            limits=limits,
+        )
 
     def exit_threadsafe(self, result: Any = None) -> None:
         """Call `exit` from any thread or signal handler; it takes effect a moment later."""
@@ -432,45 +457,3 @@ class Commander(Node[Any], internal=True):
         there is not.
         """
         return Events(self._tree, kinds, capacity)
-
-
-class Host:
-    """The task that uses the commander's block; the tree cancels it as it would a node's body.
-
-    That is the task which has entered the block or, once that has ended, as that of a test's
-    fixture does, the last one that has awaited a node in the block.
-    """
-
-    def __init__(self) -> None:
-        self._adopt()
-
-    def _adopt(self) -> None:
-        self._task = cast("asyncio.Task[Any]", asyncio.current_task())
-        # The block may stand in the clean-up of a task that has been cancelled.
-        self._cancels_before = self._task.cancelling()
-        self._cancels = 0
-
-    def note_user(self) -> None:
-        """Note that the current task awaits a node in the block."""
-        if self._task.done():
-            self._adopt()
-
-    def cancel(self) -> None:
-        """Cancel the task; if it has ended, whoever leaves the block is told why."""
-        self._cancels += 1
-        self._task.cancel()
-
-    async def take_back_cancels(self) -> bool:
-        """Undo the cancels by which the tree ended the block; False if another one came besides.
-
-        Called by whoever leaves the block.
-        """
-        if self._task is not asyncio.current_task():
-            return False
-        for _ in range(self._cancels):
-            self._task.uncancel()
-        if self._task.cancelling() > self._cancels_before:
-            return False
-        with suppress(asyncio.CancelledError):
-            await asyncio.sleep(0)  # where it arrives if the block has awaited nothing since
-        return True

@@ -30,12 +30,6 @@ __all__ = ["finish", "to_await"]
 
 CLOSING, COMPLETED = STEPS["closing"], STEPS["completed"]
 
-MOMENTS: dict[Verdict, Moment] = {
-    "completed": "end",
-    "failed": "exception",
-    "cancelled": "terminate",
-}
-
 # Whatever a user's class makes of the attribute.
 _traceback: Callable[[Any], TracebackType | None] = vars(BaseException)["__traceback__"].__get__
 
@@ -58,10 +52,13 @@ def finish(record: Record, at_home: bool = False, called: bool = False) -> None:
         above = record.parent_node
         special = record.special
         if special:
-            verdict = _verdict(record)
-            if verdict == "failed":
-                record.traceback = _traceback(record.failure)
-            advance(record, verdict, record.cancelled if verdict == "cancelled" else record.failure)
+            failure, reason = record.failure, record.cancelled
+            if failure is not None:
+                verdict: Verdict = "failed"
+                record.traceback = _traceback(failure)
+            else:
+                verdict = "completed" if reason is None else "cancelled"
+            advance(record, verdict, reason if failure is None else failure)
         else:
             verdict = "completed"
             record.state = COMPLETED[record.state]  # `advance`, written out
@@ -75,7 +72,16 @@ def finish(record: Record, at_home: bool = False, called: bool = False) -> None:
                     if verdict == "failed":
                         record.takers += 1
         if special:
-            _release(record)
+            if record.attempts is not None:
+                record.attempts.failure = None  # it leads to the node, by its traceback
+            if record.observers is not None:
+                for observer in record.observers:
+                    if not observer.done():
+                        observer.set_result(None)
+                record.observers.clear()  # they lead to the node
+            for callback in record.at_commander_end or ():
+                kept = (callback, record.node, record.context or copy_context())
+                record.tree.kept.append(kept)
         # It leads to the node, as its context does: only the collector could free the two.
         record.context = None
         record.node = None  # type: ignore[assignment]
@@ -94,26 +100,6 @@ def finish(record: Record, at_home: bool = False, called: bool = False) -> None:
         if siblings or parent.state != "joining" or parent.task is not None:
             return
         record = parent
-
-
-def _release(record: Record) -> None:
-    """Let those go on who look on, and keep what is to be called when the commander ends."""
-    if record.attempts is not None:
-        record.attempts.failure = None  # it leads to the node, by its traceback
-    if record.observers is not None:
-        observers, record.observers = record.observers, None
-        for observer in observers:
-            if not observer.done():
-                observer.set_result(None)
-    for callback in record.at_commander_end or ():
-        context = record.context or copy_context()
-        record.tree.kept.append((callback, record.node, context))
-
-
-def _verdict(record: Record) -> Verdict:
-    if record.failure is not None:
-        return "failed"
-    return "completed" if record.cancelled is None else "cancelled"
 
 
 # --- how a node ends that is not plain
@@ -197,7 +183,9 @@ def to_await(value: object) -> Awaitable[object] | None:
 def _run_callbacks(record: Record, at_home: bool) -> bool:
     """Run the final callbacks; from the first async one on, in a task of their own."""
     record.state = CLOSING[record.state]  # `advance`, written out
-    due: Moment = MOMENTS[_verdict(record)] if record.special else "end"
+    due: Moment = "end"
+    if record.special and (record.failure is not None or record.cancelled is not None):
+        due = "terminate" if record.failure is None else "exception"
     node, context = record.node, record.context
     moment, callback = record.callback_moment, record.callback
     at = 0  # of the next one in the list; a generator would cost as much as the rest of this

@@ -28,8 +28,11 @@ def enter(
     priority: int = 0,
     on: On | None = None,
     limits: NodeLimits | None = None,
-) -> None:
-    """Make `node` a child of `above` and start it; or raise, and leave both as they were."""
+) -> Record:
+    """Make `node` a child of `above` and start it; or raise, and leave both as they were.
+
+    Returns its record.
+    """
     # One long function: every node comes by. What is stored although it is the class's default, the
     # hot path reads from the instance.
     parent = above._node_record or record_of(above)
@@ -50,11 +53,21 @@ def enter(
     if _get_running_loop() is not tree.loop:  # None where none runs
         call = "put_job" if node._node_queued else "call_handler"
         raise wrong_loop(parent, f"commander.{call}_threadsafe(...)")
-    doomed = parent.special and _is_ending(parent)
+    doomed = False
+    if parent.special:
+        enough = isinstance(parent.policy, Quorum) and parent.completed >= parent.policy.n
+        left = bool(tree.ending) and parent is tree.root
+        doomed = enough or left or parent.ending
+        # A node that was doomed itself puts no other: a round whose at_done puts the next would
+        # never end.
+        if doomed and any(record_of(putter).doomed for putter in enclosing()):
+            raise NodeClosed(parent.path, "is ending")
     if not (node._node_plain and policy is timeout is retry is on is limits is None):
         _take_options(record, node, timeout, retry, policy, on, limits)
     if doomed:
-        record.doom("" if parent is not tree.root else tree.ending)
+        record.doomed = True  # it has no task yet, and never runs
+        if record.cancelled is None:
+            record.cancelled = (parent is tree.root and tree.ending) or "its parent is ending"
     record.children = record.waiters = record.context = None
     record.open = True
     record.claimed = claim
@@ -74,6 +87,7 @@ def enter(
         tree.spawn(record, None)  # a job that ends without its body needs no turn either
     else:
         tree.queue.put(record, priority)
+    return record
 
 
 def _require_next_round(parent: Record) -> None:
@@ -91,20 +105,6 @@ def _require_next_round(parent: Record) -> None:
         or parent.parent_node is not None
     ):
         raise NodeClosed(parent.path, "is ending")
-
-
-def _is_ending(parent: Record) -> bool:
-    """Say whether a child of `parent` must not run; raise if it may not even enter."""
-    policy = parent.policy
-    enough = isinstance(policy, Quorum) and parent.completed >= policy.n
-    left = parent.parent is None and parent.tree.ending
-    if not (parent.ending or left or enough):
-        return False
-    # A node that was doomed itself puts no other: a round whose at_done puts the next would never
-    # end.
-    if any(record_of(putter).doomed for putter in enclosing()):
-        raise NodeClosed(parent.path, "is ending")
-    return True
 
 
 def _take_options(

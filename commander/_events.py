@@ -11,10 +11,13 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from itertools import repeat
 from operator import length_hint
-from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeAlias, get_args
 
 from ._reach import LocalFuture
-from ._record import DONE, Actor, NodeBase, Record, Tree, record_of, require_loop
+from ._record import DONE, Actor, NodeBase, Record, record_of, require_loop
+
+if TYPE_CHECKING:
+    from ._commander import Tree
 
 __all__ = [
     "Event",

@@ -46,6 +46,9 @@ def interrupt(record: Record, error: BaseException) -> None:
 
 def body_failed(record: Record, error: BaseException) -> None:
     """Take the exception that left a node's body."""
+    if record.state == "pending" and record.attempts is not None:
+        # Whoever made the task has raised it before the body began: that is an attempt too.
+        record.attempts.starts.append(record.tree.loop.time())
     blame(record, error)
     if record.ending:
         if error is not record.abort and not is_a(error, NodeCancelled):

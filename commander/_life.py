@@ -89,16 +89,12 @@ async def _drive(record: Record, *, later: bool = False) -> None:
             cancel_subtrees((record,), "its body raised CancelledError")
     except BaseException as error:
         if not drives_now(record):
-            # The loop was closed under the node: there is nowhere left to end it.
             if is_a(error, GeneratorExit):
-                raise
+                raise  # the loop was closed under the node: there is nowhere left to end it
             if isinstance(error, RuntimeError) and str(error) == IGNORED:
                 return  # the body went on to wait in its clean-up
         if type(error) is TypeError and error.__traceback__ and error.__traceback__.tb_next is None:
             error = name_plain_body(record.node, error)
-        if record.state == "pending" and record.attempts is not None:
-            # Whoever made the task has raised it before the body began: that is an attempt too.
-            record.attempts.starts.append(record.tree.loop.time())
         body_failed(record, error)
         interrupt(record, error)
     record.task = None

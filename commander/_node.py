@@ -23,7 +23,7 @@ from .waiting import outcome, wait_for_end
 if TYPE_CHECKING:
     from ._commander import Commander
 
-__all__ = ["Node", "current_node", "require_kind"]
+__all__ = ["Node", "add_callback", "current_node", "require_kind"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -175,15 +175,15 @@ class Node(NodeBase, Generic[T_co]):
         Callbacks may be plain or async; they run in the node's context in the order in which they
         were added, before anyone who awaits the node is woken. One that raises fails the node.
         """
-        return _add_callback(self, "end", callback)
+        return add_callback(self, "end", callback)
 
     def at_exception(self, callback: Callback) -> Self:
         """Run `callback(node)` when the node has failed; `recover` may be called in it."""
-        return _add_callback(self, "exception", callback)
+        return add_callback(self, "exception", callback)
 
     def at_terminate(self, callback: Callback) -> Self:
         """Run `callback(node)` when the node was cancelled."""
-        return _add_callback(self, "terminate", callback)
+        return add_callback(self, "terminate", callback)
 
     def at_done(self, callback: Callback) -> Self:
         """Run `callback(node)` when the node is done, however it ended.
@@ -193,7 +193,7 @@ class Node(NodeBase, Generic[T_co]):
         `CancelledError`, before the child has cleaned up. What reads what children leave behind
         belongs here.
         """
-        return _add_callback(self, "done", callback)
+        return add_callback(self, "done", callback)
 
     def at_commander_end(self, callback: Callback) -> Self:
         """Run `callback(node)` when the commander closes; the node is kept until then.
@@ -334,7 +334,8 @@ class Node(NodeBase, Generic[T_co]):
         was cancelled. Cancelling the wait does not cancel the node, and ends before the node does,
         even if that is cancelled too: see `at_done`.
         """
-        if record_of(self).state not in DONE:
+        record = self._node_record
+        if record is None or record.state not in DONE:
             yield from wait_for_end(self)
         return outcome(self)
 
@@ -362,14 +363,17 @@ def _too_late(node: Node[Any]) -> RuntimeError:
     return RuntimeError(f"{node!r} is done: a callback added now would never run")
 
 
-def _add_callback(node: N, moment: Moment, callback: Callback) -> N:
+def add_callback(node: N, moment: Moment, callback: Callback) -> N:
+    """Let `callback` be called at `moment`, one of the final ones. Returns the node."""
     record = node._node_record or record_of(node)
     if record.state in DONE:
         raise _too_late(node)
     if record.callback is None:
         record.callback, record.callback_moment = callback, moment
+    elif record.more_callbacks is None:
+        record.more_callbacks = [moment, callback]
     else:
-        record.add_callback(moment, callback)
+        record.more_callbacks += (moment, callback)
     return node
 
 

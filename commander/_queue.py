@@ -11,12 +11,15 @@ import sys
 from bisect import insort
 from collections import deque
 from contextvars import Context, copy_context
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from weakref import ref
 
 from ._reach import goes_on
-from ._record import Record, Tree
+from ._record import Record
 from ._seat import Seat
+
+if TYPE_CHECKING:
+    from ._commander import Tree
 
 __all__ = ["Queue"]
 

@@ -1,4 +1,4 @@
-"""What the engine keeps: a `Record` of each node, and a `Tree` for what they have in common.
+"""What the engine keeps of each node: its `Record`.
 
 The engine's modules take and pass records. A node has one attribute for its record, so nothing of
 the engine's meets the names of a user's subclass. While a node is in the tree its record leads to
@@ -30,14 +30,12 @@ from ._policy import Policy, Restart, Retry
 from .errors import NodeCancelled
 
 if TYPE_CHECKING:
-    from ._commander import Commander
-    from ._events import Listener, Origin
+    from ._commander import Tree
+    from ._events import Origin
     from ._limits import NodeLimits
     from ._node import Node
     from ._place import Away
-    from ._queue import Queue
     from ._seat import Seat
-    from ._threadsafe import Requests
     from .pattern import Pattern
 
 __all__ = [
@@ -51,7 +49,6 @@ __all__ = [
     "NodeBase",
     "NodeState",
     "Record",
-    "Tree",
     "enclosing",
     "node_in",
     "parent_here",
@@ -352,33 +349,11 @@ class Record:
         self.tree.landmark = (below[HALF].id, depth - HALF, top)
         return f"{top}/...{depth - SEGMENTS} more.../{_join(below[:HALF])}"
 
-    def add_callback(self, moment: Moment, callback: Callback) -> None:
-        """Let `callback` be called at `moment`."""
-        if self.callback is None:
-            self.callback, self.callback_moment = callback, moment
-        elif self.more_callbacks is None:
-            self.more_callbacks = [moment, callback]
-        else:
-            self.more_callbacks += (moment, callback)
-
     def later_callbacks(self, at: int) -> Iterator[tuple[Moment, Callback]]:
         """Yield the callbacks in the list from `at` on, also those that are added meanwhile."""
         while self.more_callbacks is not None and at < len(self.more_callbacks):
             yield self.more_callbacks[at], self.more_callbacks[at + 1]
             at += 2
-
-    def doom(self, why: str) -> None:
-        """Mark a node that enters below an ending one: it has no task yet, and never runs."""
-        self.doomed = True
-        if self.cancelled is None:
-            self.cancelled = why or "its parent is ending"
-
-    def add_waiter(self, future: asyncio.Future[None]) -> None:
-        """Let `future` be done when the node is; it counts as somebody who awaits it."""
-        if self.waiters is None:
-            self.waiters = [future]
-        else:
-            self.waiters.append(future)
 
 
 # Of a long path.
@@ -388,47 +363,6 @@ HALF = SEGMENTS // 2
 
 def _join(records: list[Record]) -> str:
     return "/".join(record.label for record in reversed(records))
-
-
-class Tree:
-    """What the nodes under one commander have in common."""
-
-    # Set when the commander is entered.
-    loop: asyncio.AbstractEventLoop
-    clock: Callable[[], float]
-    origin: Origin
-    queue: Queue
-    # Starts the task of a node. An attribute, as cancelling stands below starting.
-    spawn: Callable[[Record, Context | None], None]
-    # Whether the loop's task factory makes the nodes' tasks.
-    factory: bool = False
-    # The calls of other threads.
-    requests: Requests
-    # The node in which the commander was entered: its limits hold here, and it is charged.
-    outer: Node[Any] | None = None
-
-    def __init__(self, commander: Commander, max_concurrency: int | None) -> None:
-        self.commander = commander
-        self.root = record_of(commander)
-        self.max_concurrency = max_concurrency
-        # How many nodes have entered; the last one's id.
-        self.count = 0
-        self.listeners: list[Listener] = []
-        # Why no more top-level nodes run; nodes that other nodes still put are cancelled with it.
-        self.ending = ""
-        # Whether an interrupt that a node raises stops the loop: not where it is a failure of
-        # another process's tree.
-        self.stops_loop = True
-        # The interrupts that nodes have raised: each stops the loop once.
-        self.interrupts: list[BaseException] = []
-        # What runs at the commander's end: callback, node, and the node's context.
-        self.kept: list[tuple[Callback, Node[Any], Context]] = []
-        # Set by `exit`; a one-element tuple, since the result may be None.
-        self.exit: tuple[Any] | None = None
-        # Waited for by a `run` that stays open until `exit`.
-        self.exited: asyncio.Future[None] | None = None
-        # Of the last long path that was asked for: a node's id, its depth, the uppermost segments.
-        self.landmark: tuple[int, int, str] = (-1, 0, "")
 
 
 def record_of(node: NodeBase) -> Record:

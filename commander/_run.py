@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
-from ._commander import Commander
+from ._commander import Commander, Tree
 from ._entry import enter
 from ._failure import log_lost
 from ._limits import NodeLimits
 from ._node import Node, require_kind
 from ._policy import Policy
-from ._record import Record, Tree, record_of
+from ._record import Record, record_of
 from ._report import is_a
 from .thread import at_cancel
 from .waiting import outcome
@@ -55,34 +55,66 @@ def run(
     """
     if asyncio._get_running_loop() is not None:
         raise RuntimeError("a loop is running here: use 'async with Commander() as commander'")
-    require_kind(job, "a job or a handler")
+    if not isinstance(job, Node):  # pyright: ignore[reportUnnecessaryIsInstance]
+        require_kind(job, "a job or a handler")
     loop = (loop_factory or asyncio.new_event_loop)()
     commander = Commander(
         max_concurrency=max_concurrency, policy=policy, slow_after=slow_after, limits=limits
     )
     tree = commander._tree
     main = asyncio.Task(_main(commander, tree, job, auto_exit), loop=loop)
+    received, stopped = _Received(), None
+    # What may end it from outside: signals, or a cancel of the node whose thread this is.
+    in_main = threading.current_thread() is threading.main_thread()
+    outside = _signals(loop, main, received) if in_main else at_cancel(loop, main.cancel)
     try:
-        with _signals(loop, main) as received, at_cancel(loop, main.cancel):
-            return _run_until(loop, tree, main, received)
+        with outside:
+            while not main.done():
+                try:
+                    loop.run_until_complete(main)
+                except BaseException as error:
+                    if main.done():
+                        break  # it is its own outcome, which is looked at below
+                    # The user's second interrupt, for whom the tree takes too long to end, is
+                    # immediate. Those that nodes raise, as by `sys.exit()`, may be any number.
+                    own = any(error is each for each in tree.interrupts)
+                    again = stopped is not None and not own and isinstance(error, KeyboardInterrupt)
+                    stops = isinstance(error, (KeyboardInterrupt, SystemExit))
+                    if not stops or again or received.interrupts > 1:
+                        raise
+                    # It has left the loop, and the tree as it was: that is told to end, and let
+                    # end.
+                    stopped = error if stopped is None else stopped
+                    main.cancel()
+            if stopped is not None:
+                if not main.cancelled():
+                    main.exception()  # or asyncio would say that nobody has looked
+                raise stopped
+            return main.result()
+    except asyncio.CancelledError:
+        if received.interrupts:
+            raise KeyboardInterrupt from None
+        if received.terminated:
+            raise SystemExit(128 + signal.SIGTERM) from None
+        raise
     finally:
         try:
-            _close(loop, tree, abandoned=not main.done())
+            # It may have been left before its end, and the pool's threads wait for an answer.
+            tree.requests.close()
         finally:
-            tree.requests.close()  # it may have been left before its end
+            _close(loop, abandoned=not main.done())
 
 
 async def _main(commander: Commander, tree: Tree, job: Node[T], auto_exit: bool) -> T:
-    record = record_of(job)
     try:
         async with commander:
-            enter(commander, job, claim=True)
-            record.add_waiter(tree.loop.create_future())  # the outcome is taken below
+            record = enter(commander, job, claim=True)
+            record.waiters = [tree.loop.create_future()]  # the outcome is taken below
             if not auto_exit and tree.exit is None:
                 tree.exited = tree.loop.create_future()
                 await tree.exited
     except BaseException as error:
-        _log_failure(record, error)
+        _log_failure(record_of(job), error)
         raise
     if tree.exit is not None:
         _log_failure(record)
@@ -104,47 +136,10 @@ class _Received:
     terminated = False
 
 
-def _run_until(
-    loop: asyncio.AbstractEventLoop,
-    tree: Tree,
-    main: asyncio.Task[T],
-    received: _Received,
-) -> T:
-    stopped: BaseException | None = None
-    while not main.done():
-        try:
-            loop.run_until_complete(main)
-        except BaseException as error:
-            if main.done():
-                break  # it is its own outcome, which is looked at below
-            # The user's second interrupt, for whom the tree takes too long to end, is immediate.
-            # Those that nodes raise, as by `sys.exit()`, may be any number.
-            own = any(error is each for each in tree.interrupts)
-            again = stopped is not None and not own and isinstance(error, KeyboardInterrupt)
-            stops = isinstance(error, (KeyboardInterrupt, SystemExit))
-            if not stops or again or received.interrupts > 1:
-                raise
-            # It has left the loop, and the tree as it was: that is told to end, and let end.
-            stopped = error if stopped is None else stopped
-            main.cancel()
-    if stopped is not None:
-        if not main.cancelled():
-            main.exception()  # or asyncio would say that nobody has looked
-        raise stopped
-    try:
-        return main.result()
-    except asyncio.CancelledError:
-        if received.interrupts:
-            raise KeyboardInterrupt from None
-        if received.terminated:
-            raise SystemExit(128 + signal.SIGTERM) from None
-        raise
-
-
 @contextmanager
-def _signals(loop: asyncio.AbstractEventLoop, main: asyncio.Task[Any]) -> Generator[_Received]:
-    received = _Received()
-
+def _signals(
+    loop: asyncio.AbstractEventLoop, main: asyncio.Task[Any], received: _Received
+) -> Generator[None]:
     def cancel() -> None:
         # From a signal handler: the loop may sleep in its selector, so it has to be woken.
         loop.call_soon_threadsafe(main.cancel)
@@ -161,18 +156,17 @@ def _signals(loop: asyncio.AbstractEventLoop, main: asyncio.Task[Any]) -> Genera
 
     mine: list[tuple[signal.Signals, Any]] = []
     handlers: dict[signal.Signals, Any] = {signal.SIGINT: interrupt, signal.SIGTERM: terminate}
-    if threading.current_thread() is threading.main_thread():
-        for number, handler in handlers.items():
-            if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
-                mine.append((number, signal.signal(number, handler)))
+    for number, handler in handlers.items():
+        if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
+            mine.append((number, signal.signal(number, handler)))
     try:
-        yield received
+        yield
     finally:
         for number, before in mine:
             signal.signal(number, before)
 
 
-def _close(loop: asyncio.AbstractEventLoop, tree: Tree, *, abandoned: bool) -> None:
+def _close(loop: asyncio.AbstractEventLoop, *, abandoned: bool) -> None:
     try:
         loop.set_task_factory(None)  # a user's may fail, and what is left to do is asyncio's own
         tasks = asyncio.all_tasks(loop)
@@ -185,7 +179,6 @@ def _close(loop: asyncio.AbstractEventLoop, tree: Tree, *, abandoned: bool) -> N
         if tasks:
             loop.run_until_complete(asyncio.wait(tasks))
         loop.run_until_complete(loop.shutdown_asyncgens())
-        tree.requests.close()  # or the pool's threads, waited for now, might wait for it
         loop.run_until_complete(loop.shutdown_default_executor())
     finally:
         asyncio.set_event_loop(None)

@@ -8,15 +8,17 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from ._failure import untake_failure
-from ._record import DONE, Tree, record_of
+from ._record import DONE, record_of
 from ._report import log, raise_soon
 from .errors import NodeClosed
 from .waiting import note_outside_wait
 
 if TYPE_CHECKING:
+    from ._commander import Tree
     from ._node import Node
 
 __all__ = ["Requests"]
@@ -38,9 +40,12 @@ class Requests:
         self._open: dict[concurrent.futures.Future[Any], _Request[Any]] = {}
         self._over = False
 
-    def put(self, node: Node[T], start: Callable[[], None]) -> concurrent.futures.Future[T]:
-        """Let the loop call `start`, which puts `node`; return a future of the node's outcome."""
+    def put(
+        self, put: Callable[..., object], node: Node[T], **options: Any
+    ) -> concurrent.futures.Future[T]:
+        """Let the loop call `put(node, **options)`; return a future of the node's outcome."""
         loop = self._loop()
+        start = partial(put, node, claim=True, **options)
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         request = self._open[future] = _Request(node, start, future, loop)
         # Before any callback of the caller's, which might raise.
@@ -86,7 +91,7 @@ class _Request(Generic[T]):
     def __init__(
         self,
         node: Node[T],
-        start: Callable[[], None],
+        start: Callable[[], object],
         future: concurrent.futures.Future[T],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
@@ -113,7 +118,8 @@ class _Request(Generic[T]):
                     self._hand_over()
 
             self._waiter = self._loop.create_future()
-            record_of(self._node).add_waiter(self._waiter)
+            record = record_of(self._node)
+            record.waiters = [*(record.waiters or ()), self._waiter]
             self._waiter.add_done_callback(node_ended)
             note_outside_wait(self._waiter)
 

@@ -25,7 +25,7 @@ itself) is a `RuntimeError` or `TypeError`, as in asyncio. A timeout is the buil
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ._report import group, type_name
 
@@ -49,18 +49,19 @@ __all__ = [
     "WorkerLost",
 ]
 
+E = TypeVar("E", bound=BaseException)
+
 
 class AnabranchError(Exception):
     """The base of every error of this package. All can be pickled, with attributes and notes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exception's own would call the class with its message, which is not what it takes.
-        return _remade, (type(self), self.args, self.__dict__)
+        return remake, (type(self), self.args, self.__dict__)
 
 
-def _remade(
-    kind: type[AnabranchError], args: tuple[Any, ...], attributes: dict[str, Any]
-) -> AnabranchError:
+def remake(kind: type[E], args: tuple[Any, ...], attributes: dict[str, Any]) -> E:
+    """Make an exception without its class's `__init__`, which may take other arguments."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(attributes)
     return error

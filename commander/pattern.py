@@ -9,6 +9,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from ._entry import enter
+from ._node import add_callback
 from ._record import Callback, Record, record_of
 
 if TYPE_CHECKING:
@@ -46,10 +47,9 @@ class Pattern:
             twin.at_retry(callback)
         for callback in callbacks.at_commander_end:
             twin.at_commander_end(callback)
-        twin_record = record_of(twin)
-        twin_record.pattern = self
+        record_of(twin).pattern = self
         for moment, callback in callbacks.final:
-            twin_record.add_callback(moment, callback)
+            add_callback(twin, moment, callback)
         return twin
 
 

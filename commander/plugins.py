@@ -42,7 +42,7 @@ def find_plugin(group: str, name: str) -> Any:
     except (Exception, SystemExit) as error:
         raise ConfigurationError(
             f"{name!r} ({group}) of the package {_package(point)} cannot be loaded from"
-            f" {point.value!r}: {_told(error)}"
+            f" {point.value!r}: {describe(error)}"
         ) from error
 
 
@@ -64,13 +64,6 @@ def _registered(group: str) -> list[EntryPoint]:
             with suppress(Exception):
                 found += package.entry_points.select(group=group)
         return [*dict.fromkeys(found)]
-
-
-def _told(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - its text is made by the package's own code
-        return describe(error)
 
 
 def _package(point: EntryPoint) -> str:

@@ -119,9 +119,8 @@ class SubtreeCommander(Commander, internal=True):
         """
         tree = self._tree
         tree.count = number - 1
-        enter(self, node, policy=policy, claim=True)
+        enter(self, node, policy=policy, claim=True).waiters = [tree.loop.create_future()]
         tree.count = below
-        record_of(node).add_waiter(tree.loop.create_future())
 
     def cancel_all(self, reason: str) -> None:
         """Cancel the tree and take no new top-level nodes; the block ends as otherwise."""

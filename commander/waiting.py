@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import _get_running_loop, get_running_loop
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ._entry import enter
@@ -18,7 +19,6 @@ from ._record import CURRENT, DONE, enclosing, node_in, parent_here, record_of
 from ._stack import drives, frames, sleeps
 
 if TYPE_CHECKING:
-    from ._commander import Host
     from ._node import Node
     from ._seat import Seat
 
@@ -80,33 +80,73 @@ def _current_seat(loop: asyncio.AbstractEventLoop) -> Seat | None:
 # --- awaiting a node
 
 
+class Host:
+    """The task that uses the commander's block; the tree cancels it as it would a node's body.
+
+    That is the task which has entered the block or, once that has ended, as that of a test's
+    fixture does, the last one that has awaited a node in the block.
+    """
+
+    def __init__(self) -> None:
+        self._task = cast("asyncio.Task[Any]", asyncio.current_task())
+        # The block may stand in the clean-up of a task that has been cancelled.
+        self._cancels_before = self._task.cancelling()
+        self._cancels = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the task has ended: another is the host then."""
+        return self._task.done()
+
+    def cancel(self) -> None:
+        """Cancel the task; if it has ended, whoever leaves the block is told why."""
+        self._cancels += 1
+        self._task.cancel()
+
+    async def take_back_cancels(self) -> bool:
+        """Undo the cancels by which the tree ended the block; False if another one came besides.
+
+        Called by whoever leaves the block.
+        """
+        if self._task is not asyncio.current_task():
+            return False
+        for _ in range(self._cancels):
+            self._task.uncancel()
+        if self._task.cancelling() > self._cancels_before:
+            return False
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)  # where it arrives if the block has awaited nothing since
+        return True
+
+
 def wait_for_end(node: Node[Any]) -> Generator[Any, None, None]:
     """Wait until `node` is done, started or not; it is awaited, so a failure is handed over.
 
     Raises `RuntimeError` where the wait could never end, or is no business of this loop.
     """
+    record = node._node_record
     waiter = CURRENT.get(None)
     around = None if waiter is None else waiter._node_record
     if around is not None and around.parent_node is None:
         # It is a commander's block: it may be over, or belong to another loop.
         waiter = parent_here()
         around = None if waiter is None else record_of(waiter)
-        if around is not None and around.parent_node is None and around.task is not None:
-            cast("Host", around.task).note_user()
-    record = record_of(node)
-    if not record.tree:
+        host = None if around is None or around.parent_node is not None else around.task
+        if around is not None and host is not None and cast("Host", host).over:
+            around.task = cast("asyncio.Task[None]", Host())
+    if record is None or not record.tree:
         if waiter is node:
             raise RuntimeError(f"{node!r} awaits itself")
         if waiter is None:
             raise RuntimeError(
                 f"{node!r} was awaited outside a tree: use 'await commander.run(...)' or run(...)"
             )
-        if record.pattern is not None and record.pattern.awaits_edge:
+        if record is not None and record.pattern is not None and record.pattern.awaits_edge:
             raise RuntimeError(
                 f"{node!r} has not started: the edge that leads to it will start it. Await"
                 " anabranch.jobs.Graph(...) of the nodes where the graph begins, or put it yourself"
             )
-        enter(waiter, node, claim=True)
+        record = enter(waiter, node, claim=True)
     if record.tree.loop is not get_running_loop():
         raise RuntimeError(f"{node!r} belongs to another loop: await it there")
     # Ids grow from parent to child, so the walk stops at the first ancestor older than the node.
@@ -118,7 +158,10 @@ def wait_for_end(node: Node[Any]) -> Generator[Any, None, None]:
             raise RuntimeError(f"{waiter!r} awaits {what} {node!r}: neither could ever end")
         ancestor = ancestor.parent
     wait = begin_wait(node)
-    record.add_waiter(wait)
+    if record.waiters is None:
+        record.waiters = [wait]
+    else:
+        record.waiters.append(wait)
     try:
         yield from wait
     except asyncio.CancelledError:
@@ -131,7 +174,7 @@ def wait_for_end(node: Node[Any]) -> Generator[Any, None, None]:
 
 def outcome(node: Node[T]) -> T:
     """Return the result of a node that is done, or raise its failure."""
-    record = record_of(node)
+    record = node._node_record or record_of(node)
     if record.state == "completed":
         return record.result
     error = record.error
@@ -163,7 +206,7 @@ def outcome(node: Node[T]) -> T:
 def observe(node: Node[Any]) -> asyncio.Future[None]:
     """Return a future that is done when the node is; unlike awaiting, it takes no failure."""
     future = begin_wait(node)
-    record = record_of(node)
+    record = node._node_record or record_of(node)
     if record.state in DONE:
         future.set_result(None)
         return future

@@ -13,7 +13,6 @@ from ..commander import Node, NodeCancelled, StreamInterrupted
 from ..commander.waiting import drives
 from ..messages import Delta, Message, ToolCall, ToolCallDelta, ToolCallError
 from ..messages.arguments import read_arguments
-from ._call import OpenCall
 from ._channel import Channel, Gate, Waiters
 from ._format import Format
 from ._source import Source, close_source, open_source, to_delta
@@ -79,7 +78,12 @@ class Pump(Node[None], internal=True):
             {name: channel.put for name, channel in self.others.items()},
         )
         self._assembly = Assembly(branches, to_user, formats, exempt)
-        self.at_terminate(lambda _: self._cancelled())
+
+        async def cancelled(_: object) -> None:  # the body may never have begun
+            self._break_off(asyncio.CancelledError())
+            await self._close_source()
+
+        self.at_terminate(cancelled)
 
     @property
     def partial(self) -> Message | None:
@@ -105,8 +109,18 @@ class Pump(Node[None], internal=True):
             await calling_before_waits(self._read(waiting, feed), feed)
             if not self._assembly.whole:
                 raise StreamInterrupted("the stream ended without a finish reason or an end mark")
-            for call in self._assembly.end():
-                await self._mend(call)
+            for call in self._assembly.end():  # faulty ones
+                repaired = None if self._repair is None else self._repair(call.error())
+                if isawaitable(repaired):
+                    repaired = await repaired
+                if isinstance(repaired, str):
+                    arguments, fault = read_arguments(repaired)
+                    repaired = arguments if fault is None else None
+                if repaired is None:
+                    self._assembly.refuse(call)
+                else:
+                    call.repair(repaired)
+                    self._assembly.hand_on(call)
             self.message = self._assembly.message()
             self._end()
         except BaseException as error:
@@ -142,20 +156,6 @@ class Pump(Node[None], internal=True):
             if gate.pressed and await gate.wait():
                 left, batch = 0, 1
 
-    async def _mend(self, call: OpenCall) -> None:
-        """Hand on what a repair makes of a faulty call, else its error."""
-        repaired = None if self._repair is None else self._repair(call.error())
-        if isawaitable(repaired):
-            repaired = await repaired
-        if isinstance(repaired, str):
-            arguments, fault = read_arguments(repaired)
-            repaired = arguments if fault is None else None
-        if repaired is None:
-            self._assembly.refuse(call)
-        else:
-            call.repair(repaired)
-            self._assembly.hand_on(call)
-
     def _break_off(self, error: BaseException) -> None:
         if self._over:
             return
@@ -179,11 +179,6 @@ class Pump(Node[None], internal=True):
         if iterator is not source:
             await close_source(iterator)
         await close_source(source)
-
-    async def _cancelled(self) -> None:
-        # The body may never have begun.
-        self._break_off(asyncio.CancelledError())
-        await self._close_source()
 
     async def check(self) -> None:
         """Return if the branches ended well, or were closed; else raise the reply's failure."""

@@ -50,7 +50,17 @@ class TextSplitter:
                     bare, self._bare = self._bare, None
                     self._body = bare.body(self._output) if rest[0] in "{[" else None
             else:
-                rest = self._find(self._held + text)
+                held = self._held + text
+                found = self._marker.search(self._last + held, 1)
+                start = len(held) if found is None else found.start() - 1
+                self._show(held[:start])
+                self._held = held[start:]
+                if found is not None and found[0] in self._formats:
+                    self._held, self._opened = "", found[0]
+                    self._body = self._formats[self._opened].body(self._output)
+                    rest = held[found.end() - 1 :]
+                else:
+                    rest = ""  # what is held is at most the beginning of a marker, at the end
             if rest:
                 waiting += _pieces(rest)
 
@@ -63,18 +73,6 @@ class TextSplitter:
             self.feed(left)
         self._show(self._held)
         self._held = ""
-
-    def _find(self, text: str) -> str:
-        """Pass on text up to the next marker and begin its body; return what comes after it."""
-        found = self._marker.search(self._last + text, 1)
-        start = len(text) if found is None else found.start() - 1
-        self._show(text[:start])
-        self._held = text[start:]
-        if found is None or found[0] not in self._formats:
-            return ""  # what is held is at most the beginning of a marker, at the end of the text
-        self._held, self._opened = "", found[0]
-        self._body = self._formats[self._opened].body(self._output)
-        return text[found.end() - 1 :]
 
     def _leave(self, body: Body) -> None:
         self._body = None

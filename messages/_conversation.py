@@ -41,7 +41,22 @@ class Conversation:
         Raises `ConfigurationError` for a mapping that is no message, `TypeError` for anything else,
         and adds nothing then.
         """
-        self.messages += [_read_message(message) for message in messages]
+        taken: list[Message] = []
+        for message in messages:
+            if isinstance(message, Message):
+                taken.append(message)
+            elif isinstance(message, str):
+                taken.append(Message(role="user", content=message))
+            elif isinstance(message, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+                try:
+                    taken.append(Message.from_wire(message))
+                except FAULTS as error:
+                    what = f"this is no message of the wire: {quote(message)} ({_fault(error)})"
+                    raise ConfigurationError(what) from error
+            else:
+                kinds = "Messages, strings and the wire's mappings"
+                raise TypeError(f"a conversation takes {kinds}, not {quote(message)}")
+        self.messages += taken
 
     def request(
         self, *, tools: Sequence[ToolSchema | Mapping[str, Any]] = (), **options: Any
@@ -137,24 +152,6 @@ class Conversation:
 
     def __repr__(self) -> str:
         return f"<Conversation {self.thread_id} of {len(self)} messages>"
-
-
-def _read_message(message: object) -> Message:
-    if isinstance(message, Message):
-        return message
-    if isinstance(message, str):
-        return Message(role="user", content=message)
-    if not isinstance(message, Mapping):
-        raise TypeError(
-            f"a conversation takes Messages, strings and the wire's mappings, not {quote(message)}"
-        )
-    wire = cast("Mapping[str, Any]", message)
-    try:
-        return Message.from_wire(wire)
-    except FAULTS as error:
-        raise ConfigurationError(
-            f"this is no message of the wire: {quote(wire)} ({_fault(error)})"
-        ) from error
 
 
 def _fault(error: Exception) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, cast
 
@@ -44,8 +44,13 @@ def delta_from_chunk(chunk: Mapping[str, Any]) -> Delta | None:
     text = piece.get("content")
     if text and len(piece) == 1 and not finish_reason and not usage and type(text) is str:
         return Delta(text)  # by far the most frequent chunk
+    if text is not None and not isinstance(text, str):
+        try:
+            text = content_text(text)
+        except (AttributeError, KeyError, TypeError):
+            raise _unexpected("content", "a text or a list of parts", text) from None
     delta = Delta(
-        _content(text),
+        text or "",
         _text(piece, "reasoning_content") or _text(piece, "reasoning"),
         _text(piece, "refusal"),
         _calls(piece),
@@ -96,15 +101,6 @@ def _usage(chunk: Mapping[str, Any]) -> Usage | None:
     if not usage or not isinstance(usage, dict):
         return None
     return Usage.from_wire(cast("dict[str, Any]", usage))
-
-
-def _content(content: object) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    try:
-        return content_text(content) or ""
-    except (AttributeError, KeyError, TypeError):
-        raise _unexpected("content", "a text or a list of parts", content) from None
 
 
 def _calls(piece: Mapping[str, Any]) -> Sequence[ToolCallDelta]:
@@ -234,7 +230,13 @@ def request_body(
     options = {**(default_options or {}), **request.options}
     messages = [message.to_wire() for message in request.messages]
     if options.pop("tool_images", False):
-        messages = list(_with_tool_images(request.messages))
+        messages.clear()
+        for tools, group in groupby(request.messages, lambda message: message.role == "tool"):
+            run = list(group)
+            messages += [message.to_wire() for message in run]
+            if tools and (images := [url for message in run for url in message.images]):
+                said = "The images that the tools gave, in order:"
+                messages.append({"role": "user", "content": content_parts(said, images)})
     needed = {"model": model, "messages": messages}
     body: dict[str, Any] = {}
     if stream:
@@ -255,12 +257,3 @@ def request_body(
     else:
         body |= {"tool_choice": None, "parallel_tool_calls": None}
     return needed | {key: value for key, value in body.items() if value is not None}
-
-
-def _with_tool_images(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
-    for tools, group in groupby(messages, lambda message: message.role == "tool"):
-        run = list(group)
-        yield from (message.to_wire() for message in run)
-        if tools and (images := [url for message in run for url in message.images]):
-            said = "The images that the tools gave, in order:"
-            yield {"role": "user", "content": content_parts(said, images)}

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from anabranch.commander import NodeCancelled
+from anabranch.commander import Commander, NodeCancelled
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
@@ -12,11 +12,13 @@ __all__ = [
     "NOTE",
     "Careful",
     "Idle",
+    "Root",
     "cancel_running",
     "drop",
     "fail",
     "give",
     "hang",
+    "name_parent",
     "notes",
     "wait_for",
 ]
@@ -55,6 +57,19 @@ async def drop(node, value=None):
 @handler
 async def wait_for(node, event):
     await event.wait()
+
+
+@handler
+async def name_parent(node):
+    return node.parent.name_of_tree
+
+
+class Root(Commander):
+    """A commander that is told from others by its children."""
+
+    def __init__(self, name_of_tree="root", **options):
+        super().__init__(**options)
+        self.name_of_tree = name_of_tree
 
 
 def notes(error):

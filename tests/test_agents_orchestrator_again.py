@@ -151,9 +151,8 @@ def test_a_cancel_at_any_moment_parts_nothing() -> None:
     explore(main, range(150))
 
 
-async def test_the_second_agent_hears_the_first_when_the_call_is_made_again() -> None:
-    """It is asked as it would have been; the first is not asked again."""
-    first, second = ScriptedBackend("from the first"), ScriptedBackend(BackendUnavailable(""), "ok")
+async def broken_off(first: ScriptedBackend, second: ScriptedBackend) -> Orchestrator[State]:
+    """Two agents one after the other, called once: the second one's model was not there."""
     orchestrator = Orchestrator(
         [Agent(first, name="first"), Agent(second, name="second")],
         lambda obs, state: {None: "first", "first": "second"}.get(state.agent),
@@ -161,6 +160,13 @@ async def test_the_second_agent_hears_the_first_when_the_call_is_made_again() ->
     )
     with pytest.raises(BackendUnavailable):
         await orchestrator.forward("begin")
+    return orchestrator
+
+
+async def test_the_second_agent_hears_the_first_when_the_call_is_made_again() -> None:
+    """It is asked as it would have been; the first is not asked again."""
+    first, second = ScriptedBackend("from the first"), ScriptedBackend(BackendUnavailable(""), "ok")
+    orchestrator = await broken_off(first, second)
     assert await orchestrator.forward("begin") == Action("ok", "second", done=True)
     heard = [[m.content for m in each.requests[-1].messages] for each in (first, second)]
     assert heard == [["begin"], ["from the first"]]
@@ -169,13 +175,7 @@ async def test_the_second_agent_hears_the_first_when_the_call_is_made_again() ->
 async def test_another_observation_is_heard_after_an_error() -> None:
     """By the agent that is next."""
     first, second = ScriptedBackend("one"), ScriptedBackend(BackendUnavailable(""), "ok")
-    orchestrator = Orchestrator(
-        [Agent(first, name="first"), Agent(second, name="second")],
-        lambda obs, state: {None: "first", "first": "second"}.get(state.agent),
-        State(),
-    )
-    with pytest.raises(BackendUnavailable):
-        await orchestrator.forward("begin")
+    orchestrator = await broken_off(first, second)
     await orchestrator.forward("it rains")
     assert second.requests[-1].messages[-1].content == "it rains"
 

@@ -9,9 +9,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from _executing import Executing, calling
 from _left import gone, left, processes
 from _until import until
 
@@ -27,7 +27,7 @@ NEW = "[a new session, earlier variables are lost: "
 
 
 def doing(code: str) -> AgentMessage:
-    return AgentMessage(content={"name": "python", "parameters": {"code": code}})
+    return calling("python", code=code)
 
 
 def obedient() -> ScriptedBackend:
@@ -92,15 +92,10 @@ async def test_an_executor_keeps_sessions_and_forgets_them_when_told():
         assert "NameError" in (await executor(doing("x"))).content
 
 
-class Solver(Agent[Any]):
-    """Writes its own `forward`, with an executor that is told no session."""
+class Solver(Executing):
+    """Runs what it is told."""
 
-    def __init__(self, kernel: PythonKernel) -> None:
-        super().__init__()
-        self.executor = ToolExecutor([kernel])
-
-    async def forward(self, *messages: Any, **options: Any) -> str:
-        return (await self.executor(doing(messages[-1].content))).content
+    tool, argument = "python", "code"
 
 
 async def test_an_executor_in_an_agent_works_for_the_agents_session():

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from _executing import Executing, calling
 from _until import turns
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,19 +48,14 @@ class Book(Toolkit):
         return " ".join(notes.kept)
 
 
-class Writer(Agent[Any]):
-    """Keeps what it is told, with an executor that takes its sessions."""
+class Writer(Executing):
+    """Keeps what it is told."""
 
-    def __init__(self, book: Toolkit) -> None:
-        super().__init__()
-        self.executor = ToolExecutor([book])
-
-    async def forward(self, *messages: Any, **options: Any) -> str:
-        return (await self.executor(noting(messages[-1].content))).content
+    tool, argument = "note", "word"
 
 
 def noting(word: str) -> AgentMessage:
-    return AgentMessage(content={"name": "note", "parameters": {"word": word}})
+    return calling("note", word=word)
 
 
 OWNERS = st.sampled_from(["agent 0", "agent 1", "executor"])
@@ -242,8 +238,7 @@ async def test_what_is_forgotten_is_closed_whatever_one_of_them_does():
     slow, executor = Slow(), ToolExecutor([Raising()])
     executor.tools |= {"later": slow.note}
     for name in "note", "later":
-        call = {"name": name, "parameters": {"word": "x"}}
-        assert (await executor(AgentMessage(content=call))).content == "x"
+        assert (await executor(calling(name, word="x"))).content == "x"
     with pytest.raises(OSError, match="a fault"):
         executor.reset()
     assert len(slow.closing) == 1

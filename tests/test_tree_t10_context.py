@@ -102,8 +102,8 @@ async def test_a_thread_safe_put_takes_the_threads_context():
         assert [await asyncio.wrap_future(future) for future in futures] == ["thread"] * 2
 
 
-async def test_current_node_works_anywhere_below():
-    """In the body, in functions and tasks that it starts, in threads and in callbacks."""
+def looking():
+    """Return a list, and two functions that add the current node to it, at once and later."""
     seen = []
 
     def look(*_):
@@ -112,6 +112,13 @@ async def test_current_node_works_anywhere_below():
     async def look_later(*_):
         await asyncio.sleep(0)
         look()
+
+    return seen, look, look_later
+
+
+async def test_current_node_works_anywhere_below():
+    """In the body, in functions and tasks that it starts, in threads and in callbacks."""
+    seen, look, look_later = looking()
 
     @handler
     async def body(node):
@@ -162,14 +169,7 @@ async def test_outside_a_tree_there_is_no_current_node():
 
 async def test_in_its_block_the_commander_is_the_current_node():
     """In functions, tasks and threads that are started there too, and in its own callbacks."""
-    seen = []
-
-    def look(*_):
-        seen.append(current_node())
-
-    async def look_later(*_):
-        await asyncio.sleep(0)
-        look()
+    seen, look, look_later = looking()
 
     async with asyncio.timeout(5), Commander() as commander:
         commander.at_end(look).at_done(look_later)

@@ -86,12 +86,11 @@ def test_a_listener_may_be_dropped_when_its_loop_was_closed():
     async def opened():
         await commander.__aenter__()
 
-    loop, commander = asyncio.new_event_loop(), Commander()
+    loop, commander = asyncio.new_event_loop(), Commander(slow_after=None)
     loop.run_until_complete(opened())
     events = commander.events()
     loop.close()
     del events
-    commander._close_watches()
 
 
 async def test_a_second_reader_of_one_listener_is_refused_and_takes_nothing():

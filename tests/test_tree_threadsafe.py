@@ -182,13 +182,12 @@ def test_a_future_can_be_cancelled_when_its_loop_was_closed():
     async def opened():
         await commander.__aenter__()
 
-    loop, commander = asyncio.new_event_loop(), Commander()
+    loop, commander = asyncio.new_event_loop(), Commander(slow_after=None)
     loop.run_until_complete(opened())
     future = commander.put_job_threadsafe(Idle())
     loop.close()
     assert future.cancel()
     assert cf.wait([future], 0).done
-    commander._close_watches()
 
 
 def test_a_run_that_is_abandoned_answers_those_who_wait():

@@ -38,7 +38,16 @@ class Transcript:
         """Take a part of a message, or a whole one; what is said to nobody is not shown."""
         if part.receiver is None or part.type in ("tool_call", "tool_result"):
             return
-        entry = self._entry(f"{part.sender} (to {part.receiver}):", part.text)
+        heading = f"{part.sender} (to {part.receiver}):"
+        for entry in self._entries:
+            if entry.heading == heading and entry.ending is None:
+                if part.text.startswith(entry.text):
+                    entry.text = part.text
+                    break
+                entry.ending = BROKEN_OFF  # it became something else
+        else:
+            entry = _Entry(heading, part.text)
+            self._entries.append(entry)
         if part.stream_state == "end":
             entry.ending = ""
         elif part.stream_state == "failed":
@@ -56,14 +65,3 @@ class Transcript:
             out.write(f"{entry.ending}\n\n{RULE}\n")
             del self._entries[0]
         out.flush()
-
-    def _entry(self, heading: str, text: str) -> _Entry:
-        """Return the entry that grows to `text`; one that became something else is closed."""
-        for entry in self._entries:
-            if entry.heading == heading and entry.ending is None:
-                if text.startswith(entry.text):
-                    entry.text = text
-                    return entry
-                entry.ending = BROKEN_OFF
-        self._entries.append(_Entry(heading, text))
-        return self._entries[-1]

@@ -359,7 +359,9 @@ class Agent(Generic[F]):
                 parts: Any = container.items() if named else enumerate(container)
                 for key, each in reversed([*parts]):
                     if isinstance(each, Agent | Mapping | list | tuple):
-                        waiting.append((path + _step(key, named), cast("Any", each)))
+                        plain = isinstance(key, str) and key and not any(s in key for s in ".[]")
+                        step = f".{key}" if plain or not named else f"[{key!r}]"
+                        waiting.append((path + step, cast("Any", each)))
 
     def named_agents(self) -> dict[str, Agent[Any]]:
         """Return this agent and all below by their paths, this under ""; each agent once."""
@@ -400,9 +402,3 @@ class Agent(Generic[F]):
             return head + "".join("\n  " + lines.replace("\n", "\n  ") for lines in below)
 
         return describe(self, ())
-
-
-def _step(key: object, named: bool) -> str:
-    """Write the step of a path to what a container has under `key`, a number unless `named`."""
-    plain = isinstance(key, str) and key and not any(sign in key for sign in ".[]")
-    return f".{key}" if plain or not named else f"[{key!r}]"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from math import isfinite
 from typing import Any, Self, TypeAlias, cast
@@ -286,12 +287,10 @@ def read_again(parser: Parser[Any], text: str, saved: object, cut: bool) -> Any:
     Not all can be read from that: fields may have other names there, or none. So it is what the
     reply means, if that is what was saved. Raises `ValueError` if neither can be.
     """
-    try:
+    with suppress(ValueError):  # an agent of the user's own may have made it of something else
         made = (parser.parse_cut if cut else parser.parse)(text)
         if json_value(made) == saved:
             return made
-    except ValueError:
-        pass  # an agent of the user's own may have made it of something else
     return parser.restore(saved)
 
 

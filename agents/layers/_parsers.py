@@ -144,20 +144,19 @@ def _faults(error: ValidationError | None) -> str:
 
 
 def _candidates(text: str) -> Iterator[str]:
-    """Give what may be the JSON that is meant, the likeliest first."""
+    """Give what may be the JSON that is meant, the likeliest first.
+
+    All of the text, what is fenced, then the objects and lists in it, but for those in others.
+    """
     yield text
     yield from sorted(_FENCE.findall(text), key=len, reverse=True)
-    yield from sorted(_values(text), key=len, reverse=True)
-
-
-def _values(text: str) -> Iterator[str]:
-    """Give the objects and lists that stand in a text, but for those in others."""
+    values: list[str] = []
     decoder, work, end = json.JSONDecoder(), MOST_READINGS * len(text), 0
     for start in (found.start() for found in re.finditer(r"[\[{]", text)):
         if start < end:
             continue
         if work < 0:
-            return
+            break
         try:
             end = decoder.raw_decode(text, start)[1]
         except json.JSONDecodeError as error:
@@ -165,4 +164,5 @@ def _values(text: str) -> Iterator[str]:
         except (ValueError, RecursionError):  # a number too long to read; too deep
             work -= len(text)
         else:
-            yield text[start:end]
+            values.append(text[start:end])
+    yield from sorted(values, key=len, reverse=True)

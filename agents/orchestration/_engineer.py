@@ -170,7 +170,15 @@ class PromptedAgent(Agent[Any], Generic[S]):
                     f"the prompt engineer of {self.name} made no prompt of messages: "
                     f"{history!r:.200}"
                 )
-        said = await self._ask(history, session_id, options)
+        assert self.backend is not None
+        while True:
+            try:
+                said = await answer(self, self.backend, history, session_id, options)
+                break
+            except ContextTooLong as error:
+                if not engineer.shorten(history):
+                    raise
+                logger.info("the prompt of %s is made shorter: %s", self.name, error)
         state.mistake = None
         history.append(Message(role="assistant", content=said.content))
         response = await resolve(engineer.process_response(obs, said.content, history, state))
@@ -183,19 +191,6 @@ class PromptedAgent(Agent[Any], Generic[S]):
                 await require_awaitable(module.after(response, state), module, "after")
         state.histories[self.name] = history
         return said.model_copy(update={"content": response})
-
-    async def _ask(
-        self, history: list[Message], session_id: SessionId, options: dict[str, Any]
-    ) -> AgentMessage[Any]:
-        """Ask the model, with a shorter prompt as long as it does not fit."""
-        assert self.backend is not None
-        while True:
-            try:
-                return await answer(self, self.backend, history, session_id, options)
-            except ContextTooLong as error:
-                if not self.prompt_engineer.shorten(history):
-                    raise
-                logger.info("the prompt of %s is made shorter: %s", self.name, error)
 
     def reset(self, session_id: SessionId = 0, *, recursive: bool = True) -> None:
         """Forget what the prompt engineer and the modules keep outside the state."""

@@ -205,32 +205,29 @@ class Orchestration(Node[Action], Generic[S], internal=True):
         orchestrator._busy = True
         self._last = snapshot(state)
         try:
-            return await self._go_on(state)
+            if not state.transitions or state.obs != self._obs:  # else such a call was broken off
+                if state.mistake is not None and self._obs not in (None, state.obs):
+                    state.mistake.improve += f"\n\nThis is what there is to see now:\n{self._obs}"
+                state.obs, state.reward, state.transitions = self._obs, self._reward, 0
+                if state.agent is None:
+                    state.scene = self._obs
+            while not (state.transitions and state.env_step and state.mistake is None):
+                agent = await self._choose(state)
+                if agent is None:
+                    state.transitions = 0
+                    return Action(state.response or "", state.agent or "", done=True)
+                if state.transitions == state.max_transitions:
+                    why = "the environment was not asked for too long"
+                    raise LimitReached("max_transitions", state.transitions, state.agent, why)
+                await self._ask(agent, state)
+            state.env_step, state.errors, state.transitions = False, 0, 0
+            state.steps += 1
+            return Action(state.response or "", state.agent or "")
         except BaseException:
             restore(state, self._last)
             raise
         finally:
             orchestrator._busy = False
-
-    async def _go_on(self, state: S) -> Action:
-        if not state.transitions or state.obs != self._obs:  # else the same call was broken off
-            if state.mistake is not None and self._obs not in (None, state.obs):
-                state.mistake.improve += f"\n\nThis is what there is to see now:\n{self._obs}"
-            state.obs, state.reward, state.transitions = self._obs, self._reward, 0
-            if state.agent is None:
-                state.scene = self._obs
-        while not (state.transitions and state.env_step and state.mistake is None):
-            agent = await self._choose(state)
-            if agent is None:
-                state.transitions = 0
-                return Action(state.response or "", state.agent or "", done=True)
-            if state.transitions == state.max_transitions:
-                why = "the environment was not asked for too long"
-                raise LimitReached("max_transitions", state.transitions, state.agent, why)
-            await self._ask(agent, state)
-        state.env_step, state.errors, state.transitions = False, 0, 0
-        state.steps += 1
-        return Action(state.response or "", state.agent or "")
 
     def take_back(self) -> None:
         """Let the same call give the action once more: nobody has heard of it."""

@@ -1,0 +1,29 @@
+"""Jobs that the tests of edges and graphs put."""
+
+from __future__ import annotations
+
+from anabranch.jobs import Job
+
+__all__ = ["Guess", "Step"]
+
+
+class Step(Job[str]):
+    name: str
+    seen: list[str]
+    answer: str = "done"
+
+    async def task(self) -> str:
+        self.seen.append(self.name)
+        return self.answer
+
+
+class Guess(Job[str]):
+    """Counts its runs in shared data; asks for another until the third."""
+
+    runs: list[int]
+    tries: int = 0
+
+    async def task(self) -> str:
+        self.tries += 1
+        self.runs.append(self.tries)
+        return "again" if len(self.runs) < 3 else "enough"
