@@ -28,6 +28,7 @@ from ..commander.remote import (
     policy_of,
     publish,
     relay,
+    type_name,
     watched,
 )
 from ._payload import describe_error, dump, dump_error, load, load_error
@@ -231,10 +232,13 @@ class RemoteCommander(SubtreeCommander, internal=True):
                 return ("exit", dump(self.exit_value[0]))
             if root.state == "completed":
                 return ("completed", dump(root.result))
-        except Exception as error:  # noqa: BLE001 - whatever pickling raises
-            what = f"{root.path} returned a {type(root.result).__name__}"
-            why = describe_error(error)
-            return failure_outcome(TypeError(f"{what} that cannot be sent home: {why}"))
+        except BaseException as error:  # noqa: BLE001 - whatever pickling raises
+            left = self.exit_value
+            what = f"returned a {type_name(root.result)}"
+            if left is not None:
+                what = f"left the commander with a {type_name(left[0])}"
+            why = f"that cannot be sent home: {describe_error(error)}"
+            return failure_outcome(TypeError(f"{root.path} {what} {why}"))
         if root.state == "cancelled":
             return ("cancelled", cancel_reason(root) or "")
         assert root.error is not None
@@ -281,7 +285,10 @@ class Reporter:
         return bool(self._events)
 
     def report(self, messages: int, outcome: Outcome | None = None) -> bytes:
-        """Return all that came since the last report, pickled; `messages` counts agents' ones."""
+        """Return all that came since the last report, pickled; `messages` counts agents' ones.
+
+        Raises what pickling a charge raises; that is then charged to nobody.
+        """
         self.gather()
         commander = self._commander
         events, self._events = self._events, []
@@ -309,10 +316,17 @@ class Reporter:
             return pickle.dumps(report)
         try:
             return dump(report)
-        except Exception:  # noqa: BLE001 - whatever pickling the data of an event raises
+        except BaseException:  # noqa: BLE001 - whatever pickling the data of an event raises
             for number, event in enumerate(events):
                 try:
                     dump(event[-1])
-                except Exception:  # noqa: BLE001 - as above
-                    events[number] = (*event[:-1], repr(event[-1]))
+                except BaseException:  # noqa: BLE001 - as above
+                    events[number] = (*event[:-1], _shown(event[-1]))
             return dump(report)
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except BaseException:  # noqa: BLE001 - it is a user's code
+        return f"a {type_name(value)}, which cannot be shown"
