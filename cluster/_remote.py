@@ -124,7 +124,7 @@ class RemoteNode:
         if report.nodes is not None:
             self._below = {record[0]: _Entry(*record) for record in report.nodes}
         for event in report.events:
-            kind, number, parent, name, clock, data = event
+            kind, number, parent, name, actor, clock, data = event
             if report.nodes is None:
                 if kind in DONE:
                     self._below.pop(number, None)
@@ -137,24 +137,22 @@ class RemoteNode:
             elif not parent:  # it was put beside the root, under the far end's own commander
                 parent = node.node_id
             if watched(node):
-                source = self._source(node, number, parent, name, origin)
+                path = self._path(node, number, parent, name)
+                actor = actor or actor_of(node)
+                source = EventSource(number, parent, name, origin, path, actor)
                 relay(node, Event(kind, source, clock, data))
         for account, amount in report.charges.items():
             charge(account, amount, event=False)  # there is one from there
         if report.messages and (scope := current_scope()) is not None:
             scope.left = max(0, scope.left - report.messages)
 
-    def _source(
-        self, node: Node[Any], number: int, parent: int | None, name: str, origin: Origin
-    ) -> EventSource:
-        """Return where an event comes from: below `node`, and of the agent whose work that does."""
+    def _path(self, node: Node[Any], number: int, parent: int | None, name: str) -> str:
         segments = [] if number == node.node_id else [f"{name}#{number}"]
         above = parent
         while above is not None and (entry := self._below.get(above)) is not None:
             segments.append(f"{entry.name}#{entry.number}")
             above = entry.parent
-        path = "/".join((node.path, *reversed(segments)))
-        return EventSource(number, parent, name, origin, path, actor_of(node))
+        return "/".join((node.path, *reversed(segments)))
 
     def end(self, node: Node[Any], outcome: Outcome) -> Any:
         """Let the body of `node` end as its far end has: return its result, or raise."""
@@ -280,7 +278,8 @@ class Reporter:
                 self._gap = True
             if event.node_id in self._at_home and event.kind in LIFECYCLE:
                 continue
-            about = (event.kind, event.node_id, event.parent_id, event.name)
+            at = event.source
+            about = (event.kind, at.id, at.parent_id, at.name, at.actor)
             self._events.append((*about, event.clock, event.data))
         return bool(self._events)
 
