@@ -88,7 +88,8 @@ class ActorHandle:
         if self._location is None or self.lost:
             cluster, actor = await self._find()
             async with Monitor(cluster, self.path) as monitor:
-                self.host = await monitor.call(actor.host)
+                # It answers once it has a machine.
+                self.host = await monitor.call(actor.host, lending=True)
             self._location, self.lost = (cluster, actor), False
         return self._location
 
