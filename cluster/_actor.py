@@ -177,6 +177,8 @@ class PendingActor(Generic[H]):
 
     def __init__(self, handle: H, make: bytes, on: Ray, *, detached: bool) -> None:
         on.options()  # what it refuses is refused now
+        if not (handle.name and handle.name.isprintable()):
+            raise ConfigurationError(f"{handle.name!r} is no name for an {handle.kind}")
         self._handle = handle
         self._start = partial(handle.start, make, on, detached=detached)
 

@@ -131,7 +131,7 @@ class _Attempt:
                 known[name] = _task().options(**options).remote
             large = [each.send(cluster, cluster.ray.put) for each in job.large]
             return known[name](self._spec, job.references, *large)
-        except (ValueError, TypeError, RuntimeError) as error:
+        except (ValueError, TypeError, RuntimeError, OverflowError) as error:
             what = "" if job.place.runtime_env is None else " with its runtime_env"
             raise ConfigurationError(
                 f"{node.path}: Ray does not take {job.place}{what}: {error}"

@@ -306,7 +306,7 @@ def pack_job(job: Node[Any]) -> tuple[JobPayload, list[LargeInput], list[Any]]:
     large: dict[str, LargeInput] = {}
     try:
         if kind not in _kinds:
-            _kinds[kind] = dump(kind)
+            _kinds[kind] = pack(kind, f"the class {type_name(job)}")
         # As far as that is seen without packing.
         sizes = [
             len(value) if isinstance(value, bytes | str) else getattr(value, "nbytes", 0)
