@@ -88,7 +88,8 @@ class ActorHandle:
         if self._location is None or self.lost:
             cluster, actor = await self._find()
             async with Monitor(cluster, self.path) as monitor:
-                self.host = await monitor.call(actor.host)
+                # It answers once it has a machine.
+                self.host = await monitor.call(actor.host, lending=True)
             self._location, self.lost = (cluster, actor), False
         return self._location
 
@@ -176,6 +177,8 @@ class PendingActor(Generic[H]):
 
     def __init__(self, handle: H, make: bytes, on: Ray, *, detached: bool) -> None:
         on.options()  # what it refuses is refused now
+        if not (handle.name and handle.name.isprintable()):
+            raise ConfigurationError(f"{handle.name!r} is no name for an {handle.kind}")
         self._handle = handle
         self._start = partial(handle.start, make, on, detached=detached)
 

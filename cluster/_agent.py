@@ -17,6 +17,7 @@ from ..backends.limits import limits_of
 from ..commander import Node, WorkerLost, act_as
 from ..commander.remote import send
 from ..handlers import handler
+from ..messages import Usage
 from ._actor import ANYWHERE, LEASE, ActorHandle, PendingActor
 from ._agent_service import AgentFactory, ClusterDirectory, TextCache
 from ._mailbox import RemoteCall, inbox_of
@@ -65,6 +66,10 @@ class RemoteAgent(ActorHandle):
         What is returned is a copy. Raises what the method raises.
         """
         return await run_in_tree(AgentCallNode(self, name, args, kwargs))
+
+    async def usage(self, session_id: int | str | None = None) -> dict[str, Usage]:
+        """Return what all its calls have taken, whoever asked it, or those of one session."""
+        return await self.invoke("usage", session_id)
 
     async def answer_request(self, request: CallerRequest) -> Any:
         """Answer what the agent asks of this process."""

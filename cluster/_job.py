@@ -149,7 +149,7 @@ class _Attempt:
                 known[name] = _task().options(**options).remote
             large = [each.send(cluster, cluster.ray.put) for each in job.large]
             return known[name](self._spec, job.references, *large)
-        except (ValueError, TypeError, RuntimeError) as error:
+        except (ValueError, TypeError, RuntimeError, OverflowError) as error:
             what = "" if job.place.runtime_env is None else " with its runtime_env"
             raise ConfigurationError(
                 f"{node.path}: Ray does not take {job.place}{what}: {error}"
@@ -338,7 +338,11 @@ class TaskTree:
         if self._timer is not None:
             self._timer.cancel()
         asyncio.get_running_loop().remove_reader(self._signals)
-        self._main.end((self._received, self._pending, self._report(outcome)))
+        try:
+            last = self._report(outcome)
+        except BaseException as error:  # noqa: BLE001 - home waits for the end, whatever it says
+            last = self._report(failure_outcome(error))
+        self._main.end((self._received, self._pending, last))
         for task in asyncio.all_tasks() - {self._task}:
             task.cancel()  # what bodies have left behind, as the end of a program would
         self._task = None  # with it the task goes at once, and needs no garbage collector

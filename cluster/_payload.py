@@ -11,7 +11,7 @@ import os
 import pickle
 import re
 import traceback
-from asyncio import Future
+from asyncio import CancelledError, Future
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ..commander import Node
 from ..commander.errors import ConfigurationError, MissingExtra, remake
-from ..commander.remote import inputs
+from ..commander.remote import inputs, is_a, note, notes_of, type_name
 from ._ray import import_ray, this_host
 
 __all__ = [
@@ -125,7 +125,7 @@ def _pickler(*, guarded: bool) -> Any:
         secrets = SecretStr, SecretBytes
 
     class Pickler(base):
-        """Takes exceptions apart whose classes take other arguments than they keep."""
+        """Takes exceptions apart that are frozen or whose classes take what they do not keep."""
 
         references: list[Any] | None
 
@@ -145,7 +145,8 @@ def _pickler(*, guarded: bool) -> Any:
             if isinstance(obj, BaseException):
                 kind = type(obj)
                 plain = kind.__reduce__ is BaseException.__reduce__
-                if plain and isinstance(kind.__init__, FunctionType):
+                frozen = kind.__setattr__ is not BaseException.__setattr__
+                if plain and (frozen or isinstance(kind.__init__, FunctionType)):
                     return remake, (kind, obj.args, obj.__dict__)
             return base.reducer_override(self, obj)
 
@@ -297,7 +298,7 @@ def pack_job(job: Node[Any]) -> tuple[JobPayload, list[LargeInput], list[Any]]:
     large: dict[str, LargeInput] = {}
     try:
         if kind not in _kinds:
-            _kinds[kind] = dump(kind)
+            _kinds[kind] = pack(kind, f"the class {type_name(job)}")
         # As far as that is seen without packing.
         sizes = [
             len(value) if isinstance(value, bytes | str) else getattr(value, "nbytes", 0)
@@ -351,26 +352,33 @@ class Failure(NamedTuple):
 def describe_error(error: BaseException) -> str:
     """Return the class of an exception and what it says, if it can say it."""
     try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - whatever its own __str__ raises
-        return f"{type(error).__name__}, which cannot be shown"
+        return f"{type_name(error)}: {error}"
+    except BaseException:  # noqa: BLE001 - whatever its own __str__ raises
+        return f"{type_name(error)}, which cannot be shown"
 
 
 def dump_error(error: BaseException, where: str) -> Failure:
-    """Pickle a failure with its traceback in a note; one that cannot be is sent as text alone."""
-    trace = traceback.TracebackException.from_exception(error)
-    trace.__notes__ = None  # they travel as what they are
-    error.add_note(f"{where}:\n{''.join(trace.format()).rstrip()}")
-    text, notes = describe_error(error), list(error.__notes__)
-    # What led to it, which pickle leaves out; the causes may form a ring.
-    causes: list[tuple[BaseException, bool]] = []
-    cause: BaseException | None = error
-    while cause is not None and all(cause is not known for known, _ in causes):
-        causes.append((cause, cause.__suppress_context__))
-        cause = cause.__cause__
+    """Pickle a failure with its traceback in a note; one that cannot be is sent as text alone.
+
+    It raises nothing, and what it returns can be pickled, whatever the failure's own code does.
+    """
+    text = describe_error(error)
     try:
+        trace = traceback.TracebackException.from_exception(error)
+        trace.__notes__ = None  # they travel as what they are
+        note(error, f"{where}:\n{''.join(trace.format()).rstrip()}")
+    except BaseException:  # noqa: BLE001 - its attributes, and its class's, may be code
+        note(error, f"{where}: {text}")
+    notes = notes_of(error)
+    try:
+        # What led to it, which pickle leaves out; the causes may form a ring.
+        causes: list[tuple[BaseException, bool]] = []
+        cause: BaseException | None = error
+        while cause is not None and all(cause is not known for known, _ in causes):
+            causes.append((cause, cause.__suppress_context__))
+            cause = cause.__cause__
         return Failure(dump(causes), text, notes)
-    except Exception as why:  # noqa: BLE001 - whatever its own pickling raises
+    except BaseException as why:  # noqa: BLE001 - whatever its own pickling raises
         return Failure(
             b"", text, [*notes, f"it could not be sent as it was: {describe_error(why)}"]
         )
@@ -379,24 +387,26 @@ def dump_error(error: BaseException, where: str) -> Failure:
 def load_error(failure: Failure) -> BaseException:
     """Return the failure, with the causes that it had; else a `RuntimeError` with its text.
 
-    So also for `SystemExit` and `KeyboardInterrupt`.
+    So also for `SystemExit`, `KeyboardInterrupt` and `CancelledError`.
     """
     notes = failure.notes
     if failure.packed:
         try:
             cause: BaseException | None = None
             for error, suppressed in reversed(load(failure.packed)):
-                error.__cause__ = cause
-                error.__suppress_context__ = suppressed  # the line before has changed it
+                # As object has it: the exception may be frozen. The first changes the second.
+                object.__setattr__(error, "__cause__", cause)
+                object.__setattr__(error, "__suppress_context__", suppressed)
                 cause = error
-            # These would end the program here, and it was another process that was to end.
-            if cause is not None and not isinstance(cause, (SystemExit, KeyboardInterrupt)):
+            # These would end what is here, and it was something elsewhere that was to end.
+            ends = SystemExit, KeyboardInterrupt, CancelledError
+            if cause is not None and not is_a(cause, *ends):
                 return cause
-        except Exception as why:  # noqa: BLE001 - it cannot be imported here, or not be read again
+        except BaseException as why:  # noqa: BLE001 - it is not known here, or cannot be read again
             notes = [*notes, f"it could not be read as it was: {describe_error(why)}"]
     stand_in = RuntimeError(failure.text)
-    for note in notes:
-        stand_in.add_note(note)
+    for each in notes:
+        stand_in.add_note(each)
     return stand_in
 
 

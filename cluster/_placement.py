@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, TypeAlias
 
 from ..commander import Away, Node
@@ -41,7 +42,14 @@ class Ray:
     grace: float = 5.0
 
     def options(self) -> dict[str, Any]:
-        """Return what `.options()` of Ray's takes; `ConfigurationError` if it would tell a key."""
+        """Return what `.options()` of Ray's takes.
+
+        `ConfigurationError` if it would tell a key, or an amount is no number of 0 or more.
+        """
+        amounts = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, "memory": self.memory}
+        for name, amount in {**amounts, "grace": self.grace, **self.resources}.items():
+            if not (isinstance(amount, Real) and amount >= 0):
+                raise ConfigurationError(f"Ray({name}={amount!r}): it must be a number, 0 or more")
         options: dict[str, Any] = {"num_cpus": self.num_cpus}
         if self.num_gpus:
             options["num_gpus"] = self.num_gpus

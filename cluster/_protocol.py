@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ..agents import AgentMessage
-from ..commander import EventKind, NodeState, Policy
+from ..commander import Actor, EventKind, NodeState, Policy
 from ..messages import Usage
 from ._payload import JobPayload
 
@@ -88,8 +88,8 @@ class TaskSpec(NamedTuple):
     context: TreeContext
 
 
-EventRecord: TypeAlias = "tuple[EventKind, int, int | None, str, float, Any]"
-"""An event: its kind, the node's id, its parent's, its name, when it happened, and its data."""
+EventRecord: TypeAlias = "tuple[EventKind, int, int | None, str, Actor | None, float, Any]"
+"""An event: its kind, the node's id, its parent's, its name, who acts there, when, and its data."""
 
 NodeRecord: TypeAlias = "tuple[int, int | None, str, NodeState]"
 """An unfinished node: its id, its parent's, its name and state."""

@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -43,11 +43,17 @@ class ActorNotFound(AnabranchError, LookupError):
 
 
 def import_ray() -> Any:
-    """Return the module `ray`, or raise `MissingExtra`."""
-    try:
-        return import_module("ray")
-    except ImportError:
-        raise MissingExtra("running on a Ray cluster", "ray") from None
+    """Return the module `ray`; raise `MissingExtra`, or `ConfigurationError` for another's."""
+    with suppress(ImportError):
+        ray = import_module("ray")
+        if hasattr(ray, "init"):
+            return ray
+        if getattr(ray, "__file__", None) is not None:  # or it is a mere folder, and Ray is nowhere
+            raise ConfigurationError(
+                f"{ray.__file__} takes the name of Ray's own package: rename it, or start the "
+                "program where it is not found first"
+            )
+    raise MissingExtra("running on a Ray cluster", "ray")
 
 
 @cache

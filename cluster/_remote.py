@@ -28,6 +28,7 @@ from ..commander.remote import (
     policy_of,
     publish,
     relay,
+    type_name,
     watched,
 )
 from ._payload import describe_error, dump, dump_error, load, load_error
@@ -123,7 +124,7 @@ class RemoteNode:
         if report.nodes is not None:
             self._below = {record[0]: _Entry(*record) for record in report.nodes}
         for event in report.events:
-            kind, number, parent, name, clock, data = event
+            kind, number, parent, name, actor, clock, data = event
             if report.nodes is None:
                 if kind in DONE:
                     self._below.pop(number, None)
@@ -136,14 +137,14 @@ class RemoteNode:
             elif not parent:  # it was put beside the root, under the far end's own commander
                 parent = node.node_id
             if watched(node):
-                # Below `node`, and of the agent whose work that does.
+                # Below `node`, and of the agent whose work it does there or, if none is, here.
                 segments = [] if number == node.node_id else [f"{name}#{number}"]
                 above = parent
                 while above is not None and (entry := self._below.get(above)) is not None:
                     segments.append(f"{entry.name}#{entry.number}")
                     above = entry.parent
                 path = "/".join((node.path, *reversed(segments)))
-                source = EventSource(number, parent, name, origin, path, actor_of(node))
+                source = EventSource(number, parent, name, origin, path, actor or actor_of(node))
                 relay(node, Event(kind, source, clock, data))
         for account, amount in report.charges.items():
             charge(account, amount, event=False)  # there is one from there
@@ -226,10 +227,13 @@ class RemoteCommander(SubtreeCommander, internal=True):
                 return ("exit", dump(self.exit_value[0]))
             if root.state == "completed":
                 return ("completed", dump(root.result))
-        except Exception as error:  # noqa: BLE001 - whatever pickling raises
-            what = f"{root.path} returned a {type(root.result).__name__}"
-            why = describe_error(error)
-            return failure_outcome(TypeError(f"{what} that cannot be sent home: {why}"))
+        except BaseException as error:  # noqa: BLE001 - whatever pickling raises
+            left = self.exit_value
+            what = f"returned a {type_name(root.result)}"
+            if left is not None:
+                what = f"left the commander with a {type_name(left[0])}"
+            why = f"that cannot be sent home: {describe_error(error)}"
+            return failure_outcome(TypeError(f"{root.path} {what} {why}"))
         if root.state == "cancelled":
             return ("cancelled", cancel_reason(root) or "")
         assert root.error is not None
@@ -271,12 +275,16 @@ class Reporter:
                 self._gap = True
             if event.node_id in self._at_home and event.kind in LIFECYCLE:
                 continue
-            about = (event.kind, event.node_id, event.parent_id, event.name)
+            at = event.source
+            about = (event.kind, at.id, at.parent_id, at.name, at.actor)
             self._events.append((*about, event.clock, event.data))
         return bool(self._events)
 
     def report(self, messages: int, outcome: Outcome | None = None) -> bytes:
-        """Return all that came since the last report, pickled; `messages` counts agents' ones."""
+        """Return all that came since the last report, pickled; `messages` counts agents' ones.
+
+        Raises what pickling a charge raises; that is then charged to nobody.
+        """
         self.gather()
         commander = self._commander
         events, self._events = self._events, []
@@ -304,10 +312,17 @@ class Reporter:
             return pickle.dumps(report)
         try:
             return dump(report)
-        except Exception:  # noqa: BLE001 - whatever pickling the data of an event raises
+        except BaseException:  # noqa: BLE001 - whatever pickling the data of an event raises
             for number, event in enumerate(events):
                 try:
                     dump(event[-1])
-                except Exception:  # noqa: BLE001 - as above
-                    events[number] = (*event[:-1], repr(event[-1]))
+                except BaseException:  # noqa: BLE001 - as above
+                    events[number] = (*event[:-1], _shown(event[-1]))
             return dump(report)
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except BaseException:  # noqa: BLE001 - it is a user's code
+        return f"a {type_name(value)}, which cannot be shown"

@@ -169,7 +169,7 @@ class ServiceActor:
         """Make the service with an async function; return the outcome, packed."""
         try:
             self._service = await unpack(packed)()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is raised at home
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised at home
             return Result(failure=error).dump()
         return Result().dump()
 

@@ -19,6 +19,7 @@ from ._node import Node
 from ._place import Away
 from ._policy import Policy
 from ._record import DONE, record_of
+from ._report import is_a, note, notes_of, type_name
 
 __all__ = [
     "DONE",
@@ -29,12 +30,16 @@ __all__ = [
     "Tap",
     "cancel_reason",
     "inputs",
+    "is_a",
+    "note",
+    "notes_of",
     "now",
     "policy_of",
     "publish",
     "relay",
     "restore",
     "send",
+    "type_name",
     "watched",
 ]
 

@@ -251,6 +251,8 @@ async def test_what_it_spends_is_counted_here() -> None:
         async with remote(ConversableAgent, "bob", model) as bob, Commander() as commander:
             await commander.run(Chat(a_user(), bob, "Well?", max_turns=1))
             assert commander.usage()["tiny"].total_tokens > 0
+            assert await bob.usage() == await bob.usage("user") == commander.usage()
+            assert await bob.usage("nobody") == {}
 
 
 async def test_what_it_does_is_seen_here() -> None:

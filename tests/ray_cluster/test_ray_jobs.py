@@ -37,7 +37,7 @@ from anabranch import Commander, Job, NodeCancelled, Retry, connect
 from anabranch.agents.conversation._scope import open_scope
 from anabranch.agents.errors import ConversationTooLong
 from anabranch.cluster import Ray
-from anabranch.commander import Event
+from anabranch.commander import Event, act_as
 
 pytestmark = pytest.mark.usefixtures("nodes")
 
@@ -324,6 +324,18 @@ async def test_what_is_spent_there_is_charged_here() -> None:
         await two
         assert commander.usage(one) == {"cheap": 3, "dear": 3}
         assert commander.usage() == {"cheap": 7, "dear": 7}
+
+
+async def test_events_name_the_agent_that_acts_there() -> None:
+    """The nearest above the node, there first: what is above the job acts only where none does."""
+    async with Commander() as commander:
+        events = commander.events(("started",))
+        job = Talk()
+        act_as(job, "home")
+        await commander.run(job, on=LEFT)
+    agents = {event.name: event.agent async for event in events}
+    assert agents["Talk"] == "home"
+    assert agents["bob.reply"] == "bob"
 
 
 async def test_a_conversation_goes_on_in_a_job() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import subprocess
 import sys
 import threading
 from dataclasses import field
 from functools import partial
+from importlib import import_module
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,6 +113,52 @@ async def test_what_is_no_key_is_sent_in_a_runtime_env(monkeypatch: pytest.Monke
         "pip": ["--extra-index-url https://${USER}:${PASS}@example.org/simple"],
     }
     assert Ray(runtime_env=runtime_env).options()["runtime_env"] == runtime_env
+
+
+async def test_a_secret_is_not_sent_in_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of a script goes by value, with the variables that it names."""
+    monkeypatch.setenv("MY_API_KEY", KEY)
+    script: dict[str, Any] = {"Job": Job, "KEY": KEY, "__name__": "__main__"}
+    exec("class Study(Job[str]):\n    async def task(self):\n        return KEY\n", script)
+    error = await refused(script["Study"]())
+    assert "the class Study cannot be sent: it holds the value of MY_API_KEY" in str(error)
+
+
+@pytest.mark.parametrize("name", ["num_cpus", "num_gpus", "memory", "grace", "resources"])
+@pytest.mark.parametrize("amount", [math.nan, -1, "5", None])
+async def test_an_amount_is_a_number(name: str, amount: Any) -> None:
+    """Of machines, and of grace: the cancel that needs it would be too late to say so."""
+    place: Any = {name: {"left": amount} if name == "resources" else amount}
+    assert "must be a number, 0 or more" in str(await refused(Double(1), Ray(**place)))
+
+
+@pytest.mark.parametrize("name", ["", "\ud800", "two\nlines"])
+async def test_a_name_is_one_that_can_be_written(name: str) -> None:
+    """Before anything starts."""
+    for use in (partial(remote, Bob, name), partial(serve, name, "local")):
+        with pytest.raises(ConfigurationError, match="is no name for an"):
+            use()
+
+
+@pytest.mark.parametrize("package", [False, True])
+async def test_another_that_is_called_ray_is_named(
+    package: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder is none, and is passed over where Ray is installed; a package is in its way."""
+    (tmp_path / "ray").mkdir()
+    expected = r"anabranch\[ray\]"
+    if package:
+        (tmp_path / "ray/__init__.py").touch()
+        expected = "takes the name of Ray's own package"
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    for name in [each for each in sys.modules if each.partition(".")[0] == "ray"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [PathFinder])  # an editable Ray is not found by it
+    import_module("ray")
+    async with Commander() as commander:
+        with pytest.raises((MissingExtra, ConfigurationError), match=expected):
+            commander.put_job(Double(1), on="ray")
+    sys.modules.pop("ray")
 
 
 async def test_no_such_place_is_told() -> None:
