@@ -6,8 +6,9 @@ A `Request` comes in and goes to a model; what the model says comes out as `Delt
     _backend, _model             the interface; what is done around each attempt
     _retry, _timeout, _fallback  when a request is tried again (a node: `commander/_policy.py`), and
                                  after what pause; time limits; another model to ask
-    limits, _turn, _estimate     rates, concurrency and budgets, of a backend or a whole tree;
-                                 which request goes first
+    limits, _turn                rates, concurrency and budgets, of a backend or a whole tree: how
+                                 requests are held against them; which request goes first
+    _estimate                    how many tokens a request is taken for before it starts
     _wire, _http, _openai, _sse  servers: a request as JSON, a reply as events; aiohttp or the SDK
     _address, _secret, _failure  addresses; keys that never show; what a refusal means
     _engine, _per_loop, _prompt  models in this process: one thread for all event loops

@@ -18,7 +18,8 @@
 | `_engine` | a backend in an actor, and `connect("ray:NAME")` |
 
 In come a node and its inputs; out go events, charges, snapshots and a result, by the engine's
-`commander.remote`. What a worker prints, Ray itself brings home, as `ray.init` in `_cluster` asks.
+`commander.remote`. What a worker prints, stdout and stderr, Ray itself brings home, as `ray.init`
+in `_cluster` asks by `log_to_driver`; nothing of ours catches it.
 """
 
 from ._actor import PendingActor as PendingActor

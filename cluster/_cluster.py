@@ -320,7 +320,7 @@ def _connect(address: str | None) -> Cluster:
     log = logging.getLogger("ray._private.worker")
     log.addFilter(_drop_sigterm_warning)
     try:
-        ray.init(address=address, configure_logging=False)
+        ray.init(address=address, configure_logging=False, log_to_driver=True)
     except Exception as error:  # Ray raises many kinds, plain ones too
         text = " ".join(str(error).split())
         at = "a Ray cluster" if where is None else f"the Ray cluster at {where}"

@@ -8,17 +8,18 @@ A node comes in by `Node.put_job` or `call_handler` (`_node.py`, the public face
 and hands its outcome to those who await it (`_end.py`, `waiting.py`), its failure to the parent's
 policy (`_failure.py`, `_policy.py`); `_cancel.py` ends it early. `_settle.py` waits for several.
 `_policy.py` also says when a node is tried again and after what pause (`Retry`, `Restart`; for
-requests: `backends/_retry.py`). Callbacks are taken by `_node.py`; those before the body run in
-`_life.py`, the final ones in `_end.py`. What all of these know of a node is its record
-(`_record.py`), its state by the table in `_state.py`.
+requests: `backends/_retry.py`). Callbacks are taken by `_node.py` and kept in the record;
+`at_start` and `at_retry` run in `_life.py`, the final ones in `_end.py`. What all of these know of
+a node is its record (`_record.py`), its state by the table in `_state.py`.
 
 The root is the commander (`_commander.py`, with the `Tree` that its nodes share), for a program
 without a loop `_run.py`, for other threads `_threadsafe.py`. Out come events (`_events.py`),
 drawings (`_snapshot.py`), what a tree that hangs is waiting for (`_explain.py`, `_reach.py`,
-`_stack.py`), what it has spent (`_usage.py` adds up what others charge, `_limits.py` is what they
-keep to, `_cpu.py` measures CPU time) and who blocks the loop (`_watch.py`). Blocking work:
-`_blocking.py` and `_worker.py`; work elsewhere: `_place.py`. What is said of a user's exception is
-said in `_report.py`, which no exception, however odd, can break.
+`_stack.py`), what it has spent (`_usage.py` adds up what others charge; `_limits.py` is the empty
+base of `backends/limits.py`; `_cpu.py` measures CPU time, which the record keeps) and who blocks
+the loop (`_watch.py`). Blocking work: `_blocking.py` and `_worker.py`; work elsewhere: `_place.py`.
+What is said of a user's exception is said in `_report.py`, which no exception, however odd, can
+break.
 
 Other rooms use what is exported here, `errors.py`, `waiting.py`, `remote.py` (for places),
 `pattern.py` (for edges), `process.py`, `thread.py` (what a thread does at a cancel), `awaitable.py`

@@ -3,7 +3,8 @@
 Data come in as chunks and responses of the chat-completions wire (`_wire`) and go out as its
 requests. In between they are:
 
-- `_message`: `Message` with its parts (text, images), read and written; `ToolCall`, `Usage`
+- `_message`: `Message` with its fields, read and written, `ToolCall`, `Usage`; a field that streams
+  also stands in `_delta`, and is put together in `dispatch/assembly`
 - `_tool_call_error`: a call that cannot be run
 - `_delta`: a piece of a reply that still streams
 - `_conversation`: messages in order, saved and loaded

@@ -2,8 +2,9 @@
 
 - `_tool`, `_schema`, `_docstring`: `@tool`; the schema of a signature, and the check of arguments;
   runs the function, and makes a text of what it returns
-- `calls`: that run as a node, with approval, time limit and failure
-- `results`: what a call gives, as the message for the model; its length is not limited
+- `calls`: one call as a node, with approval, time limit and failure
+- `results`: what a call gives, as the message for the model (`ToolResult.of`; a limit for all tools
+  would stand there, today tools that say much shorten it themselves)
 - `toolkits`, `_load`: tools that belong together; tools by name, also those of other packages
 - `sessions`: what tools keep, for each session of an agent or executor, and when that ends
 - `_approval`, `_pending`: calls, and any other questions, that wait for a person

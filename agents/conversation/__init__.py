@@ -8,7 +8,7 @@ grows.
 - `_chat`: a conversation of two as a node; `_transcript` prints one
 - `_messages`: what counts as a message
 - `_group`: one speaks at a time; `_speakers`: who is next; `_floor`: all hear, and ask to speak;
-  `_talk`: what is said in a group for one who asks it
+  `_talk`: what was said so far, as each who chooses a speaker gets it
 - `_directory`: agents by name, and what a participant is; `_human`: asks people
 - `_scope`: what a whole conversation shares: its limit of messages, and who listens
 """
