@@ -8,6 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from zipfile import ZipFile
 
 import pytest
@@ -21,6 +22,10 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "backends.md").read_text(encoding="utf-8")
 GROUP = "anabranch.providers"
 HELLO = Request([Message(role="user", content="Pretty Polly")])
+
+
+RAY: Any = ModuleType("ray")  # for a machine without it
+RAY.init = None
 
 
 def parrot() -> tuple[str, str]:
@@ -96,7 +101,7 @@ def test_a_package_that_pip_installed_brings_a_prefix(tmp_path: Path) -> None:
 
 def test_the_cluster_registers_its_prefix_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Backends import nothing of it."""
-    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    monkeypatch.setitem(sys.modules, "ray", RAY)
     assert "ray" in plugin_names(GROUP)
     assert connect("ray:llm").provider == "ray"
     with pytest.raises(ConfigurationError, match="which engine"):
@@ -151,7 +156,7 @@ def test_a_list_that_cannot_be_read_registers_nothing(
     (tmp_path / "dodo-1.0.dist-info" / "entry_points.txt").write_bytes(points)
     install(tmp_path, "parrot", *parrot())
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    monkeypatch.setitem(sys.modules, "ray", RAY)
 
     assert connect("parrot:grey").provider == "parrot"
     assert connect("ray:llm").provider == "ray"
