@@ -13,15 +13,17 @@ FUNCTION: Any = Callable
 NUMBER = Real
 
 
-def require(given: object, kind: type | UnionType, wanted: str) -> None:
-    """Raise a `TypeError` unless `given` is of `kind`.
+def require(given: object, kind: type | UnionType, wanted: str, *, like: str = "") -> None:
+    """Raise a `TypeError` unless `given` is of `kind`, or an object with the method `like`.
 
     `wanted` says which argument it is and what it must be: "view must be a View or None". A class
     of the kind itself is told to make one of it.
     """
-    if isinstance(given, kind):
-        return
     made: Any = given
+    if isinstance(given, kind) or (
+        like and not isinstance(made, type) and callable(getattr(made, like, None))
+    ):
+        return
     is_class = isinstance(made, type) and issubclass(made, kind)
     remedy = f": make one, {made.__name__}(...)" if is_class else ""
     raise TypeError(f"{wanted}, not {given!r:.200}{remedy}")

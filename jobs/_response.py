@@ -35,9 +35,9 @@ class ResponseJob(Job[Message]):
     formats: Sequence[Format] | None = None
 
     def __post_init__(self) -> None:
-        require(self.backend, Backend, "backend must be one that connect(...) makes")
+        require(self.backend, Backend, "backend must be one that connect(...) makes", like="stream")
         require(self.conversation, Conversation, "conversation must be a Conversation")
-        require(self.view, View, "view must be a View")
+        require(self.view, View, "view must be a View", like="ended")
         check_options(self.options, "a ResponseJob")
 
     async def task(self) -> Message:

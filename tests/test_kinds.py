@@ -172,3 +172,19 @@ def test_what_is_said_of_an_argument_names_the_remedy(make: Callable[[], Any], s
     """Those that are easily mistaken."""
     with pytest.raises(TypeError, match=said):
         make()
+
+
+async def test_an_object_that_does_what_is_needed_passes_for_one() -> None:
+    """A stand-in of a user's own, which is no subclass; a class or a file is none."""
+
+    class Parrot:
+        default_options: Mapping[str, Any] = {}
+        formats = ()
+        model = "grey"
+        stream = ScriptedBackend(otherwise="Hello").stream
+
+    parrot: Any = Parrot()
+    assert (await Agent(parrot)("Hi")).content == "Hello"
+    for wrong in (Parrot, open):
+        with pytest.raises(TypeError, match="backend must be"):
+            Agent(wrong)

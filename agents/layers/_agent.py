@@ -98,15 +98,18 @@ class Agent(Generic[F]):
     ) -> None:
         read_system(system)  # what is none is refused here
         check_options(options, f"the agent {name or type(self).__name__!r}", of=type(self))
-        require(backend, Backend | None, "backend must be one that connect(...) makes, or None")
+        made = "backend must be one that connect(...) makes, or None"
+        require(backend, Backend | None, made, like="stream")
         require(name, str | None, "name must be a text or None")
-        require(memory, Memory | None, "memory must be a Memory or None")
-        require(aggregator, Aggregator | None, "aggregator must be an Aggregator or None")
-        require(output_format, Parser | None, "output_format must be a Parser or None")
+        require(memory, Memory | None, "memory must be a Memory or None", like="add")
+        joined = "aggregator must be an Aggregator or None"
+        require(aggregator, Aggregator | None, joined, like="aggregate")
+        read = "output_format must be a Parser or None"
+        require(output_format, Parser | None, read, like="parse")
         check_formats(formats)
         require(hooks, Iterable, "hooks must be a list")
         require(max_rounds, int, "max_rounds must be a whole number")
-        require(view, View | None, "view must be a View or None")
+        require(view, View | None, "view must be a View or None", like="ended")
         asked = Approvals | FUNCTION | None
         require(approve, asked, "approve must be a function that is asked, Approvals() or None")
         self.backend = backend

@@ -224,7 +224,7 @@ class SummaryMemory(Memory):
         count: Callable[[AgentMessage], int] = message_tokens,
     ) -> None:
         super().__init__(filter=filter, count=count)
-        require(backend, Backend, "backend must be one that connect(...) makes")
+        require(backend, Backend, "backend must be one that connect(...) makes", like="stream")
         require(max_tokens, int, "max_tokens must be a number of tokens")
         self.backend = backend
         self.limit = max_tokens

@@ -60,7 +60,7 @@ class StepAgent(Agent[ToolAction]):
         approve: Approve | None = None,
         **options: Any,
     ) -> None:
-        require(backend, Backend, "backend must be one that connect(...) makes")
+        require(backend, Backend, "backend must be one that connect(...) makes", like="stream")
         super().__init__(
             name=name,
             description=description,
