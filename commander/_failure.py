@@ -55,10 +55,8 @@ def body_failed(record: Record, error: BaseException) -> None:
             log_lost(record, error, "%s raised while it was being cancelled")
         return
     record.failure = error
-    if record.scope is not None and is_a(error, KeyboardInterrupt, SystemExit):
-        record.scope.abort(error)
     if record.policy == "fail_fast" or isinstance(record.policy, Quorum):
-        cancel_subtrees(record.living, f"failure: {describe(error)}", failed=True)
+        cancel_subtrees(record.living, f"failure: {describe(error)}")
 
 
 def child_failed(parent: Record, child: Record) -> None:

@@ -113,9 +113,7 @@ async def _drive(record: Record, *, later: bool = False) -> None:
 
 
 async def _attempt(record: Record) -> Any:
-    attempts, node, scope = record.attempts, record.node, record.scope
-    if scope is not None and scope.recorded:
-        return await scope.replay()
+    attempts, node = record.attempts, record.node
     if attempts is not None:
         loop = record.tree.loop
         attempts.starts.append(loop.time())
@@ -137,8 +135,6 @@ async def _attempt(record: Record) -> Any:
             finally:
                 record.moment = None
         attempts.failure = None  # it leads to the node, by its traceback
-    if scope is not None:
-        scope.begin(node, 1 if attempts is None else len(attempts.starts))
     if record.at_start is not None:
         await _run_before_body(record, record.at_start)
     if record.away is not None:
