@@ -23,8 +23,8 @@ break.
 
 Other rooms use what is exported here, `errors.py`, `waiting.py`, `remote.py` (for places),
 `pattern.py` (for edges), `process.py`, `thread.py` (what a thread does at a cancel), `awaitable.py`
-(a user's method that should be async), `kinds.py` (an argument of the wrong kind), and `plugins.py`
-and `lazy.py` (for names that packages bring).
+(a user's method that should be async), `kinds.py` (an argument of the wrong kind), `scope.py` (for
+runs that are kept in a journal), and `plugins.py` and `lazy.py` (for names that packages bring).
 """
 
 from ._blocking import check_cancelled as check_cancelled

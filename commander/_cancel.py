@@ -5,20 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from ._record import DONE, Record
 from ._report import describe, log, raise_soon
 
-__all__ = ["abort", "cancel_subtrees"]
+if TYPE_CHECKING:
+    from ._commander import Tree
+
+__all__ = ["abort", "cancel_subtrees", "leaves"]
 
 
-def cancel_subtrees(roots: Iterable[Record], reason: str) -> None:
+def cancel_subtrees(roots: Iterable[Record], reason: str, *, failed: bool = False) -> None:
     """Mark all nodes at and below `roots`, then tell them, each before its parent.
 
     Nothing ends inside this call: every node ends in its own task or at its children's end.
+    `failed` says that a failure above them is the cause.
     """
     marked: list[Record] = []
     stack = list(roots)
+    if stack and stack[0].tree and stack[0].tree.scoped:
+        _keep_cancel(stack, reason, failed)
     while stack:
         record = stack.pop()
         if record.cancelled is not None or record.state in DONE:
@@ -43,6 +50,24 @@ def cancel_subtrees(roots: Iterable[Record], reason: str) -> None:
             record.tree.spawn(record, context)
 
 
+def leaves(tree: Tree) -> bool:
+    """Say whether all of a tree ends, with its commander: of a run nothing is decided by that."""
+    return bool(tree.ending) or tree.root.ending
+
+
+def _keep_cancel(roots: list[Record], reason: str, failed: bool) -> None:
+    """Keep a cancel that begins inside a run: it is one decision, whatever it ends."""
+    if leaves(roots[0].tree) or roots[0] is roots[0].tree.root:
+        return
+    scopes = [
+        record.scope
+        for record in roots
+        if record.scope is not None and not (record.ending or record.closing)
+    ]
+    if scopes:
+        scopes[0].cancel(scopes, reason, failed=failed)
+
+
 def abort(record: Record, error: BaseException) -> bool:
     """Make a node fail with `error`: cancel its children and its body; it ends once they have.
 
@@ -54,7 +79,9 @@ def abort(record: Record, error: BaseException) -> bool:
     if record.state == "pending" and record.attempts is not None:
         # A child of a node that has not begun has failed: that is an attempt, though a short one.
         record.attempts.starts.append(record.tree.loop.time())
-    cancel_subtrees(record.living, f"failure: {describe(error)}")
+    if record.scope is not None and not leaves(record.tree):
+        record.scope.abort(error)
+    cancel_subtrees(record.living, f"failure: {describe(error)}", failed=True)
     if record.task is not None:
         _cancel_task(record, record.task)
     return True

@@ -16,6 +16,7 @@ from inspect import isawaitable
 from types import TracebackType
 from typing import Any
 
+from ._cancel import leaves
 from ._cpu import measured
 from ._events import publish
 from ._failure import blame, child_completed, child_failed, interrupt, log_lost, weigh
@@ -25,6 +26,7 @@ from ._report import is_a, log
 from ._state import STEPS, Verdict, advance
 from ._task import TURN, drives_now, start_task
 from .errors import NodeCancelled, NodeClosed
+from .scope import Scope
 
 __all__ = ["finish", "to_await"]
 
@@ -74,6 +76,8 @@ def finish(record: Record, at_home: bool = False, called: bool = False) -> None:
         if special:
             if record.attempts is not None:
                 record.attempts.failure = None  # it leads to the node, by its traceback
+            if record.scope is not None:
+                record.scope.over(record.node)
             if record.observers is not None:
                 for observer in record.observers:
                     if not observer.done():
@@ -119,7 +123,32 @@ def _decide(record: Record) -> bool:
         return False
     if record.cancelled is not None:
         _forget_outcome(record)  # a predicate or a log handler has cancelled it only now
+    if record.scope is not None:
+        _keep_outcome(record, record.scope)
     return True
+
+
+def _keep_outcome(record: Record, scope: Scope) -> None:
+    if scope.walked:
+        record.callback = record.more_callbacks = None
+    verdict: Verdict = "completed" if record.cancelled is None else "cancelled"
+    if record.failure is not None:
+        verdict = "failed"
+    try:
+        result = scope.close(
+            record.node,
+            verdict,
+            record.result,
+            record.failure,
+            aborted=record.abort is not None,
+            leaving=leaves(record.tree),
+        )
+    except BaseException as error:  # noqa: BLE001 - what cannot be kept fails the node
+        blame(record, error)
+        record.result, record.failure = None, error
+    else:
+        if verdict == "completed":
+            record.result = result
 
 
 def _forget_outcome(record: Record) -> None:
@@ -133,18 +162,12 @@ def _forget_outcome(record: Record) -> None:
 def _try_again(record: Record, attempts: Attempts) -> bool:
     """Let another attempt begin after a pause, if the node's retry says so."""
 
-    def start_again() -> None:
-        attempts.timer = None
-        context = attempts.context.copy()
-        if record.node._node_queued:
-            record.tree.queue.put_first(record, context)
-        else:
-            record.tree.spawn(record, context)
-
     if attempts.timer is not None:
         attempts.timer.cancel()
         attempts.timer = None
     if attempts.retry is None or record.cancelled is not None:
+        return False
+    if record.scope is not None and record.scope.recorded:
         return False
     loop = record.tree.loop
     try:
@@ -158,11 +181,13 @@ def _try_again(record: Record, attempts: Attempts) -> bool:
     if delay is None or record.cancelled is not None:
         return False
     attempts.failure = record.failure
+    if record.scope is not None:
+        record.scope.retry(record.node, delay)
     advance(record, "retried", record.failure)
     record.result = record.failure = record.abort = record.failures = None
     record.completed = 0
     record.open = True
-    attempts.timer = loop.call_later(delay, start_again)
+    attempts.start_after(record, delay)
     return True
 
 

@@ -55,8 +55,10 @@ def body_failed(record: Record, error: BaseException) -> None:
             log_lost(record, error, "%s raised while it was being cancelled")
         return
     record.failure = error
+    if record.scope is not None and is_a(error, KeyboardInterrupt, SystemExit):
+        record.scope.abort(error)
     if record.policy == "fail_fast" or isinstance(record.policy, Quorum):
-        cancel_subtrees(record.living, f"failure: {describe(error)}")
+        cancel_subtrees(record.living, f"failure: {describe(error)}", failed=True)
 
 
 def child_failed(parent: Record, child: Record) -> None:

@@ -113,7 +113,9 @@ async def _drive(record: Record, *, later: bool = False) -> None:
 
 
 async def _attempt(record: Record) -> Any:
-    attempts, node = record.attempts, record.node
+    attempts, node, scope = record.attempts, record.node, record.scope
+    if scope is not None and scope.recorded:
+        return await scope.replay()
     if attempts is not None:
         loop = record.tree.loop
         attempts.starts.append(loop.time())
@@ -135,6 +137,8 @@ async def _attempt(record: Record) -> Any:
             finally:
                 record.moment = None
         attempts.failure = None  # it leads to the node, by its traceback
+    if scope is not None:
+        scope.begin(node, 1 if attempts is None else len(attempts.starts))
     if record.at_start is not None:
         await _run_before_body(record, record.at_start)
     if record.away is not None:

@@ -1,0 +1,43 @@
+"""Durable runs: what has been done is kept in a journal, and is not done again after a restart.
+
+- `_durable`: `Durable`, a job whose result is kept, its `Live` fields, and `self.durable`
+- `_ledger`: one run in memory: who each node is, what the journal has of it, what is added
+- `_put`: how a round was put; `_transaction`: statements in the journal's own database
+- `_effect`, `_reply`: what is done outside, and what models said; `_inbox`: what is sent to a run
+- `_conversation`: conversations whose messages are rows
+- `_approvals`: the questions that runs have for a person, and the answers
+- `_run`: a run is taken up, driven to its end and handed back; `_journal`: `Journal`, all runs
+- `_file`: the SQLite file (`_schema`), its one writer (`_writer`), and who has a run (`_lock`)
+- `_canonical`, `_codec`, `_failure`: values as JSON
+- `_look`: what a run is about, for somebody who does not drive it
+- `errors`: what can go wrong with a journal and its runs
+
+The engine asks a node's scope (`commander/scope.py`) when the node is put, tried again and closed;
+tools ask it for effects, backends for replies. Nothing below knows this room.
+"""
+
+from ..tools import Done as Done
+from ..tools import NotDone as NotDone
+from ..tools import Unknown as Unknown
+from ..tools import effect_key as effect_key
+from ._approvals import PendingApproval as PendingApproval
+from ._approvals import PendingDoubt as PendingDoubt
+from ._durable import Durable as Durable
+from ._durable import DurableCalls as DurableCalls
+from ._durable import Live as Live
+from ._durable import live as live
+from ._file import Mail as Mail
+from ._file import Row as Row
+from ._file import RunRow as RunRow
+from ._journal import Journal as Journal
+from ._look import RunView as RunView
+from ._look import Wait as Wait
+from .errors import JournalError as JournalError
+from .errors import JournalMismatch as JournalMismatch
+from .errors import LeaseLost as LeaseLost
+from .errors import NotDurable as NotDurable
+from .errors import NotPending as NotPending
+from .errors import NotStorable as NotStorable
+from .errors import RunBusy as RunBusy
+from .errors import RunExists as RunExists
+from .errors import RunNotFound as RunNotFound

@@ -1,0 +1,394 @@
+"""`Durable`: a job whose result is kept; its fields that are never written; what it may call."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib
+import inspect
+import json
+import random
+import sys
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Self,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
+
+from ..commander import Callback, ConfigurationError, Node
+from ..commander.scope import scope_of
+from ..jobs import Job
+from ..messages import Conversation
+from ._canonical import digest
+from ._codec import Codec
+from ._inbox import LOOK
+from ._ledger import IN_TRANSACTION, Ledger, NodeScope
+from ._put import write_put
+from ._transaction import Transaction
+from .errors import JournalError, JournalMismatch, LeaseLost, NotDurable
+
+__all__ = ["Durable", "DurableCalls", "Live", "live", "make_again"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class _NotWritten:
+    """Marks a field that is given whenever the run is taken up."""
+
+
+Live = Annotated[T, _NotWritten]
+"""A field that is never written, as a backend: `backend: Live[Backend] = live()`."""
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "live()"
+
+
+MISSING = _Missing()
+
+
+def live() -> Any:
+    """Leave a `Live` field out where the job is made: the run brings it, by its name."""
+    return MISSING
+
+
+@dataclasses.dataclass(slots=True)
+class _Shape:
+    """What is known of a class: how its inputs and its result are written, and what is live."""
+
+    result: Codec
+    fields: dict[str, Codec]
+    live: tuple[str, ...]
+
+
+class Durable(Job[T_co], internal=True):
+    """A job of a durable run: its result is kept, and it never runs again once it has one.
+
+        class Order(Durable[str], version=2):
+            order: str
+            backend: Live[Backend] = live()
+
+            async def task(self) -> str: ...
+
+        run(Order("A-17"), journal="runs.db", run_id="order-A-17", live={"backend": backend})
+
+    Inputs and result are written as JSON by their types: a field whose type cannot be written is
+    refused when the class is made, with `NotStorable`, unless it is `Live`. Whoever awaits the job
+    gets the value as it was read back, in the first life too. `version` says that what the class
+    does has changed so much that a run of another version cannot go on: it is then parked. What
+    may be called in `task` stands under `self.durable`.
+    """
+
+    _node_durable = True
+    _node_version = 1
+    _node_shape: ClassVar[_Shape | None] = None
+
+    def __init_subclass__(cls, *, version: int = 1, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls._node_own_init:
+            raise TypeError(f"{cls.__name__} is durable: declare its inputs as fields, no __init__")
+        cls._node_version = version
+        cls._node_shape = None
+        with suppress(NameError):  # a type that is defined further down
+            cls._node_of()
+
+    @property
+    def durable(self) -> DurableCalls:
+        """What a durable job may call. Outside a durable run it is `NotDurable`."""
+        return DurableCalls(self)
+
+    # --- what the ledger asks
+
+    @classmethod
+    def _node_of(cls) -> _Shape:
+        if cls._node_shape is None:
+            hints = get_type_hints(cls, include_extras=True)
+            fields: dict[str, Codec] = {}
+            alive: list[str] = []
+            for field in dataclasses.fields(cast("Any", cls)):
+                hint = hints[field.name]
+                if get_origin(hint) is Annotated and _NotWritten in get_args(hint):
+                    alive.append(field.name)
+                else:
+                    fields[field.name] = Codec(hint, f"the field {cls.__name__}.{field.name}")
+            cls._node_shape = _Shape(_result_codec(cls), fields, tuple(alive))
+        return cls._node_shape
+
+    def _node_codec(self) -> Codec:
+        return self._node_of().result
+
+    def _node_prepare(self, ledger: Ledger) -> None:
+        for name in self._node_of().live:
+            if getattr(self, name, MISSING) is not MISSING:
+                ledger.live.setdefault(name, getattr(self, name))
+            elif name in ledger.live:
+                setattr(self, name, ledger.live[name])
+            else:
+                raise ConfigurationError(
+                    f"{type(self).__name__}.{name} is live, so the journal does not have it: give"
+                    f" it when the run is taken up, live={{{name!r}: ...}}, or on the command line"
+                    f" --live {name}=module:attribute"
+                )
+        for name, codec in self._node_of().fields.items():
+            codec.encode(getattr(self, name))
+
+    def _node_inputs(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._node_of().fields}
+
+    def _node_live(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._node_of().live}
+
+    def _node_write(self) -> dict[str, Any]:
+        cls = type(self)
+        fields = {
+            name: json.loads(self._node_of().fields[name].encode(value))
+            for name, value in self._node_inputs().items()
+        }
+        name = f"{cls.__module__}:{cls.__qualname__}"
+        return {"class": name, "version": cls._node_version, "inputs": fields}
+
+    def _node_write_put(self) -> dict[str, Any]:
+        return write_put(self, make_again(self._node_write(), self._node_live()))
+
+    # --- callbacks: those that the body adds would be lost where it is skipped
+
+    def at_end(self, callback: Callback) -> Self:
+        _refuse_in_body(self)
+        return super().at_end(callback)
+
+    def at_exception(self, callback: Callback) -> Self:
+        _refuse_in_body(self)
+        return super().at_exception(callback)
+
+    def at_terminate(self, callback: Callback) -> Self:
+        _refuse_in_body(self)
+        return super().at_terminate(callback)
+
+    def at_done(self, callback: Callback) -> Self:
+        _refuse_in_body(self)
+        return super().at_done(callback)
+
+
+def _refuse_in_body(job: Durable[Any]) -> None:
+    if job.state == "running":
+        raise ConfigurationError(
+            f"{job!r} gets a final callback from its own body, which does not run again once its"
+            " result is kept, and the callback would be lost: add it in __post_init__, or where"
+            " the job is put"
+        )
+
+
+def make_again(written: dict[str, Any], live: dict[str, Any]) -> Durable[Any]:
+    """Make a job of what `_node_write` gave; raise `JournalMismatch` for one that is unknown."""
+    module, _, qualname = written["class"].partition(":")
+    try:
+        found: Any = sys.modules.get(module) or importlib.import_module(module)
+        for part in qualname.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise JournalMismatch(f"the class {written['class']} is gone: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Durable)):
+        raise JournalMismatch(f"{written['class']} is no durable job any more")
+    if found._node_version != written["version"]:
+        raise JournalMismatch(
+            f"{written['class']} has version {found._node_version}, and the run began with version"
+            f" {written['version']}: finish it with the code of that version, or cancel it"
+        )
+    shape = found._node_of()
+    if unknown := set(written["inputs"]) - set(shape.fields):
+        raise JournalMismatch(f"{written['class']} has no field {', '.join(sorted(unknown))} now")
+    inputs = {
+        name: shape.fields[name].decode(json.dumps(value).encode())
+        for name, value in written["inputs"].items()
+    }
+    try:
+        make = cast("type[Durable[Any]]", found)
+        return make(**inputs, **{name: live.get(name, MISSING) for name in shape.live})
+    except TypeError as error:
+        raise JournalMismatch(f"{written['class']} cannot be made again: {error}") from error
+
+
+def _result_codec(cls: type[Durable[Any]]) -> Codec:
+    for base in cls.__mro__:
+        for each in getattr(base, "__orig_bases__", ()):
+            origin = get_origin(each)
+            if isinstance(origin, type) and issubclass(origin, Durable):
+                (argument,) = get_args(each)
+                if not isinstance(argument, TypeVar):
+                    return Codec(argument, f"the result of {cls.__name__}", base)
+    return Codec(Any, f"the result of {cls.__name__}")
+
+
+class DurableCalls:
+    """What a durable job may call, each once in the life of its run: `self.durable`."""
+
+    def __init__(self, node: Node[Any]) -> None:
+        scope = scope_of(node)
+        if not isinstance(scope, NodeScope):
+            raise NotDurable(
+                f"{node!r} is in no durable run: start it by run(..., journal=..., run_id=...)"
+            )
+        self._node = node
+        self._scope = scope
+
+    @property
+    def run_id(self) -> str:
+        """The run's name."""
+        return self._scope.ledger.run_id
+
+    @overload
+    def step(
+        self, function: Callable[..., Awaitable[T]], *args: Any, key: str | None = None
+    ) -> Node[T]: ...
+    @overload
+    def step(self, function: Callable[..., T], *args: Any, key: str | None = None) -> Node[T]: ...
+    def step(self, function: Callable[..., Any], *args: Any, key: str | None = None) -> Node[Any]:
+        """Call a function as a child of the job, and keep what it returns; await the result.
+
+        It runs again if the process dies before its end is on disk: what must not be done twice
+        is a tool's work. A plain function runs in a worker thread. The result is written by the
+        function's return annotation; without one it must be plain JSON.
+        """
+        return self._node.call_handler(Step(function, args), key=key)
+
+    def now(self) -> datetime:
+        """Return the time, in UTC: that of the first life."""
+        text = self._once("now", lambda: datetime.fromtimestamp(time.time(), UTC).isoformat())
+        return datetime.fromisoformat(text)
+
+    def random(self) -> float:
+        """Return a number from 0 up to 1: that of the first life."""
+        return self._once("random", random.random)
+
+    async def sleep(
+        self, seconds: float = 0, *, minutes: float = 0, hours: float = 0, days: float = 0
+    ) -> None:
+        """Wait so long from the first call on, also while no process runs."""
+        length = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        seconds = length.total_seconds()
+        with self._waiting(self._ident(f"sleep {seconds}"), "sleep", "", seconds) as due:
+            while (left := cast("float", due) - time.time()) > 0:  # noqa: ASYNC110 - the wall clock tells nobody
+                await asyncio.sleep(min(left, LOOK))
+
+    async def signal(
+        self,
+        name: str,
+        type: Any = Any,  # noqa: A002 - as in the annotation of a field
+        *,
+        timeout: float | None = None,
+    ) -> Any:
+        """Return what `journal.signal(run_id, name, value)` sends: each is taken once, in order.
+
+        One that came before anybody waited is kept. `timeout` is in seconds from the first call
+        on, also while no process runs; then `TimeoutError`, in every life. What is sent must fit
+        `type`: one that does not raises `JournalMismatch`.
+        """
+        ident = self._ident(f"signal {name}")
+        with self._waiting(ident, "signal", name, timeout) as due:
+            data = await self._scope.ledger.letter(ident, "signal", name, due)
+        return Codec(type, f"the signal {name!r}").decode(data)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[Transaction]:
+        """Let statements be done in the journal's own database, all of them and once, or none.
+
+        They are in the commit in which the journal notes that they are done. In a later life the
+        statements answer from the journal and do nothing. The block must not wait for anything
+        but its statements, as every other commit waits for it; nodes, steps, effects, sleeps and
+        signals are refused in it. One that is left by an exception has done nothing.
+        """
+        scope = self._scope
+        scope.require_no_transaction()
+        ident = digest(scope.now, "transaction", scope.number("transaction"))
+        transaction = Transaction(scope.ledger, ident)
+        token = IN_TRANSACTION.set(True)
+        try:
+            async with transaction.done_once():
+                yield transaction
+        finally:
+            IN_TRANSACTION.reset(token)
+
+    @contextmanager
+    def _waiting(
+        self, ident: bytes, kind: str, name: str, seconds: float | None
+    ) -> Generator[float | None]:
+        """Keep that the run waits, for whoever looks at it; give until when, from the first life.
+
+        A wait that the run itself has cancelled is withdrawn.
+        """
+        ledger = self._scope.ledger
+        row = ledger.find(ident, "waits")
+        value: dict[str, Any] = {} if row is None else json.loads(row.value)
+        if row is None or value["seconds"] != seconds:
+            until = None if seconds is None else time.time() + seconds
+            value = {"kind": kind, "name": name, "seconds": seconds, "until": until}
+            ledger.append(ident, "waits", json.dumps(value).encode())
+        try:
+            yield value["until"]
+        except asyncio.CancelledError:
+            if not (ledger.suspending or ledger.suspended):
+                with suppress(JournalError, LeaseLost):
+                    ledger.append(ident, "withdrawn")
+            raise
+
+    def conversation(self, name: str, system: str | None = None) -> Conversation:
+        """Return the run's conversation of this name: its messages are rows, each once.
+
+        All who ask for one name get the same object. It holds what stood there when this job's
+        round began, and `system` first if that was nothing; what the round itself has added comes
+        back as its body adds it again: to add anything else there is `JournalMismatch`. Messages
+        can be added and not changed in place.
+        """
+        return self._scope.ledger.talks.open(self._scope, name, system)
+
+    def _once(self, kind: str, make: Callable[[], T]) -> T:
+        ledger, ident = self._scope.ledger, self._ident(kind)
+        if (row := ledger.find(ident, "once")) is not None:
+            return json.loads(row.value)
+        value = make()
+        ledger.append(ident, "once", json.dumps(value).encode())
+        return value
+
+    def _ident(self, what: str) -> bytes:
+        """Say which call this is, of those of the same kind in this attempt."""
+        self._scope.require_no_transaction()
+        return digest(self._scope.now, what, self._scope.number(what))
+
+
+class Step(Node[T_co], internal=True):
+    """One call of a function whose result is kept."""
+
+    _node_durable = True
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        super().__init__(getattr(function, "__name__", type(function).__name__))
+        self._function = function
+        self._args = args
+
+    async def task(self) -> Any:
+        """Call it."""
+        if inspect.iscoroutinefunction(self._function):
+            return await self._function(*self._args)
+        return await self.in_thread(self._function, *self._args)
+
+    def _node_prepare(self, ledger: Ledger) -> None: ...
+
+    def _node_codec(self) -> Codec:
+        try:
+            hints = get_type_hints(self._function)
+        except (NameError, TypeError):
+            hints = {}
+        return Codec(hints.get("return", Any), f"the result of {self._node_name}", self._function)

@@ -1,0 +1,397 @@
+"""A journal's file, as the rest of the room uses it: runs, their rows, and mail into runs.
+
+The SQL stands here; the thread that runs it, and when it commits, in `_writer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple, TypeVar
+
+from ._lock import RunLock
+from ._schema import MEMORY
+from ._writer import Claim, Row, Writer, check_size
+from .errors import LeaseLost, RunBusy, RunExists, RunNotFound
+
+__all__ = ["ENDED", "JournalFile", "Mail", "Row", "RunRow"]
+
+T = TypeVar("T")
+
+ENDED = ("completed", "failed", "cancelled")
+LOOK = 0.25  # seconds between two looks whether another process has written
+
+_RUN = """select run_id, class_name, version, state, inputs, queue, created,
+    max(updated, coalesce((select time from anabranch_row where run = id order by seq desc limit 1),
+        0)),
+    fence, owner, lease_until, recoveries, error,
+    coalesce((select max(seq) from anabranch_row where run = id), 0)
+    from anabranch_run """
+_ROWS = """select ident, kind, coalesce(b.value, r.value), seq, time
+    from anabranch_row r left join anabranch_blob b on b.digest = r.digest
+    where run = ? order by seq"""
+
+
+class RunRow(NamedTuple):
+    """What is known of a run. Times are in seconds since the epoch."""
+
+    run_id: str
+    class_name: str
+    version: int  # of the class
+    state: str  # pending, running, suspended, parked, or one of `ENDED`
+    inputs: bytes
+    queue: str
+    created: float
+    updated: float  # of its last row, or its last change of state
+    fence: int  # rises with each claim
+    owner: str  # empty if nobody has it
+    lease_until: float | None
+    recoveries: int  # claims after an owner that died, without a new row between them
+    error: bytes | None
+    rows: int  # the number of its last row
+
+
+class Mail(NamedTuple):
+    """What came into a run from elsewhere: a signal, an answer, a cancel."""
+
+    id: int  # rises in the order of arrival, over all runs
+    kind: str
+    name: str
+    value: bytes
+    time: float  # of arrival, in seconds since the epoch
+
+
+class JournalFile:
+    """One open file, to be used from one event loop.
+
+    Every method that waits raises `JournalError` once the file cannot be used any more, and
+    `append` does so at once.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._writer = Writer(name)
+        self._claims: dict[str, Claim] = {}
+        self._posts = 0
+        self._posted = asyncio.Event()
+
+    async def open(self) -> None:
+        """Open the file, or make it. Once for each object. Raises `JournalError`."""
+        await self._writer.start()
+
+    async def close(self) -> None:
+        """Write what was appended and close the file; twice is harmless.
+
+        Runs that were not released are free for the next claim, and count as left by an owner that
+        died. Raises `JournalError` if something could not be written and nobody has been told.
+        """
+        try:
+            await self._writer.stop()
+        finally:
+            for claim in self._claims.values():
+                _unlock(claim)
+            self._claims.clear()
+
+    # Rows
+
+    def append(self, run_id: str, fence: int, row: Row) -> int:
+        """Give a row its number and time and queue it; return the number. Never waits.
+
+        The rows of a run keep their order, and those that survive are a prefix. Raises `LeaseLost`
+        once it is known that the run is not owned here under this fence, and `NotStorable` for a
+        value of more than 64 MiB. Whether the row is on disk, `barrier` says.
+        """
+        return self._writer.append(self._claim(run_id, fence), row)
+
+    async def barrier(self, run_id: str = "", fence: int = 0) -> None:
+        """Return when all that was appended before is on disk.
+
+        With a run, also when nothing was appended: `LeaseLost` if it is not owned here under this
+        fence, as the file has it now. All who wait at once share a commit.
+        """
+        await self._writer.ask(None, self._claim(run_id, fence) if run_id else None, writes=False)
+
+    async def call(self, function: Callable[[sqlite3.Connection], T], *, writes: bool = True) -> T:
+        """Call a function of the store in the writer's thread, after what was appended before.
+
+        It is part of the same transaction. Its exception takes back what it did itself and is
+        raised here; the rows before stay. Cancelling this wait does not undo it. One that only
+        reads (`writes=False`) does not wait for other processes' commits.
+        """
+        return await self._writer.ask(function, writes=writes)
+
+    async def transact(
+        self, run_id: str, fence: int, function: Callable[[sqlite3.Connection], Row]
+    ) -> int:
+        """Call a user's function and write the row that it returns: both are on disk, or neither.
+
+        Returns the row's number, which stays unused if the function raises. It cannot end the
+        transaction, not even by `executescript`: `sqlite3.DatabaseError`, "not authorized".
+        """
+        claim = self._claim(run_id, fence)
+        claim.seq = seq = claim.seq + 1
+        await self._writer.ask(function, claim, seq=seq)
+        return seq
+
+    async def rows(self, run_id: str) -> list[Row]:
+        """Return all rows of a run, in their order. Raises `RunNotFound`."""
+        return await self.call(lambda sql: _rows(sql, self._key(sql, run_id)), writes=False)
+
+    # Runs
+
+    async def start(
+        self, run_id: str, class_name: str, version: int, inputs: bytes, queue: str = ""
+    ) -> RunRow:
+        """Accept a run: it is on disk when this returns. The same again is the same run.
+
+        Raises `RunExists` if the name belongs to a run of another class or with other inputs.
+        """
+        check_size(inputs)
+
+        def insert(sql: sqlite3.Connection) -> RunRow:
+            now = time.time()
+            sql.execute(
+                "insert or ignore into anabranch_run (run_id, class_name, version, state, inputs,"
+                " queue, created, updated) values (?, ?, ?, 'pending', ?, ?, ?, ?)",
+                (run_id, class_name, version, inputs, queue, now, now),
+            )
+            run = self._run(sql, run_id)
+            if run.class_name != class_name:
+                raise RunExists(run_id, f"it is a {run.class_name}, and not a {class_name}")
+            if run.inputs != inputs:
+                raise RunExists(run_id, "it was started with other inputs")
+            return run
+
+        return await self.call(insert)
+
+    async def claim(self, run_id: str, owner: str) -> tuple[RunRow, list[Row]]:
+        """Take a run, to go on with it; return it with all its rows. Nobody else has it then.
+
+        `recoveries` counts this claim if the last owner died without a new row, and begins anew
+        after a new row. Raises `RunNotFound`, or `RunBusy` while another process, another journal
+        or this one has it.
+        """
+        made: list[Claim] = []
+
+        def take(sql: sqlite3.Connection) -> tuple[RunRow, list[Row]]:
+            key = self._key(sql, run_id)
+            if run_id in self._claims:
+                raise RunBusy(run_id, os.getpid())
+            lock = RunLock(self.name, run_id) if self.name != MEMORY else None
+            try:
+                old = self._run(sql, run_id)
+                sql.execute(
+                    "update anabranch_run set fence = fence + 1, state = 'running', owner = ?1,"
+                    " updated = ?2, claimed_at_row = ?3, recoveries = case"
+                    " when ?3 > claimed_at_row then 0 else recoveries + ?4 end where id = ?5",
+                    (owner, time.time(), old.rows, old.state == "running", key),
+                )
+                run, rows = self._run(sql, run_id), _rows(sql, key)
+            except BaseException:
+                if lock is not None:
+                    lock.release()
+                raise
+            made.append(Claim(key, run_id, run.fence, run.rows, lock))
+            self._claims[run_id] = made[0]
+            return run, rows
+
+        try:
+            return await self.call(take)
+        except asyncio.CancelledError:
+            # Whoever asked is gone, and the claim is made or will be: it is given back.
+            self._writer.follow(lambda sql: [self._let_go(sql, each, "suspended") for each in made])
+            raise
+
+    async def release(
+        self, run_id: str, fence: int, state: str, error: bytes | None = None
+    ) -> None:
+        """Give a run back in a new state, in one commit with the rows before it.
+
+        From this call on nothing more can be appended for it. Raises `LeaseLost`.
+        """
+        claim = self._claim(run_id, fence)
+        claim.left = True
+        await self.call(lambda sql: self._let_go(sql, claim, state, error))
+
+    async def runs(
+        self, state: str | None = None, prefix: str | None = None, limit: int | None = None
+    ) -> list[RunRow]:
+        """Return the runs in a state, with ids that begin so; the newest first, at most `limit`."""
+
+        def select(sql: sqlite3.Connection) -> list[RunRow]:
+            found = sql.execute(
+                _RUN + "where (?1 is null or state = ?1)"
+                " and (?2 is null or run_id >= ?2 and run_id < ?2 || char(0x10ffff))"
+                " order by id desc limit ?3",
+                (state, prefix, -1 if limit is None else limit),
+            )
+            return [RunRow(*columns) for columns in found]
+
+        return await self.call(select, writes=False)
+
+    async def run(self, run_id: str) -> RunRow:
+        """Return one run. Raises `RunNotFound`."""
+        return await self.call(lambda sql: self._run(sql, run_id), writes=False)
+
+    async def fork(self, run_id: str, at: int, new_run_id: str) -> RunRow:
+        """Make a new run, `pending`, with another's inputs and its rows up to number `at`.
+
+        Mail is not copied. Raises `RunNotFound`, or `RunExists` if the new name is taken.
+        """
+
+        def copy(sql: sqlite3.Connection) -> RunRow:
+            key, now = self._key(sql, run_id), time.time()
+            try:
+                (new,) = sql.execute(
+                    "insert into anabranch_run (run_id, class_name, version, state, inputs, queue,"
+                    " created, updated) select ?, class_name, version, 'pending', inputs, queue,"
+                    " ?, ? from anabranch_run where id = ? returning id",
+                    (new_run_id, now, now, key),
+                ).fetchone()
+            except sqlite3.IntegrityError:
+                raise RunExists(new_run_id, "a fork needs a name of its own") from None
+            sql.execute(
+                "insert into anabranch_row select ?, seq, ident, kind, value, digest, time"
+                " from anabranch_row where run = ? and seq <= ? order by seq",
+                (new, key, at),
+            )
+            return self._run(sql, new_run_id)
+
+        return await self.call(copy)
+
+    async def purge(self, before: float, batch: int = 100, states: Sequence[str] = ENDED) -> int:
+        """Remove runs that ended so before a time, so many in a transaction; return how many."""
+
+        def remove(sql: sqlite3.Connection) -> int:
+            marks = ", ".join("?" * len(states))
+            keys = sql.execute(
+                f"select id from anabranch_run where state in ({marks}) and updated < ? limit ?",  # noqa: S608
+                (*states, before, batch),
+            ).fetchall()
+            digests = [
+                digest
+                for key in keys
+                for digest in sql.execute(
+                    "select distinct digest from anabranch_row"
+                    " where run = ? and digest is not null",
+                    key,
+                )
+            ]
+            sql.executemany("delete from anabranch_row where run = ?", keys)
+            sql.executemany("delete from anabranch_mail where run = ?", keys)
+            sql.executemany("delete from anabranch_run where id = ?", keys)
+            sql.executemany(
+                "delete from anabranch_blob where digest = ?1"
+                " and not exists (select 1 from anabranch_row where digest = ?1)",
+                digests,
+            )
+            return len(keys)
+
+        purged = 0
+        while removed := await self.call(remove):
+            purged += removed
+        return purged
+
+    # What comes from elsewhere
+
+    async def post(self, run_id: str, kind: str, name: str, value: bytes) -> int:
+        """Send something into a run; it is on disk when this returns its number.
+
+        Anybody may, also from another process. Raises `RunNotFound`.
+        """
+        check_size(value)
+
+        def insert(sql: sqlite3.Connection) -> int:
+            (number,) = sql.execute(
+                "insert into anabranch_mail (run, kind, name, value, time)"
+                " values (?, ?, ?, ?, ?) returning id",
+                (self._key(sql, run_id), kind, name, value, time.time()),
+            ).fetchone()
+            return number
+
+        number = await self.call(insert)
+        self._posts += 1
+        self._posted.set()
+        self._posted = asyncio.Event()
+        return number
+
+    async def mail(self, run_id: str, after: int = 0) -> list[Mail]:
+        """Return what came into a run after the mail of that number. Raises `RunNotFound`."""
+
+        def select(sql: sqlite3.Connection) -> list[Mail]:
+            found = sql.execute(
+                "select id, kind, name, value, time from anabranch_mail"
+                " where run = ? and id > ? order by id",
+                (self._key(sql, run_id), after),
+            )
+            return [Mail(*columns) for columns in found]
+
+        return await self.call(select, writes=False)
+
+    async def watch(self, seen: int | None = None) -> int:
+        """Return a number once it differs from `seen`; it changes when there may be new mail.
+
+        That is at a commit of another process or journal, which is noticed within 0.25 s, and at a
+        `post` here. First take the number, then read the mail, then watch: nothing is missed.
+        Each watch looks by itself, so one for all runs of a file is enough.
+        """
+        while True:
+            posted = self._posted
+            (version,) = await self.call(
+                lambda sql: sql.execute("pragma data_version").fetchone(), writes=False
+            )
+            if (now := version + self._posts) != seen:
+                return now
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK):
+                    await posted.wait()
+
+    # What the calls have in common
+
+    def _claim(self, run_id: str, fence: int) -> Claim:
+        claim = self._claims.get(run_id)
+        if claim is None or claim.fence != fence or claim.left:
+            raise LeaseLost(run_id)
+        return claim
+
+    def _key(self, sql: sqlite3.Connection, run_id: str) -> int:
+        found = sql.execute("select id from anabranch_run where run_id = ?", (run_id,)).fetchone()
+        if found is None:
+            raise RunNotFound(run_id, self.name)
+        return found[0]
+
+    def _run(self, sql: sqlite3.Connection, run_id: str) -> RunRow:
+        found = sql.execute(_RUN + "where run_id = ?", (run_id,)).fetchone()
+        if found is None:
+            raise RunNotFound(run_id, self.name)
+        return RunRow(*found)
+
+    def _let_go(
+        self, sql: sqlite3.Connection, claim: Claim, state: str, error: bytes | None = None
+    ) -> None:
+        """Give a run back, in the writer's thread."""
+        if self._claims.get(claim.run_id) is claim:
+            del self._claims[claim.run_id]
+        try:
+            changed = sql.execute(
+                "update anabranch_run set state = ?, error = ?, owner = '', lease_until = null,"
+                " updated = ? where id = ? and fence = ?",
+                (state, error, time.time(), claim.key, claim.fence),
+            )
+            if not changed.rowcount:
+                raise LeaseLost(claim.run_id)
+        finally:
+            _unlock(claim)
+
+
+def _rows(sql: sqlite3.Connection, key: int) -> list[Row]:
+    return [Row(*columns) for columns in sql.execute(_ROWS, (key,))]
+
+
+def _unlock(claim: Claim) -> None:
+    if claim.lock is not None:
+        claim.lock.release()

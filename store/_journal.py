@@ -1,0 +1,227 @@
+"""`Journal`: the runs in one file, as a program sees them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+
+from ..commander import Commander, ConfigurationError, Node, parent_here
+from ..commander import scope as seam
+from ._approvals import PendingApproval, PendingDoubt, pending
+from ._codec import Codec
+from ._durable import Durable
+from ._file import ENDED, JournalFile
+from ._look import RunView, view
+from ._run import KeptRun, cancel_unowned, resume, start, take_up
+from .errors import JournalError, RunBusy
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from ._file import RunRow
+
+__all__ = ["Journal"]
+
+T = TypeVar("T")
+
+
+class Journal:
+    """Where runs are kept: a file of SQLite, or ":memory:" for tests.
+
+        async with Journal("runs.db") as journal:
+            answer = await journal.run(Order("A-17"), run_id="order-A-17")
+
+    `grace` is how many seconds the effects that are under way get to end when a run is suspended.
+    A run that was taken up more than `max_recoveries` times without a new row is parked.
+    """
+
+    def __init__(self, name: str, *, grace: float = 5.0, max_recoveries: int = 5) -> None:
+        self.name = name
+        self.grace = grace
+        self.max_recoveries = max_recoveries
+        self._file = JournalFile(name)
+
+    async def __aenter__(self) -> Self:
+        await self._file.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._file.close()
+
+    async def start(self, job: Durable[Any], *, run_id: str, queue: str = "") -> RunRow:
+        """Accept a run: it is on disk when this returns, and is run when somebody takes it up.
+
+        The same again is the same run. Raises `RunExists` if the name belongs to another.
+        """
+        return await start(self._file, _require_durable(job), run_id, queue)
+
+    async def runs(
+        self, state: str | None = None, prefix: str | None = None, limit: int | None = None
+    ) -> list[RunRow]:
+        """Return the runs in a state, with names that begin so; the newest first, at most `limit`.
+
+        The states are pending (nobody has taken it up yet), running, suspended, parked (somebody
+        has to see to it), completed, failed and cancelled.
+        """
+        return await self._file.runs(state, prefix, limit)
+
+    async def look(self, run_id: str) -> RunView:
+        """Return a run with its rows and what they say, whoever drives it. Raises `RunNotFound`."""
+        mail = await self._file.mail(run_id)
+        run, rows = await self._file.run(run_id), await self._file.rows(run_id)
+        return view(run, rows, mail)
+
+    async def fork(self, run_id: str, new_run_id: str, *, at: int) -> RunRow:
+        """Make a new run of another's inputs and its rows up to number `at`; return it.
+
+        It is `pending`; what was sent to the other run is not sent to it. What the other one did
+        outside after that row, the new one does again, and with keys of its own. Raises
+        `RunNotFound`, `RunExists` if the new name is taken, `ValueError` if there is no such row.
+        """
+        rows = (await self._file.run(run_id)).rows
+        if not 0 <= at <= rows:
+            raise ValueError(f"the run {run_id!r} has {rows} rows, so at= is from 0 to {rows}")
+        return await self._file.fork(run_id, at, new_run_id)
+
+    async def purge(self, before: float, *, state: str | None = None) -> int:
+        """Remove the runs that ended before a time, in seconds since the epoch; return how many.
+
+        With `state` only those that are completed, failed or cancelled. A run that is not over is
+        never removed.
+        """
+        if state is not None and state not in ENDED:
+            raise ValueError(f"only runs that are over are removed: {', '.join(ENDED)}")
+        return await self._file.purge(before, states=ENDED if state is None else (state,))
+
+    async def run(
+        self, job: Durable[T], *, run_id: str, live: Mapping[str, Any] | None = None
+    ) -> T:
+        """Start a run, or take it up where it was; wait for its end and return its result.
+
+        A run that has ended gives what it gave. Inside a tree it belongs to that tree: its jobs
+        stand below the commander. Cancelling this call suspends the run, as every way of leaving
+        does; nothing of it is recorded as cancelled.
+        """
+        return await self._drive(job, run_id, live)
+
+    async def take_up(self, run_id: str, *, live: Mapping[str, Any] | None = None) -> Any:
+        """Take a run up by its name, its job made anew from the journal; else as `run`.
+
+        Raises `RunNotFound`, and `JournalMismatch` if its class is gone or another version.
+        """
+        return await self._drive(None, run_id, live)
+
+    async def _drive(
+        self, job: Durable[Any] | None, run_id: str, live: Mapping[str, Any] | None
+    ) -> Any:
+        async with self.taken_up(job, run_id, live) as kept:
+            node = parent_here()
+            if node is None:
+                async with Commander() as commander:
+                    await kept.drive(commander)
+            else:
+                await kept.drive(node.commander)
+        return kept.outcome()
+
+    async def signal(self, run_id: str, name: str, value: Any = None) -> None:
+        """Send a value to a run, for `self.durable.signal(name, ...)`; on disk when this returns.
+
+        It is kept until the run asks for it. Raises `RunNotFound`, `JournalError` for a run that
+        is over, `NotStorable` for a value that cannot be written.
+        """
+        await self._require_unended(run_id, "signal")
+        data = Codec(type(value), f"the signal {name!r}").encode(value)
+        await self._file.post(run_id, "signal", name, data)
+
+    async def cancel(self, run_id: str, reason: str = "") -> None:
+        """Cancel a run, whoever drives it; also one that nobody does. It stays cancelled.
+
+        On disk when this returns; whoever drives the run hears of it then. Of one that nobody
+        drives nothing runs any more, neither callbacks nor clean-up. Raises `RunNotFound`,
+        `JournalError` for a run that is over.
+        """
+        await self._require_unended(run_id, "cancel")
+        await self._file.post(run_id, "cancel", "", json.dumps(reason).encode())
+        with suppress(RunBusy):
+            await cancel_unowned(self._file, run_id)
+
+    async def resume(self, run_id: str) -> None:
+        """Let what has failed in a run, and what was cancelled for it, run again at its next claim.
+
+        What has completed stays, and so do the numbers of attempts. A parked run may go on then.
+        Raises `RunNotFound`, `RunBusy`, and `JournalError` for a run that has completed.
+        """
+        run = await self._file.run(run_id)
+        if run.state == "completed":
+            why = f"has nothing to resume in the run {run_id!r}, which has completed"
+            raise JournalError(self.name, why, f"anabranch runs show {run_id} shows what it gave")
+        await resume(self._file, run_id)
+
+    async def _require_unended(self, run_id: str, what: str) -> None:
+        run = await self._file.run(run_id)
+        if run.state in ENDED:
+            why = f"takes no {what} for the run {run_id!r}, which is over ({run.state})"
+            raise JournalError(self.name, why, f"anabranch runs show {run_id} shows how it ended")
+
+    async def approvals(self, run_id: str | None = None) -> list[PendingApproval]:
+        """Return the calls that wait for a person's yes, of all runs or of one, oldest first.
+
+        Also those of runs that wait for somebody to take them up. Each is answered by its
+        `approve()` or `deny()`, in any order, from any process.
+        """
+        return await pending(self._file, PendingApproval, run_id)
+
+    async def doubts(self, run_id: str | None = None) -> list[PendingDoubt]:
+        """Return the calls of which only a person can say whether they were done, oldest first.
+
+        Each is answered by its `done(value)` or `not_done()`, as `approvals` are.
+        """
+        return await pending(self._file, PendingDoubt, run_id)
+
+    @asynccontextmanager
+    async def taken_up(
+        self, job: Durable[Any] | None, run_id: str, live: Mapping[str, Any] | None
+    ) -> AsyncGenerator[KeptRun]:
+        """Claim a run for as long as the block lasts."""
+        async with take_up(
+            self._file,
+            job if job is None else _require_durable(job),
+            run_id,
+            live or {},
+            grace=self.grace,
+            max_recoveries=self.max_recoveries,
+        ) as kept:
+            yield kept
+
+
+def _require_durable(job: object) -> Durable[Any]:
+    if not isinstance(job, Durable):
+        raise TypeError(f"{job!r} is not durable: a run in a journal is a Durable job")
+    return cast("Durable[Any]", job)
+
+
+@asynccontextmanager
+async def _kept(
+    job: Node[Any], journal: str | Journal, run_id: str | None, live: Mapping[str, Any] | None
+) -> AsyncGenerator[KeptRun]:
+    """Do what `run(job, journal=...)` asks."""
+    if run_id is None:
+        raise ConfigurationError(
+            "run(..., journal=...) needs run_id=: by this name the run is taken up again"
+        )
+    async with AsyncExitStack() as stack:
+        if isinstance(journal, str):
+            journal = await stack.enter_async_context(Journal(journal))
+        durable = _require_durable(job)
+        yield await stack.enter_async_context(journal.taken_up(durable, run_id, live))
+
+
+seam.keeper = _kept

@@ -1,0 +1,284 @@
+"""Taking up a run: its first start and each one after it are the same path, a claim."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, cast
+
+from ..commander import Commander, ConfigurationError, NodeCancelled
+from ..commander.scope import adopt, scope_of
+from ..commander.waiting import observe, outlast
+from ._canonical import canonical, digest
+from ._durable import Durable, make_again
+from ._failure import decode_failure
+from ._file import ENDED, Row
+from ._ledger import FIRST, Ledger, NodeScope
+from ._put import put_again
+from .errors import JournalError, JournalMismatch, LeaseLost, RunExists, RunNotFound, RunParked
+
+if TYPE_CHECKING:
+    from ._file import JournalFile, Mail, RunRow
+
+__all__ = ["KeptRun", "cancel_unowned", "resume", "start", "take_up"]
+
+MAX_RECOVERIES = 5
+
+
+class KeptRun:
+    """A run that this process has claimed, or one that has ended."""
+
+    def __init__(self, job: Durable[Any], ledger: Ledger, *, ended: bool, grace: float) -> None:
+        self._job = job
+        self._ledger = ledger
+        self._ended = ended
+        self._grace = grace
+        self.error: BaseException | None = None
+        self._result: Any = None
+        # Cancels that came before the roots were put; None once they are.
+        self._early: list[Mail] | None = []
+        # Done once the roots may be put.
+        self._began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def drive(self, commander: Commander) -> None:
+        """Put what is unfinished below `commander`, and wait until nothing of the run is left.
+
+        Cancelled, it suspends the run: effects under way get `grace` seconds to end, then its tree
+        is cancelled. What has not been done by then is done when the run is taken up again.
+        """
+        if self._ended:
+            self._read_outcome()
+            return
+        ledger = self._ledger
+        reader = asyncio.create_task(self._read_letters())
+        try:
+            await self._began  # with what was sent to the run before
+            self._put_roots(commander)
+            early, self._early = self._early or [], None
+            for letter in early:
+                self._take_cancel(letter)
+            while ledger.roots:
+                await observe(next(iter(ledger.roots.values())))
+        except asyncio.CancelledError:
+            await self._suspend()
+            raise
+        finally:
+            reader.cancel()
+        if isinstance(ledger.trouble, JournalMismatch):
+            raise ledger.trouble
+        if ledger.trouble is not None:
+            self.error = ledger.trouble
+            return
+        await ledger.barrier()
+        if self._job.state == "pending":  # only later rounds were left
+            self._read_outcome()
+            return
+        try:
+            self._result = await self._job
+        except BaseException as error:  # noqa: BLE001 - whoever asks for the outcome gets it
+            self.error = error
+
+    def outcome(self) -> Any:
+        """Give the first root's result, or raise its failure."""
+        if self.error is not None:
+            raise self.error
+        return self._result
+
+    def _put_roots(self, commander: Commander) -> None:
+        ledger = self._ledger
+        if ledger.find(FIRST, "over") is None:
+            self._put(commander, self._job, FIRST, FIRST, {"claim": True})
+        for row in list(ledger.of_kind("root")):
+            written = json.loads(row.value)
+            if ledger.find(row.ident, "over") is None and not ledger.puts_again(written):
+                job = make_again(written, ledger.live)
+                refused = written["put"].get("refused")
+                options = {} if refused else put_again(job, written["put"])
+                options["key"] = written["key"]
+                self._put(commander, job, row.ident, bytes.fromhex(written["free"]), options)
+                if refused:
+                    cast("NodeScope", scope_of(job)).refused = ConfigurationError(refused)
+
+    def _put(
+        self,
+        commander: Commander,
+        job: Durable[Any],
+        ident: bytes,
+        free: bytes,
+        options: dict[str, Any],
+    ) -> None:
+        job._node_prepare(self._ledger)
+        scope = NodeScope(self._ledger, ident, free, None, ident)
+        scope.retried = options.get("retry") is not None
+        adopt(job, scope, commander)
+        self._ledger.roots[ident] = job
+        commander.put_job(job, **options)
+
+    async def _read_letters(self) -> None:
+        """Hand on what is sent to the run while it runs here."""
+        ledger, seen = self._ledger, None
+        try:
+            while True:
+                seen = await ledger.file.watch(seen)
+                for letter in await ledger.inbox.read(ledger.file, ledger.run_id, ledger.taken):
+                    if letter.kind == "cancel":
+                        self._take_cancel(letter)
+                if not self._began.done():
+                    self._began.set_result(None)
+        except (JournalError, LeaseLost) as error:
+            if not self._began.done():
+                self._began.set_exception(error)
+            ledger.fail(error)
+
+    def _take_cancel(self, letter: Mail) -> None:
+        if self._early is not None:
+            self._early.append(letter)
+            return
+        self._ledger.stop_roots(json.loads(letter.value))
+        note_taken(self._ledger, letter)
+
+    async def _suspend(self) -> None:
+        ledger = self._ledger
+        ledger.suspending = True
+        if ledger.under_way:
+            done = asyncio.gather(*ledger.under_way, return_exceptions=True)
+            await outlast(asyncio.ensure_future(asyncio.wait([done], timeout=self._grace)))
+        ledger.suspended = True
+        ledger.stop_roots("the run is suspended")
+        for root in list(ledger.roots.values()):
+            await outlast(observe(root))
+
+    def _read_outcome(self) -> None:
+        if (row := self._ledger.outcome(FIRST)) is not None and row.kind == "result":
+            self._result = self._job._node_codec().decode(row.value)
+        elif row is not None:
+            self.error = decode_failure(row.value)
+        elif (reason := self._ledger.cancelled.get(FIRST)) is not None:
+            self.error = NodeCancelled(self._ledger.run_id, reason)
+        else:
+            self.error = RunParked(self._ledger.run_id, "has ended without an outcome")
+
+
+@asynccontextmanager
+async def take_up(
+    file: JournalFile,
+    job: Durable[Any] | None,
+    run_id: str,
+    live: Mapping[str, Any],
+    *,
+    queue: str = "",
+    grace: float = 5.0,
+    max_recoveries: int = MAX_RECOVERIES,
+) -> AsyncGenerator[KeptRun]:
+    """Claim a run, which is started if there is none of this name, and hand it back when left.
+
+    Raises `RunExists` for a run with another class or other inputs, `RunNotFound` for one that is
+    not there and no job is given, `RunBusy` for one that somebody else has, `JournalMismatch` for
+    one whose code is gone, `RunParked` for one that was taken up too often in vain.
+    """
+    owner = f"{socket.gethostname()}:{os.getpid()}"
+    try:
+        run = await start(file, job, run_id, queue)
+        if job is None:
+            written = {"class": run.class_name, "version": run.version}
+            job = make_again({**written, "inputs": json.loads(run.inputs)}, dict(live))
+    except JournalMismatch as error:
+        run, _ = await file.claim(run_id, owner)
+        await file.release(run_id, run.fence, "parked", str(error).encode())
+        raise
+    if run.state in ENDED:
+        rows = await file.rows(run_id)
+        yield KeptRun(job, Ledger(file, run_id, 0, rows, live), ended=True, grace=grace)
+        return
+    run, rows = await file.claim(run_id, owner)
+    ledger = Ledger(file, run_id, run.fence, rows, live)
+    state, note = "suspended", None
+    try:
+        if run.recoveries > max_recoveries:
+            state = "parked"
+            note = f"was taken up {run.recoveries} times and added nothing"
+            raise RunParked(run_id, note)
+        kept = KeptRun(job, ledger, ended=False, grace=grace)
+        yield kept
+        state, note = _ending(ledger, kept.error)
+    except JournalMismatch as error:
+        state, note = "parked", str(error)
+        raise
+    finally:
+        ledger.suspended = True
+        with suppress(LeaseLost):
+            await file.release(run_id, run.fence, state, None if note is None else note.encode())
+
+
+def _ending(ledger: Ledger, error: BaseException | None) -> tuple[str, str | None]:
+    """Return the state of a run that nobody drives any more, and what is to be said of it."""
+    if isinstance(error, JournalMismatch):
+        return "parked", str(error)
+    idents = [FIRST, *(row.ident for row in ledger.of_kind("root"))]
+    if any(ledger.find(ident, "over") is None for ident in idents):
+        return "suspended", None
+    outcomes = [ledger.outcome(ident) for ident in idents]
+    if any(row is not None and row.kind == "failure" for row in outcomes):
+        return "failed", None
+    return ("cancelled" if any(each in ledger.cancelled for each in idents) else "completed"), None
+
+
+def note_taken(ledger: Ledger, letter: Mail) -> None:
+    """Keep that a letter was dealt with: it says nothing to a run that is resumed."""
+    taken = json.dumps({"id": letter.id, "value": None}).encode()
+    ledger.append(digest("letter", letter.id), "letter", taken)
+
+
+async def cancel_unowned(file: JournalFile, run_id: str) -> None:
+    """Cancel a run that nobody drives, by the letters that it has got. Raises `RunBusy`."""
+    run, rows = await file.claim(run_id, "cancel")
+    ledger = Ledger(file, run_id, run.fence, rows, {})
+    state = run.state
+    try:
+        for letter in await file.mail(run_id):
+            if letter.kind == "cancel" and letter.id not in ledger.taken:
+                idents = [FIRST, *(row.ident for row in ledger.of_kind("root"))]
+                left = [each for each in idents if ledger.find(each, "over") is None]
+                whom = [each.hex() for each in left if ledger.outcome(each) is None]
+                cancel = {"reason": json.loads(letter.value), "whom": whom, "failed": False}
+                ledger.append(FIRST, "cancelled", json.dumps(cancel).encode())
+                for ident in left:
+                    ledger.append(ident, "over", find=True)
+                note_taken(ledger, letter)
+                state = "cancelled"
+    finally:
+        await file.release(run_id, run.fence, "suspended" if state == "running" else state)
+
+
+async def resume(file: JournalFile, run_id: str) -> None:
+    """Let what has failed run again, when the run is taken up."""
+    run, _ = await file.claim(run_id, "resume")
+    file.append(run_id, run.fence, Row(FIRST, "resumed", b""))
+    await file.release(run_id, run.fence, "suspended")
+
+
+async def start(file: JournalFile, job: Durable[Any] | None, run_id: str, queue: str) -> RunRow:
+    """Return the run of this name, which is made, and on disk, if there is none."""
+    if job is None:
+        return await file.run(run_id)
+    written = job._node_write()
+    name, version = written["class"], written["version"]
+    try:
+        run = await file.run(run_id)
+    except RunNotFound:
+        inputs = json.dumps(written["inputs"]).encode()
+        return await file.start(run_id, name, version, inputs, queue)
+    if run.class_name != name:
+        raise RunExists(run_id, f"it is a {run.class_name}, and not a {name}")
+    before = {"class": name, "version": run.version, "inputs": json.loads(run.inputs)}
+    given, kept = (
+        canonical(make_again(each, job._node_live())._node_inputs())[0]
+        for each in (written, before)
+    )
+    if given != kept:
+        raise RunExists(run_id, f"it was started with other inputs: {run.inputs.decode()}")
+    return run

@@ -1,0 +1,104 @@
+"""Statements of a run in the journal's own database, in one commit with the row that says so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import sqlite3
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from ._canonical import canonical
+from ._file import Row
+from .errors import JournalMismatch
+
+if TYPE_CHECKING:
+    from ._ledger import Ledger
+
+__all__ = ["Transaction"]
+
+
+class _LeftBlock(Exception):
+    """The block was left by an exception: all is taken back."""
+
+
+class Transaction:
+    """One block. `done` says that an earlier life has done it: its statements answer from there."""
+
+    def __init__(self, ledger: Ledger, ident: bytes) -> None:
+        self._ledger = ledger
+        self._ident = ident
+        self._loop = asyncio.get_running_loop()
+        row = ledger.find(ident, "transaction")
+        self.done = row is not None
+        # The statements, each with its answer.
+        self._kept: list[Any] = [] if row is None else json.loads(row.value)
+        self._at = 0
+        # What the writer's thread is to do next; None ends it, an exception takes all back.
+        self._asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    async def execute(self, sql: str, *params: Any) -> list[list[Any]]:
+        """Do a statement; return the rows that it gives, of numbers, texts and None.
+
+        Raises what SQLite raises, `TypeError` for rows with bytes; `JournalMismatch` if an earlier
+        life has done another statement here.
+        """
+        said = canonical([sql, list(params)])[0]
+        if self.done:
+            self._at += 1
+            if len(self._kept) < self._at or self._kept[self._at - 1][0] != said:
+                raise JournalMismatch(
+                    f"the journal has another statement in the place of {sql!r}: the code or its"
+                    " inputs have changed under the run; go on with the code as it was"
+                )
+            return self._kept[self._at - 1][1]
+        answer: asyncio.Future[list[list[Any]]] = self._loop.create_future()
+        self._asked.put((sql, params, answer))
+        rows = await answer
+        self._kept.append([said, json.loads(json.dumps(rows))])
+        return rows
+
+    @asynccontextmanager
+    async def done_once(self) -> AsyncGenerator[None]:
+        """Do what the block asks for, and keep it when the block is left."""
+        if self.done:
+            yield
+            return
+        ledger = self._ledger
+        work = asyncio.ensure_future(ledger.file.transact(ledger.run_id, ledger.fence, self._work))
+        work.add_done_callback(lambda _: None if work.cancelled() else work.exception())
+        try:
+            yield
+        except BaseException as error:
+            self._asked.put(_LeftBlock())
+            with suppress(_LeftBlock):
+                await asyncio.shield(work)
+            raise error
+        self._asked.put(None)
+        await asyncio.shield(work)
+
+    def _work(self, connection: sqlite3.Connection) -> Row:
+        """Run in the writer's thread until the block is left."""
+        while (asked := self._asked.get()) is not None:
+            if isinstance(asked, _LeftBlock):
+                raise asked
+            sql, params, answer = asked
+            try:
+                rows: Any = [list(row) for row in connection.execute(sql, params)]
+                json.dumps(rows)
+            except Exception as error:  # noqa: BLE001 - handed to whoever asked
+                self._loop.call_soon_threadsafe(_set, answer, None, error)
+            else:
+                self._loop.call_soon_threadsafe(_set, answer, rows, None)
+        return Row(self._ident, "transaction", json.dumps(self._kept).encode())
+
+
+def _set(answer: asyncio.Future[Any], rows: Any, error: Exception | None) -> None:
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(rows)
+    else:
+        answer.set_exception(error)
