@@ -1,7 +1,8 @@
 """Durable runs: what has been done is kept in a journal, and is not done again after a restart.
 
 - `_durable`: `Durable`, a job whose result is kept, its `Live` fields, and `self.durable`
-- `_ledger`: one run in memory: who each node is, what the journal has of it, what is added
+- `_ledger`: one run in memory: what its journal has, and how more is added
+- `_scope`: a node of a run: who it is, what the journal has of it, what is added as it goes on
 - `_put`: how a round was put; `_transaction`: statements in the journal's own database
 - `_effect`, `_reply`: what is done outside, and what models said; `_inbox`: what is sent to a run
 - `_conversation`: conversations whose messages are rows

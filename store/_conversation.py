@@ -22,7 +22,8 @@ from .errors import JournalError, JournalMismatch, NotDurable, NotStorable
 
 if TYPE_CHECKING:
     from ._file import Row
-    from ._ledger import Ledger, NodeScope
+    from ._ledger import Ledger
+    from ._scope import NodeScope
 
 __all__ = ["KeptConversation", "Talks"]
 

@@ -33,8 +33,9 @@ from ..messages import Conversation
 from ._canonical import digest
 from ._codec import Codec
 from ._inbox import LOOK
-from ._ledger import IN_TRANSACTION, Ledger, NodeScope
+from ._ledger import Ledger
 from ._put import write_put
+from ._scope import IN_TRANSACTION, NodeScope
 from ._transaction import Transaction
 from .errors import JournalError, JournalMismatch, LeaseLost, NotDurable
 

@@ -21,7 +21,7 @@ from .errors import JournalMismatch, NotStorable
 
 if TYPE_CHECKING:
     from ._file import Row
-    from ._ledger import NodeScope
+    from ._scope import NodeScope
 
 __all__ = ["KeptEffect"]
 

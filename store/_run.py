@@ -17,8 +17,9 @@ from ._canonical import canonical, digest
 from ._durable import Durable, make_again
 from ._failure import decode_failure
 from ._file import ENDED, Row
-from ._ledger import FIRST, Ledger, NodeScope
+from ._ledger import FIRST, Ledger
 from ._put import put_again
+from ._scope import NodeScope
 from .errors import JournalError, JournalMismatch, LeaseLost, RunExists, RunNotFound, RunParked
 
 if TYPE_CHECKING:

@@ -1,0 +1,344 @@
+"""Who a node of a run is, what the journal has of it, and what is added as it goes on.
+
+A node is known by who puts it, its class or function, the key it was given or else its inputs, the
+how-manieth of these, and the attempt of each node above it. So it finds what it did in an earlier
+life whatever else ran beside it, in whatever order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from contextvars import ContextVar
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from ..commander import ConfigurationError, Node
+from ..commander.remote import inputs as inputs_of
+from ..commander.scope import Scope, charge_again, is_aside_here
+from ..messages import Usage
+from ._canonical import canonical, digest
+from ._effect import KeptEffect
+from ._failure import decode_failure, encode_failure
+from ._ledger import Ledger, PutBy
+from ._reply import ReplyRow
+from .errors import JournalError, LeaseLost, NotStorable
+
+if TYPE_CHECKING:
+    from ._ledger import Kept
+
+__all__ = ["IN_TRANSACTION", "NodeScope"]
+
+IN_TRANSACTION: ContextVar[bool] = ContextVar("anabranch.in_transaction", default=False)
+
+
+class NodeScope(Scope):
+    """A node of a run. `ident` says who it is; `now` also in which attempt."""
+
+    __slots__ = (
+        "_counts",
+        "_replaying",
+        "_turn",
+        "attempt",
+        "began",
+        "cancelled",
+        "free",
+        "holds",
+        "ident",
+        "kept",
+        "ledger",
+        "now",
+        "outcome",
+        "parent",
+        "recorded",
+        "refused",
+        "retried",
+        "root",
+        "walked",
+    )
+
+    def __init__(
+        self, ledger: Ledger, ident: bytes, free: bytes, parent: NodeScope | None, root: bytes
+    ) -> None:
+        self.ledger = ledger
+        self.ident = ident
+        # The same without the attempts.
+        self.free = free
+        self.parent = parent
+        # The root it is below, and itself if it is one.
+        self.root = root
+        self.now = ident
+        self.began = 0.0
+        # By what it puts: how many of these in this attempt, and which task put the last aside.
+        self._counts: dict[str, tuple[int, weakref.ref[asyncio.Task[Any]] | None]] = {}
+        # What the journal has of nodes that this one has put: they end in its order.
+        self._replaying: list[tuple[int, NodeScope]] = []
+        self._turn: asyncio.Future[None] | None = None
+        # Whether it, or a node above it, may be tried again; and whether it can be the one below
+        # which an effect is looked for then.
+        self.retried = False
+        self.holds = parent is None
+        self.attempt = 1
+        # Why it could not be put again as it was put.
+        self.refused: ConfigurationError | None = None
+        self.outcome = ledger.outcome(ident)
+        self.recorded = self.outcome is not None
+        self.cancelled = None if self.recorded else ledger.cancelled.get(ident)
+        self.walked = ledger.find(ident, "over") is not None
+        # Whether how it ends, by itself, is known: of a node that is only left, nothing is.
+        self.kept = self.recorded or self.cancelled is not None
+        if parent is not None and self.outcome is not None:
+            heappush(parent._replaying, (self.outcome.seq, self))
+
+    def __lt__(self, other: NodeScope) -> bool:
+        return self.ident < other.ident  # for the heap: two rows never have one number
+
+    @property
+    def is_root(self) -> bool:
+        """Whether it is a root of the run: the first one, or a later round."""
+        return self.root == self.ident
+
+    @property
+    def holder(self) -> NodeScope:
+        """The nearest at or above it whose effects belong together: a durable or a retried node."""
+        scope = self
+        while not scope.holds and scope.parent is not None:
+            scope = scope.parent
+        return scope
+
+    # --- what it puts
+
+    def enter(
+        self,
+        node: Node[Any],
+        key: str | None,
+        *,
+        root: bool,
+        aside: bool,
+        retried: bool,
+        closing: bool,
+    ) -> NodeScope:
+        self.require_no_transaction()
+        inputs, whole = canonical(inputs_of(node))
+        kind = f"{type(node).__module__}.{type(node).__qualname__} {node._node_name}"
+        what = f"{kind} [{key}]" if key is not None else f"{kind} {inputs}"
+        number = self.number(what, key, aside=aside and not whole)
+        ident = digest(self.now, what, number)
+        scope = NodeScope(
+            self.ledger, ident, digest(self.free, what, number), self, ident if root else self.root
+        )
+        scope.retried = retried or self.retried
+        scope.holds = retried
+        if node._node_durable:
+            scope.holds = True
+            cast("Kept", node)._node_prepare(self.ledger)
+        elif root:
+            raise ConfigurationError(
+                f"{node!r} is put outside the tree of its run, as a next round is, and would be"
+                " lost with the process: make it a Durable job"
+            )
+        if root:
+            path = [self.ident]
+            above = self
+            while above.parent is not None and not above.is_root:
+                above = above.parent
+                path.append(above.ident)
+            scope.ledger.add_root(scope, node, key, PutBy(path, not closing))
+        return scope
+
+    def require_no_transaction(self) -> None:
+        """Refuse what may not stand inside a transaction."""
+        if IN_TRANSACTION.get():
+            raise ConfigurationError(
+                "a transaction is one commit: nodes, steps, effects, sleeps and signals stand"
+                " before or after it"
+            )
+
+    def number(self, what: str, key: str | None = None, *, aside: bool = False) -> int:
+        """Return the how-manieth of these it is, from 0, in this attempt; or refuse it."""
+        task = asyncio.current_task() if aside else None
+        number, before = self._counts.get(what, (0, None))
+        if number and key is not None:
+            raise ConfigurationError(f"the key {key!r} is given to two {what.split(' [')[0]}")
+        if number and (other := before and before()) is not task and aside and other is not None:
+            raise ConfigurationError(
+                f"several tasks put {what.split(' ')[1]} at once, and nothing that could be written"
+                " tells one from the other: give each a key=, or a journal could not say whose"
+                " result is whose"
+            )
+        self._counts[what] = (number + 1, None if task is None else weakref.ref(task))
+        return number
+
+    # --- what becomes of it
+
+    def past(self, node: Node[Any], now: float) -> tuple[list[float], float]:
+        rows = [json.loads(row.value) for row in self.ledger.every(self.ident, "attempt")]
+        if self.kept:
+            spent = self.ledger.find(self.ident, "usage")
+            if spent is None:
+                return [], 0.0
+            _charge(json.loads(spent.value), node)
+            return [], 0.0
+        if not rows:
+            return [], 0.0
+        self.ledger.talks.catch_up(self)
+        _charge(rows[-1]["usage"], node)
+        ago = time.time() - now
+        return [row["began"] - ago for row in rows], rows[-1]["due"] - time.time()
+
+    def begin(self, node: Node[Any], attempt: int) -> None:
+        self.ledger.keep_roots(self.ident)
+        if self.refused is not None:
+            raise self.refused
+        self.began = time.time()
+        self._counts = {}
+        self.attempt = attempt
+        self.now = self.ident if attempt == 1 else digest(self.ident, attempt)
+        if (row := self.ledger.find(self.now, "aborted")) is not None:
+            raise decode_failure(row.value)
+
+    async def replay(self) -> Any:
+        parent, outcome = self.parent, self.outcome
+        assert outcome is not None
+        if parent is not None:
+            while parent._replaying and parent._replaying[0][1] is not self:
+                self._turn = asyncio.get_running_loop().create_future()
+                await self._turn
+        self.ledger.talks.catch_up(self)
+        if outcome.kind == "failure":
+            raise decode_failure(outcome.value)
+        return outcome.value  # decoded when it closes, as in its first life
+
+    def retry(self, node: Node[Any], delay: float) -> None:
+        due = time.time() + delay
+        self._append("attempt", {"began": self.began, "due": due, "usage": _usage(node)})
+
+    def close(
+        self,
+        node: Node[Any],
+        ending: Literal["completed", "failed", "cancelled"],
+        result: Any,
+        error: BaseException | None,
+        *,
+        aborted: bool,
+        leaving: bool,
+    ) -> Any:
+        self._pass_on()
+        if self.cancelled is not None:
+            self.ledger.talks.catch_up(self)
+        # Final callbacks run also where no attempt is made: what they put has no attempt's number.
+        self.now, self._counts = digest(self.ident, "end"), {}
+        kept = cast("Kept", node) if node._node_durable else None
+        if ending == "completed" and kept is not None:
+            codec = kept._node_codec()
+            if not self.recorded:
+                result = self._keep_end(node, "result", lambda: codec.encode(result))
+            return codec.decode(result)
+        if self.kept or self.ledger.suspended:
+            return result
+        if ending == "cancelled":
+            if not leaving and kept is not None:
+                self.kept = True
+                self._keep_usage(node)
+        elif ending == "failed" and (kept is not None or aborted):
+            assert error is not None
+            with nullcontext() if kept is not None else suppress(NotStorable):
+                self._keep_end(node, "failure", lambda: encode_failure(error))
+        return result
+
+    def abort(self, error: BaseException) -> None:
+        ledger = self.ledger
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            ledger.suspended = True  # it ends the process, and says nothing of the run
+        if not ledger.suspended and ledger.find(self.now, "aborted") is None:
+            with suppress(NotStorable, LeaseLost, JournalError):
+                ledger.append(self.now, "aborted", encode_failure(error))
+
+    def cancel(self, scopes: Sequence[Scope], reason: str, *, failed: bool) -> None:
+        whom = [
+            scope.ident.hex()
+            for scope in scopes
+            if isinstance(scope, NodeScope) and not scope.recorded and scope.cancelled is None
+        ]
+        if whom and not self.ledger.suspended:
+            with suppress(LeaseLost, JournalError):
+                self._append("cancelled", {"reason": reason, "whom": whom, "failed": failed})
+                for ident in map(bytes.fromhex, whom):
+                    self.ledger.cancelled.setdefault(ident, reason)
+                    if (question := self.ledger.asks.pop(ident, None)) is not None:
+                        self.ledger.append(question, "withdrawn")
+
+    def effect(self, name: str, inputs: Mapping[str, Any], *, harmless: bool = False) -> KeptEffect:
+        self.require_no_transaction()
+        return KeptEffect(self, name, inputs, harmless)
+
+    def own_name(self, what: str) -> str:
+        return digest(self.ledger.run_id, self.now, what, self.number(what)).hex()
+
+    def reply(self, request: str) -> ReplyRow:
+        asked = f"reply {digest(request).hex()}"
+        number = self.number(asked, aside=is_aside_here())
+        return ReplyRow(self.ledger, digest(self.now, asked, number))
+
+    def _keep_end(self, node: Node[Any], kind: str, encode: Callable[[], bytes]) -> bytes:
+        """Keep how the node ends; what cannot be written is a failure, which is kept too."""
+        refused = None
+        try:
+            value = encode()
+        except NotStorable as error:
+            kind, value, refused = "failure", encode_failure(error), error
+        self.ledger.keep_roots()  # what the body has put is not put again
+        self._keep_usage(node)
+        self.ledger.append(self.ident, kind, value, find=True)
+        self.kept = True
+        if refused is not None:
+            raise refused
+        return value
+
+    def over(self, node: Node[Any]) -> None:
+        if not self.is_root:
+            return
+        before = self.ledger.outcome(self.ident)
+        changed = before is not None and (before.kind == "failure") != (node.state == "failed")
+        if changed and node._node_durable and not self.ledger.suspended:
+            if node.state == "completed":
+                codec = cast("Kept", node)._node_codec()
+                self._keep_end(node, "result", lambda: codec.encode(node.result))
+            elif (error := node.error) is not None and node.state == "failed":
+                self._keep_end(node, "failure", lambda: encode_failure(error))
+        self.ledger.end_root(self)
+
+    def _append(self, kind: str, value: Any) -> None:
+        self.ledger.append(self.ident, kind, json.dumps(value).encode())
+
+    def _keep_usage(self, node: Node[Any]) -> None:
+        if spent := _usage(node):
+            self._append("usage", spent)
+
+    def _pass_on(self) -> None:
+        """Let the one go on whose turn it is, now that this one ends."""
+        if self.parent is None or self.outcome is None:
+            return
+        self.outcome = None
+        waiting = self.parent._replaying
+        while waiting and waiting[0][1].outcome is None:
+            heappop(waiting)
+        if waiting and (turn := waiting[0][1]._turn) is not None and not turn.done():
+            turn.set_result(None)
+
+
+def _usage(node: Node[Any]) -> dict[str, Any]:
+    return {
+        account: usage.model_dump(mode="json", exclude_defaults=True)
+        for account, usage in node.commander.usage(node).items()
+        if isinstance(usage, Usage)
+    }
+
+
+def _charge(spent: dict[str, Any], node: Node[Any] | None = None) -> None:
+    for account, usage in spent.items():
+        charge_again(account, Usage(**usage), node)
