@@ -15,9 +15,20 @@ from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
+from json.encoder import encode_basestring as quote
 from math import isfinite
-from types import SimpleNamespace
-from typing import Any, NoReturn, Protocol, TypeVar, cast, get_type_hints
+from types import SimpleNamespace, UnionType
+from typing import (
+    Any,
+    NoReturn,
+    Protocol,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -69,11 +80,16 @@ class Codec:
         self.where = where
         self._owner = owner
         self._exact = True  # False where nothing is annotated
+        # The types of which any value is taken, and comes back as it is: JSON has them. pydantic,
+        # which says so of all others, takes a hundred times as long.
+        self.plain: frozenset[type] = frozenset()
         self._adapter: TypeAdapter[Any] | None = None
         self._resolve(last=False)
 
     def encode(self, value: Any) -> bytes:
         """Return `value` as JSON. Raises `NotStorable` if it would not come back as it is."""
+        if type(value) in self.plain:
+            return _WRITERS[type(value)](value)
         adapter = self._adapter or self._resolve(last=True)
         try:
             plain = adapter.dump_python(value, by_alias=False, round_trip=True, warnings="error")
@@ -86,8 +102,20 @@ class Codec:
             self._refuse(value, f"it would come back as another, of the type {_shown(type(back))}")
         return data
 
+    def check(self, value: Any) -> None:
+        """Raise `NotStorable` where `encode` would."""
+        if type(value) not in self.plain:
+            self.encode(value)
+
     def decode(self, data: bytes) -> Any:
         """Return what was encoded; raise `JournalMismatch` if the annotation does not allow it."""
+        if self.plain:
+            try:
+                value, end = _scan(text := data.decode(), 0)
+                if type(value) in self.plain and end == len(text):
+                    return value
+            except (ValueError, StopIteration):  # of which more is said below
+                pass
         adapter = self._adapter or self._resolve(last=True)
         try:
             return self._read(adapter, data)
@@ -130,6 +158,11 @@ class Codec:
         if '"writeOnly": true' in schema:
             raise self._unfit("it is a secret, or holds one")
         self._exact = hint not in (Any, object) and not isinstance(hint, TypeVar)
+        kinds = tuple(_WRITERS)
+        plain: tuple[Any, ...] = kinds if hint in (Any, object) else (hint,)
+        if get_origin(hint) in (Union, UnionType):
+            plain = get_args(hint)
+        self.plain = frozenset(plain if all(each in kinds for each in plain) else ())
         self._adapter = adapter
         return adapter
 
@@ -251,6 +284,33 @@ def _read_clock(kind: Any) -> Callable[[Any], Any]:
 
 
 _PLAIN = frozenset({str, bool, type(None)})
+
+_scan = json.JSONDecoder().scan_once
+
+
+def _write_str(value: str) -> bytes:
+    try:
+        return quote(value).encode()
+    except UnicodeEncodeError:
+        return dump(value)
+
+
+def _write_int(value: int) -> bytes:
+    return b"%d" % value if value.bit_length() < MOST_BITS else dump(pack(value))
+
+
+def _write_float(value: float) -> bytes:
+    return float.__repr__(value).encode() if isfinite(value) else dump(pack(value))
+
+
+# What `encode` gives for a value of just this type.
+_WRITERS: dict[type, Callable[[Any], bytes]] = {
+    str: _write_str,
+    int: _write_int,
+    float: _write_float,
+    bool: lambda value: b"true" if value else b"false",
+    type(None): lambda _: b"null",
+}
 
 MOST_BITS = 10_000
 LONGEST = 300  # characters of what is said of an error

@@ -6,12 +6,14 @@ import asyncio
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from math import inf
 from typing import (
     TYPE_CHECKING,
     Any,
     ClassVar,
+    Literal,
     NamedTuple,
     Protocol,
     TypeVar,
@@ -84,7 +86,9 @@ class Ledger:
         # No effect starts any more; those that are under way may still end.
         self.suspending = False
         self.under_way: set[asyncio.Future[Any]] = set()
-        self._rows: defaultdict[tuple[bytes, str], list[Row]] = defaultdict(list)
+        self._rows: defaultdict[bytes, list[Row]] = defaultdict(list)
+        # Those that are asked for by their kind.
+        self._kinds: dict[str, list[Row]] = {"root": [], "reply": [], "message": []}
         # Of effects below nodes that may be tried again: in which attempt each was begun last, and
         # which attempt has last taken it from an earlier one.
         self.begun: defaultdict[str, dict[bytes, str]] = defaultdict(dict)
@@ -109,14 +113,19 @@ class Ledger:
         # Whom a recorded cancel has ended, and why.
         self.cancelled: dict[bytes, str] = {}
         for row in rows:
-            self._load(row)
+            if row.kind == "result":  # most are
+                self._rows[row.ident].append(row)
+            else:
+                self._load(row)
 
     def _load(self, row: Row) -> None:
         if row.kind == "resumed":
             self._forget_failures()
             return
-        self._rows[row.ident, row.kind].append(row)
-        if row.kind == "intent":
+        self._rows[row.ident].append(row)
+        if row.kind in self._kinds:
+            self._kinds[row.kind].append(row)
+        elif row.kind == "intent":
             intent = json.loads(row.value)
             self.intents[intent["by"], intent["name"]].append(row.ident)
             if "of" in intent:
@@ -133,42 +142,47 @@ class Ledger:
 
     def _forget_failures(self) -> None:
         """Take away what has failed so far, and the cancels that followed from it."""
-        followed = [
-            (key, bytes.fromhex(ident))
-            for key, rows in self._rows.items()
-            if key[1] == "cancelled"
-            for row in rows
-            if (cancel := json.loads(row.value))["failed"]
-            for ident in cancel["whom"]
-        ]
-        for key, ident in followed:
+        failed: set[bytes] = set()
+        followed: set[bytes] = set()
+        for row in chain.from_iterable(self._rows.values()):
+            if row.kind in ("failure", "aborted"):
+                failed.add(row.ident)
+            elif row.kind == "cancelled" and (cancel := json.loads(row.value))["failed"]:
+                followed.update(map(bytes.fromhex, cancel["whom"]))
+
+        def stays(row: Row) -> bool:
+            if row.kind == "cancelled":
+                return not json.loads(row.value)["failed"]
+            if row.kind == "failed":  # an effect's end, which was a failure of its caller's
+                return bytes.fromhex(json.loads(row.value)["by"].split()[0]) not in failed
+            if row.kind == "over" and row.ident in followed:
+                return False
+            ends = row.kind in ("failure", "aborted", "over", "usage")
+            return not (ends and row.ident in failed)
+
+        for ident, rows in [*self._rows.items()]:
+            self._rows[ident] = list(filter(stays, rows))
+        for ident in followed:
             self.cancelled.pop(ident, None)
-            self._rows.pop(key, None)
-            self._rows.pop((ident, "over"), None)
-        failed = {ident for ident, kind in self._rows if kind in ("failure", "aborted")}
-        now = {ident.hex() for ident in failed}
-        for key in list(self._rows):
-            if key[1] == "failed":  # an effect's end, which was a failure of its caller's
-                rows = self._rows[key]
-                rows[:] = [row for row in rows if json.loads(row.value)["by"].split()[0] not in now]
-                if not rows:
-                    del self._rows[key]
-            elif key[1] in ("failure", "aborted", "over", "usage") and key[0] in failed:
-                del self._rows[key]
+
+    def of(self, ident: bytes) -> Sequence[Row]:
+        """Return all rows of an identity, oldest first."""
+        return self._rows.get(ident, ())
 
     def find(self, ident: bytes, kind: str) -> Row | None:
         """Return the last row of this kind; None if there is none."""
-        rows = self._rows.get((ident, kind))
-        return None if rows is None else rows[-1]
+        for row in reversed(self._rows.get(ident, ())):
+            if row.kind == kind:
+                return row
+        return None
 
     def every(self, ident: bytes, kind: str) -> list[Row]:
         """Return all rows of this kind, oldest first."""
-        return self._rows.get((ident, kind), [])
+        return [row for row in self._rows.get(ident, ()) if row.kind == kind]
 
-    def of_kind(self, kind: str) -> Iterator[Row]:
-        """Yield all rows of this kind, oldest first."""
-        found = [row for (_, each), rows in self._rows.items() if each == kind for row in rows]
-        return iter(sorted(found, key=lambda row: row.seq))
+    def of_kind(self, kind: Literal["root", "reply", "message"]) -> list[Row]:
+        """Return all rows of this kind, oldest first."""
+        return [*self._kinds[kind]]
 
     def began(self, root: bytes) -> float:
         """Return the number of the row with which a root began; a new one is after all there is."""
@@ -190,7 +204,10 @@ class Ledger:
             self.fail(error)
             raise
         if find:
-            self._rows[ident, kind].append(row._replace(seq=number, time=time.time()))
+            row = Row(ident, kind, value, number, time.time())
+            self._rows[ident].append(row)
+            if kind in self._kinds:
+                self._kinds[kind].append(row)
         return number
 
     def fail(self, error: BaseException) -> None:
@@ -214,6 +231,8 @@ class Ledger:
 
     def keep_roots(self, only: bytes | None = None) -> None:
         """Keep the rounds that were put, or `only` that one: it begins, or its putter ends."""
+        if not self._new:
+            return
         for ident in [only] if only in self._new else [*self._new] if only is None else []:
             new = self._new[ident]
             node = cast("KeptRoot", new.node)
@@ -238,8 +257,10 @@ class Ledger:
 
     def outcome(self, ident: bytes) -> Row | None:
         """Return a node's result or failure, which its final callbacks may have changed."""
-        found = [self.find(ident, "result"), self.find(ident, "failure")]
-        return max((row for row in found if row), key=lambda row: row.seq, default=None)
+        for row in reversed(self._rows.get(ident, ())):
+            if row.kind in ("result", "failure"):
+                return row
+        return None
 
     def end_root(self, scope: NodeScope) -> None:
         """Take note that a round and its final callbacks are over: it is not walked again."""

@@ -93,7 +93,7 @@ class KeptRun:
         ledger = self._ledger
         if ledger.find(FIRST, "over") is None:
             self._put(commander, self._job, FIRST, FIRST, {"claim": True})
-        for row in list(ledger.of_kind("root")):
+        for row in ledger.of_kind("root"):
             written = json.loads(row.value)
             if ledger.find(row.ident, "over") is None and not ledger.puts_again(written):
                 job = make_again(written, ledger.live)
