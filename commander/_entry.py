@@ -6,6 +6,7 @@ from asyncio import _get_running_loop
 from typing import TYPE_CHECKING, Any
 
 from ._events import publish
+from ._life import replay
 from ._limits import NodeLimits, check_limits
 from ._place import On, find_place
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
@@ -104,8 +105,11 @@ def _take_up(record: Record, scope: Scope) -> bool:
     if scope.cancelled is not None and record.cancelled is None:
         record.doomed, record.cancelled = True, scope.cancelled
     starts, pause = scope.past(record.node, record.tree.loop.time())
-    if scope.recorded or record.cancelled is not None:
-        record.tree.spawn(record, None)  # what has its outcome takes no turn and no seat
+    if record.cancelled is not None:
+        record.tree.spawn(record, None)  # what does not run takes no turn and no seat
+        return True
+    if scope.recorded:
+        replay(record, scope)
         return True
     if record.attempts is None:
         return False

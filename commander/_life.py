@@ -20,8 +20,9 @@ from ._report import is_a
 from ._state import STEPS, advance
 from ._task import TASK_NAME, TURN, BodyTask, drives_now, start_task
 from .awaitable import name_plain_body, require_awaitable
+from .scope import Scope
 
-__all__ = ["spawn", "spawn_measured"]
+__all__ = ["replay", "spawn", "spawn_measured"]
 
 STARTED, JOINING = STEPS["started"], STEPS["joining"]
 
@@ -112,10 +113,31 @@ async def _drive(record: Record, *, later: bool = False) -> None:
                 publish(record, "joining")
 
 
+def replay(record: Record, scope: Scope) -> None:
+    """Let a node end as its recorded outcome says, when it is its turn; it needs no task."""
+    record.context = copy_context()
+
+    def end() -> None:
+        if record.state != "pending" or record.task is not None:
+            return  # it was cancelled meanwhile, and ends by that
+        assert record.context is not None
+        if record.callback is not None or record.at_commander_end is not None:
+            record.context.run(CURRENT.set, record.node)
+        advance(record, "started")
+        try:
+            record.result = scope.recall()
+        except BaseException as error:  # noqa: BLE001 - the tree hands every failure on
+            body_failed(record, error)
+        if record.children:
+            advance(record, "joining")
+        else:
+            finish(record)
+
+    scope.replay(end)
+
+
 async def _attempt(record: Record) -> Any:
     attempts, node, scope = record.attempts, record.node, record.scope
-    if scope is not None and scope.recorded:
-        return await scope.replay()
     if attempts is not None:
         loop = record.tree.loop
         attempts.starts.append(loop.time())

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from ._limits import NodeLimits
-from ._record import Callback, node_in, parent_here, record_of
+from ._record import CURRENT, Callback, node_in, parent_here, record_of
 from ._usage import charge, limits_around, payer
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ keeper: Keeper | None = None
 class Scope(ABC):
     """A node's place in a run: who it is there, and what the journal has of it."""
 
-    # The outcome is in the journal: `replay` gives it, and no attempt is made.
+    # The outcome is in the journal: `recall` gives it, and no attempt is made.
     recorded: bool = False
     # Its final callbacks are over too, and are not run again.
     walked: bool = False
@@ -102,8 +102,12 @@ class Scope(ABC):
         """Take note that an attempt begins, from 1 on; raise what the journal knows to abort it."""
 
     @abstractmethod
-    async def replay(self) -> Any:
-        """Give the recorded result or raise the recorded failure, when it is its turn."""
+    def replay(self, end: Callable[[], None]) -> None:
+        """Call `end` when it is the turn of the recorded outcome, on a later turn of the loop."""
+
+    @abstractmethod
+    def recall(self) -> Any:
+        """Give the recorded result or raise the recorded failure."""
 
     @abstractmethod
     def retry(self, node: Node[Any], delay: float) -> None:
@@ -279,16 +283,22 @@ def find_scope(parent: Record, node: Node[Any], record: Record, key: str | None)
     """
     if record.special and record.scope is not None:
         return record.scope
-    putter = node_in(parent.tree)
-    if putter is None or _scope(putter) is None:
+    around = CURRENT.get(None)
+    putter = None if around is None else around._node_record
+    if putter is None or putter.tree is not parent.tree or putter.parent_node is None:
+        putter = node_in(parent.tree)
+    if putter is None or (scope := _scope(putter)) is None:
         putter = parent
-    if (scope := _scope(putter)) is None:
-        return None
+        if (scope := _scope(parent)) is None:
+            return None
     own = record.attempts if record.special else None
-    retried = own is not None and own.retry is not None
-    root = _scope(parent) is None
     return scope.enter(
-        node, key, root=root, aside=_is_aside(putter), retried=retried, closing=putter.closing
+        node,
+        key,
+        root=putter is not parent and _scope(parent) is None,
+        aside=_is_aside(putter),
+        retried=own is not None and own.retry is not None,
+        closing=putter.closing,
     )
 
 

@@ -14,14 +14,14 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
+from functools import lru_cache
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ..commander import ConfigurationError, Node
-from ..commander.remote import inputs as inputs_of
 from ..commander.scope import Scope, charge_again, is_aside_here
 from ..messages import Usage
-from ._canonical import canonical, digest
+from ._canonical import canonical_inputs, digest, digest_put
 from ._effect import KeptEffect
 from ._failure import decode_failure, encode_failure
 from ._ledger import Ledger, PutBy
@@ -30,8 +30,12 @@ from .errors import JournalError, LeaseLost, NotStorable
 
 if TYPE_CHECKING:
     from ._ledger import Kept
+    from ._writer import Row
 
 __all__ = ["IN_TRANSACTION", "NodeScope"]
+
+ONCE = (1, None)
+AT_ONCE = 100  # recorded nodes that end in one turn of the loop
 
 IN_TRANSACTION: ContextVar[bool] = ContextVar("anabranch.in_transaction", default=False)
 
@@ -39,27 +43,25 @@ IN_TRANSACTION: ContextVar[bool] = ContextVar("anabranch.in_transaction", defaul
 class NodeScope(Scope):
     """A node of a run. `ident` says who it is; `now` also in which attempt."""
 
-    __slots__ = (
-        "_counts",
-        "_replaying",
-        "_turn",
-        "attempt",
-        "began",
-        "cancelled",
-        "free",
-        "holds",
-        "ident",
-        "kept",
-        "ledger",
-        "now",
-        "outcome",
-        "parent",
-        "recorded",
-        "refused",
-        "retried",
-        "root",
-        "walked",
-    )
+    # What few nodes have stands here and is set where it is needed: a run has many of these.
+
+    # The recorded outcome.
+    outcome: Row | None = None
+    # Whether how it ends, by itself, is known: of a node that is only left, nothing is.
+    kept = False
+    # Whether it, or a node above it, may be tried again; and whether it can be the one below
+    # which an effect is looked for then.
+    retried = False
+    holds = False
+    attempt = 1
+    began = 0.0
+    # Why it could not be put again as it was put.
+    refused: ConfigurationError | None = None
+    # By what it puts: how many of these in this attempt, and which task put the last aside.
+    _counts: dict[str, tuple[int, weakref.ref[asyncio.Task[Any]] | None]] | None = None
+    # Those it has put whose outcome the journal has, by the number of that row: they end in its
+    # order.
+    _replaying: list[tuple[int, Callable[[], None]]] | None = None
 
     def __init__(
         self, ledger: Ledger, ident: bytes, free: bytes, parent: NodeScope | None, root: bytes
@@ -71,31 +73,24 @@ class NodeScope(Scope):
         self.parent = parent
         # The root it is below, and itself if it is one.
         self.root = root
-        self.now = ident
-        self.began = 0.0
-        # By what it puts: how many of these in this attempt, and which task put the last aside.
-        self._counts: dict[str, tuple[int, weakref.ref[asyncio.Task[Any]] | None]] = {}
-        # What the journal has of nodes that this one has put: they end in its order.
-        self._replaying: list[tuple[int, NodeScope]] = []
-        self._turn: asyncio.Future[None] | None = None
-        # Whether it, or a node above it, may be tried again; and whether it can be the one below
-        # which an effect is looked for then.
-        self.retried = False
+        # Who it is in this attempt; None for its end, of which few have to know.
+        self._now: bytes | None = ident
+        for row in ledger.of(ident):
+            if row.kind in ("result", "failure"):
+                self.outcome = row
+                self.recorded = self.kept = True
+            elif row.kind == "over":
+                self.walked = True
+        if not self.recorded and ident in ledger.cancelled:
+            self.cancelled, self.kept = ledger.cancelled[ident], True
         self.holds = parent is None
-        self.attempt = 1
-        # Why it could not be put again as it was put.
-        self.refused: ConfigurationError | None = None
-        self.outcome = ledger.outcome(ident)
-        self.recorded = self.outcome is not None
-        self.cancelled = None if self.recorded else ledger.cancelled.get(ident)
-        self.walked = ledger.find(ident, "over") is not None
-        # Whether how it ends, by itself, is known: of a node that is only left, nothing is.
-        self.kept = self.recorded or self.cancelled is not None
-        if parent is not None and self.outcome is not None:
-            heappush(parent._replaying, (self.outcome.seq, self))
 
-    def __lt__(self, other: NodeScope) -> bool:
-        return self.ident < other.ident  # for the heap: two rows never have one number
+    @property
+    def now(self) -> bytes:
+        """Who it is in this attempt. Its final callbacks have one of their own."""
+        if self._now is None:
+            self._now = digest(self.ident, "end")
+        return self._now
 
     @property
     def is_root(self) -> bool:
@@ -123,16 +118,15 @@ class NodeScope(Scope):
         closing: bool,
     ) -> NodeScope:
         self.require_no_transaction()
-        inputs, whole = canonical(inputs_of(node))
-        kind = f"{type(node).__module__}.{type(node).__qualname__} {node._node_name}"
-        what = f"{kind} [{key}]" if key is not None else f"{kind} {inputs}"
+        inputs, whole = canonical_inputs(node)
+        what = f"{_kind(type(node), node._node_name)} {inputs if key is None else f'[{key}]'}"
         number = self.number(what, key, aside=aside and not whole)
-        ident = digest(self.now, what, number)
-        scope = NodeScope(
-            self.ledger, ident, digest(self.free, what, number), self, ident if root else self.root
-        )
-        scope.retried = retried or self.retried
-        scope.holds = retried
+        now, free = self.now, self.free
+        ident = digest_put(now, what, number)
+        free = ident if free == now else digest_put(free, what, number)
+        scope = NodeScope(self.ledger, ident, free, self, ident if root else self.root)
+        if retried or self.retried:
+            scope.retried, scope.holds = True, retried
         if node._node_durable:
             scope.holds = True
             cast("Kept", node)._node_prepare(self.ledger)
@@ -161,7 +155,13 @@ class NodeScope(Scope):
     def number(self, what: str, key: str | None = None, *, aside: bool = False) -> int:
         """Return the how-manieth of these it is, from 0, in this attempt; or refuse it."""
         task = asyncio.current_task() if aside else None
-        number, before = self._counts.get(what, (0, None))
+        counts = self._counts
+        if counts is None:
+            counts = self._counts = {}
+        if what not in counts and not aside:
+            counts[what] = ONCE
+            return 0
+        number, before = counts.get(what, (0, None))
         if number and key is not None:
             raise ConfigurationError(f"the key {key!r} is given to two {what.split(' [')[0]}")
         if number and (other := before and before()) is not task and aside and other is not None:
@@ -170,19 +170,17 @@ class NodeScope(Scope):
                 " tells one from the other: give each a key=, or a journal could not say whose"
                 " result is whose"
             )
-        self._counts[what] = (number + 1, None if task is None else weakref.ref(task))
+        counts[what] = (number + 1, None if task is None else weakref.ref(task))
         return number
 
     # --- what becomes of it
 
     def past(self, node: Node[Any], now: float) -> tuple[list[float], float]:
-        rows = [json.loads(row.value) for row in self.ledger.every(self.ident, "attempt")]
         if self.kept:
-            spent = self.ledger.find(self.ident, "usage")
-            if spent is None:
-                return [], 0.0
-            _charge(json.loads(spent.value), node)
+            if (spent := self.ledger.find(self.ident, "usage")) is not None:
+                _charge(json.loads(spent.value), node)
             return [], 0.0
+        rows = [json.loads(row.value) for row in self.ledger.every(self.ident, "attempt")]
         if not rows:
             return [], 0.0
         self.ledger.talks.catch_up(self)
@@ -195,19 +193,36 @@ class NodeScope(Scope):
         if self.refused is not None:
             raise self.refused
         self.began = time.time()
-        self._counts = {}
+        self._counts = None
         self.attempt = attempt
-        self.now = self.ident if attempt == 1 else digest(self.ident, attempt)
+        self._now = self.ident if attempt == 1 else digest(self.ident, attempt)
         if (row := self.ledger.find(self.now, "aborted")) is not None:
             raise decode_failure(row.value)
 
-    async def replay(self) -> Any:
+    def replay(self, end: Callable[[], None]) -> None:
         parent, outcome = self.parent, self.outcome
+        if parent is None or outcome is None:
+            self.ledger.loop.call_soon(end)
+            return
+        if parent._replaying is None:
+            parent._replaying = []
+        if not parent._replaying:
+            self.ledger.loop.call_soon(parent._end_recorded)
+        heappush(parent._replaying, (outcome.seq, end))
+
+    def _end_recorded(self) -> None:
+        """End nodes that it has put, in the order of the journal; other tasks go on in between."""
+        waiting = self._replaying or []
+        try:
+            for _ in range(min(len(waiting), AT_ONCE)):
+                heappop(waiting)[1]()
+        finally:
+            if waiting:
+                self.ledger.loop.call_soon(self._end_recorded)
+
+    def recall(self) -> Any:
+        outcome = self.outcome
         assert outcome is not None
-        if parent is not None:
-            while parent._replaying and parent._replaying[0][1] is not self:
-                self._turn = asyncio.get_running_loop().create_future()
-                await self._turn
         self.ledger.talks.catch_up(self)
         if outcome.kind == "failure":
             raise decode_failure(outcome.value)
@@ -227,11 +242,10 @@ class NodeScope(Scope):
         aborted: bool,
         leaving: bool,
     ) -> Any:
-        self._pass_on()
         if self.cancelled is not None:
             self.ledger.talks.catch_up(self)
         # Final callbacks run also where no attempt is made: what they put has no attempt's number.
-        self.now, self._counts = digest(self.ident, "end"), {}
+        self._now = self._counts = None
         kept = cast("Kept", node) if node._node_durable else None
         if ending == "completed" and kept is not None:
             codec = kept._node_codec()
@@ -319,16 +333,10 @@ class NodeScope(Scope):
         if spent := _usage(node):
             self._append("usage", spent)
 
-    def _pass_on(self) -> None:
-        """Let the one go on whose turn it is, now that this one ends."""
-        if self.parent is None or self.outcome is None:
-            return
-        self.outcome = None
-        waiting = self.parent._replaying
-        while waiting and waiting[0][1].outcome is None:
-            heappop(waiting)
-        if waiting and (turn := waiting[0][1]._turn) is not None and not turn.done():
-            turn.set_result(None)
+
+@lru_cache
+def _kind(cls: type[Node[Any]], name: str) -> str:
+    return f"{cls.__module__}.{cls.__qualname__} {name}"
 
 
 def _usage(node: Node[Any]) -> dict[str, Any]:
