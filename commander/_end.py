@@ -36,21 +36,23 @@ CLOSING, COMPLETED = STEPS["closing"], STEPS["completed"]
 _traceback: Callable[[Any], TracebackType | None] = vars(BaseException)["__traceback__"].__get__
 
 
-def finish(record: Record, at_home: bool = False, called: bool = False) -> None:
+def finish(
+    record: Record, at_home: bool = False, called: bool = False, decided: bool = False
+) -> None:
     """End a node, whose body and children are over, and each ancestor that waited only for it.
 
     `at_home` says that this runs in the node's own context, `called` that its final callbacks
-    have been called.
+    have been called, `decided` that it ends as a journal says.
     """
     while True:
         if not called:
             record.open = False  # before a predicate or a log handler could put a child
-            if record.special and not _decide(record):
+            if record.special and not decided and not _decide(record):
                 return
             record.closing = True
             if record.callback is not None and not _run_callbacks(record, at_home):
                 return
-        at_home = called = False
+        at_home = called = decided = False
         above = record.parent_node
         special = record.special
         if special:

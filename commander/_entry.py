@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncio import _get_running_loop
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from ._events import publish
@@ -109,7 +110,8 @@ def _take_up(record: Record, scope: Scope) -> bool:
         record.tree.spawn(record, None)  # what does not run takes no turn and no seat
         return True
     if scope.recorded:
-        replay(record, scope)
+        record.context = copy_context()
+        scope.replay(replay, record)
         return True
     if record.attempts is None:
         return False
@@ -153,6 +155,8 @@ def _take_options(
     limits: NodeLimits | None,
 ) -> None:
     """Check and keep the options of the put, and those of the node's class."""
+    if node._node_bare and policy is timeout is retry is on is limits is None:
+        return  # it is durable, and nothing else
     if policy is None:
         policy = node.policy
     check_policy(policy)

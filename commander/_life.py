@@ -20,7 +20,6 @@ from ._report import is_a
 from ._state import STEPS, advance
 from ._task import TASK_NAME, TURN, BodyTask, drives_now, start_task
 from .awaitable import name_plain_body, require_awaitable
-from .scope import Scope
 
 __all__ = ["replay", "spawn", "spawn_measured"]
 
@@ -113,27 +112,25 @@ async def _drive(record: Record, *, later: bool = False) -> None:
                 publish(record, "joining")
 
 
-def replay(record: Record, scope: Scope) -> None:
-    """Let a node end as its recorded outcome says, when it is its turn; it needs no task."""
-    record.context = copy_context()
-
-    def end() -> None:
-        if record.state != "pending" or record.task is not None:
-            return  # it was cancelled meanwhile, and ends by that
+def replay(record: Record) -> None:
+    """End a node whose outcome is recorded; that takes no task, so there are no steps of a body."""
+    scope = record.scope
+    if scope is None or record.state != "pending" or record.task is not None:
+        return  # it was cancelled meanwhile, and ends by that
+    advance(record, "started")
+    if scope.walked:
+        record.callback = record.more_callbacks = None
+    elif record.callback is not None or record.at_commander_end is not None:
         assert record.context is not None
-        if record.callback is not None or record.at_commander_end is not None:
-            record.context.run(CURRENT.set, record.node)
-        advance(record, "started")
-        try:
-            record.result = scope.recall()
-        except BaseException as error:  # noqa: BLE001 - the tree hands every failure on
-            body_failed(record, error)
-        if record.children:
-            advance(record, "joining")
-        else:
-            finish(record)
-
-    scope.replay(end)
+        record.context.run(CURRENT.set, record.node)
+    try:
+        record.result = scope.recall(record.node)
+    except BaseException as error:  # noqa: BLE001 - the tree hands every failure on
+        body_failed(record, error)
+    if record.children:
+        advance(record, "joining")
+    else:
+        finish(record, decided=True)
 
 
 async def _attempt(record: Record) -> Any:

@@ -80,7 +80,8 @@ class Node(NodeBase, Generic[T_co]):
         cls._node_name = name or cls.__name__
         if queued is not None:
             cls._node_queued = queued
-        cls._node_plain = cls.policy == "fail_fast" and cls.on is None and not cls._node_durable
+        cls._node_bare = cls.policy == "fail_fast" and cls.on is None
+        cls._node_plain = cls._node_bare and not cls._node_durable
 
     def task(self) -> Awaitable[T_co]:
         """Do the node's work: the body, which subclasses write as `async def task(self)`."""

@@ -88,6 +88,8 @@ class NodeBase:
     # Whether it may run in a run alone, as its outcome is to be kept; such a node is not plain.
     _node_durable: ClassVar[bool] = False
     # Whether the class has no policy and no place of its own.
+    _node_bare: ClassVar[bool] = True
+    # Whether it is not durable either.
     _node_plain: ClassVar[bool] = True
     # Whose work it does, where that is not said above it; such a node is not plain.
     _node_actor: Actor | None = None

@@ -102,12 +102,12 @@ class Scope(ABC):
         """Take note that an attempt begins, from 1 on; raise what the journal knows to abort it."""
 
     @abstractmethod
-    def replay(self, end: Callable[[], None]) -> None:
-        """Call `end` when it is the turn of the recorded outcome, on a later turn of the loop."""
+    def replay(self, end: Callable[[T], None], of: T) -> None:
+        """Call `end(of)` when it is the turn of the recorded outcome, and not in this turn."""
 
     @abstractmethod
-    def recall(self) -> Any:
-        """Give the recorded result or raise the recorded failure."""
+    def recall(self, node: Node[Any]) -> Any:
+        """Give the recorded result or raise the recorded failure: the node ends."""
 
     @abstractmethod
     def retry(self, node: Node[Any], delay: float) -> None:
@@ -321,7 +321,7 @@ def charge_again(
 
 
 def _is_aside(record: Record) -> bool:
-    return not record.closing and record.task is not asyncio.current_task()
+    return not record.closing and record.task is not asyncio.current_task(record.tree.loop)
 
 
 def _scope(record: Record) -> Scope | None:

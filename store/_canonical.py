@@ -58,7 +58,7 @@ def canonical(value: object, *, numbers: bool = False) -> tuple[str, bool]:
     or is nested deeper than 100 levels. Raises nothing, whatever the value is. With `numbers` an
     integer is written as the float that equals it, if there is one.
     """
-    walk = _Walk(_NUMBERS if numbers else _SCALARS)
+    walk = _Walk(_NUMBERS if numbers else SCALARS)
     try:
         return _text(value, walk), walk.whole
     except Exception:  # noqa: BLE001 - odd metaclasses; no stack left; changed in another thread
@@ -74,7 +74,7 @@ def canonical_inputs(node: Node[Any]) -> tuple[str, bool]:
     texts: list[str] = []
     for name, begin in order:
         value = given[name]
-        if (scalar := _SCALARS.get(type(value))) is None:
+        if (scalar := SCALARS.get(type(value))) is None:
             return canonical(inputs(node))
         texts.append(begin + scalar(value))
     return f"{{{','.join(texts)}}}", True
@@ -193,7 +193,8 @@ def _of(tag: str, *parts: Callable[[Any], object]) -> Callable[[Any, _Walk], str
     return _tagged(tag, lambda value, walk: _list([part(value) for part in parts], walk))
 
 
-_SCALARS: dict[type, Callable[[Any], str]] = {
+# Of these types, whatever the value is.
+SCALARS: dict[type, Callable[[Any], str]] = {
     str: _string,
     int: _integer,
     bool: lambda value: "true" if value else "false",
@@ -203,7 +204,7 @@ _SCALARS: dict[type, Callable[[Any], str]] = {
 }
 
 _NUMBERS: dict[type, Callable[[Any], str]] = {
-    **_SCALARS,
+    **SCALARS,
     int: lambda value: _integer(value) if abs(value) > 2**53 else f"{float(value)!r}",
 }
 

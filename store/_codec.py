@@ -102,11 +102,6 @@ class Codec:
             self._refuse(value, f"it would come back as another, of the type {_shown(type(back))}")
         return data
 
-    def check(self, value: Any) -> None:
-        """Raise `NotStorable` where `encode` would."""
-        if type(value) not in self.plain:
-            self.encode(value)
-
     def decode(self, data: bytes) -> Any:
         """Return what was encoded; raise `JournalMismatch` if the annotation does not allow it."""
         if self.plain:

@@ -30,7 +30,7 @@ from ..commander import Callback, ConfigurationError, Node
 from ..commander.scope import scope_of
 from ..jobs import Job
 from ..messages import Conversation
-from ._canonical import digest
+from ._canonical import SCALARS, canonical, canonical_inputs, digest
 from ._codec import Codec
 from ._inbox import LOOK
 from ._ledger import Ledger
@@ -73,6 +73,8 @@ class _Shape:
     result: Codec
     fields: dict[str, Codec]
     live: tuple[str, ...]
+    # The fields by name, and what begins each in the text of the inputs.
+    written: list[tuple[str, str, Codec]]
 
 
 class Durable(Job[T_co], internal=True):
@@ -125,14 +127,16 @@ class Durable(Job[T_co], internal=True):
                     alive.append(field.name)
                 else:
                     fields[field.name] = Codec(hint, f"the field {cls.__name__}.{field.name}")
-            cls._node_shape = _Shape(_result_codec(cls), fields, tuple(alive))
+            written = [(name, f'"{name}":', fields[name]) for name in sorted(fields)]
+            cls._node_shape = _Shape(_result_codec(cls), fields, tuple(alive), written)
         return cls._node_shape
 
     def _node_codec(self) -> Codec:
-        return self._node_of().result
+        return (self._node_shape or self._node_of()).result
 
-    def _node_prepare(self, ledger: Ledger) -> None:
-        for name in self._node_of().live:
+    def _node_prepare(self, ledger: Ledger) -> tuple[str, bool]:
+        shape = self._node_shape or self._node_of()
+        for name in shape.live:
             if getattr(self, name, MISSING) is not MISSING:
                 ledger.live.setdefault(name, getattr(self, name))
             elif name in ledger.live:
@@ -143,8 +147,18 @@ class Durable(Job[T_co], internal=True):
                     f" it when the run is taken up, live={{{name!r}: ...}}, or on the command line"
                     f" --live {name}=module:attribute"
                 )
-        for name, codec in self._node_of().fields.items():
-            codec.encode(getattr(self, name))
+        texts: list[str] = []
+        whole = not shape.live
+        for name, begin, codec in shape.written:
+            value = getattr(self, name)
+            if type(value) in codec.plain:
+                texts.append(begin + SCALARS[type(value)](value))
+                continue
+            codec.encode(value)
+            text, says_all = canonical(value)
+            texts.append(begin + text)
+            whole = whole and says_all
+        return f"{{{','.join(texts)}}}", whole
 
     def _node_inputs(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._node_of().fields}
@@ -385,7 +399,8 @@ class Step(Node[T_co], internal=True):
             return await self._function(*self._args)
         return await self.in_thread(self._function, *self._args)
 
-    def _node_prepare(self, ledger: Ledger) -> None: ...
+    def _node_prepare(self, ledger: Ledger) -> tuple[str, bool]:
+        return canonical_inputs(self)
 
     def _node_codec(self) -> Codec:
         try:

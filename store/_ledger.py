@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
 from math import inf
 from typing import (
@@ -45,8 +45,12 @@ class Kept(Protocol):
 
     _node_durable: ClassVar[bool]
 
-    def _node_prepare(self, ledger: Ledger) -> None:
-        """Take what the run brings, before the node is put; raise if something is missing."""
+    def _node_prepare(self, ledger: Ledger) -> tuple[str, bool]:
+        """Take what the run brings, before the node is put; raise if something is missing.
+
+        Returns the text of its inputs, and whether it says everything.
+        """
+        ...
 
     def _node_codec(self) -> Codec:
         """Return how its result is written."""
@@ -86,7 +90,8 @@ class Ledger:
         # No effect starts any more; those that are under way may still end.
         self.suspending = False
         self.under_way: set[asyncio.Future[Any]] = set()
-        self._rows: defaultdict[bytes, list[Row]] = defaultdict(list)
+        # By identity, oldest first.
+        self.rows: defaultdict[bytes, list[Row]] = defaultdict(list)
         # Those that are asked for by their kind.
         self._kinds: dict[str, list[Row]] = {"root": [], "reply": [], "message": []}
         # Of effects below nodes that may be tried again: in which attempt each was begun last, and
@@ -114,7 +119,7 @@ class Ledger:
         self.cancelled: dict[bytes, str] = {}
         for row in rows:
             if row.kind == "result":  # most are
-                self._rows[row.ident].append(row)
+                self.rows[row.ident].append(row)
             else:
                 self._load(row)
 
@@ -122,7 +127,7 @@ class Ledger:
         if row.kind == "resumed":
             self._forget_failures()
             return
-        self._rows[row.ident].append(row)
+        self.rows[row.ident].append(row)
         if row.kind in self._kinds:
             self._kinds[row.kind].append(row)
         elif row.kind == "intent":
@@ -144,7 +149,7 @@ class Ledger:
         """Take away what has failed so far, and the cancels that followed from it."""
         failed: set[bytes] = set()
         followed: set[bytes] = set()
-        for row in chain.from_iterable(self._rows.values()):
+        for row in chain.from_iterable(self.rows.values()):
             if row.kind in ("failure", "aborted"):
                 failed.add(row.ident)
             elif row.kind == "cancelled" and (cancel := json.loads(row.value))["failed"]:
@@ -160,25 +165,21 @@ class Ledger:
             ends = row.kind in ("failure", "aborted", "over", "usage")
             return not (ends and row.ident in failed)
 
-        for ident, rows in [*self._rows.items()]:
-            self._rows[ident] = list(filter(stays, rows))
+        for ident, rows in [*self.rows.items()]:
+            self.rows[ident] = list(filter(stays, rows))
         for ident in followed:
             self.cancelled.pop(ident, None)
 
-    def of(self, ident: bytes) -> Sequence[Row]:
-        """Return all rows of an identity, oldest first."""
-        return self._rows.get(ident, ())
-
     def find(self, ident: bytes, kind: str) -> Row | None:
         """Return the last row of this kind; None if there is none."""
-        for row in reversed(self._rows.get(ident, ())):
+        for row in reversed(self.rows.get(ident, ())):
             if row.kind == kind:
                 return row
         return None
 
     def every(self, ident: bytes, kind: str) -> list[Row]:
         """Return all rows of this kind, oldest first."""
-        return [row for row in self._rows.get(ident, ()) if row.kind == kind]
+        return [row for row in self.rows.get(ident, ()) if row.kind == kind]
 
     def of_kind(self, kind: Literal["root", "reply", "message"]) -> list[Row]:
         """Return all rows of this kind, oldest first."""
@@ -205,7 +206,7 @@ class Ledger:
             raise
         if find:
             row = Row(ident, kind, value, number, time.time())
-            self._rows[ident].append(row)
+            self.rows[ident].append(row)
             if kind in self._kinds:
                 self._kinds[kind].append(row)
         return number
@@ -257,7 +258,7 @@ class Ledger:
 
     def outcome(self, ident: bytes) -> Row | None:
         """Return a node's result or failure, which its final callbacks may have changed."""
-        for row in reversed(self._rows.get(ident, ())):
+        for row in reversed(self.rows.get(ident, ())):
             if row.kind in ("result", "failure"):
                 return row
         return None

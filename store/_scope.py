@@ -16,7 +16,7 @@ from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from functools import lru_cache
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from ..commander import ConfigurationError, Node
 from ..commander.scope import Scope, charge_again, is_aside_here
@@ -37,6 +37,8 @@ __all__ = ["IN_TRANSACTION", "NodeScope"]
 ONCE = (1, None)
 AT_ONCE = 100  # recorded nodes that end in one turn of the loop
 
+T = TypeVar("T")
+
 IN_TRANSACTION: ContextVar[bool] = ContextVar("anabranch.in_transaction", default=False)
 
 
@@ -47,6 +49,8 @@ class NodeScope(Scope):
 
     # The recorded outcome.
     outcome: Row | None = None
+    # What it had spent then.
+    _spent: Row | None = None
     # Whether how it ends, by itself, is known: of a node that is only left, nothing is.
     kept = False
     # Whether it, or a node above it, may be tried again; and whether it can be the one below
@@ -61,7 +65,7 @@ class NodeScope(Scope):
     _counts: dict[str, tuple[int, weakref.ref[asyncio.Task[Any]] | None]] | None = None
     # Those it has put whose outcome the journal has, by the number of that row: they end in its
     # order.
-    _replaying: list[tuple[int, Callable[[], None]]] | None = None
+    _replaying: list[tuple[int, Callable[[Any], None], Any]] | None = None
 
     def __init__(
         self, ledger: Ledger, ident: bytes, free: bytes, parent: NodeScope | None, root: bytes
@@ -75,11 +79,14 @@ class NodeScope(Scope):
         self.root = root
         # Who it is in this attempt; None for its end, of which few have to know.
         self._now: bytes | None = ident
-        for row in ledger.of(ident):
-            if row.kind in ("result", "failure"):
+        for row in ledger.rows.get(ident, ()):
+            kind = row.kind
+            if kind == "result" or kind == "failure":
                 self.outcome = row
                 self.recorded = self.kept = True
-            elif row.kind == "over":
+            elif kind == "usage":
+                self._spent = row
+            elif kind == "over":
                 self.walked = True
         if not self.recorded and ident in ledger.cancelled:
             self.cancelled, self.kept = ledger.cancelled[ident], True
@@ -117,8 +124,13 @@ class NodeScope(Scope):
         retried: bool,
         closing: bool,
     ) -> NodeScope:
-        self.require_no_transaction()
-        inputs, whole = canonical_inputs(node)
+        if IN_TRANSACTION.get():
+            self.require_no_transaction()
+        durable = node._node_durable
+        if durable:
+            inputs, whole = cast("Kept", node)._node_prepare(self.ledger)
+        else:
+            inputs, whole = canonical_inputs(node)
         what = f"{_kind(type(node), node._node_name)} {inputs if key is None else f'[{key}]'}"
         number = self.number(what, key, aside=aside and not whole)
         now, free = self.now, self.free
@@ -127,9 +139,8 @@ class NodeScope(Scope):
         scope = NodeScope(self.ledger, ident, free, self, ident if root else self.root)
         if retried or self.retried:
             scope.retried, scope.holds = True, retried
-        if node._node_durable:
+        if durable:
             scope.holds = True
-            cast("Kept", node)._node_prepare(self.ledger)
         elif root:
             raise ConfigurationError(
                 f"{node!r} is put outside the tree of its run, as a next round is, and would be"
@@ -177,8 +188,8 @@ class NodeScope(Scope):
 
     def past(self, node: Node[Any], now: float) -> tuple[list[float], float]:
         if self.kept:
-            if (spent := self.ledger.find(self.ident, "usage")) is not None:
-                _charge(json.loads(spent.value), node)
+            if self._spent is not None:
+                _charge(json.loads(self._spent.value), node)
             return [], 0.0
         rows = [json.loads(row.value) for row in self.ledger.every(self.ident, "attempt")]
         if not rows:
@@ -199,34 +210,37 @@ class NodeScope(Scope):
         if (row := self.ledger.find(self.now, "aborted")) is not None:
             raise decode_failure(row.value)
 
-    def replay(self, end: Callable[[], None]) -> None:
+    def replay(self, end: Callable[[T], None], of: T) -> None:
         parent, outcome = self.parent, self.outcome
         if parent is None or outcome is None:
-            self.ledger.loop.call_soon(end)
+            self.ledger.loop.call_soon(end, of)
             return
-        if parent._replaying is None:
-            parent._replaying = []
-        if not parent._replaying:
+        waiting = parent._replaying
+        if waiting is None:
+            waiting = parent._replaying = []
+        if not waiting:
             self.ledger.loop.call_soon(parent._end_recorded)
-        heappush(parent._replaying, (outcome.seq, end))
+        heappush(waiting, (outcome.seq, end, of))
 
     def _end_recorded(self) -> None:
         """End nodes that it has put, in the order of the journal; other tasks go on in between."""
         waiting = self._replaying or []
         try:
             for _ in range(min(len(waiting), AT_ONCE)):
-                heappop(waiting)[1]()
+                _, end, of = heappop(waiting)
+                end(of)
         finally:
             if waiting:
                 self.ledger.loop.call_soon(self._end_recorded)
 
-    def recall(self) -> Any:
+    def recall(self, node: Node[Any]) -> Any:
         outcome = self.outcome
         assert outcome is not None
+        self._now = self._counts = None
         self.ledger.talks.catch_up(self)
         if outcome.kind == "failure":
             raise decode_failure(outcome.value)
-        return outcome.value  # decoded when it closes, as in its first life
+        return cast("Kept", node)._node_codec().decode(outcome.value)
 
     def retry(self, node: Node[Any], delay: float) -> None:
         due = time.time() + delay
@@ -247,11 +261,9 @@ class NodeScope(Scope):
         # Final callbacks run also where no attempt is made: what they put has no attempt's number.
         self._now = self._counts = None
         kept = cast("Kept", node) if node._node_durable else None
-        if ending == "completed" and kept is not None:
+        if ending == "completed" and kept is not None and not self.recorded:
             codec = kept._node_codec()
-            if not self.recorded:
-                result = self._keep_end(node, "result", lambda: codec.encode(result))
-            return codec.decode(result)
+            return codec.decode(self._keep_end(node, "result", lambda: codec.encode(result)))
         if self.kept or self.ledger.suspended:
             return result
         if ending == "cancelled":
