@@ -56,13 +56,16 @@ def finish(
         above = record.parent_node
         special = record.special
         if special:
-            failure, reason = record.failure, record.cancelled
+            rare = record.rare
+            failure, reason = rare.failure, rare.cancelled
             if failure is not None:
                 verdict: Verdict = "failed"
                 record.traceback = _traceback(failure)
             else:
                 verdict = "completed" if reason is None else "cancelled"
-            advance(record, verdict, reason if failure is None else failure)
+            record.state = STEPS[verdict][record.state]  # `advance`, written out
+            if record.tree.listeners:
+                publish(record, verdict, reason if failure is None else failure)
         else:
             verdict = "completed"
             record.state = COMPLETED[record.state]  # `advance`, written out
@@ -76,16 +79,17 @@ def finish(
                     if verdict == "failed":
                         record.takers += 1
         if special:
-            if record.attempts is not None:
-                record.attempts.failure = None  # it leads to the node, by its traceback
-            if record.scope is not None:
-                record.scope.over(record.node)
-            if record.observers is not None:
-                for observer in record.observers:
+            rare = record.rare
+            if rare.attempts is not None:
+                rare.attempts.failure = None  # it leads to the node, by its traceback
+            if rare.scope is not None:
+                rare.scope.over(record.node)
+            if rare.observers is not None:
+                for observer in rare.observers:
                     if not observer.done():
                         observer.set_result(None)
-                record.observers.clear()  # they lead to the node
-            for callback in record.at_commander_end or ():
+                rare.observers.clear()  # they lead to the node
+            for callback in rare.at_commander_end or ():
                 kept = (callback, record.node, record.context or copy_context())
                 record.tree.kept.append(kept)
         # It leads to the node, as its context does: only the collector could free the two.

@@ -105,13 +105,13 @@ def _take_up(record: Record, scope: Scope) -> bool:
     record.scope = scope
     if scope.cancelled is not None and record.cancelled is None:
         record.doomed, record.cancelled = True, scope.cancelled
+    if scope.recorded and record.cancelled is None:
+        record.context = copy_context()
+        scope.replay(record.node, replay, record)
+        return True  # what has its outcome takes no turn and no seat
     starts, pause = scope.past(record.node, record.tree.loop.time())
     if record.cancelled is not None:
-        record.tree.spawn(record, None)  # what does not run takes no turn and no seat
-        return True
-    if scope.recorded:
-        record.context = copy_context()
-        scope.replay(replay, record)
+        record.tree.spawn(record, None)  # nor does what does not run
         return True
     if record.attempts is None:
         return False

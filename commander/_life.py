@@ -20,6 +20,7 @@ from ._report import is_a
 from ._state import STEPS, advance
 from ._task import TASK_NAME, TURN, BodyTask, drives_now, start_task
 from .awaitable import name_plain_body, require_awaitable
+from .scope import Scope
 
 __all__ = ["replay", "spawn", "spawn_measured"]
 
@@ -114,13 +115,16 @@ async def _drive(record: Record, *, later: bool = False) -> None:
 
 def replay(record: Record) -> None:
     """End a node whose outcome is recorded; that takes no task, so there are no steps of a body."""
-    scope = record.scope
-    if scope is None or record.state != "pending" or record.task is not None:
+    if record.state != "pending" or record.task is not None:
         return  # it was cancelled meanwhile, and ends by that
-    advance(record, "started")
+    record.state = STARTED[record.state]  # `advance`, written out
+    if record.tree.listeners:
+        publish(record, "started")
+    rare = record.rare
+    scope: Scope = rare.scope
     if scope.walked:
         record.callback = record.more_callbacks = None
-    elif record.callback is not None or record.at_commander_end is not None:
+    elif record.callback is not None or rare.at_commander_end is not None:
         assert record.context is not None
         record.context.run(CURRENT.set, record.node)
     try:

@@ -140,6 +140,10 @@ class Defaults:
     # So the garbage collector has nothing to do with the instance that all plain records share.
     __slots__ = ()
 
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
 
 DEFAULTS = Defaults()
 

@@ -102,8 +102,11 @@ class Scope(ABC):
         """Take note that an attempt begins, from 1 on; raise what the journal knows to abort it."""
 
     @abstractmethod
-    def replay(self, end: Callable[[T], None], of: T) -> None:
-        """Call `end(of)` when it is the turn of the recorded outcome, and not in this turn."""
+    def replay(self, node: Node[Any], end: Callable[[T], None], of: T) -> None:
+        """Call `end(of)` when it is the turn of the recorded outcome, and not in this turn.
+
+        What the node has spent is charged to it at once.
+        """
 
     @abstractmethod
     def recall(self, node: Node[Any]) -> Any:

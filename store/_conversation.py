@@ -53,6 +53,8 @@ class Talks:
 
     def catch_up(self, scope: NodeScope) -> None:
         """Apply what was added below a node that does not run again, and all before that."""
+        if not self._entries:
+            return
         tag = scope.ident[:TAG].hex()
         for name, entries in self._entries.items():
             last = max((entry.seq for entry in entries if tag in entry.above), default=0)

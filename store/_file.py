@@ -389,7 +389,7 @@ class JournalFile:
 
 
 def _rows(sql: sqlite3.Connection, key: int) -> list[Row]:
-    return [Row(*columns) for columns in sql.execute(_ROWS, (key,))]
+    return list(map(Row._make, sql.execute(_ROWS, (key,))))
 
 
 def _unlock(claim: Claim) -> None:

@@ -90,7 +90,8 @@ class NodeScope(Scope):
                 self.walked = True
         if not self.recorded and ident in ledger.cancelled:
             self.cancelled, self.kept = ledger.cancelled[ident], True
-        self.holds = parent is None
+        if parent is None:
+            self.holds = True
 
     @property
     def now(self) -> bytes:
@@ -132,7 +133,13 @@ class NodeScope(Scope):
         else:
             inputs, whole = canonical_inputs(node)
         what = f"{_kind(type(node), node._node_name)} {inputs if key is None else f'[{key}]'}"
-        number = self.number(what, key, aside=aside and not whole)
+        counts = self._counts
+        if counts is None:
+            counts = self._counts = {}
+        if what in counts or (aside and not whole):
+            number = self.number(what, key, aside=aside and not whole)
+        else:  # the first one, as most are
+            counts[what], number = ONCE, 0
         now, free = self.now, self.free
         ident = digest_put(now, what, number)
         free = ident if free == now else digest_put(free, what, number)
@@ -169,9 +176,6 @@ class NodeScope(Scope):
         counts = self._counts
         if counts is None:
             counts = self._counts = {}
-        if what not in counts and not aside:
-            counts[what] = ONCE
-            return 0
         number, before = counts.get(what, (0, None))
         if number and key is not None:
             raise ConfigurationError(f"the key {key!r} is given to two {what.split(' [')[0]}")
@@ -210,7 +214,9 @@ class NodeScope(Scope):
         if (row := self.ledger.find(self.now, "aborted")) is not None:
             raise decode_failure(row.value)
 
-    def replay(self, end: Callable[[T], None], of: T) -> None:
+    def replay(self, node: Node[Any], end: Callable[[T], None], of: T) -> None:
+        if self._spent is not None:
+            _charge(json.loads(self._spent.value), node)
         parent, outcome = self.parent, self.outcome
         if parent is None or outcome is None:
             self.ledger.loop.call_soon(end, of)
@@ -326,7 +332,7 @@ class NodeScope(Scope):
         return value
 
     def over(self, node: Node[Any]) -> None:
-        if not self.is_root:
+        if self.root != self.ident:
             return
         before = self.ledger.outcome(self.ident)
         changed = before is not None and (before.kind == "failure") != (node.state == "failed")
