@@ -82,7 +82,7 @@ def finish(
             rare = record.rare
             if rare.attempts is not None:
                 rare.attempts.failure = None  # it leads to the node, by its traceback
-            if rare.scope is not None:
+            if rare.scope is not None and rare.scope.is_root:
                 rare.scope.over(record.node)
             if rare.observers is not None:
                 for observer in rare.observers:

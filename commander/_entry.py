@@ -11,7 +11,17 @@ from ._life import replay
 from ._limits import NodeLimits, check_limits
 from ._place import On, find_place
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
-from ._record import DEFAULTS, DONE, Attempts, Record, enclosing, node_in, record_of, wrong_loop
+from ._record import (
+    DEFAULTS,
+    DONE,
+    Attempts,
+    Kept,
+    Record,
+    enclosing,
+    node_in,
+    record_of,
+    wrong_loop,
+)
 from .errors import NodeClosed
 from .scope import Scope, find_scope
 
@@ -102,7 +112,10 @@ def enter(
 
 def _take_up(record: Record, scope: Scope) -> bool:
     """Give a node its place in a run; return whether that has started it, or will."""
-    record.scope = scope
+    # As `Rare` does, which would be a call.
+    if record.rare is DEFAULTS:
+        record.rare = Kept()
+    record.special, record.rare.scope = True, scope
     if scope.cancelled is not None and record.cancelled is None:
         record.doomed, record.cancelled = True, scope.cancelled
     if scope.recorded and record.cancelled is None:

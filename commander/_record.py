@@ -46,6 +46,7 @@ __all__ = [
     "Actor",
     "Attempts",
     "Callback",
+    "Kept",
     "Moment",
     "NodeBase",
     "NodeState",

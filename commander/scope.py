@@ -68,6 +68,8 @@ class Scope(ABC):
     recorded: bool = False
     # Its final callbacks are over too, and are not run again.
     walked: bool = False
+    # It was put outside the run's tree: `over` is called of such a node alone.
+    is_root: bool = False
     # The reason of a cancel that is in the journal: the node ends by it without its body.
     cancelled: str | None = None
 
@@ -147,7 +149,7 @@ class Scope(ABC):
 
     @abstractmethod
     def over(self, node: Node[Any]) -> None:
-        """Take note that the node has ended, and how: its final callbacks had a say in that."""
+        """Take note that a root has ended, and how: its final callbacks had a say in that."""
 
     # --- what other rooms ask of it, for work that is done below the node
 
@@ -299,7 +301,7 @@ def find_scope(parent: Record, node: Node[Any], record: Record, key: str | None)
         node,
         key,
         root=putter is not parent and _scope(parent) is None,
-        aside=_is_aside(putter),
+        aside=not putter.closing and putter.task is not asyncio.current_task(putter.tree.loop),
         retried=own is not None and own.retry is not None,
         closing=putter.closing,
     )
@@ -308,7 +310,9 @@ def find_scope(parent: Record, node: Node[Any], record: Record, key: str | None)
 def is_aside_here() -> bool:
     """Whether a task does this that is not the one of the body of the node around this code."""
     node = parent_here()
-    return node is not None and _is_aside(record_of(node))
+    if node is None or (record := record_of(node)).closing:
+        return False
+    return record.task is not asyncio.current_task()
 
 
 def charge_again(
@@ -321,10 +325,6 @@ def charge_again(
     charge(account, amount, node, event=False)
     for limits in {id(each): each for each in (*limits_around(node), *own)}.values():
         limits.count_again(account, amount)
-
-
-def _is_aside(record: Record) -> bool:
-    return not record.closing and record.task is not asyncio.current_task(record.tree.loop)
 
 
 def _scope(record: Record) -> Scope | None:

@@ -90,6 +90,8 @@ class NodeScope(Scope):
                 self.walked = True
         if not self.recorded and ident in ledger.cancelled:
             self.cancelled, self.kept = ledger.cancelled[ident], True
+        if root == ident:
+            self.is_root = True
         if parent is None:
             self.holds = True
 
@@ -99,11 +101,6 @@ class NodeScope(Scope):
         if self._now is None:
             self._now = digest(self.ident, "end")
         return self._now
-
-    @property
-    def is_root(self) -> bool:
-        """Whether it is a root of the run: the first one, or a later round."""
-        return self.root == self.ident
 
     @property
     def holder(self) -> NodeScope:
@@ -127,9 +124,9 @@ class NodeScope(Scope):
     ) -> NodeScope:
         if IN_TRANSACTION.get():
             self.require_no_transaction()
-        durable = node._node_durable
-        if durable:
-            inputs, whole = cast("Kept", node)._node_prepare(self.ledger)
+        kept: Any = node if node._node_durable else None
+        if kept is not None:
+            inputs, whole = kept._node_prepare(self.ledger)
         else:
             inputs, whole = canonical_inputs(node)
         what = f"{_kind(type(node), node._node_name)} {inputs if key is None else f'[{key}]'}"
@@ -140,13 +137,13 @@ class NodeScope(Scope):
             number = self.number(what, key, aside=aside and not whole)
         else:  # the first one, as most are
             counts[what], number = ONCE, 0
-        now, free = self.now, self.free
+        now, free = self._now or self.now, self.free
         ident = digest_put(now, what, number)
         free = ident if free == now else digest_put(free, what, number)
         scope = NodeScope(self.ledger, ident, free, self, ident if root else self.root)
         if retried or self.retried:
             scope.retried, scope.holds = True, retried
-        if durable:
+        if kept is not None:
             scope.holds = True
         elif root:
             raise ConfigurationError(
@@ -239,14 +236,14 @@ class NodeScope(Scope):
             if waiting:
                 self.ledger.loop.call_soon(self._end_recorded)
 
-    def recall(self, node: Node[Any]) -> Any:
+    def recall(self, node: Any) -> Any:
         outcome = self.outcome
         assert outcome is not None
         self._now = self._counts = None
         self.ledger.talks.catch_up(self)
         if outcome.kind == "failure":
             raise decode_failure(outcome.value)
-        return cast("Kept", node)._node_codec().decode(outcome.value)
+        return node._node_codec().decode(outcome.value)
 
     def retry(self, node: Node[Any], delay: float) -> None:
         due = time.time() + delay
@@ -332,8 +329,6 @@ class NodeScope(Scope):
         return value
 
     def over(self, node: Node[Any]) -> None:
-        if self.root != self.ident:
-            return
         before = self.ledger.outcome(self.ident)
         changed = before is not None and (before.kind == "failure") != (node.state == "failed")
         if changed and node._node_durable and not self.ledger.suspended:
