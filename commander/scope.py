@@ -36,6 +36,7 @@ __all__ = [
     "put_of",
     "scope_here",
     "scope_of",
+    "spent",
 ]
 
 T = TypeVar("T")
@@ -305,6 +306,11 @@ def find_scope(parent: Record, node: Node[Any], record: Record, key: str | None)
         retried=own is not None and own.retry is not None,
         closing=putter.closing,
     )
+
+
+def spent(node: Node[Any]) -> Mapping[str, Any]:
+    """Return what was charged at and below `node` so far, by account."""
+    return record_of(node).charges or {}
 
 
 def is_aside_here() -> bool:

@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from ..commander import ConfigurationError, Node
-from ..commander.scope import Scope, charge_again, is_aside_here
+from ..commander.scope import Scope, charge_again, is_aside_here, spent
 from ..messages import Usage
 from ._canonical import canonical_inputs, digest, digest_put
 from ._effect import KeptEffect
@@ -192,6 +192,8 @@ class NodeScope(Scope):
             if self._spent is not None:
                 _charge(json.loads(self._spent.value), node)
             return [], 0.0
+        if self.ident not in self.ledger.rows:
+            return [], 0.0
         rows = [json.loads(row.value) for row in self.ledger.every(self.ident, "attempt")]
         if not rows:
             return [], 0.0
@@ -322,7 +324,7 @@ class NodeScope(Scope):
             kind, value, refused = "failure", encode_failure(error), error
         self.ledger.keep_roots()  # what the body has put is not put again
         self._keep_usage(node)
-        self.ledger.append(self.ident, kind, value, find=True)
+        self.ledger.append(self.ident, kind, value, find=self.is_root)
         self.kept = True
         if refused is not None:
             raise refused
@@ -355,7 +357,7 @@ def _kind(cls: type[Node[Any]], name: str) -> str:
 def _usage(node: Node[Any]) -> dict[str, Any]:
     return {
         account: usage.model_dump(mode="json", exclude_defaults=True)
-        for account, usage in node.commander.usage(node).items()
+        for account, usage in spent(node).items()
         if isinstance(usage, Usage)
     }
 

@@ -68,15 +68,15 @@ class Claim:
         self.lost = False  # set by the writer, which found another fence in the file
 
 
+# Run, number, identity, kind, value or else the digest of it, time.
+_Columns = tuple[int, int, bytes, str, bytes | None, bytes | None, float]
+
+
 class _Written(NamedTuple):
-    """A row that waits to be written. `claim` says for whom, the rest is its columns."""
+    """A row that waits to be written, and for whom."""
 
     claim: Claim
-    seq: int
-    ident: bytes
-    kind: str
-    value: bytes
-    time: float
+    columns: _Columns  # as if the value were short
 
 
 class _Asked(NamedTuple):
@@ -149,9 +149,11 @@ class Writer:
             raise self._again(self._refusal)
         if claim.lost:
             raise LeaseLost(claim.run_id)
-        check_size(row.value)
+        ident, kind, value, *_ = row
+        check_size(value)
         claim.seq = seq = claim.seq + 1
-        self._queue.append(_Written(claim, seq, row.ident, row.kind, row.value, time.time()))
+        columns = (claim.key, seq, ident, kind, value, None, time.time())
+        self._queue.append(_Written(claim, columns))
         if not self._some.is_set():
             self._some.set()
         return seq
@@ -284,7 +286,9 @@ class Writer:
                 claim.lost = claim.lost or found != (claim.fence,)
             if type(each) is _Written:
                 if not each.claim.lost:
-                    rows.append(_columns(connection, each))
+                    columns = each.columns
+                    long = len(columns[4]) > INLINE
+                    rows.append(_shortened(connection, columns) if long else columns)
             elif claim is not None and claim.lost:
                 outcomes.append((each.future, None, LeaseLost(claim.run_id)))
             elif each.function is None:
@@ -320,9 +324,9 @@ class Writer:
             if asked.seq:
                 assert asked.claim is not None
                 check_size(result.value)
-                ident, kind, value = result.ident, result.kind, result.value
-                row = _Written(asked.claim, asked.seq, ident, kind, value, time.time())
-                connection.execute(_INSERT, _columns(connection, row))
+                ident, kind, value, *_ = result
+                columns = (asked.claim.key, asked.seq, ident, kind, value, None, time.time())
+                connection.execute(_INSERT, _shortened(connection, columns))
         except Exception as error:
             if is_trouble(error) or not connection.in_transaction:
                 raise
@@ -345,14 +349,14 @@ def check_size(value: bytes) -> None:
         )
 
 
-def _columns(connection: sqlite3.Connection, row: _Written) -> tuple[Any, ...]:
+def _shortened(connection: sqlite3.Connection, columns: _Columns) -> _Columns:
     """Return what stands in the table for a row; a large value is kept beside it, once."""
-    claim, seq, ident, kind, value, at = row
-    if len(value) <= INLINE:
-        return claim.key, seq, ident, kind, value, None, at
+    key, seq, ident, kind, value, _, at = columns
+    if value is None or len(value) <= INLINE:
+        return columns
     digest = hashlib.sha256(value).digest()
     connection.execute("insert or ignore into anabranch_blob values (?, ?)", (digest, value))
-    return claim.key, seq, ident, kind, None, digest, at
+    return key, seq, ident, kind, None, digest, at
 
 
 def _is_still(path: str, stat: os.stat_result) -> bool:
