@@ -52,7 +52,7 @@ def cancel_subtrees(roots: Iterable[Record], reason: str, *, failed: bool = Fals
 
 def leaves(tree: Tree) -> bool:
     """Say whether all of a tree ends, with its commander: of a run nothing is decided by that."""
-    return bool(tree.ending) or tree.root.ending
+    return bool(tree.ending) or (tree.root.special and tree.root.ending)
 
 
 def _keep_cancel(roots: list[Record], reason: str, failed: bool) -> None:

@@ -119,13 +119,14 @@ def _decide(record: Record) -> bool:
     """Settle how a node ends that is not plain; False if it is tried again instead."""
     if record.failures is not None or isinstance(record.policy, Quorum):
         weigh(record)
-    if record.abort is not None:
-        record.failure = record.abort
-    if record.cancelled is not None:
+    rare = record.rare
+    if rare.abort is not None:
+        record.failure = rare.abort
+    if rare.cancelled is not None:
         _forget_outcome(record)
-    elif record.failure is not None:
+    elif rare.failure is not None:
         record.result = None
-    if record.attempts is not None and _try_again(record, record.attempts):
+    if rare.attempts is not None and _try_again(record, rare.attempts):
         return False
     if record.cancelled is not None:
         _forget_outcome(record)  # a predicate or a log handler has cancelled it only now
@@ -137,16 +138,17 @@ def _decide(record: Record) -> bool:
 def _keep_outcome(record: Record, scope: Scope) -> None:
     if scope.walked:
         record.callback = record.more_callbacks = None
-    verdict: Verdict = "completed" if record.cancelled is None else "cancelled"
-    if record.failure is not None:
+    rare = record.rare
+    verdict: Verdict = "completed" if rare.cancelled is None else "cancelled"
+    if rare.failure is not None:
         verdict = "failed"
     try:
         result = scope.close(
             record.node,
             verdict,
             record.result,
-            record.failure,
-            aborted=record.abort is not None,
+            rare.failure,
+            aborted=rare.abort is not None,
             leaving=leaves(record.tree),
         )
     except BaseException as error:  # noqa: BLE001 - what cannot be kept fails the node

@@ -54,7 +54,7 @@ async def _drive(record: Record, *, later: bool = False) -> None:
     try:
         if later:
             await TURN
-        if record.special and record.task is not asyncio.current_task():
+        if record.special and record.task is not asyncio.current_task(record.tree.loop):
             return  # it has another task, or will have: the queue has called the job back
         node = record.node
         CURRENT.set(node)
@@ -64,7 +64,7 @@ async def _drive(record: Record, *, later: bool = False) -> None:
             if record.tree.listeners:
                 publish(record, "started")
             result = await node.task()
-        elif not record.ending:
+        elif record.rare.cancelled is None and record.rare.abort is None:
             advance(record, "started")
             attempt: Any = _attempt(record)
             if record.cpu is not None:

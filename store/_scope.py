@@ -345,8 +345,8 @@ class NodeScope(Scope):
         self.ledger.append(self.ident, kind, json.dumps(value).encode())
 
     def _keep_usage(self, node: Node[Any]) -> None:
-        if spent := _usage(node):
-            self._append("usage", spent)
+        if spent(node) and (usage := _usage(node)):
+            self._append("usage", usage)
 
 
 @lru_cache

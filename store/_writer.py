@@ -72,11 +72,8 @@ class Claim:
 _Columns = tuple[int, int, bytes, str, bytes | None, bytes | None, float]
 
 
-class _Written(NamedTuple):
-    """A row that waits to be written, and for whom."""
-
-    claim: Claim
-    columns: _Columns  # as if the value were short
+# A row that waits to be written, as if its value were short, and for whom.
+_Written = tuple[Claim, _Columns]
 
 
 class _Asked(NamedTuple):
@@ -153,7 +150,7 @@ class Writer:
         check_size(value)
         claim.seq = seq = claim.seq + 1
         columns = (claim.key, seq, ident, kind, value, None, time.time())
-        self._queue.append(_Written(claim, columns))
+        self._queue.append((claim, columns))
         if not self._some.is_set():
             self._some.set()
         return seq
@@ -273,20 +270,20 @@ class Writer:
         batch: list[Any],
         files: dict[str, os.stat_result],
     ) -> list[_Outcome]:
-        writes = any(type(each) is _Written or each.writes for each in batch)
+        writes = any(type(each) is tuple or each.writes for each in batch)
         connection.execute("begin immediate" if writes else "begin")
         checked: set[Claim] = set()
         rows: list[tuple[Any, ...]] = []
         outcomes: list[_Outcome] = []
         for each in batch:
-            claim: Claim | None = each.claim
+            claim: Claim | None = each[0] if type(each) is tuple else each.claim
             if claim is not None and claim not in checked:
                 checked.add(claim)
                 found = connection.execute(_FENCE, (claim.key,)).fetchone()
                 claim.lost = claim.lost or found != (claim.fence,)
-            if type(each) is _Written:
-                if not each.claim.lost:
-                    columns = each.columns
+            if type(each) is tuple:
+                if not each[0].lost:
+                    columns = each[1]
                     long = len(columns[4]) > INLINE
                     rows.append(_shortened(connection, columns) if long else columns)
             elif claim is not None and claim.lost:
