@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from ._cancel import leaves
 from ._limits import NodeLimits
 from ._record import CURRENT, Callback, node_in, parent_here, record_of
 from ._usage import charge, limits_around, payer
 
 if TYPE_CHECKING:
-    from ._commander import Commander
     from ._node import Node
     from ._record import Record
 
@@ -33,6 +33,7 @@ __all__ = [
     "charge_again",
     "find_scope",
     "is_aside_here",
+    "is_leaving",
     "put_of",
     "scope_here",
     "scope_of",
@@ -45,7 +46,7 @@ T = TypeVar("T")
 class KeptRun(Protocol):
     """A run that was claimed."""
 
-    async def drive(self, commander: Commander) -> None:
+    async def drive(self, commander: Node[Any]) -> None:
         """Put what is unfinished below `commander`, and wait for its end."""
 
     def outcome(self) -> Any:
@@ -275,10 +276,15 @@ def scope_here(*, any_loop: bool = False) -> Scope | None:
     return None if node is None else _scope(record_of(node))
 
 
-def adopt(node: Node[Any], scope: Scope, commander: Commander) -> None:
-    """Give `node`, which is about to be put below `commander`, the scope of a run's own root."""
+def adopt(node: Node[Any], scope: Scope, parent: Node[Any]) -> None:
+    """Give `node`, which is about to be put below `parent`, the scope of a run's own root."""
     record_of(node).scope = scope
-    commander._tree.scoped = True
+    record_of(parent).tree.scoped = True
+
+
+def is_leaving(node: Node[Any]) -> bool:
+    """Say whether all of the node's tree ends, with its commander: that decides nothing of it."""
+    return leaves(record_of(node).tree)
 
 
 def find_scope(parent: Record, node: Node[Any], record: Record, key: str | None) -> Scope | None:

@@ -8,6 +8,7 @@
 - `_conversation`: conversations whose messages are rows
 - `_approvals`: the questions that runs have for a person, and the answers
 - `_run`: a run is taken up, driven to its end and handed back; `_journal`: `Journal`, all runs
+- `_session`: a run that stays open, and is called again and again
 - `_file`: the SQLite file (`_schema`), its one writer (`_writer`), and who has a run (`_lock`)
 - `_canonical`, `_codec`, `_failure`: values as JSON
 - `_look`: what a run is about, for somebody who does not drive it
@@ -33,6 +34,8 @@ from ._file import RunRow as RunRow
 from ._journal import Journal as Journal
 from ._look import RunView as RunView
 from ._look import Wait as Wait
+from ._session import Session as Session
+from ._session import SessionCall as SessionCall
 from .errors import JournalError as JournalError
 from .errors import JournalMismatch as JournalMismatch
 from .errors import LeaseLost as LeaseLost

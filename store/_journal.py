@@ -16,6 +16,7 @@ from ._durable import Durable
 from ._file import ENDED, JournalFile
 from ._look import RunView, view
 from ._run import KeptRun, cancel_unowned, resume, start, take_up
+from ._session import Session, open_session
 from .errors import JournalError, RunBusy
 
 if TYPE_CHECKING:
@@ -79,17 +80,17 @@ class Journal:
         run, rows = await self._file.run(run_id), await self._file.rows(run_id)
         return view(run, rows, mail)
 
-    async def fork(self, run_id: str, new_run_id: str, *, at: int) -> RunRow:
-        """Make a new run of another's inputs and its rows up to number `at`; return it.
+    async def fork(self, run_id: str, new_run_id: str, *, at: int | None = None) -> RunRow:
+        """Make a new run of another's inputs and its rows up to number `at`, or all; return it.
 
         It is `pending`; what was sent to the other run is not sent to it. What the other one did
         outside after that row, the new one does again, and with keys of its own. Raises
         `RunNotFound`, `RunExists` if the new name is taken, `ValueError` if there is no such row.
         """
         rows = (await self._file.run(run_id)).rows
-        if not 0 <= at <= rows:
+        if at is not None and not 0 <= at <= rows:
             raise ValueError(f"the run {run_id!r} has {rows} rows, so at= is from 0 to {rows}")
-        return await self._file.fork(run_id, at, new_run_id)
+        return await self._file.fork(run_id, rows if at is None else at, new_run_id)
 
     async def purge(self, before: float, *, state: str | None = None) -> int:
         """Remove the runs that ended before a time, in seconds since the epoch; return how many.
@@ -185,6 +186,18 @@ class Journal:
         Each is answered by its `done(value)` or `not_done()`, as `approvals` are.
         """
         return await pending(self._file, PendingDoubt, run_id)
+
+    @asynccontextmanager
+    async def session(self, run_id: str) -> AsyncGenerator[Session]:
+        """Claim a run that stays open, for as long as the block lasts: what agents' sessions are.
+
+        It is begun if there is none of this name. Raises `RunBusy` while another process, or
+        another journal, has it, `RunExists` if the name belongs to a run of another kind, and
+        `JournalError` for one that was cancelled.
+        """
+        file, grace, most = self._file, self.grace, self.max_recoveries
+        async with open_session(file, run_id, grace=grace, max_recoveries=most) as session:
+            yield session
 
     @asynccontextmanager
     async def taken_up(

@@ -85,6 +85,8 @@ class Ledger:
         self.run_id = run_id
         self.fence = fence
         self.live = dict(live)
+        # The number of the last row, of an earlier life or of this one.
+        self.rows = rows[-1].seq if rows else 0
         # Nothing that ends from now on has ended by itself: it is all taken up again.
         self.suspended = False
         # No effect starts any more; those that are under way may still end.
@@ -204,6 +206,7 @@ class Ledger:
         except (LeaseLost, JournalError) as error:
             self.fail(error)
             raise
+        self.rows = number
         if find:
             row = Row(ident, kind, value, number, time.time())
             self.rows[ident].append(row)

@@ -6,11 +6,12 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from ..commander import Commander, ConfigurationError, NodeCancelled
+from ..commander import ConfigurationError, Node, NodeCancelled
 from ..commander.scope import adopt, scope_of
 from ..commander.waiting import observe, outlast
 from ._canonical import canonical, digest
@@ -25,16 +26,32 @@ from .errors import JournalError, JournalMismatch, LeaseLost, RunExists, RunNotF
 if TYPE_CHECKING:
     from ._file import JournalFile, Mail, RunRow
 
-__all__ = ["KeptRun", "cancel_unowned", "resume", "start", "take_up"]
+__all__ = [
+    "SESSION",
+    "KeptRun",
+    "cancel_unowned",
+    "claimed",
+    "note_taken",
+    "resume",
+    "start",
+    "take_up",
+]
+
+K = TypeVar("K", bound="KeptRun")
 
 MAX_RECOVERIES = 5
+
+SESSION = "session"
+"""What stands for the class of a run that stays open: nothing but a call of it goes on with it."""
 
 
 class KeptRun:
     """A run that this process has claimed, or one that has ended."""
 
-    def __init__(self, job: Durable[Any], ledger: Ledger, *, ended: bool, grace: float) -> None:
-        self._job = job
+    def __init__(
+        self, job: Durable[Any] | None, ledger: Ledger, *, ended: bool, grace: float
+    ) -> None:
+        self._job: Any = job
         self._ledger = ledger
         self._ended = ended
         self._grace = grace
@@ -45,7 +62,7 @@ class KeptRun:
         # Done once the roots may be put.
         self._began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def drive(self, commander: Commander) -> None:
+    async def drive(self, commander: Node[Any]) -> None:
         """Put what is unfinished below `commander`, and wait until nothing of the run is left.
 
         Cancelled, it suspends the run: effects under way get `grace` seconds to end, then its tree
@@ -89,7 +106,21 @@ class KeptRun:
             raise self.error
         return self._result
 
-    def _put_roots(self, commander: Commander) -> None:
+    def ending(self) -> tuple[str, str | None]:
+        """Return the state of the run when nobody drives it any more, and what to say of it."""
+        if isinstance(self.error, JournalMismatch):
+            return "parked", str(self.error)
+        ledger = self._ledger
+        idents = [FIRST, *(row.ident for row in ledger.of_kind("root"))]
+        if any(ledger.find(ident, "over") is None for ident in idents):
+            return "suspended", None
+        outcomes = [ledger.outcome(ident) for ident in idents]
+        if any(row is not None and row.kind == "failure" for row in outcomes):
+            return "failed", None
+        cancelled = any(each in ledger.cancelled for each in idents)
+        return ("cancelled" if cancelled else "completed"), None
+
+    def _put_roots(self, commander: Node[Any]) -> None:
         ledger = self._ledger
         if ledger.find(FIRST, "over") is None:
             self._put(commander, self._job, FIRST, FIRST, {"claim": True})
@@ -106,7 +137,7 @@ class KeptRun:
 
     def _put(
         self,
-        commander: Commander,
+        commander: Node[Any],
         job: Durable[Any],
         ident: bytes,
         free: bytes,
@@ -181,21 +212,40 @@ async def take_up(
     not there and no job is given, `RunBusy` for one that somebody else has, `JournalMismatch` for
     one whose code is gone, `RunParked` for one that was taken up too often in vain.
     """
-    owner = f"{socket.gethostname()}:{os.getpid()}"
     try:
         run = await start(file, job, run_id, queue)
         if job is None:
+            if run.class_name == SESSION:
+                raise ConfigurationError(
+                    f"{run_id!r} is a session of an agent: it goes on when the agent is called in"
+                    " it (journal=, session_id=)"
+                )
             written = {"class": run.class_name, "version": run.version}
             job = make_again({**written, "inputs": json.loads(run.inputs)}, dict(live))
     except JournalMismatch as error:
-        run, _ = await file.claim(run_id, owner)
+        run, _ = await file.claim(run_id, owner_here())
         await file.release(run_id, run.fence, "parked", str(error).encode())
         raise
     if run.state in ENDED:
         rows = await file.rows(run_id)
         yield KeptRun(job, Ledger(file, run_id, 0, rows, live), ended=True, grace=grace)
         return
-    run, rows = await file.claim(run_id, owner)
+    made = partial(KeptRun, job, ended=False, grace=grace)
+    async with claimed(file, run_id, live, made, max_recoveries=max_recoveries) as kept:
+        yield kept
+
+
+@asynccontextmanager
+async def claimed(
+    file: JournalFile,
+    run_id: str,
+    live: Mapping[str, Any],
+    make: Callable[[Ledger], K],
+    *,
+    max_recoveries: int,
+) -> AsyncGenerator[K]:
+    """Claim a run for as long as the block lasts; `make` makes of it what drives it."""
+    run, rows = await file.claim(run_id, owner_here())
     ledger = Ledger(file, run_id, run.fence, rows, live)
     state, note = "suspended", None
     try:
@@ -203,9 +253,9 @@ async def take_up(
             state = "parked"
             note = f"was taken up {run.recoveries} times and added nothing"
             raise RunParked(run_id, note)
-        kept = KeptRun(job, ledger, ended=False, grace=grace)
+        kept = make(ledger)
         yield kept
-        state, note = _ending(ledger, kept.error)
+        state, note = kept.ending()
     except JournalMismatch as error:
         state, note = "parked", str(error)
         raise
@@ -215,17 +265,9 @@ async def take_up(
             await file.release(run_id, run.fence, state, None if note is None else note.encode())
 
 
-def _ending(ledger: Ledger, error: BaseException | None) -> tuple[str, str | None]:
-    """Return the state of a run that nobody drives any more, and what is to be said of it."""
-    if isinstance(error, JournalMismatch):
-        return "parked", str(error)
-    idents = [FIRST, *(row.ident for row in ledger.of_kind("root"))]
-    if any(ledger.find(ident, "over") is None for ident in idents):
-        return "suspended", None
-    outcomes = [ledger.outcome(ident) for ident in idents]
-    if any(row is not None and row.kind == "failure" for row in outcomes):
-        return "failed", None
-    return ("cancelled" if any(each in ledger.cancelled for each in idents) else "completed"), None
+def owner_here() -> str:
+    """Say who this process is, in the journal."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def note_taken(ledger: Ledger, letter: Mail) -> None:
@@ -258,7 +300,9 @@ async def cancel_unowned(file: JournalFile, run_id: str) -> None:
 async def resume(file: JournalFile, run_id: str) -> None:
     """Let what has failed run again, when the run is taken up."""
     run, _ = await file.claim(run_id, "resume")
-    file.append(run_id, run.fence, Row(FIRST, "resumed", b""))
+    # What has failed in a session is over: others have followed.
+    kind = "unparked" if run.class_name == SESSION else "resumed"
+    file.append(run_id, run.fence, Row(FIRST, kind, b""))
     await file.release(run_id, run.fence, "suspended")
 
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from ...commander import act_as
 from ...commander.awaitable import require_awaitable
+from ...commander.errors import ConfigurationError
 from ..layers import AgentMessage
+from ..layers._call import ROUND
 from ..layers._stream import APPROVE
 from ..layers._usage import CountedCall
 from ._directory import Answer, Status
@@ -42,6 +44,11 @@ class Answering(CountedCall[Answer], internal=True):
     async def task(self) -> Answer:
         """Ask the person if it is their turn, else answer without one, or end."""
         agent, mode = self.agent, self.agent.human_input_mode
+        if agent.journal is not None or ROUND.get() is not None:
+            raise ConfigurationError(
+                f"{agent.name} talks with others, and no session of an agent's journal= keeps what"
+                " they remember: let them talk in a Durable job"
+            )
         self.count_for(agent.spending, agent.session_with(self.partner))
         if agent.approve is not None:
             APPROVE.set(agent.approve)
