@@ -12,6 +12,7 @@ from ._report import describe, log, raise_soon
 
 if TYPE_CHECKING:
     from ._commander import Tree
+    from .scope import Scope
 
 __all__ = ["abort", "cancel_subtrees", "leaves"]
 
@@ -56,16 +57,27 @@ def leaves(tree: Tree) -> bool:
 
 
 def _keep_cancel(roots: list[Record], reason: str, failed: bool) -> None:
-    """Keep a cancel that begins inside a run: it is one decision, whatever it ends."""
+    """Keep a cancel that begins inside a run: it is one decision, whatever it ends.
+
+    One that begins above, around calls of sessions, ends each of these.
+    """
     if leaves(roots[0].tree) or roots[0] is roots[0].tree.root:
         return
-    scopes = [
-        record.scope
-        for record in roots
-        if record.scope is not None and not (record.ending or record.closing)
-    ]
-    if scopes:
-        scopes[0].cancel(scopes, reason, failed=failed)
+    scopes: list[Scope] = []
+    stack = list(roots)
+    while stack:
+        record = stack.pop()
+        if record.ending or record.closing:
+            continue
+        if record.scope is not None:
+            scopes.append(record.scope)
+        elif record.children:
+            stack.extend(record.children.values())
+    if scopes and roots[0].scope is not None:
+        scopes[0].cancel(scopes[::-1], reason, failed=failed)
+    else:
+        for scope in scopes:
+            scope.cancel([scope], reason, failed=failed)
 
 
 def abort(record: Record, error: BaseException) -> bool:

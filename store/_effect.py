@@ -247,7 +247,7 @@ class KeptEffect(Effect):
             posted = await ledger.file.mail(ledger.run_id)
             answered = any((each.kind, each.name) == ("answer", ident.hex()) for each in posted)
         letter = asyncio.ensure_future(ledger.letter(ident, "answer", ident.hex()))
-        ledger.asks[scope.ident] = ident
+        ledger.asks[scope.ident] = ident, scope
         try:
             if here is not None and not answered:
                 asking = node.call_handler(_AskHere(self, ident, here, question), claim=True)

@@ -105,8 +105,8 @@ class Ledger:
         self.claimed: set[bytes] = set()
         self.intents: defaultdict[tuple[str, str], list[bytes]] = defaultdict(list)
         self.held: dict[bytes, tuple[set[Node[Any]], set[asyncio.Future[Any]]]] = {}
-        # What nodes ask a person, by who they are.
-        self.asks: dict[bytes, bytes] = {}
+        # What nodes ask a person, by who they are: the question, and the node.
+        self.asks: dict[bytes, tuple[bytes, NodeScope]] = {}
         self.inbox = Inbox()
         self.talks = Talks(self)
         # The letters that were taken in earlier lives.

@@ -254,8 +254,10 @@ async def claimed(
             note = f"was taken up {run.recoveries} times and added nothing"
             raise RunParked(run_id, note)
         kept = make(ledger)
-        yield kept
-        state, note = kept.ending()
+        try:
+            yield kept
+        finally:
+            state, note = kept.ending()
     except JournalMismatch as error:
         state, note = "parked", str(error)
         raise

@@ -300,8 +300,18 @@ class NodeScope(Scope):
                 self._append("cancelled", {"reason": reason, "whom": whom, "failed": failed})
                 for ident in map(bytes.fromhex, whom):
                     self.ledger.cancelled.setdefault(ident, reason)
-                    if (question := self.ledger.asks.pop(ident, None)) is not None:
-                        self.ledger.append(question, "withdrawn")
+                self._withdraw(set(whom))
+
+    def _withdraw(self, whom: set[str]) -> None:
+        """Take back what the cancelled, and the nodes below them, ask a person."""
+        asks = self.ledger.asks
+        for ident, (question, asking) in list(asks.items()):
+            scope: NodeScope | None = asking
+            while scope is not None and scope.ident.hex() not in whom:
+                scope = scope.parent
+            if scope is not None:
+                del asks[ident]
+                self.ledger.append(question, "withdrawn")
 
     def effect(self, name: str, inputs: Mapping[str, Any], *, harmless: bool = False) -> KeptEffect:
         self.require_no_transaction()

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from _scale import SEED, many
 from anabranch import Agent, Commander, tool
 from anabranch.agents import JsonParser, Sequential, StepAgent, SummaryMemory
 from anabranch.commander.errors import ConfigurationError
+from anabranch.commander.waiting import observe
 from anabranch.messages import Message, Request, ToolCall
 from anabranch.store import (
     Done,
@@ -157,6 +159,13 @@ def test_a_session_survives_several_kills_at_random():
         assert (again, disk.done, disk.twice) == (memory, first.done, []), seed
 
 
+@dataclass
+class City:
+    """What a parser makes."""
+
+    city: str
+
+
 class Team(Agent[Any]):
     """A writer and a critic, who remember as long as the team does."""
 
@@ -165,7 +174,7 @@ class Team(Agent[Any]):
         backend = ScriptedBackend(otherwise=world.play)
         self.writer = Agent(backend, "Write.", name="writer", output_format=None)
         self.critic = Agent(
-            backend, "Judge.", memory=SummaryMemory(backend, max_tokens=40), name="critic"
+            backend, "Judge.", memory=SummaryMemory(backend, max_tokens=16), name="critic"
         )
 
     async def forward(self, *messages: Any, session_id: Any = 0, **options: Any) -> Any:
@@ -268,8 +277,8 @@ async def test_a_stream_is_kept_and_an_answer_that_is_kept_is_streamed():
         disk = left(first, rows, done=True)
         async with journal_of(disk) as journal:
             again = await read(World(disk).agent(journal))
-        assert again[-1] == said[-1] == ("end", "answer to 2: 15")
-        assert len(again) in (1, len(said))
+        assert again[-1] == said[-1] == ("end", "answer to 2: 14")
+        assert len(again) <= len(said)
 
 
 async def test_a_cut_call_is_finished_without_a_listener():
@@ -281,9 +290,9 @@ async def test_a_cut_call_is_finished_without_a_listener():
     async with journal_of(disk) as journal:
         agent = World(disk).agent(journal)
         said = [each.text async for each in agent.stream("other", session_id="s")]
-    assert said[-1] == "answer to 4: 43"
+    assert said[-1] == "answer to 4: 36"
     assert all(
-        "to 4: 43".startswith(each.removeprefix("answer ")) or each in said[-1] for each in said
+        "to 4: 36".startswith(each.removeprefix("answer ")) or each in said[-1] for each in said
     )
 
 
@@ -501,18 +510,37 @@ async def test_a_call_that_waits_for_a_person_is_answered_from_elsewhere(tmp_pat
     assert (sent, answer.text[:9]) == (["hi"], "answer to")
 
 
+async def test_a_call_that_is_cancelled_asks_nobody_any_more(tmp_path):
+    """Its question is withdrawn, and the session goes on."""
+
+    @tool(approve=True)
+    async def send(text: str) -> str:
+        """Send."""
+        return "sent"
+
+    agent = notes(tmp_path / "notes.db", tools=[send])
+    async with Journal(str(tmp_path / "notes.db")) as journal, Commander() as commander:
+        call = commander.call_handler(agent.call("send it", session_id="s"))
+        while not await journal.approvals():  # noqa: ASYNC110 - of another journal
+            await asyncio.sleep(0)
+        call.cancel("never mind")
+        await asyncio.wait([asyncio.ensure_future(observe(call))])
+        assert await journal.approvals() == []
+        assert (await agent("hello", session_id="s")).text == "answer to 2: 14"
+
+
 async def test_parsed_answers_and_step_agents_come_back_as_they_were(tmp_path):
     """What a parser made is made again, in the first life too."""
     path = str(tmp_path / "notes.db")
 
     def make() -> Agent[Any]:
         backend = ScriptedBackend(otherwise=lambda request: '{"city": "Rome"}')
-        return Agent(backend, name="geo", output_format=JsonParser(), journal=path)
+        return Agent(backend, name="geo", output_format=JsonParser(City), journal=path)
 
     agent = make()
     answer = await agent("where?", session_id="s")
-    assert answer.formatted == {"city": "Rome"}
-    assert [each.formatted for each in await make().recall("s")] == [None, {"city": "Rome"}]
+    assert answer.formatted == City("Rome")
+    assert [each.formatted for each in await make().recall("s")] == [None, City("Rome")]
 
     def team() -> Sequential:
         backend = ScriptedBackend(otherwise=lambda request: f"{len(request.messages)}")

@@ -144,7 +144,9 @@ async def run_in_tree(
         parent = parent_here()
     if parent is None:
         async with Commander() as commander:
-            return await commander.run(node, timeout=timeout, limits=limits)
+            # Not `run`, which would cancel the node: that the block is left decides nothing of it.
+            commander.call_handler(node, claim=True, timeout=timeout, limits=limits)
+            return await node
     parent.call_handler(node, claim=True, timeout=timeout, limits=limits)
     try:
         return await node
