@@ -9,6 +9,7 @@ from typing import Self
 
 from ..backends import Backend
 from ..commander.awaitable import require_awaitable
+from ..commander.scope import scope_here
 from ..dispatch import Format
 from ..handlers import ConsoleView, View
 from ..messages import Conversation, Message
@@ -25,9 +26,12 @@ class ChatJob(Job[None]):
 
     The next round starts from a callback at the end of this one, under the commander, so rounds
     do not nest however long the chat is. The chat ends when `read` returns None. A subclass
-    changes `read`, `response`, `answer` or `again`; what is seen is up to `view`, by
-    default a `ConsoleView`. `formats` are the
-    ways in which the model writes calls into its text, if not as the backend knows of it.
+    changes `read`, `response`, `answer` or `again`; what is seen is up to `view`, by default a
+    `ConsoleView`. `formats` are the ways in which the model writes calls into its text, if not as
+    the backend knows of it.
+
+    Put in the body of a durable job, with a conversation of its run, the rounds stay below that
+    job, and what `read` has returned is kept: the chat goes on at the message where it stood.
     """
 
     backend: Backend
@@ -38,16 +42,24 @@ class ChatJob(Job[None]):
 
     async def task(self) -> None:
         """Do one round; a model that fails ends the round, not the chat."""
-        said = await require_awaitable(self.read(), self, "read")
-        if said is None:
+        scope = scope_here()
+        if scope is None:
+            read, above = await self._read(), self.commander
+        else:
+            read = await scope.effect("read", {}, harmless=True).do(self._read)
+            above = self.parent or self.commander
+        if (said := read["line"]) is None:
             return
-        self.at_end(lambda _: self.put_job(self.again(), parent=self.commander))
+        self.at_end(lambda _: self.put_job(self.again(), parent=above))
         if said:
             self.conversation.add(said)
         try:
             await require_awaitable(self.answer(), self, "answer")
         except Exception as error:  # noqa: BLE001 - whatever failed, the chat goes on
             self.view.failed(error)
+
+    async def _read(self) -> dict[str, str | None]:
+        return {"line": await require_awaitable(self.read(), self, "read")}
 
     async def read(self) -> str | None:
         """Return what the user says next, None to end the chat: a line of the standard input.

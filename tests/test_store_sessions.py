@@ -526,7 +526,7 @@ async def test_a_call_that_is_cancelled_asks_nobody_any_more(tmp_path):
         call.cancel("never mind")
         await asyncio.wait([asyncio.ensure_future(observe(call))])
         assert await journal.approvals() == []
-        assert (await agent("hello", session_id="s")).text == "answer to 2: 14"
+        assert (await agent("hello", session_id="s")).text == "answer to 5: 59"
 
 
 async def test_parsed_answers_and_step_agents_come_back_as_they_were(tmp_path):
