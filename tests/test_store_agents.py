@@ -157,7 +157,8 @@ class Chat(ChatJob):
     lines: list[str] = field(default_factory=list[str])
 
     async def read(self) -> str | None:
-        return self.lines.pop(0) if self.lines else None
+        said = sum(message.role == "user" for message in self.conversation)
+        return self.lines[said] if said < len(self.lines) else None
 
 
 CASES: list[tuple[type[Speaks], Callable[[Request, int], Message | str], int]] = [
