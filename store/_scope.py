@@ -45,24 +45,30 @@ IN_TRANSACTION: ContextVar[bool] = ContextVar("anabranch.in_transaction", defaul
 class NodeScope(Scope):
     """A node of a run. `ident` says who it is; `now` also in which attempt."""
 
-    # What few nodes have stands here and is set where it is needed: a run has many of these.
+    __slots__ = (
+        "_counts",
+        "_now",
+        "attempt",
+        "began",
+        "free",
+        "holds",
+        "ident",
+        "kept",
+        "ledger",
+        "outcome",
+        "parent",
+        "recorded",
+        "root",
+    )
 
-    # The recorded outcome.
-    outcome: Row | None = None
-    # What it had spent then.
+    # What few nodes have is set where it is needed.
+
+    # What it had spent when its outcome was recorded.
     _spent: Row | None = None
-    # Whether how it ends, by itself, is known: of a node that is only left, nothing is.
-    kept = False
-    # Whether it, or a node above it, may be tried again; and whether it can be the one below
-    # which an effect is looked for then.
+    # Whether it, or a node above it, may be tried again.
     retried = False
-    holds = False
-    attempt = 1
-    began = 0.0
     # Why it could not be put again as it was put.
     refused: ConfigurationError | None = None
-    # By what it puts: how many of these in this attempt, and which task put the last aside.
-    _counts: dict[str, tuple[int, weakref.ref[asyncio.Task[Any]] | None]] | None = None
     # Those it has put whose outcome the journal has, by the number of that row: they end in its
     # order.
     _replaying: list[tuple[int, Callable[[Any], None], Any]] | None = None
@@ -79,21 +85,32 @@ class NodeScope(Scope):
         self.root = root
         # Who it is in this attempt; None for its end, of which few have to know.
         self._now: bytes | None = ident
+        # By what it puts: how many of these in this attempt, and which task put the last aside.
+        self._counts: (
+            dict[str | bytes, tuple[int, weakref.ref[asyncio.Task[Any]] | None]] | None
+        ) = None
+        self.attempt = 1
+        self.began = 0.0
+        # Whether it can be the one below which an effect is looked for in another attempt.
+        self.holds = parent is None
+        # The recorded outcome.
+        self.outcome: Row | None = None
+        self.recorded = False
         for row in ledger.rows.get(ident, ()):
             kind = row.kind
             if kind == "result" or kind == "failure":
                 self.outcome = row
-                self.recorded = self.kept = True
+                self.recorded = True
             elif kind == "usage":
                 self._spent = row
             elif kind == "over":
                 self.walked = True
+        # Whether how it ends, by itself, is known: of a node that is only left, nothing is.
+        self.kept = self.recorded
         if not self.recorded and ident in ledger.cancelled:
             self.cancelled, self.kept = ledger.cancelled[ident], True
         if root == ident:
             self.is_root = True
-        if parent is None:
-            self.holds = True
 
     @property
     def now(self) -> bytes:
@@ -133,12 +150,12 @@ class NodeScope(Scope):
         counts = self._counts
         if counts is None:
             counts = self._counts = {}
-        if what in counts or (aside and not whole):
-            number = self.number(what, key, aside=aside and not whole)
-        else:  # the first one, as most are
-            counts[what], number = ONCE, 0
-        now, free = self._now or self.now, self.free
-        ident = digest_put(now, what, number)
+        now, free, number = self._now or self.now, self.free, 0
+        ident = digest_put(now, what, 0)
+        if ident not in counts and (whole or not aside):
+            counts[ident] = ONCE
+        elif number := self.number(ident, key, aside=aside and not whole, what=what):
+            ident = digest_put(now, what, number)
         free = ident if free == now else digest_put(free, what, number)
         scope = NodeScope(self.ledger, ident, free, self, ident if root else self.root)
         if retried or self.retried:
@@ -167,13 +184,19 @@ class NodeScope(Scope):
                 " before or after it"
             )
 
-    def number(self, what: str, key: str | None = None, *, aside: bool = False) -> int:
-        """Return the how-manieth of these it is, from 0, in this attempt; or refuse it."""
+    def number(
+        self, of: str | bytes, key: str | None = None, *, aside: bool = False, what: str = ""
+    ) -> int:
+        """Return the how-manieth of these it is, from 0, in this attempt; or refuse it.
+
+        `what` says what it is, where `of` does not.
+        """
+        what = what or f"{of}"
         task = asyncio.current_task() if aside else None
         counts = self._counts
         if counts is None:
             counts = self._counts = {}
-        number, before = counts.get(what, (0, None))
+        number, before = counts.get(of, (0, None))
         if number and key is not None:
             raise ConfigurationError(f"the key {key!r} is given to two {what.split(' [')[0]}")
         if number and (other := before and before()) is not task and aside and other is not None:
@@ -182,7 +205,7 @@ class NodeScope(Scope):
                 " tells one from the other: give each a key=, or a journal could not say whose"
                 " result is whose"
             )
-        counts[what] = (number + 1, None if task is None else weakref.ref(task))
+        counts[of] = (number + 1, None if task is None else weakref.ref(task))
         return number
 
     # --- what becomes of it
