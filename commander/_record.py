@@ -144,6 +144,7 @@ class Defaults:
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
 
 DEFAULTS = Defaults()

@@ -280,7 +280,7 @@ def _read_clock(kind: Any) -> Callable[[Any], Any]:
 
 _PLAIN = frozenset({str, bool, type(None)})
 
-_scan = json.JSONDecoder().scan_once
+_scan: Callable[[str, int], tuple[Any, int]] = cast("Any", json.JSONDecoder()).scan_once
 
 
 def _write_str(value: str) -> bytes:

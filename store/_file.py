@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from ._lock import RunLock
 from ._schema import MEMORY
@@ -391,7 +391,8 @@ class JournalFile:
 
 def _rows(sql: sqlite3.Connection, key: int) -> list[Row]:
     # As `Row._make` does, without a call for each.
-    return list(map(partial(tuple.__new__, Row), sql.execute(_ROWS, (key,))))
+    make: Any = partial(cast("Any", tuple).__new__, Row)
+    return list(map(make, sql.execute(_ROWS, (key,))))
 
 
 def _unlock(claim: Claim) -> None:

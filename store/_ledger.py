@@ -93,7 +93,7 @@ class Ledger:
         self.suspending = False
         self.under_way: set[asyncio.Future[Any]] = set()
         # By identity, oldest first.
-        self.rows: defaultdict[bytes, list[Row]] = defaultdict(list)
+        self.by_ident: defaultdict[bytes, list[Row]] = defaultdict(list)
         # Those that are asked for by their kind.
         self._kinds: dict[str, list[Row]] = {"root": [], "reply": [], "message": []}
         # Of effects below nodes that may be tried again: in which attempt each was begun last, and
@@ -121,7 +121,7 @@ class Ledger:
         self.cancelled: dict[bytes, str] = {}
         for row in rows:
             if row.kind == "result":  # most are
-                self.rows[row.ident].append(row)
+                self.by_ident[row.ident].append(row)
             else:
                 self._load(row)
 
@@ -129,7 +129,7 @@ class Ledger:
         if row.kind == "resumed":
             self._forget_failures()
             return
-        self.rows[row.ident].append(row)
+        self.by_ident[row.ident].append(row)
         if row.kind in self._kinds:
             self._kinds[row.kind].append(row)
         elif row.kind == "intent":
@@ -151,7 +151,7 @@ class Ledger:
         """Take away what has failed so far, and the cancels that followed from it."""
         failed: set[bytes] = set()
         followed: set[bytes] = set()
-        for row in chain.from_iterable(self.rows.values()):
+        for row in chain.from_iterable(self.by_ident.values()):
             if row.kind in ("failure", "aborted"):
                 failed.add(row.ident)
             elif row.kind == "cancelled" and (cancel := json.loads(row.value))["failed"]:
@@ -167,21 +167,21 @@ class Ledger:
             ends = row.kind in ("failure", "aborted", "over", "usage")
             return not (ends and row.ident in failed)
 
-        for ident, rows in [*self.rows.items()]:
-            self.rows[ident] = list(filter(stays, rows))
+        for ident, rows in [*self.by_ident.items()]:
+            self.by_ident[ident] = list(filter(stays, rows))
         for ident in followed:
             self.cancelled.pop(ident, None)
 
     def find(self, ident: bytes, kind: str) -> Row | None:
         """Return the last row of this kind; None if there is none."""
-        for row in reversed(self.rows.get(ident, ())):
+        for row in reversed(self.by_ident.get(ident, ())):
             if row.kind == kind:
                 return row
         return None
 
     def every(self, ident: bytes, kind: str) -> list[Row]:
         """Return all rows of this kind, oldest first."""
-        return [row for row in self.rows.get(ident, ()) if row.kind == kind]
+        return [row for row in self.by_ident.get(ident, ()) if row.kind == kind]
 
     def of_kind(self, kind: Literal["root", "reply", "message"]) -> list[Row]:
         """Return all rows of this kind, oldest first."""
@@ -209,7 +209,7 @@ class Ledger:
         self.rows = number
         if find:
             row = Row(ident, kind, value, number, time.time())
-            self.rows[ident].append(row)
+            self.by_ident[ident].append(row)
             if kind in self._kinds:
                 self._kinds[kind].append(row)
         return number
@@ -261,7 +261,7 @@ class Ledger:
 
     def outcome(self, ident: bytes) -> Row | None:
         """Return a node's result or failure, which its final callbacks may have changed."""
-        for row in reversed(self.rows.get(ident, ())):
+        for row in reversed(self.by_ident.get(ident, ())):
             if row.kind in ("result", "failure"):
                 return row
         return None

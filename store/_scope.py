@@ -96,7 +96,7 @@ class NodeScope(Scope):
         # The recorded outcome.
         self.outcome: Row | None = None
         self.recorded = False
-        for row in ledger.rows.get(ident, ()):
+        for row in ledger.by_ident.get(ident, ()):
             kind = row.kind
             if kind == "result" or kind == "failure":
                 self.outcome = row
@@ -215,7 +215,7 @@ class NodeScope(Scope):
             if self._spent is not None:
                 _charge(json.loads(self._spent.value), node)
             return [], 0.0
-        if self.ident not in self.ledger.rows:
+        if self.ident not in self.ledger.by_ident:
             return [], 0.0
         rows = [json.loads(row.value) for row in self.ledger.every(self.ident, "attempt")]
         if not rows:

@@ -273,19 +273,20 @@ class Writer:
         writes = any(type(each) is tuple or each.writes for each in batch)
         connection.execute("begin immediate" if writes else "begin")
         checked: set[Claim] = set()
-        rows: list[tuple[Any, ...]] = []
+        rows: list[_Columns] = []
         outcomes: list[_Outcome] = []
+        each: Any
         for each in batch:
-            claim: Claim | None = each[0] if type(each) is tuple else each.claim
+            is_row: bool = isinstance(each, tuple) and not isinstance(each, _Asked)
+            claim: Claim | None = each[0] if is_row else each.claim
             if claim is not None and claim not in checked:
                 checked.add(claim)
                 found = connection.execute(_FENCE, (claim.key,)).fetchone()
                 claim.lost = claim.lost or found != (claim.fence,)
-            if type(each) is tuple:
+            if is_row:
                 if not each[0].lost:
-                    columns = each[1]
-                    long = len(columns[4]) > INLINE
-                    rows.append(_shortened(connection, columns) if long else columns)
+                    columns: _Columns = each[1]
+                    rows.append(_shortened(connection, columns))
             elif claim is not None and claim.lost:
                 outcomes.append((each.future, None, LeaseLost(claim.run_id)))
             elif each.function is None:
@@ -348,9 +349,10 @@ def check_size(value: bytes) -> None:
 
 def _shortened(connection: sqlite3.Connection, columns: _Columns) -> _Columns:
     """Return what stands in the table for a row; a large value is kept beside it, once."""
-    key, seq, ident, kind, value, _, at = columns
+    value = columns[4]
     if value is None or len(value) <= INLINE:
         return columns
+    key, seq, ident, kind, _, _, at = columns
     digest = hashlib.sha256(value).digest()
     connection.execute("insert or ignore into anabranch_blob values (?, ?)", (digest, value))
     return key, seq, ident, kind, None, digest, at
