@@ -86,31 +86,32 @@ async def _keep(
     """
     came: list[Delta] = []
     whole = 0  # how many had come before its end
-    async with aclosing(source):
-        while True:
-            token = _TAKEN.set(taken)
-            try:
-                delta = await anext(source)
-            except StopAsyncIteration:
-                break
-            finally:
-                _TAKEN.reset(token)
-            came.append(delta)
-            if whole or delta.finish_reason is not None or delta.done:
-                whole = whole or len(came)
-            else:
-                yield delta
-    assembled = assemble(came)
-    message = write_message(assembled)
-    saved: dict[str, Any] = {
-        "message": clean(message, backend.redact),
-        "taken": [[model, usage.model_dump(exclude_defaults=True)] for model, usage in taken],
-    }
-    if not _says_all(assembled, came) and saved["message"] == message:
-        saved["deltas"] = [{"at": 0, **delta_to_json(delta)} for delta in came]
-    if not whole:  # a backend of the user's own may know no end mark
-        saved["open"] = True
-    reply.keep(write_json(saved))
+    with reply.coming():
+        async with aclosing(source):
+            while True:
+                token = _TAKEN.set(taken)
+                try:
+                    delta = await anext(source)
+                except StopAsyncIteration:
+                    break
+                finally:
+                    _TAKEN.reset(token)
+                came.append(delta)
+                if whole or delta.finish_reason is not None or delta.done:
+                    whole = whole or len(came)
+                else:
+                    yield delta
+        assembled = assemble(came)
+        message = write_message(assembled)
+        saved: dict[str, Any] = {
+            "message": clean(message, backend.redact),
+            "taken": [[model, usage.model_dump(exclude_defaults=True)] for model, usage in taken],
+        }
+        if not _says_all(assembled, came) and saved["message"] == message:
+            saved["deltas"] = [{"at": 0, **delta_to_json(delta)} for delta in came]
+        if not whole:  # a backend of the user's own may know no end mark
+            saved["open"] = True
+        reply.keep(write_json(saved))
     for delta in came[whole - 1 :] if whole else ():
         yield delta
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from ._cancel import leaves
@@ -156,11 +156,19 @@ class Scope(ABC):
     # --- what other rooms ask of it, for work that is done below the node
 
     @abstractmethod
-    def effect(self, name: str, inputs: Mapping[str, Any], *, harmless: bool = False) -> Effect:
+    def effect(
+        self,
+        name: str,
+        inputs: Mapping[str, Any],
+        *,
+        harmless: bool = False,
+        early: bool = False,
+    ) -> Effect:
         """Return what the node does outside under this name and with these inputs.
 
         One that is `harmless` may be done again wherever it is not known what it gave, as what only
-        reads; what it gave counts in its attempt alone.
+        reads; what it gave counts in its attempt alone. Replies that are still coming to the node
+        are waited for, unless it may begin `early`: a later life may get others.
         """
 
     @abstractmethod
@@ -177,6 +185,10 @@ class KeptReply(ABC):
 
     # As it was kept in an earlier life; None if it has to be asked for.
     recorded: str | None
+
+    @abstractmethod
+    def coming(self) -> AbstractContextManager[None]:
+        """Take note, for the length of the block, that it is being read and is not whole yet."""
 
     @abstractmethod
     def keep(self, text: str) -> None:

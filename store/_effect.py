@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from ..commander import Node, NodeCancelled, ToolError, current_node
+from ..commander import ConfigurationError, Node, NodeCancelled, ToolError, current_node
 from ..commander.scope import Effect, scope_of
 from ..commander.waiting import waits_only_for
 from ..tools.results import describe_error
@@ -21,6 +21,7 @@ from .errors import JournalMismatch, NotStorable
 
 if TYPE_CHECKING:
     from ._file import Row
+    from ._reply import ReplyRow
     from ._scope import NodeScope
 
 __all__ = ["KeptEffect"]
@@ -40,11 +41,27 @@ class KeptEffect(Effect):
     else has taken. Whatever is taken from an earlier attempt is written, so that it is the same in
     each life. It is claimed when it is made; what is asked about it, and the inputs that it gets by
     that, belong to it. A `harmless` one belongs to its attempt.
+
+    It waits for the replies that are `coming` to its caller and to those above it, as it may have
+    been made because of one: only a whole reply is kept, and another life may get another one.
     """
 
     def __init__(
-        self, caller: NodeScope, name: str, inputs: Mapping[str, Any], harmless: bool
+        self,
+        caller: NodeScope,
+        name: str,
+        inputs: Mapping[str, Any],
+        harmless: bool,
+        coming: Iterable[ReplyRow],
     ) -> None:
+        coming = [*coming]
+        if any(reply.reader is asyncio.current_task() for reply in coming):
+            raise ConfigurationError(
+                f"{name} is called in the middle of a reply that the same code reads: a later life"
+                " may get another reply, so read it to its end first, or by fork()"
+            )
+        # What reads a reply by itself may wait for this.
+        self._because = [reply for reply in coming if reply.is_forked]
         self._caller = caller
         self._ledger = caller.ledger
         self._name = name
@@ -109,6 +126,7 @@ class KeptEffect(Effect):
             raise NotStorable(
                 f"the arguments of {self._name} about which a person is to be asked: {error}"
             ) from error
+        await self._until_replies_are_whole()
         ident = digest(self._ident, APPROVAL)
         question = {"kind": APPROVAL, "tool": self._name, "arguments": inputs}
         question, answer = await self._wait_for_answer(ident, question, here)
@@ -134,6 +152,7 @@ class KeptEffect(Effect):
         for failed in failures:
             if failed["by"] == self._attempt():
                 raise decode_failure(json.dumps(failed["failure"]).encode())
+        await self._until_replies_are_whole()
         if self._harmless:
             return await self._work(work, timeout)
         doubt = self._in_doubt()
@@ -267,6 +286,10 @@ class KeptEffect(Effect):
         """Send an answer to the run, as those do who are not here."""
         ledger = self._ledger
         await ledger.file.post(ledger.run_id, "answer", ident.hex(), json.dumps(answer).encode())
+
+    async def _until_replies_are_whole(self) -> None:
+        for reply in self._because:
+            await reply.whole()
 
     # --- changed code
 

@@ -30,6 +30,7 @@ from .errors import JournalError, LeaseLost
 
 if TYPE_CHECKING:
     from ._file import JournalFile
+    from ._reply import ReplyRow
     from ._scope import NodeScope
 
 __all__ = ["FIRST", "Kept", "Ledger", "PutBy"]
@@ -105,6 +106,8 @@ class Ledger:
         self.claimed: set[bytes] = set()
         self.intents: defaultdict[tuple[str, str], list[bytes]] = defaultdict(list)
         self.held: dict[bytes, tuple[set[Node[Any]], set[asyncio.Future[Any]]]] = {}
+        # The replies that are being read and are not whole yet.
+        self.coming: list[ReplyRow] = []
         # What nodes ask a person, by who they are: the question, and the node.
         self.asks: dict[bytes, tuple[bytes, NodeScope]] = {}
         self.inbox = Inbox()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from ..commander.scope import KeptReply
+from ..commander import StreamInterrupted
+from ..commander.scope import KeptReply, scope_here
 from .errors import LeaseLost
 
 if TYPE_CHECKING:
-    from ._ledger import Ledger
+    from ._scope import NodeScope
 
 __all__ = ["ReplyRow"]
 
@@ -21,11 +23,42 @@ class ReplyRow(KeptReply):
     The request itself is not written, only a digest of it.
     """
 
-    def __init__(self, ledger: Ledger, ident: bytes) -> None:
-        row = ledger.find(ident, "reply")
+    def __init__(self, asker: NodeScope, ident: bytes) -> None:
+        row = asker.ledger.find(ident, "reply")
         self.recorded = None if row is None else row.value.decode()
-        self._ledger = ledger
+        # The task that reads it while it is coming, and whether a node of its own does, as fork's.
+        self.reader: asyncio.Task[object] | None = None
+        self.is_forked = False
+        self.asker = asker
+        self._ledger = asker.ledger
         self._ident = ident
+        # What it broke off with, None if it is whole or was closed; set once it comes no more.
+        self._over: asyncio.Future[BaseException | None] = self._ledger.loop.create_future()
+
+    @contextmanager
+    def coming(self) -> Generator[None]:
+        failure: BaseException | None = None
+        with suppress(RuntimeError):  # another library's loop reads it
+            self.reader = asyncio.current_task()
+            self.is_forked = scope_here() is not self.asker
+        self._ledger.coming.append(self)
+        try:
+            yield
+        except Exception as error:
+            failure = error
+            raise
+        finally:
+            self._ledger.coming.remove(self)
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits there any more
+                # Behind the row of one that was read in a thread.
+                self._ledger.loop.call_soon_threadsafe(self._over.set_result, failure)
+
+    async def whole(self) -> None:
+        """Wait until it is kept, or was closed; raise `StreamInterrupted` if it broke off."""
+        if (failure := await asyncio.shield(self._over)) is not None:
+            raise StreamInterrupted(
+                f"the reply because of which this was called has broken off: {failure}"
+            ) from failure
 
     def keep(self, text: str) -> None:
         ledger = self._ledger

@@ -336,9 +336,25 @@ class NodeScope(Scope):
                 del asks[ident]
                 self.ledger.append(question, "withdrawn")
 
-    def effect(self, name: str, inputs: Mapping[str, Any], *, harmless: bool = False) -> KeptEffect:
+    def effect(
+        self,
+        name: str,
+        inputs: Mapping[str, Any],
+        *,
+        harmless: bool = False,
+        early: bool = False,
+    ) -> KeptEffect:
         self.require_no_transaction()
-        return KeptEffect(self, name, inputs, harmless)
+        return KeptEffect(self, name, inputs, harmless, () if early else self._replies_to_come())
+
+    def _replies_to_come(self) -> list[ReplyRow]:
+        """Return the replies that it, and those above it, have asked for and that are not whole."""
+        found: list[ReplyRow] = []
+        scope: NodeScope | None = self if self.ledger.coming else None
+        while scope is not None:
+            found += [reply for reply in self.ledger.coming if reply.asker is scope]
+            scope = scope.parent
+        return found
 
     def own_name(self, what: str) -> str:
         return digest(self.ledger.run_id, self.now, what, self.number(what)).hex()
@@ -346,7 +362,7 @@ class NodeScope(Scope):
     def reply(self, request: str) -> ReplyRow:
         asked = f"reply {digest(request).hex()}"
         number = self.number(asked, aside=is_aside_here())
-        return ReplyRow(self.ledger, digest(self.now, asked, number))
+        return ReplyRow(self, digest(self.now, asked, number))
 
     def _keep_end(self, node: Node[Any], kind: str, encode: Callable[[], bytes]) -> bytes:
         """Keep how the node ends; what cannot be written is a failure, which is kept too."""

@@ -39,7 +39,9 @@ def start_call(parent: Node[object], call: ToolCall, tool: AnyTool, ask: Ask) ->
     """
     scope = scope_of(parent)
     harmless = tool.read_only or tool.effect == "nested"
-    effect = scope and scope.effect(tool.name, call.arguments, harmless=harmless)
+    effect = scope and scope.effect(
+        tool.name, call.arguments, harmless=harmless, early=tool.read_only and not tool.approve
+    )
     node: CallNode
     node = _AskFirst(call, tool, ask, effect) if tool.approve else _Run(call, tool, effect)
     node.at_exception(

@@ -1,0 +1,177 @@
+"""What a run does because of a reply waits until the reply is whole: models never answer alike."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from _lives import RUN_ID, Life, _disk, play, require_consistent
+from _scale import SEED, many
+from test_store_effects import TOOLS, change, found, keyed, kills
+
+from anabranch import ConfigurationError, StreamInterrupted, handler, tool
+from anabranch.dispatch import fork
+from anabranch.handlers import View, call_tools, respond
+from anabranch.messages import Message, Request, ToolCall
+from anabranch.store import Durable, Live, live
+from anabranch.testing import ScriptedBackend, deltas
+from anabranch.tools import AnyTool
+
+
+@tool(approve=True, reconcile=found, reconcile_after=0)
+async def send(n: int, fails: int = 0) -> str:
+    return change(f"sent {n}")
+
+
+@tool(read_only=True)
+async def peek(n: int) -> str:
+    return f"saw {n}"
+
+
+@tool(read_only=True, approve=True)
+async def open_letter(n: int) -> str:
+    return f"read {n}"
+
+
+EVERY: list[AnyTool] = [*TOOLS, peek, open_letter, send]
+ONCE = {"mail": 1, "again": 1, "keyed": 1, "limited": 1, "send": 1, "nested": 2}
+"""How much each tool does outside."""
+
+
+class Liar:
+    """Calls what comes to its mind, and never says the same again."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+
+    def __call__(self, request: Request) -> Message | str:
+        draw = self.draw
+        if sum(message.role == "tool" for message in request.messages) > 4 or draw.random() < 0.2:
+            return f"done {draw.random()}"
+        calls = [
+            ToolCall(
+                id=f"{draw.random()}",
+                name=draw.choice(EVERY).name,
+                arguments={"n": draw.randint(0, 2)},
+                index=index,
+            )
+            for index in range(draw.randint(1, 3))
+        ]
+        return Message(role="assistant", content=f"{draw.random()}", tool_calls=calls)
+
+
+class Yes(View):
+    async def approve(self, call: ToolCall) -> bool:
+        return True
+
+
+class Talk(Durable[list[Any]]):
+    """Lets a model act, by `respond` or by hand."""
+
+    by_hand: bool
+    backend: Live[ScriptedBackend] = live()
+
+    async def task(self) -> list[Any]:
+        talk = self.durable.conversation("t")
+        talk.add("go")
+        if self.by_hand:
+            reply = await self.call_handler(act_at_once(self.backend, talk.request()))
+            talk.add(*reply)
+        else:
+            await self.call_handler(respond(self.backend, talk, EVERY, Yes()))
+        return [message.model_dump(mode="json") for message in talk.messages]
+
+
+@handler
+async def act_at_once(node: Any, backend: ScriptedBackend, request: Request) -> list[Message]:
+    """Run each call by itself as soon as it is there."""
+    reply = fork(node, backend.stream(request))
+    results: list[Message] = []
+    async for call in reply.tool_calls:
+        assert isinstance(call, ToolCall)
+        results += await node.call_handler(call_tools(one(call), EVERY, Yes()))
+    return [await reply.message, *results]
+
+
+async def one(call: ToolCall) -> AsyncIterator[ToolCall]:
+    yield call
+
+
+def require_all_done_once(life: Life, where: str) -> None:
+    """Raise unless all that the kept replies have called, and nothing else, is done."""
+    require_consistent(life, where)
+    assert life.error is None, f"{where}: {life.error}"
+    called = [call["name"] for each in life.result for call in each.get("tool_calls") or ()]
+    gave = [each for each in life.result if each["role"] == "tool"]
+    assert [each["name"] for each in gave] == called, where
+    assert len(life.disk.done) == sum(ONCE.get(name, 0) for name in called), where
+    told = " ".join(each["content"] for each in gave)
+    assert all(done in told for done in life.disk.done.values()), where
+    asked = {row.ident for row in life.rows if row.kind == "question"}
+    assert asked <= {row.ident for row in life.rows if row.kind == "letter"}, where
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("number", range(many(3, 60)))
+def test_a_model_that_answers_otherwise_in_each_life_doubles_and_loses_nothing(
+    by_hand: bool, number: int
+) -> None:
+    """D3, D7, D8: what was done is what the kept replies call, and no run is parked."""
+    draw = random.Random(f"{SEED} {number}")
+
+    def make() -> Talk:
+        return Talk(by_hand, ScriptedBackend(otherwise=Liar(draw.randrange(1 << 30))))
+
+    first = play(make, seed=number)
+    require_all_done_once(first, "never killed")
+    for where, disk in kills(first):
+        life = play(make, disk, seed=draw.randrange(1 << 30))
+        require_all_done_once(life, where)
+
+
+def breaks_off(request: Request) -> list[Any]:
+    """Call once; some seconds later the line is cut."""
+    cut = asyncio.Event()
+    asyncio.get_running_loop().call_later(9, cut.set)
+    calls = [ToolCall(id=f"{n}", name="keyed", arguments={"n": 0}, index=n) for n in (0, 1)]
+    said = deltas(Message(role="assistant", tool_calls=calls))
+    return [*said[:-3], cut, StreamInterrupted("the line is cut")]
+
+
+class Broken(Durable[str]):
+    backend: Live[ScriptedBackend] = live()
+
+    async def task(self) -> str:
+        try:
+            await self.call_handler(act_at_once(self.backend, Request([])))
+        except StreamInterrupted as error:
+            return str(error)
+        return "whole"
+
+
+def test_a_call_of_a_reply_that_breaks_off_is_not_made() -> None:
+    life = play(lambda: Broken(ScriptedBackend(otherwise=breaks_off)))
+    assert life.result == "the line is cut"
+    assert not any(row.kind == "intent" for row in life.rows)
+
+
+class InTheMiddle(Durable[str]):
+    """Reads a reply by itself, and calls before its end."""
+
+    backend: Live[ScriptedBackend] = live()
+
+    async def task(self) -> str:
+        async for _ in self.backend.stream(Request([])):
+            await self.durable.call(keyed, n=0)
+        return ""
+
+
+def test_code_that_reads_a_reply_by_itself_cannot_call_before_its_end() -> None:
+    """It could wait for nothing: the reply comes no further meanwhile."""
+    life = play(lambda: InTheMiddle(ScriptedBackend("text")))
+    assert isinstance(life.error, ConfigurationError)
+    assert "in the middle of a reply" in str(life.error)
+    assert not any(row.kind == "intent" for row in life.rows)
