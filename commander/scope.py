@@ -228,6 +228,7 @@ class Effect(ABC):
         reconcile: Callable[[str], Awaitable[Any]] | None = None,
         horizon: float = 0.0,
         timeout: float | None = None,
+        check: Callable[[Mapping[str, Any]], Any] | None = None,
     ) -> Any:
         """Return what `work` gave, in this life or an earlier one, or do it: text or an object.
 
@@ -237,7 +238,8 @@ class Effect(ABC):
         One that had begun and of whose end nothing is known is in doubt: it is done again
         if it is harmless, or if it may be sent `again` under its key; else `reconcile` is asked,
         `horizon` seconds after it began at the earliest: it gives what the effect gave, False if it
-        was not done, None if that cannot be known. Then, and without it, a person is waited for.
+        was not done, None if that cannot be known. Then, and without it, a person is waited for,
+        and again if `check` raises `ValueError` for the answer; what it returns is kept.
         """
 
 

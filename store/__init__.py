@@ -4,6 +4,7 @@
 - `_ledger`: one run in memory: what its journal has, and how more is added
 - `_scope`: a node of a run: who it is, what the journal has of it, what is added as it goes on
 - `_put`: how a round was put; `_transaction`: statements in the journal's own database
+- `_call`: a tool that is called without a model
 - `_effect`, `_reply`: what is done outside, and what models said; `_inbox`: what is sent to a run
 - `_conversation`: conversations whose messages are rows
 - `_approvals`: the questions that runs have for a person, and the answers

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pydantic_core import to_jsonable_python
+
 from ..commander import Node, actor_of
-from ..tools import Illustrated, result_text
+from ..tools.calls import write_text
 from .errors import NotPending
 
 if TYPE_CHECKING:
@@ -91,11 +93,8 @@ class PendingDoubt(_Question):
 
         Raises `NotPending` if it was answered, or the run is over.
         """
-        text = result_text(value)
-        given: Any = str(text)
-        if isinstance(text, Illustrated):
-            given = {"text": given, "images": text.images, "files": text.files}
-        await self._answer({"done": given})
+        plain = to_jsonable_python(value, fallback=str)
+        await self._answer({"done": write_text(value), "value": plain})
 
     async def not_done(self) -> None:
         """Say that it was not done, so that it is done now; as `done`."""

@@ -10,13 +10,15 @@ import json
 import random
 import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import (
     Annotated,
     Any,
     ClassVar,
+    ParamSpec,
+    Protocol,
     Self,
     TypeVar,
     cast,
@@ -30,6 +32,8 @@ from ..commander import Callback, ConfigurationError, Node
 from ..commander.scope import scope_of
 from ..jobs import Job
 from ..messages import Conversation
+from ..tools import AnyTool, Tool
+from ._call import call_tool
 from ._canonical import SCALARS, canonical, canonical_inputs, digest
 from ._codec import Codec
 from ._inbox import LOOK
@@ -41,6 +45,7 @@ from .errors import JournalError, JournalMismatch, LeaseLost, NotDurable
 
 __all__ = ["Durable", "DurableCalls", "Live", "live", "make_again"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -247,8 +252,21 @@ def _result_codec(cls: type[Durable[Any]]) -> Codec:
     return Codec(Any, f"the result of {cls.__name__}")
 
 
+class _Called(Protocol[P, T_co]):
+    """A `Tool`, of which only what it returns matters: of `Tool` itself that has to be the same."""
+
+    @property
+    def read_only(self) -> bool: ...
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T_co: ...
+
+
 class DurableCalls:
-    """What a durable job may call, each once in the life of its run: `self.durable`."""
+    """What a node of a durable run may call, each once in the life of the run.
+
+    A durable job has it as `self.durable`; for a plain handler below one it is
+    `DurableCalls(node)`. Raises `NotDurable` for a node that is in no durable run.
+    """
 
     def __init__(self, node: Node[Any]) -> None:
         scope = scope_of(node)
@@ -278,6 +296,24 @@ class DurableCalls:
         function's return annotation; without one it must be plain JSON.
         """
         return self._node.call_handler(Step(function, args), key=key)
+
+    @overload
+    def call(
+        self, tool: _Called[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Node[T]: ...
+    @overload
+    def call(self, tool: _Called[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Node[T]: ...
+    def call(self, tool: Any, /, *args: Any, **kwargs: Any) -> Node[Any]:
+        """Call a tool as a child of the job, once in the life of the run; await the result.
+
+        All that the tool says of itself holds as where a model calls it: `effect`, `reconcile`,
+        `approve`, `retry`, `timeout`. It gives what the tool returns, by its return annotation, and
+        raises what the tool raises, or a `ToolError` if a person does not allow it. Replies that
+        `fork` reads for this job, or for one above it, are waited for: see docs/durable.md.
+        """
+        if not isinstance(tool, Tool):
+            raise TypeError(f"{tool!r} is no tool: mark it with @tool, or make it a step")
+        return call_tool(self._node, cast("AnyTool", tool), args, kwargs)
 
     def now(self) -> datetime:
         """Return the time, in UTC: that of the first life."""

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from ._reply import ReplyRow
     from ._scope import NodeScope
 
-__all__ = ["KeptEffect"]
+__all__ = ["KeptEffect", "storable"]
 
+PATIENCE = 60.0  # seconds that reconcile gets at least, before a person is asked
 LOOK = 0.01  # seconds between two looks whether one that is held may go on
 
 # Whether this code is the work of an effect, which the run's suspension waits for.
@@ -142,6 +143,7 @@ class KeptEffect(Effect):
         reconcile: Callable[[str], Awaitable[Any]] | None = None,
         horizon: float = 0.0,
         timeout: float | None = None,
+        check: Callable[[Mapping[str, Any]], Any] | None = None,
     ) -> Any:
         ledger = self._ledger
         if (row := ledger.find(self._ident, "gave")) is not None:
@@ -157,7 +159,8 @@ class KeptEffect(Effect):
             return await self._work(work, timeout)
         doubt = self._in_doubt()
         if doubt is not None and not again:
-            known = await self._resolve(doubt, reconcile, horizon)
+            limit = max(PATIENCE, timeout or 0.0)
+            known = await self._resolve(doubt, reconcile, horizon, limit, check)
             if known is not False:
                 return self._keep(known)
         elif doubt is None and not failures:
@@ -228,24 +231,55 @@ class KeptEffect(Effect):
         intent: Row,
         reconcile: Callable[[str], Awaitable[Any]] | None,
         horizon: float,
+        limit: float,
+        check: Callable[[Mapping[str, Any]], Any] | None,
     ) -> Any:
-        """Return what it gave; False if it was not done."""
+        """Return what it gave; False if it was not done.
+
+        A person may be asked since an earlier life: then `reconcile` is asked once more beside the
+        person, and whoever answers first counts.
+        """
         note = "nobody else can say"
-        if reconcile is not None:
+
+        async def look(reconcile: Callable[[str], Awaitable[Any]]) -> Any:
+            nonlocal note
             while (left := intent.time + horizon - time.time()) > 0:  # noqa: ASYNC110 - the wall clock tells nobody
                 await asyncio.sleep(min(left, 60.0))
+            work = _Limited(lambda: reconcile(self.key), "reconcile")
             try:
-                if (known := await reconcile(self.key)) is not None:
-                    return known
-                note = "reconcile does not know"
+                known = await current_node().call_handler(work, timeout=limit, claim=True)
+                if known is None:
+                    note = "reconcile does not know"
+                return known
             except Exception as error:  # noqa: BLE001 - a person is asked instead, and sees it
                 note = f"reconcile raised {describe_error(error)}"
-        # Each intent is a question of its own: what was said of one says nothing of the next.
+                if isinstance(error, TimeoutError) and not work.over:
+                    note = f"reconcile did not answer within {limit:g} seconds"
+            return None
+
+        async def here(_: object) -> dict[str, Any] | None:
+            known = None if reconcile is None else await look(reconcile)
+            return (
+                None if known is None else {"not_done": True} if known is False else {"is": known}
+            )
+
+        # Each intent is a question of its own: what was said of one says nothing of the next. So is
+        # each that follows on an answer that cannot be.
         ident = digest(self._ident, DOUBT, intent.seq)
+        asked = self._ledger.find(ident, "question") is not None
+        if reconcile is not None and not asked and (known := await look(reconcile)) is not None:
+            return known
         arguments = json.loads(json.dumps(self._inputs, default=str))
-        question = {"kind": DOUBT, "tool": self._name, "arguments": arguments, "note": note}
-        _, answer = await self._wait_for_answer(ident, question, None)
-        return answer.get("done", False)
+        while True:
+            question = {"kind": DOUBT, "tool": self._name, "arguments": arguments, "note": note}
+            _, answer = await self._wait_for_answer(ident, question, here if asked else None)
+            if "done" not in answer:
+                return answer.get("is", False)
+            try:
+                return answer["done"] if check is None else check(answer)
+            except ValueError as error:
+                note = f"what was said that it gave cannot be: {error}"
+                ident = digest(ident, "again")
 
     async def _wait_for_answer(
         self,
@@ -341,10 +375,11 @@ class KeptEffect(Effect):
         return [ident for ident in intents if ident not in ledger.claimed]
 
 
-class _Limited(Node[Any], internal=True, name="work"):
-    """What an effect does, where that is limited in time."""
+class _Limited(Node[Any], internal=True):
+    """What an effect does or asks, where that is limited in time."""
 
-    def __init__(self, work: Callable[[], Awaitable[Any]]) -> None:
+    def __init__(self, work: Callable[[], Awaitable[Any]], name: str = "work") -> None:
+        super().__init__(name)
         self._work = work
         self.over = False
 
@@ -382,9 +417,14 @@ class _AskHere(Node[None], internal=True, name="ask"):
             await self._effect.post(self._ident, answer)
 
 
-def _failure(error: Exception) -> Any:
-    """Write a failure; one that could not be made again is told to the model as a tool's."""
+def storable(error: Exception) -> Exception:
+    """Return a failure, or what stands for it in each life if it could not be made again."""
     try:
-        return json.loads(encode_failure(error))
+        encode_failure(error)
     except NotStorable:
-        return json.loads(encode_failure(ToolError(describe_error(error))))
+        return ToolError(describe_error(error))
+    return error
+
+
+def _failure(error: Exception) -> Any:
+    return json.loads(encode_failure(storable(error)))

@@ -489,7 +489,7 @@ class Shop:
 
 
 async def test_reconcile_may_be_a_method() -> None:
-    assert await Shop().sell.look_up({"n": 3}, "k") == "shop: 3"
+    assert await Shop().sell.look_up({"n": 3}, "k") == Done("shop: 3")
 
 
 async def test_outside_a_run_an_effect_has_a_key_of_its_own() -> None:

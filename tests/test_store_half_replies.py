@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from _lives import RUN_ID, Life, _disk, play, require_consistent
+from _lives import Life, play, require_consistent
 from _scale import SEED, many
 from test_store_effects import TOOLS, change, found, keyed, kills
 

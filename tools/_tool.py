@@ -125,24 +125,22 @@ class Tool(Generic[P, R]):
         ends by `sys.exit()` or the like raises a `ToolError`. It is one attempt, of any length:
         `timeout`, `retry` and `approve` are for the node in which a call runs.
         """
-        return result_text(await _call(self.function, self.check(arguments)))
+        return result_text(await self.give(arguments))
 
-    async def look_up(self, arguments: Mapping[str, Any], key: str) -> str | bool | None:
-        """Ask `reconcile` what became of a call: its result, False if it was not done, or None."""
+    async def give(self, arguments: Mapping[str, Any]) -> Any:
+        """Do as `run`, and return what the function returns."""
+        return await _call(self.function, self.check(arguments))
+
+    async def look_up(self, arguments: Mapping[str, Any], key: str) -> Done | NotDone | Unknown:
+        """Ask `reconcile` what became of the call that has sent this key."""
         assert self.reconcile is not None
         known: object = await _call(self.reconcile, {**self.check(arguments), "effect_key": key})
-        match known:
-            case Done(value):
-                return result_text(value)
-            case NotDone():
-                return False
-            case Unknown():
-                return None
-            case _:
-                raise TypeError(
-                    f"reconcile of {self.name} returns Done(value), NotDone() or Unknown(),"
-                    f" not {known!r:.200}"
-                )
+        if not isinstance(known, (Done, NotDone, Unknown)):
+            raise TypeError(
+                f"reconcile of {self.name} returns Done(value), NotDone() or Unknown(),"
+                f" not {known!r:.200}"
+            )
+        return known
 
     @property
     def bare(self) -> AnyTool:

@@ -14,12 +14,21 @@ from ..commander import Node
 from ..commander.scope import Effect, scope_of
 from ..messages import ToolCall
 from ._approval import Decision
-from ._effect import KEYED
+from ._effect import KEYED, Done, NotDone
 from ._schema import InvalidArguments
-from ._tool import AnyTool, contain_exit
+from ._tool import AnyTool, contain_exit, result_text
 from .results import Illustrated, ToolResult
 
-__all__ = ["NOBODY", "Ask", "CallNode", "start_call"]
+__all__ = [
+    "NOBODY",
+    "Ask",
+    "CallNode",
+    "do_once",
+    "effect_of",
+    "read_text",
+    "start_call",
+    "write_text",
+]
 
 Ask: TypeAlias = Callable[[ToolCall, AnyTool], Awaitable[bool | Decision]]
 """Asks a person whether a call may run."""
@@ -37,11 +46,7 @@ def start_call(parent: Node[object], call: ToolCall, tool: AnyTool, ask: Ask) ->
     calls it finds what it did in an earlier life. The result is kept as the tool gave it, before an
     agent's hooks see it, which run in each life.
     """
-    scope = scope_of(parent)
-    harmless = tool.read_only or tool.effect == "nested"
-    effect = scope and scope.effect(
-        tool.name, call.arguments, harmless=harmless, early=tool.read_only and not tool.approve
-    )
+    effect = effect_of(parent, tool, call.arguments)
     node: CallNode
     node = _AskFirst(call, tool, ask, effect) if tool.approve else _Run(call, tool, effect)
     node.at_exception(
@@ -50,6 +55,16 @@ def start_call(parent: Node[object], call: ToolCall, tool: AnyTool, ask: Ask) ->
     if tool.approve:  # what is limited and tried again is the call after the yes
         return parent.call_handler(node, claim=True)
     return _put(parent, node, tool)
+
+
+def effect_of(parent: Node[Any], tool: AnyTool, arguments: Mapping[str, Any]) -> Effect | None:
+    """Claim a call of a tool as an effect of `parent`; None outside a durable run."""
+    scope = scope_of(parent)
+    if scope is None:
+        return None
+    harmless = tool.read_only or tool.effect == "nested"
+    early = tool.read_only and not tool.approve
+    return scope.effect(tool.name, arguments, harmless=harmless, early=early)
 
 
 def _put(parent: Node[object], node: CallNode, tool: AnyTool) -> CallNode:
@@ -96,39 +111,61 @@ class _Run(CallNode, internal=True):
                 bare = tool.bare
                 bare.check(arguments)  # before anything is written
                 effect = effect.changed(arguments)
-                KEYED.set(effect)
-                given = await _once(effect, bare, arguments)
-                return ToolResult.of(call, await tool.finish(given))
+                kept = await do_once(effect, bare, bare.run, arguments, write_text)
+                return ToolResult.of(call, await tool.finish(read_text(kept)))
         except InvalidArguments as error:  # no failure: another attempt would not mend them
             return ToolResult.of_error(call, error)
 
 
-async def _once(effect: Effect, tool: AnyTool, arguments: Mapping[str, Any]) -> str:
-    """Run a tool as an effect; what it gives is equal in each life."""
+async def do_once(
+    effect: Effect,
+    tool: AnyTool,
+    run: Callable[[Mapping[str, Any]], Awaitable[Any]],
+    arguments: Mapping[str, Any],
+    write: Callable[[Any], Any],
+    check: Callable[[Mapping[str, Any]], Any] | None = None,
+) -> Any:
+    """Run a tool as an effect, and return what is kept: what `write` makes of what `run` gives.
+
+    `check` gets what a person says that it gave, and returns what is kept of that, or raises
+    `ValueError`.
+    """
+    KEYED.set(effect)
 
     async def work() -> Any:
         with contain_exit(KeyboardInterrupt):
-            return _write(await tool.run(arguments))
+            return write(await run(arguments))
 
     async def look_up(key: str) -> Any:
         with contain_exit(KeyboardInterrupt):
             known = await tool.look_up(arguments, key)
-        return _write(known) if isinstance(known, str) else known
+        if isinstance(known, Done):
+            return write(known.value)
+        return False if isinstance(known, NotDone) else None
 
-    kept = await effect.do(
+    return await effect.do(
         work,
         again=tool.effect == "keyed",
         reconcile=None if tool.reconcile is None else look_up,
         horizon=tool.reconcile_after,
         timeout=tool.timeout,
+        check=check,
     )
-    return kept if isinstance(kept, str) else Illustrated(**kept)
 
 
-def _write(given: str) -> str | dict[str, Any]:
-    if not isinstance(given, Illustrated):
-        return str(given)
-    return {"text": str(given), "images": given.images, "files": given.files}
+def write_text(given: object) -> str | dict[str, Any]:
+    """Return the text of what a tool gave, with the images and files of an `Illustrated` one."""
+    text = result_text(given)
+    if not isinstance(text, Illustrated):
+        return text
+    return {"text": str(text), "images": text.images, "files": text.files}
+
+
+def read_text(kept: Any) -> str:
+    """Return what `write_text` has written; of a value that was kept as such, its text."""
+    if isinstance(kept, str):
+        return kept
+    return result_text(kept["value"]) if "value" in kept else Illustrated(**kept)
 
 
 class _AskFirst(CallNode, internal=True):
