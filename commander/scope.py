@@ -203,6 +203,11 @@ class Effect(ABC):
     def key(self) -> str:
         """A name of this effect alone: the same in each attempt and each life of the run."""
 
+    @property
+    @abstractmethod
+    def forgotten(self) -> bool:
+        """Whether an earlier life had such effects: what its process kept of them is gone."""
+
     @abstractmethod
     def changed(self, inputs: Mapping[str, Any]) -> Effect:
         """Return the one with these inputs in its place; itself, if they are its own."""

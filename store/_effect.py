@@ -11,7 +11,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from ..commander import ConfigurationError, Node, NodeCancelled, ToolError, current_node
-from ..commander.scope import Effect, scope_of
+from ..commander.scope import Effect, is_aside_here, scope_of
 from ..commander.waiting import waits_only_for
 from ..tools.results import describe_error
 from ._approvals import APPROVAL, DOUBT, write_question
@@ -79,7 +79,7 @@ class KeptEffect(Effect):
 
     def _identify(self) -> bytes:
         caller, ledger, name, text = self._caller, self._ledger, self._name, self._text
-        number = caller.number(f"effect {name} {text}")
+        number = caller.number(f"effect {name} {text}", aside=is_aside_here())
         here = digest(caller.now, "effect", name, text, number)
         mine = digest(caller.free, "effect", name, text, number)
         if self._harmless or not caller.retried:
@@ -104,6 +104,10 @@ class KeptEffect(Effect):
     @property
     def key(self) -> str:
         return digest(self._ledger.run_id, self._ident).hex()
+
+    @property
+    def forgotten(self) -> bool:
+        return any(name == self._name for _, name in self._ledger.intents)
 
     def changed(self, inputs: Mapping[str, Any]) -> KeptEffect:
         text, _ = canonical(inputs)

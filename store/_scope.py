@@ -202,8 +202,8 @@ class NodeScope(Scope):
         if number and (other := before and before()) is not task and aside and other is not None:
             raise ConfigurationError(
                 f"several tasks put {what.split(' ')[1]} at once, and nothing that could be written"
-                " tells one from the other: give each a key=, or a journal could not say whose"
-                " result is whose"
+                " tells one from the other: give each a key=, or put them in handlers, or a journal"
+                " could not say whose result is whose"
             )
         counts[of] = (number + 1, None if task is None else weakref.ref(task))
         return number

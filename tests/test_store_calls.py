@@ -78,29 +78,23 @@ BY_NAME = {each.name: each for each in TOOLS}
 
 
 @handler
-async def below(node: Node[Any], name: str, n: int, fails: int) -> str:
+async def below(node: Node[Any], name: str, n: int, fails: int) -> Any:
     """Call from a plain handler below the job."""
-    return await called(DurableCalls(node), name, n, fails)
-
-
-async def called(durable: DurableCalls, name: str, n: int, fails: int) -> str:
-    """Say what a call gave, or raised."""
-    try:
-        given = await durable.call(BY_NAME[name], n=n, fails=fails)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return repr(getattr(given, "images", "")) + given
+    return await DurableCalls(node).call(BY_NAME[name], n=n, fails=fails)
 
 
 class Calls(Durable[list[Any]]):
+    """Calls by itself and by handlers beside it, all of a group at once, also equal ones."""
+
     groups: list[list[tuple[str, int, int]]]
 
     async def task(self) -> list[Any]:
         gave: list[Any] = []
         for group in self.groups:
-            beside = [self.call_handler(below(*each)) for each in group]
-            gave += await asyncio.gather(*[called(self.durable, *each) for each in group], *beside)
-        return gave
+            called = [self.durable.call(BY_NAME[name], n, fails) for name, n, fails in group]
+            called += [self.call_handler(below(*each), claim=True) for each in group]
+            gave += await asyncio.gather(*called, return_exceptions=True)
+        return [f"{type(each).__name__} {each} {getattr(each, 'images', '')}" for each in gave]
 
 
 @seed(SEED)
@@ -301,6 +295,21 @@ def test_a_call_that_cannot_be_made_is_refused_at_once() -> None:
     assert life.error is None, life.error
     assert life.result == ["InvalidArguments", "NotStorable", "NotStorable", "TypeError"]
     assert not any(row.kind == "intent" for row in life.rows)
+
+
+class AtOnce(Durable[None]):
+    async def task(self) -> None:
+        async def branch() -> None:
+            await self.durable.call(buy, 1)
+
+        await asyncio.gather(branch(), branch())
+
+
+def test_equal_calls_of_several_tasks_at_once_are_refused() -> None:
+    """D5: nothing would say whose result is whose."""
+    life = play(AtOnce)
+    assert isinstance(life.error, ConfigurationError)
+    assert "several tasks put buy at once" in str(life.error)
 
 
 async def test_outside_a_run_there_is_nothing_to_call() -> None:

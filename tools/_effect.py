@@ -18,6 +18,7 @@ __all__ = [
     "Unknown",
     "check_effect",
     "effect_key",
+    "is_forgotten",
 ]
 
 EffectKind: TypeAlias = Literal["keyed", "nested"]
@@ -50,6 +51,9 @@ class _Keyed(Protocol):
     @property
     def key(self) -> str: ...
 
+    @property
+    def forgotten(self) -> bool: ...
+
 
 KEYED: ContextVar[_Keyed] = ContextVar("anabranch_effect_key")
 """The call of a tool in which this code runs."""
@@ -65,6 +69,12 @@ def effect_key() -> str:
     """
     call = KEYED.get(None)
     return uuid4().hex if call is None else call.key
+
+
+def is_forgotten() -> bool:
+    """Say whether the run around this code has called this tool in a process that is gone."""
+    call = KEYED.get(None)
+    return call is not None and call.forgotten
 
 
 def check_effect(

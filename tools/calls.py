@@ -93,6 +93,7 @@ class CallNode(Node[ToolResult], internal=True):
 
 class _Run(CallNode, internal=True):
     _key = ""
+    forgotten = False  # outside a durable run there is one process
 
     @property
     def key(self) -> str:
