@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,6 +14,14 @@ from _scale import SEED, many
 from test_store_effects import TOOLS, change, found, keyed, kills
 
 from anabranch import ConfigurationError, StreamInterrupted, handler, tool
+from anabranch.agents import (
+    Agent,
+    ConversableAgent,
+    GroupChat,
+    Orchestrator,
+    State,
+)
+from anabranch.agents.conversation import random_speaker
 from anabranch.dispatch import fork
 from anabranch.handlers import View, call_tools, respond
 from anabranch.messages import Message, Request, ToolCall
@@ -44,8 +53,9 @@ ONCE = {"mail": 1, "again": 1, "keyed": 1, "limited": 1, "send": 1, "nested": 2}
 class Liar:
     """Calls what comes to its mind, and never says the same again."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, tools: list[AnyTool]) -> None:
         self.draw = random.Random(seed)
+        self.tools = tools
 
     def __call__(self, request: Request) -> Message | str:
         draw = self.draw
@@ -54,7 +64,7 @@ class Liar:
         calls = [
             ToolCall(
                 id=f"{draw.random()}",
-                name=draw.choice(EVERY).name,
+                name=draw.choice(self.tools).name,
                 arguments={"n": draw.randint(0, 2)},
                 index=index,
             )
@@ -100,36 +110,74 @@ async def one(call: ToolCall) -> AsyncIterator[ToolCall]:
     yield call
 
 
+class Team(Durable[str]):
+    """Agents that act: one, two in turn, or a group in which chance names the next."""
+
+    kind: str
+    backend: Live[ScriptedBackend] = live()
+
+    async def task(self) -> str:
+        acts = [each for each in EVERY if not each.approve]
+        if self.kind == "group":
+            members = [ConversableAgent(name, self.backend, "Act.", tools=acts) for name in "ab"]
+            team = GroupChat("team", members, speaker=random_speaker(), max_turns=2)
+            return (await ConversableAgent("user").initiate_chat(team, "Go.")).text
+        first, second = (Agent(self.backend, tools=acts, name=name) for name in "ab")
+        if self.kind == "turns":
+            following = {None: "a", "a": "b"}
+            turns = Orchestrator(
+                [first, second], lambda obs, state: following.get(state.agent), State()
+            )
+            return str(await turns.forward("go"))
+        return (await first("go")).text
+
+
 def require_all_done_once(life: Life, where: str) -> None:
     """Raise unless all that the kept replies have called, and nothing else, is done."""
     require_consistent(life, where)
     assert life.error is None, f"{where}: {life.error}"
+    replies = [json.loads(row.value)["message"] for row in life.rows if row.kind == "reply"]
+    calls = [call for each in replies for call in each.get("tool_calls") or ()]
+    assert len(life.disk.done) == sum(ONCE.get(_name(call), 0) for call in calls), where
+    if not isinstance(life.result, list):
+        return
     called = [call["name"] for each in life.result for call in each.get("tool_calls") or ()]
     gave = [each for each in life.result if each["role"] == "tool"]
     assert [each["name"] for each in gave] == called, where
-    assert len(life.disk.done) == sum(ONCE.get(name, 0) for name in called), where
     told = " ".join(each["content"] for each in gave)
     assert all(done in told for done in life.disk.done.values()), where
     asked = {row.ident for row in life.rows if row.kind == "question"}
     assert asked <= {row.ident for row in life.rows if row.kind == "letter"}, where
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
-@pytest.mark.parametrize("number", range(many(3, 60)))
+def _name(call: dict[str, Any]) -> str:
+    return call.get("name") or call["function"]["name"]
+
+
+@pytest.mark.parametrize("kind", ["respond", "by hand", "agent", "turns", "group"])
+@pytest.mark.parametrize("number", range(many(2, 40)))
 def test_a_model_that_answers_otherwise_in_each_life_doubles_and_loses_nothing(
-    by_hand: bool, number: int
+    kind: str, number: int
 ) -> None:
-    """D3, D7, D8: what was done is what the kept replies call, and no run is parked."""
+    """D3, D7, D8: what was done is what the kept replies call, and no run is parked.
+
+    Also of one that is killed twice.
+    """
     draw = random.Random(f"{SEED} {number}")
 
-    def make() -> Talk:
-        return Talk(by_hand, ScriptedBackend(otherwise=Liar(draw.randrange(1 << 30))))
+    def make() -> Durable[Any]:
+        talks = kind in ("respond", "by hand")
+        liar = Liar(draw.randrange(1 << 30), [each for each in EVERY if talks or not each.approve])
+        backend = ScriptedBackend(otherwise=liar)
+        return Talk(kind == "by hand", backend) if talks else Team(kind, backend)
 
     first = play(make, seed=number)
     require_all_done_once(first, "never killed")
     for where, disk in kills(first):
         life = play(make, disk, seed=draw.randrange(1 << 30))
         require_all_done_once(life, where)
+        again, left = draw.choice(list(kills(life))[2 * life.before :])
+        require_all_done_once(play(make, left), f"{where}, then {again}")
 
 
 def breaks_off(request: Request) -> list[Any]:
