@@ -155,7 +155,7 @@ def _name(call: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("kind", ["respond", "by hand", "agent", "turns", "group"])
-@pytest.mark.parametrize("number", range(many(2, 40)))
+@pytest.mark.parametrize("number", range(many(1, 40)))
 def test_a_model_that_answers_otherwise_in_each_life_doubles_and_loses_nothing(
     kind: str, number: int
 ) -> None:
