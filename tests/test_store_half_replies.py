@@ -139,13 +139,13 @@ def require_all_done_once(life: Life, where: str) -> None:
     replies = [json.loads(row.value)["message"] for row in life.rows if row.kind == "reply"]
     calls = [call for each in replies for call in each.get("tool_calls") or ()]
     assert len(life.disk.done) == sum(ONCE.get(_name(call), 0) for call in calls), where
-    if not isinstance(life.result, list):
-        return
-    called = [call["name"] for each in life.result for call in each.get("tool_calls") or ()]
-    gave = [each for each in life.result if each["role"] == "tool"]
-    assert [each["name"] for each in gave] == called, where
-    told = " ".join(each["content"] for each in gave)
-    assert all(done in told for done in life.disk.done.values()), where
+    if not isinstance(life.result, str):
+        said: list[dict[str, Any]] = life.result
+        called = [call["name"] for each in said for call in each.get("tool_calls") or ()]
+        gave = [each for each in said if each["role"] == "tool"]
+        assert [each["name"] for each in gave] == called, where
+        told = " ".join(each["content"] for each in gave)
+        assert all(done in told for done in life.disk.done.values()), where
     asked = {row.ident for row in life.rows if row.kind == "question"}
     assert asked <= {row.ident for row in life.rows if row.kind == "letter"}, where
 
