@@ -302,3 +302,19 @@ async def test_a_question_outlives_the_process_that_asked(tmp_path: Path) -> Non
     async with Journal(name) as journal:
         assert await journal.run(Ship(), run_id="a") == "shipped 3"
     assert SENT == [3]
+
+
+async def test_of_two_answers_at_the_same_time_one_counts(tmp_path: Path) -> None:
+    """Whoever came too late is told so; the run goes on by the other's."""
+    name = str(tmp_path / "runs.db")
+    SENT.clear()
+    async with Journal(name) as journal, Journal(name) as other:
+        running = asyncio.create_task(journal.run(Ship(), run_id="a"))
+        (here,) = await waiting_soon(journal)
+        (there,) = await other.approvals()
+        answers = await asyncio.gather(here.approve(), there.deny("no"), return_exceptions=True)
+        assert [type(each) for each in answers].count(NotPending) == 1
+        said = await running
+    approved = answers[0] is None
+    assert said == ("shipped 3" if approved else "Error: the user did not allow this call: no")
+    assert [3] * approved == SENT

@@ -24,7 +24,7 @@ from anabranch.agents import (
 from anabranch.agents.conversation import random_speaker
 from anabranch.dispatch import fork
 from anabranch.handlers import View, call_tools, respond
-from anabranch.messages import Message, Request, ToolCall
+from anabranch.messages import Delta, Message, Request, ToolCall, ToolCallDelta
 from anabranch.store import Durable, Live, live
 from anabranch.testing import ScriptedBackend, deltas
 from anabranch.tools import AnyTool
@@ -204,6 +204,25 @@ def test_a_call_of_a_reply_that_breaks_off_is_not_made() -> None:
     life = play(lambda: Broken(ScriptedBackend(otherwise=breaks_off)))
     assert life.result == "the line is cut"
     assert not any(row.kind == "intent" for row in life.rows)
+
+
+def is_slow(request: Request) -> list[Any]:
+    """Call once; the reply's end comes long after."""
+    whole = asyncio.Event()
+    asyncio.get_running_loop().call_later(1000, whole.set)
+    call = ToolCall(id="c", name="limited", arguments={"n": 0})
+    said = deltas(Message(role="assistant", tool_calls=[call]))
+    next_call = ToolCallDelta(1, "d", "peek", '{"n": 1}')
+    return [*said[:-2], Delta(tool_calls=(next_call,)), whole, *said[-2:]]
+
+
+def test_a_call_s_time_begins_when_its_reply_is_whole() -> None:
+    """Its tool has a `timeout`, which is not for the reply."""
+    life = play(lambda: Talk(True, ScriptedBackend(otherwise=is_slow)))
+    assert life.error is None
+    assert [each["status"] for each in life.result if each["role"] == "tool"] == ["ok", "ok"]
+    intent = next(row for row in life.rows if row.kind == "intent")
+    assert intent.seq > next(row.seq for row in life.rows if row.kind == "reply")
 
 
 class InTheMiddle(Durable[str]):
