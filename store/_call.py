@@ -57,7 +57,18 @@ class _Call:
     effect: Effect
     codec: Codec | None  # None if it gives texts with images
 
+    async def give(self, arguments: Mapping[str, Any]) -> Any:
+        """Call the tool; to return what cannot be kept is no failure: it is not called again."""
+        value = await self.tool.give(arguments)
+        try:
+            self.write(value)
+        except NotStorable as error:
+            return error
+        return value
+
     def write(self, value: object) -> Any:
+        if isinstance(value, NotStorable):
+            return {"refused": str(value)}
         if self.codec is None or isinstance(value, Illustrated):
             return write_text(value)
         return {"value": json.loads(self.codec.encode(value))}
@@ -78,12 +89,14 @@ class _Call:
         raise ValueError(f"{self.tool.name} does not return {value!r:.200}")
 
     def read(self, kept: Any) -> Any:
-        codec = self.codec
-        if codec is None or (isinstance(kept, Mapping) and "value" not in kept):
-            return read_text(kept)
-        if isinstance(kept, str):  # a model has called it so, in an attempt before this one
+        if isinstance(kept, str) and self.codec is not None:
+            # A model has called it so, in an attempt before this one.
             kept = self.check({"done": kept, "value": kept})
-        return codec.decode(json.dumps(kept["value"]).encode())
+        if self.codec is None or "text" in kept:
+            return read_text(kept)
+        if "refused" in kept:
+            raise NotStorable(kept["refused"])
+        return self.codec.decode(json.dumps(kept["value"]).encode())
 
 
 class _Called(Node[Any], internal=True):
@@ -128,5 +141,5 @@ class _Once(Node[Any], internal=True):
 
     async def task(self) -> Any:
         call, tool = self._node_call, self._node_call.tool
-        kept = await do_once(call.effect, tool, tool.give, self._arguments, call.write, call.check)
+        kept = await do_once(call.effect, tool, call.give, self._arguments, call.write, call.check)
         return call.read(kept)

@@ -59,7 +59,7 @@ class KeptEffect(Effect):
         if any(reply.reader is asyncio.current_task() for reply in coming):
             raise ConfigurationError(
                 f"{name} is called in the middle of a reply that the same code reads: a later life"
-                " may get another reply, so read it to its end first, or by fork()"
+                " may get another reply, so read it to its end or close it first, or use fork()"
             )
         # What reads a reply by itself may wait for this.
         self._because = [reply for reply in coming if reply.is_forked]

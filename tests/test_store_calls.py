@@ -297,6 +297,26 @@ def test_a_call_that_cannot_be_made_is_refused_at_once() -> None:
     assert not any(row.kind == "intent" for row in life.rows)
 
 
+@tool(effect="keyed", retry=Retry(attempts=3, on=Exception, backoff=0))
+async def mistyped(n: int) -> str:
+    change(f"mistyped {n}", again=True)
+    return n  # type: ignore[return-value]
+
+
+class Mistyped(Durable[None]):
+    async def task(self) -> None:
+        await self.durable.call(mistyped, 1)
+
+
+def test_what_cannot_be_kept_of_a_call_is_told_and_the_call_not_made_again() -> None:
+    """It has happened: no `retry=` does it once more, in no life."""
+    first = play(Mistyped)
+    assert isinstance(first.error, NotStorable)
+    assert sum(row.kind == "intent" for row in first.rows) == 1
+    for where, disk in kills(first):
+        require_alike(first, play(Mistyped, disk), where)
+
+
 class AtOnce(Durable[None]):
     async def task(self) -> None:
         async def branch() -> None:

@@ -163,10 +163,10 @@ def write_text(given: object) -> str | dict[str, Any]:
 
 
 def read_text(kept: Any) -> str:
-    """Return what `write_text` has written; of a value that was kept as such, its text."""
+    """Return what `write_text` has written; of what was kept as a value, its text."""
     if isinstance(kept, str):
         return kept
-    return result_text(kept["value"]) if "value" in kept else Illustrated(**kept)
+    return Illustrated(**kept) if "text" in kept else result_text(*kept.values())
 
 
 class _AskFirst(CallNode, internal=True):
