@@ -89,14 +89,16 @@ class _Call:
         raise ValueError(f"{self.tool.name} does not return {value!r:.200}")
 
     def read(self, kept: Any) -> Any:
-        if isinstance(kept, str) and self.codec is not None:
-            # A model has called it so, in an attempt before this one.
-            kept = self.check({"done": kept, "value": kept})
-        if self.codec is None or "text" in kept:
+        if self.codec is None:
             return read_text(kept)
-        if "refused" in kept:
-            raise NotStorable(kept["refused"])
-        return self.codec.decode(json.dumps(kept["value"]).encode())
+        # A text is what a model has got for such a call, in an attempt before this one.
+        said = {"done": kept, "value": kept}
+        found: dict[str, Any] = self.check(said) if isinstance(kept, str) else kept
+        if "refused" in found:
+            raise NotStorable(found["refused"])
+        if "text" in found:
+            return read_text(found)
+        return self.codec.decode(json.dumps(found["value"]).encode())
 
 
 class _Called(Node[Any], internal=True):
