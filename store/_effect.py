@@ -6,11 +6,19 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from ..commander import ConfigurationError, Node, NodeCancelled, ToolError, current_node
+from ..commander import (
+    ConfigurationError,
+    Node,
+    NodeCancelled,
+    NodeClosed,
+    ToolError,
+    current_node,
+)
 from ..commander.scope import Effect, is_aside_here, scope_of
 from ..commander.waiting import waits_only_for
 from ..tools.results import describe_error
@@ -249,17 +257,18 @@ class KeptEffect(Effect):
             nonlocal note
             while (left := intent.time + horizon - time.time()) > 0:  # noqa: ASYNC110 - the wall clock tells nobody
                 await asyncio.sleep(min(left, 60.0))
-            work = _Limited(lambda: reconcile(self.key), "reconcile")
+            late = asyncio.timeout(limit)  # no child: it may be asked in a final callback
             try:
-                known = await current_node().call_handler(work, timeout=limit, claim=True)
-                if known is None:
-                    note = "reconcile does not know"
-                return known
+                async with late:
+                    known = await reconcile(self.key)
             except Exception as error:  # noqa: BLE001 - a person is asked instead, and sees it
                 note = f"reconcile raised {describe_error(error)}"
-                if isinstance(error, TimeoutError) and not work.over:
+                if late.expired():
                     note = f"reconcile did not answer within {limit:g} seconds"
-            return None
+                return None
+            if known is None:
+                note = "reconcile does not know"
+            return known
 
         async def here(_: object) -> dict[str, Any] | None:
             known = None if reconcile is None else await look(reconcile)
@@ -306,8 +315,11 @@ class KeptEffect(Effect):
         letter = asyncio.ensure_future(ledger.letter(ident, "answer", ident.hex()))
         ledger.asks[scope.ident] = ident, scope
         try:
+            asking = None
             if here is not None and not answered:
-                asking = node.call_handler(_AskHere(self, ident, here, question), claim=True)
+                with suppress(NodeClosed):  # in a final callback those who are elsewhere answer
+                    asking = node.call_handler(_AskHere(self, ident, here, question), claim=True)
+            if asking is not None:
                 letter.add_done_callback(lambda _: asking.cancel("it was answered elsewhere"))
                 try:
                     await asking
@@ -379,11 +391,10 @@ class KeptEffect(Effect):
         return [ident for ident in intents if ident not in ledger.claimed]
 
 
-class _Limited(Node[Any], internal=True):
-    """What an effect does or asks, where that is limited in time."""
+class _Limited(Node[Any], internal=True, name="work"):
+    """What an effect does, where that is limited in time."""
 
-    def __init__(self, work: Callable[[], Awaitable[Any]], name: str = "work") -> None:
-        super().__init__(name)
+    def __init__(self, work: Callable[[], Awaitable[Any]]) -> None:
         self._work = work
         self.over = False
 

@@ -10,7 +10,8 @@ import pytest
 from _lives import RUN_ID, Disk, Life, _disk, play
 from test_store_effects import change, failures, kills, left_after, require_alike
 
-from anabranch import Retry, tool
+from anabranch import Retry, handler, tool
+from anabranch.commander.scope import scope_here
 from anabranch.store import Done, Durable, Journal, NotDone, NotPending, Unknown
 
 # What the world outside says when it is asked: for a test to set.
@@ -59,6 +60,13 @@ async def for_ever(key: str) -> Done:
     return Done("never")
 
 
+def always(answer: object) -> Callable[[str], Any]:
+    def say(key: str) -> object:
+        return answer
+
+    return say
+
+
 def fails(key: str) -> Done:
     raise OSError("no line")
 
@@ -68,10 +76,10 @@ def fails(key: str) -> Done:
     [
         (for_ever, "reconcile did not answer within 60 seconds"),
         (fails, "reconcile raised OSError: no line"),
-        (lambda key: Unknown(), "reconcile does not know"),
-        (lambda key: True, "reconcile raised TypeError: reconcile of pay returns Done(value)"),
-        (lambda key: None, "reconcile raised TypeError: reconcile of pay returns Done(value)"),
-        (lambda key: Done(5), "reconcile raised NotStorable: what the tool pay returns"),
+        (always(Unknown()), "reconcile does not know"),
+        (always(True), "reconcile raised TypeError: reconcile of pay returns Done(value)"),
+        (always(None), "reconcile raised TypeError: reconcile of pay returns Done(value)"),
+        (always(Done(5)), "reconcile raised NotStorable: what the tool pay returns"),
     ],
 )
 @pytest.mark.parametrize("done", [True, False])
@@ -95,7 +103,7 @@ def test_a_person_is_asked_where_reconcile_does_not_say(says: Any, note: str, do
 def asked_before() -> tuple[Life, Disk]:
     """Return a life, and what is left of a second one that has asked a person and died."""
     first, disk = in_doubt()
-    SAYS.append(lambda key: Unknown())
+    SAYS.append(always(Unknown()))
 
     async def person(journal: Journal) -> None:
         await (await doubts_of(journal))[0].done("by hand")
@@ -178,3 +186,42 @@ def test_a_call_that_fails_after_its_work_is_made_again_under_its_key() -> None:
     assert len(first.disk.done) == 1
     for where, disk in kills(first):
         require_alike(first, play(Keyed, disk), where)
+
+
+class InCallback(Durable[str]):
+    """Pays when it has ended, in a final callback."""
+
+    async def task(self) -> str:
+        self.call_handler(ends().at_end(pay_later))
+        return "ended"
+
+
+@handler
+async def ends(node: Any) -> None: ...
+
+
+async def pay_later(node: Any) -> None:
+    effect = scope_here().effect("pay", {})  # type: ignore[union-attr]
+
+    async def work() -> str:
+        return _disk[-1].done.setdefault(effect.key, "paid")
+
+    async def unknown(key: str) -> None:
+        return None
+
+    await effect.do(work, reconcile=unknown)
+
+
+def test_a_person_may_be_asked_in_a_final_callback() -> None:
+    """Where no child may be put that asks `reconcile` once more beside the person."""
+
+    async def person(journal: Journal) -> None:
+        await (await doubts_of(journal))[0].done("paid")
+
+    life = play(InCallback)
+    for kind in ("intent", "question"):
+        number = next(row.seq for row in life.rows if row.kind == kind)
+        left = life.disk.cut(number, dict(life.disk.done))
+        left.mail.clear()
+        life = play(InCallback, left, beside=person)
+        assert life.result == "ended"
