@@ -61,7 +61,7 @@ def keep_replies(stream: Stream[B]) -> Stream[B]:
             return stream(self, request)
         reply = scope.reply(key_of(request))
         if reply.recorded is not None:
-            return _play(self, reply.recorded)
+            return _play(self, reply, reply.recorded)
         taken: list[tuple[str, Usage]] = []
         token = _TAKEN.set(taken)
         try:
@@ -80,35 +80,34 @@ async def _keep(
     reply: KeptReply,
     taken: list[tuple[str, Usage]],
 ) -> AsyncGenerator[Delta, None]:
-    """Pass deltas on; nobody sees the reply's end before it is kept.
+    """Pass deltas on; nobody sees the reply's end before it is kept, whatever end that is.
 
     Else what was done about the reply could be in the journal without it.
     """
     came: list[Delta] = []
     whole = 0  # how many had come before its end
     with reply.coming():
-        async with aclosing(source):
-            while True:
-                token = _TAKEN.set(taken)
-                try:
-                    delta = await anext(source)
-                except StopAsyncIteration:
-                    break
-                finally:
-                    _TAKEN.reset(token)
-                came.append(delta)
-                if whole or delta.finish_reason is not None or delta.done:
-                    whole = whole or len(came)
-                else:
-                    yield delta
-        assembled = assemble(came)
-        message = write_message(assembled)
-        saved: dict[str, Any] = {
-            "message": clean(message, backend.redact),
-            "taken": [[model, usage.model_dump(exclude_defaults=True)] for model, usage in taken],
-        }
-        if not _says_all(assembled, came) and saved["message"] == message:
-            saved["deltas"] = [{"at": 0, **delta_to_json(delta)} for delta in came]
+        try:
+            async with aclosing(source):
+                while True:
+                    token = _TAKEN.set(taken)
+                    try:
+                        delta = await anext(source)
+                    except StopAsyncIteration:
+                        break
+                    finally:
+                        _TAKEN.reset(token)
+                    came.append(delta)
+                    if whole or delta.finish_reason is not None or delta.done:
+                        whole = whole or len(came)
+                    else:
+                        yield delta
+        except BaseException as error:
+            seen = came[: whole - 1] if whole else came
+            saved = _write(backend, seen, taken, exact=True)
+            reply.break_off(write_json(saved), error, backend.redact)
+            raise
+        saved = _write(backend, came, taken)
         if not whole:  # a backend of the user's own may know no end mark
             saved["open"] = True
         reply.keep(write_json(saved))
@@ -116,13 +115,34 @@ async def _keep(
         yield delta
 
 
-async def _play(backend: Backend, text: str) -> AsyncGenerator[Delta, None]:
+def _write(
+    backend: Backend, came: list[Delta], taken: list[tuple[str, Usage]], *, exact: bool = False
+) -> dict[str, Any]:
+    """Write what came of a reply: its message, and the deltas where these say more, or if `exact`.
+
+    A key may be spread over deltas, so these are never written where the message has one.
+    """
+    assembled = assemble(came)
+    message = write_message(assembled)
+    saved: dict[str, Any] = {
+        "message": clean(message, backend.redact),
+        "taken": [[model, usage.model_dump(exclude_defaults=True)] for model, usage in taken],
+    }
+    if (exact or not _says_all(assembled, came)) and saved["message"] == message:
+        saved["deltas"] = [{"at": 0, **delta_to_json(delta)} for delta in came]
+    if exact:
+        saved["open"] = True
+    return saved
+
+
+async def _play(backend: Backend, reply: KeptReply, text: str) -> AsyncGenerator[Delta, None]:
     """Give a reply that was kept, and charge what it took; it takes no turn of any limit."""
     saved = json.loads(text)
     for model, usage in saved["taken"]:
         charge_again(model, Usage(**usage), own=backend.limits_of_model(model))
     for delta in deltas_of(saved):
         yield delta
+    await reply.end()
 
 
 def deltas_of(saved: dict[str, Any]) -> Iterator[Delta]:

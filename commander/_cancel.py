@@ -26,14 +26,16 @@ def cancel_subtrees(roots: Iterable[Record], reason: str, *, failed: bool = Fals
     marked: list[Record] = []
     stack = list(roots)
     if stack and stack[0].tree and stack[0].tree.scoped:
-        _keep_cancel(stack, reason, failed)
+        stack = _keep_cancel(stack, reason, failed)
     while stack:
         record = stack.pop()
         if record.cancelled is not None or record.state in DONE:
             continue  # marked before: so was all that is below it
         if record.closing and record.task is None:
             continue  # its last plain callback is on the stack above us: it has ended
-        record.cancelled = reason
+        scope = record.scope
+        again = None if scope is None else scope.cancelled  # why it was, in an earlier life
+        record.cancelled = reason if again is None else again
         marked.append(record)
         if record.children:
             stack.extend(record.children.values())
@@ -56,31 +58,38 @@ def leaves(tree: Tree) -> bool:
     return bool(tree.ending) or (tree.root.special and tree.root.ending)
 
 
-def _keep_cancel(roots: list[Record], reason: str, failed: bool) -> None:
+def _keep_cancel(roots: list[Record], reason: str, failed: bool) -> list[Record]:
     """Keep a cancel that begins inside a run: it is one decision, whatever it ends.
 
-    One that begins above, around calls of sessions, ends each of these.
+    One that begins above, around calls of sessions, ends each of these. Returns whom it ends: not
+    those whose outcome is in the journal, which had ended before it.
     """
     if leaves(roots[0].tree) or roots[0] is roots[0].tree.root:
-        return
+        return roots
+    roots = [
+        each for each in roots if each.scope is None or each.closing or not each.scope.recorded
+    ]
     scopes: list[Scope] = []
     stack = list(roots)
     while stack:
         record = stack.pop()
-        if record.ending or record.closing:
+        if record.ending or record.closing or record.node._node_reads:
             continue
         if record.scope is not None:
             scopes.append(record.scope)
         elif record.children:
             stack.extend(record.children.values())
+    above = roots[0].parent if roots else None
+    by = above.scope if failed and above is not None else None
     if scopes and roots[0].scope is not None:
-        scopes[0].cancel(scopes[::-1], reason, failed=failed)
+        scopes[0].cancel(scopes[::-1], reason, failed=by)
     else:
         for scope in scopes:
-            scope.cancel([scope], reason, failed=failed)
+            scope.cancel([scope], reason, failed=by)
+    return roots
 
 
-def abort(record: Record, error: BaseException) -> bool:
+def abort(record: Record, error: BaseException, *, timed_out: bool = False) -> bool:
     """Make a node fail with `error`: cancel its children and its body; it ends once they have.
 
     Returns False, and does nothing, if it is already ending for another cause.
@@ -92,7 +101,7 @@ def abort(record: Record, error: BaseException) -> bool:
         # A child of a node that has not begun has failed: that is an attempt, though a short one.
         record.attempts.starts.append(record.tree.loop.time())
     if record.scope is not None and not leaves(record.tree):
-        record.scope.abort(error)
+        record.scope.abort(error, timed_out=timed_out)
     cancel_subtrees(record.living, f"failure: {describe(error)}", failed=True)
     if record.task is not None:
         _cancel_task(record, record.task)

@@ -117,7 +117,9 @@ def finish(
 
 def _decide(record: Record) -> bool:
     """Settle how a node ends that is not plain; False if it is tried again instead."""
-    if record.failures is not None or isinstance(record.policy, Quorum):
+    left = [each.failure for each in (record.failures or {}).values() if each.failure is not None]
+    recorded = record.scope is not None and record.scope.recorded  # it was weighed then
+    if not recorded and (record.failures is not None or isinstance(record.policy, Quorum)):
         weigh(record)
     rare = record.rare
     if rare.abort is not None:
@@ -131,11 +133,11 @@ def _decide(record: Record) -> bool:
     if record.cancelled is not None:
         _forget_outcome(record)  # a predicate or a log handler has cancelled it only now
     if record.scope is not None:
-        _keep_outcome(record, record.scope)
+        _keep_outcome(record, record.scope, left)
     return True
 
 
-def _keep_outcome(record: Record, scope: Scope) -> None:
+def _keep_outcome(record: Record, scope: Scope, left: list[BaseException]) -> None:
     if scope.walked:
         record.callback = record.more_callbacks = None
     rare = record.rare
@@ -148,8 +150,8 @@ def _keep_outcome(record: Record, scope: Scope) -> None:
             verdict,
             record.result,
             rare.failure,
-            aborted=rare.abort is not None,
             leaving=leaves(record.tree),
+            left=left,
         )
     except BaseException as error:  # noqa: BLE001 - what cannot be kept fails the node
         blame(record, error)

@@ -116,14 +116,12 @@ def _take_up(record: Record, scope: Scope) -> bool:
     if record.rare is DEFAULTS:
         record.rare = Kept()
     record.special, record.rare.scope = True, scope
-    if scope.cancelled is not None and record.cancelled is None:
-        record.doomed, record.cancelled = True, scope.cancelled
     if scope.recorded and record.cancelled is None:
         record.context = copy_context()
         scope.replay(record.node, replay, record)
         return True  # what has its outcome takes no turn and no seat
     starts, pause = scope.past(record.node, record.tree.loop.time())
-    if record.cancelled is not None:
+    if scope.cancelled is not None or record.cancelled is not None:
         record.tree.spawn(record, None)  # nor does what does not run
         return True
     if record.attempts is None:

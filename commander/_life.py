@@ -139,6 +139,8 @@ def replay(record: Record) -> None:
 
 async def _attempt(record: Record) -> Any:
     attempts, node, scope = record.attempts, record.node, record.scope
+    if scope is not None and scope.cancelled is not None:
+        return await scope.wait_for_cancel(node)
     if attempts is not None:
         loop = record.tree.loop
         attempts.starts.append(loop.time())
@@ -148,11 +150,14 @@ async def _attempt(record: Record) -> Any:
             def time_out() -> None:
                 error = TimeoutError(f"{record.path} was not done within {timeout:g} s")
                 blame(record, error)
-                abort(record, error)
+                abort(record, error, timed_out=True)
 
             # Not in the node's own context: the loop keeps a cancelled timer until it was due, and
             # with it the context, and so would keep the node.
             attempts.timer = loop.call_later(timeout, time_out, context=attempts.context)
+    if scope is not None:
+        scope.begin(node)
+    if attempts is not None:
         if record.at_retry is not None and len(attempts.starts) > 1:
             record.moment = "retry"
             try:
@@ -160,13 +165,16 @@ async def _attempt(record: Record) -> Any:
             finally:
                 record.moment = None
         attempts.failure = None  # it leads to the node, by its traceback
-    if scope is not None:
-        scope.begin(node, 1 if attempts is None else len(attempts.starts))
     if record.at_start is not None:
         await _run_before_body(record, record.at_start)
     if record.away is not None:
         return await record.away.run(node)
-    return await require_awaitable(node.task(), node, "task")
+    try:
+        return await require_awaitable(node.task(), node, "task")
+    except Exception:
+        if scope is not None:
+            await scope.before_failure()
+        raise
 
 
 async def _run_before_body(record: Record, callbacks: list[Callback]) -> None:

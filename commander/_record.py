@@ -88,6 +88,9 @@ class NodeBase:
     _node_queued: ClassVar[bool] = False
     # Whether it may run in a run alone, as its outcome is to be kept; such a node is not plain.
     _node_durable: ClassVar[bool] = False
+    # Whether it only reads for others, who see what came before a cancel: one that was cancelled in
+    # a run reads again in the run's next life.
+    _node_reads: ClassVar[bool] = False
     # Whether the class has no policy and no place of its own.
     _node_bare: ClassVar[bool] = True
     # Whether it is not durable either.

@@ -11,7 +11,8 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from ._cancel import leaves
 from ._limits import NodeLimits
@@ -34,6 +35,7 @@ __all__ = [
     "find_scope",
     "is_aside_here",
     "is_leaving",
+    "leaves_here",
     "put_of",
     "scope_here",
     "scope_of",
@@ -72,7 +74,7 @@ class Scope(ABC):
     walked: bool = False
     # It was put outside the run's tree: `over` is called of such a node alone.
     is_root: bool = False
-    # The reason of a cancel that is in the journal: the node ends by it without its body.
+    # The reason of a cancel that is in the journal: no attempt is made.
     cancelled: str | None = None
 
     @abstractmethod
@@ -102,8 +104,8 @@ class Scope(ABC):
         """
 
     @abstractmethod
-    def begin(self, node: Node[Any], attempt: int) -> None:
-        """Take note that an attempt begins, from 1 on; raise what the journal knows to abort it."""
+    def begin(self, node: Node[Any]) -> None:
+        """Take note that an attempt begins; raise what the journal knows to abort it."""
 
     @abstractmethod
     def replay(self, node: Node[Any], end: Callable[[T], None], of: T) -> None:
@@ -117,6 +119,17 @@ class Scope(ABC):
         """Give the recorded result or raise the recorded failure: the node ends."""
 
     @abstractmethod
+    async def wait_for_cancel(self, node: Node[Any]) -> None:
+        """Wait until a node whose cancel is in the journal is cancelled again."""
+
+    @abstractmethod
+    async def before_failure(self) -> None:
+        """Wait for those who are about to await the node, before it fails.
+
+        In a later life it fails sooner than in the first one.
+        """
+
+    @abstractmethod
     def retry(self, node: Node[Any], delay: float) -> None:
         """Take note that the attempt has ended, and that the next begins in so many seconds."""
 
@@ -128,26 +141,26 @@ class Scope(ABC):
         result: Any,
         error: BaseException | None,
         *,
-        aborted: bool,
         leaving: bool,
+        left: Sequence[BaseException],
     ) -> Any:
         """Keep how the node ends, before its final callbacks; return the result that it gives.
 
-        What is returned counts if it has completed. Raises what it fails with instead. `aborted`
-        says that `abort` was called for it, `leaving` that all ends as the commander does: a cancel
-        is then no outcome.
+        What is returned counts if it has completed. Raises what it fails with instead. `leaving`
+        says that all ends as the commander does: a cancel is then no outcome. `left` are the
+        failures of children that nobody has had.
         """
 
     @abstractmethod
-    def abort(self, error: BaseException) -> None:
-        """Keep that this attempt fails with a child's failure, or a timeout, whatever it does.
+    def abort(self, error: BaseException, *, timed_out: bool = False) -> None:
+        """Keep that this attempt fails with a child's failure, or as it `timed_out`.
 
         With an interrupt, nothing more of the run is kept: it is suspended.
         """
 
     @abstractmethod
-    def cancel(self, scopes: Sequence[Scope], reason: str, *, failed: bool) -> None:
-        """Keep that these nodes are cancelled, all at once; `failed` if by a failure above them."""
+    def cancel(self, scopes: Sequence[Scope], reason: str, *, failed: Scope | None) -> None:
+        """Keep that these nodes are cancelled, all at once; `failed` above them, if that is why."""
 
     @abstractmethod
     def over(self, node: Node[Any]) -> None:
@@ -193,6 +206,21 @@ class KeptReply(ABC):
     @abstractmethod
     def keep(self, text: str) -> None:
         """Keep it, before anybody sees that it is whole."""
+
+    @abstractmethod
+    def break_off(self, text: str, error: BaseException, redact: Callable[[str], str]) -> None:
+        """Keep what came of it before `error`, and keep that, without what `redact` takes out.
+
+        `GeneratorExit` and `CancelledError` say that its reader has left it, and is no failure.
+        """
+
+    @abstractmethod
+    async def end(self) -> None:
+        """End a recorded one as it ended, after all that came of it.
+
+        Does nothing for a whole one; raises what it failed with; waits to be left by a reader whose
+        wait was cancelled.
+        """
 
 
 class Effect(ABC):
@@ -299,6 +327,11 @@ def adopt(node: Node[Any], scope: Scope, parent: Node[Any]) -> None:
     """Give `node`, which is about to be put below `parent`, the scope of a run's own root."""
     record_of(node).scope = scope
     record_of(parent).tree.scoped = True
+
+
+def leaves_here() -> Callable[[], bool]:
+    """Return what says whether all of the tree around this code ends, with its commander."""
+    return partial(leaves, record_of(cast("Node[Any]", payer())).tree)
 
 
 def is_leaving(node: Node[Any]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import _get_running_loop, get_running_loop
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Container, Generator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -79,7 +79,7 @@ def _current_seat(loop: asyncio.AbstractEventLoop) -> Seat | None:
 
 
 def waits_only_for(
-    node: Node[Any], nodes: Collection[Node[Any]], futures: Collection[asyncio.Future[Any]]
+    node: Node[Any], nodes: Container[Node[Any]], futures: Container[asyncio.Future[Any]]
 ) -> bool:
     """Say whether the body of `node` waits, and can go on by nothing but these.
 

@@ -18,7 +18,7 @@ from ..messages import Conversation, Message
 from ..messages.kept import read_message, write_json, write_message
 from ..tools import ToolResult
 from ._canonical import digest
-from .errors import JournalError, JournalMismatch, NotDurable, NotStorable
+from .errors import JournalError, NotDurable, NotStorable
 
 if TYPE_CHECKING:
     from ._file import Row
@@ -192,11 +192,9 @@ class KeptConversation(Conversation):
         entry = self._by_ident.get(ident)
         if entry is not None:
             if (entry.kind, write_json(entry.said)) != (kind, write_json(said)):
-                raise JournalMismatch(
+                raise self._ledger.mismatch(
                     f"what is added to {self.thread_id!r} differs from what stands there:"
-                    f" {write_json(said):.300}, and there {write_json(entry.said):.300}; the code"
-                    " or its inputs have changed under the run: go on with the code as it was, or"
-                    " cancel the run"
+                    f" {write_json(said):.300}, and there {write_json(entry.said):.300}"
                 )
             self.apply(entry.seq, message)
             return

@@ -24,8 +24,8 @@ from ..commander.waiting import waits_only_for
 from ..tools.results import describe_error
 from ._approvals import APPROVAL, DOUBT, write_question
 from ._canonical import canonical, digest
-from ._failure import decode_failure, encode_failure
-from .errors import JournalMismatch, NotStorable
+from ._failure import encode_failure, mark
+from .errors import NotStorable
 
 if TYPE_CHECKING:
     from ._file import Row
@@ -144,7 +144,7 @@ class KeptEffect(Effect):
         question = {"kind": APPROVAL, "tool": self._name, "arguments": inputs}
         question, answer = await self._wait_for_answer(ident, question, here)
         if "failure" in answer:
-            raise decode_failure(json.dumps(answer["failure"]).encode())
+            raise self._ledger.failure(json.dumps(answer["failure"]).encode(), ident)
         return question["arguments"], answer
 
     async def do(
@@ -165,7 +165,7 @@ class KeptEffect(Effect):
         failures = [json.loads(row.value) for row in ledger.every(self._ident, "failed")]
         for failed in failures:
             if failed["by"] == self._attempt():
-                raise decode_failure(json.dumps(failed["failure"]).encode())
+                raise ledger.failure(json.dumps(failed["failure"]).encode(), self._ident)
         await self._until_replies_are_whole()
         if self._harmless:
             return await self._work(work, timeout)
@@ -208,6 +208,7 @@ class KeptEffect(Effect):
             cut_off = limited is not None and not limited.over
             failed = {"by": self._attempt(), "failure": _failure(error), "cut_off": cut_off}
             self._append("failed", failed)
+            mark(error, self._ident)
             raise
         return self._keep(gave)
 
@@ -372,15 +373,11 @@ class KeptEffect(Effect):
                     or node.state == "joining"
                     or waits_only_for(node, held[0], held[1])
                 ) and self._unclaimed():
-                    ledger.fail(
-                        JournalMismatch(
-                            f"{here.path} would do something that is not in the journal, while"
-                            f" {len(left)} recorded calls of {self._name!r} by the same caller were"
-                            " not made again: the code or its inputs have changed under the run; go"
-                            " on with the code as it was, or cancel the run"
-                        )
+                    raise ledger.mismatch(
+                        f"{here.path} would do something that is not in the journal, while"
+                        f" {len(left)} recorded calls of {self._name!r} by the same caller were"
+                        " not made again"
                     )
-                    await asyncio.get_running_loop().create_future()  # until it is cancelled
         finally:
             held[0].difference_update(nodes)
             held[1].discard(future)

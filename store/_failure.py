@@ -19,8 +19,10 @@ from ._canonical import class_name, named
 from ._codec import Codec, dump, pack, unpack
 from .errors import JournalMismatch, NotStorable
 
-__all__ = ["decode_failure", "encode_failure"]
+__all__ = ["decode_failure", "encode_failure", "mark", "marks"]
 
+MARK = "__anabranch_kept__"  # the attribute of an exception that says in which rows it is kept
+MARKS = 100  # that one error may have
 CAUSES = 10  # that are named in notes, the nearest first
 LONGEST = 200  # characters of what is said of a cause
 
@@ -74,6 +76,34 @@ def decode_failure(data: bytes) -> BaseException:
         return mismatch
 
 
+def mark(error: BaseException, *idents: bytes) -> None:
+    """Note on `error` that it is kept under these identities."""
+    before: tuple[bytes, ...] = _attributes(error).get(MARK, ())
+    # One object may be raised again and again.
+    _attributes(error)[MARK] = tuple(dict.fromkeys((*before, *idents)))[-MARKS:]
+
+
+def marks(*errors: BaseException) -> set[bytes]:
+    """Return under which identities errors are kept, or else what they were made of.
+
+    That is a cause, the members of a group, and what was being handled when it was raised.
+    """
+    found: set[bytes] = set()
+    left: list[BaseException | None] = [*errors]
+    seen: set[int] = set()
+    while left:
+        if (each := left.pop()) is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        if own := _attributes(each).get(MARK):
+            found.update(own)
+            continue
+        left += [_cause(each), _context(each)]
+        if isinstance(each, BaseExceptionGroup):
+            left += _members(each)
+    return found
+
+
 def _write(error: BaseException) -> dict[str, Any]:
     kind = type(error)
     module, _, qualname = class_name(kind).partition(":")
@@ -83,6 +113,7 @@ def _write(error: BaseException) -> dict[str, Any]:
     if issubclass(kind, BaseExceptionGroup):
         args = (args[0], list(_members(error)))
     attributes: dict[str, Any] = {**(*state, {})[0], **_slots(error), **_attributes(error)}
+    attributes.pop(MARK, None)
     noted: Any = attributes.pop("__notes__", None)
     notes = cast("list[Any]", noted) if type(noted) is list else []
     return {

@@ -7,7 +7,6 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from itertools import chain
 from math import inf
 from typing import (
     TYPE_CHECKING,
@@ -24,18 +23,23 @@ from ..commander import ConfigurationError, Node
 from ._canonical import digest
 from ._codec import Codec
 from ._conversation import Talks
+from ._failure import decode_failure, mark
 from ._file import Row
 from ._inbox import Inbox
-from .errors import JournalError, LeaseLost
+from .errors import JournalError, JournalMismatch, LeaseLost
 
 if TYPE_CHECKING:
     from ._file import JournalFile
     from ._reply import ReplyRow
     from ._scope import NodeScope
 
-__all__ = ["FIRST", "Kept", "Ledger", "PutBy"]
+__all__ = ["FIRST", "Cancel", "Kept", "Ledger", "PutBy"]
 
 T = TypeVar("T")
+
+# The rows that say that something has failed; and those that are taken away of what runs again.
+ENDS = ("failure", "failed", "broken", "letter")
+FORGOTTEN = ("failure", "aborted", "broken", "letter", "waits", "because", "over", "usage")
 
 FIRST = digest("root")
 """Who the first root of every run is."""
@@ -88,6 +92,8 @@ class Ledger:
         self.live = dict(live)
         # The number of the last row, of an earlier life or of this one.
         self.rows = rows[-1].seq if rows else 0
+        self.start = self.loop.time()
+        self.replays = bool(rows)
         # Nothing that ends from now on has ended by itself: it is all taken up again.
         self.suspended = False
         # No effect starts any more; those that are under way may still end.
@@ -96,7 +102,9 @@ class Ledger:
         # By identity, oldest first.
         self.by_ident: defaultdict[bytes, list[Row]] = defaultdict(list)
         # Those that are asked for by their kind.
-        self._kinds: dict[str, list[Row]] = {"root": [], "reply": [], "message": []}
+        self._kinds: dict[str, list[Row]] = {
+            kind: [] for kind in ("root", "reply", "message", "cancelled")
+        }
         # Of effects below nodes that may be tried again: in which attempt each was begun last, and
         # which attempt has last taken it from an earlier one.
         self.begun: defaultdict[str, dict[bytes, str]] = defaultdict(dict)
@@ -114,14 +122,17 @@ class Ledger:
         self.talks = Talks(self)
         # The letters that were taken in earlier lives.
         self.taken: set[int] = set()
-        # The roots of this life that are not over.
+        # The roots of this life that are not over, and all that were put in it.
         self.roots: dict[bytes, Node[Any]] = {}
+        self.put: set[bytes] = set()
         # Those of them that were put and whose inputs are not kept yet.
         self._new: dict[bytes, Round] = {}
         # What the journal failed with: nothing more can be kept.
         self.trouble: BaseException | None = None
-        # Whom a recorded cancel has ended, and why.
-        self.cancelled: dict[bytes, str] = {}
+        # Whom a recorded cancel has ended, by which decision and why; and those that are held
+        # until they are cancelled again.
+        self.cancelled: dict[bytes, Cancel] = {}
+        self.doomed: dict[Node[Any], Cancel] = {}
         for row in rows:
             if row.kind == "result":  # most are
                 self.by_ident[row.ident].append(row)
@@ -135,7 +146,7 @@ class Ledger:
         self.by_ident[row.ident].append(row)
         if row.kind in self._kinds:
             self._kinds[row.kind].append(row)
-        elif row.kind == "intent":
+        if row.kind == "intent":
             intent = json.loads(row.value)
             self.intents[intent["by"], intent["name"]].append(row.ident)
             if "of" in intent:
@@ -148,32 +159,46 @@ class Ledger:
         elif row.kind == "cancelled":
             cancel = json.loads(row.value)
             for ident in cancel["whom"]:
-                self.cancelled.setdefault(bytes.fromhex(ident), cancel["reason"])
+                decision = Cancel(row.seq, cancel["reason"], cancel["by"], cancel["after"])
+                self.cancelled.setdefault(bytes.fromhex(ident), decision)
 
     def _forget_failures(self) -> None:
-        """Take away what has failed so far, and the cancels that followed from it."""
-        failed: set[bytes] = set()
-        followed: set[bytes] = set()
-        for row in chain.from_iterable(self.by_ident.values()):
-            if row.kind in ("failure", "aborted"):
-                failed.add(row.ident)
-            elif row.kind == "cancelled" and (cancel := json.loads(row.value))["failed"]:
-                followed.update(map(bytes.fromhex, cancel["whom"]))
+        """Take away the failures that made roots fail, and the cancels that followed from them.
 
-        def stays(row: Row) -> bool:
-            if row.kind == "cancelled":
-                return not json.loads(row.value)["failed"]
-            if row.kind == "failed":  # an effect's end, which was a failure of its caller's
-                return bytes.fromhex(json.loads(row.value)["by"].split()[0]) not in failed
-            if row.kind == "over" and row.ident in followed:
-                return False
-            ends = row.kind in ("failure", "aborted", "over", "usage")
-            return not (ends and row.ident in failed)
+        A failure that somebody's code has caught stays: what was done then stands on it.
+        """
+        left, gone = self.failed_roots(), set[bytes]()
+        first: dict[bytes, float] = {}  # of what made each of them fail, the number of a row
+        while left:
+            ident = left.pop()
+            if ident in gone:
+                continue
+            gone.add(ident)
+            causes = self._causes(ident)
+            rows = [row for each in causes for kind in ENDS for row in self.every(each, kind)]
+            first[ident] = min((row.seq for row in rows), default=inf)
+            left += causes
+        for ident in gone:
+            if ident in self.by_ident:
+                rows = [row for row in self.by_ident[ident] if row.kind not in FORGOTTEN]
+                self.by_ident[ident] = [_without_attempt(row) for row in rows]
+        for row in self.of_kind("cancelled"):
+            cancel = json.loads(row.value)
+            by = bytes.fromhex(cancel["by"][0][0])
+            if by in gone and (cancel["failed"] or row.seq > first[by]):
+                for ident in map(bytes.fromhex, cancel["whom"]):
+                    self.cancelled.pop(ident, None)
+                self._kinds["cancelled"].remove(row)
 
-        for ident, rows in [*self.by_ident.items()]:
-            self.by_ident[ident] = list(filter(stays, rows))
-        for ident in followed:
-            self.cancelled.pop(ident, None)
+    def failed_roots(self) -> list[bytes]:
+        """Return the roots that have failed."""
+        roots = [FIRST, *(row.ident for row in self.of_kind("root"))]
+        outcomes = [(each, self.outcome(each)) for each in roots]
+        return [each for each, row in outcomes if row is not None and row.kind == "failure"]
+
+    def _causes(self, ident: bytes) -> list[bytes]:
+        rows = self.every(ident, "because")
+        return [bytes.fromhex(each) for row in rows for each in json.loads(row.value)]
 
     def find(self, ident: bytes, kind: str) -> Row | None:
         """Return the last row of this kind; None if there is none."""
@@ -186,7 +211,7 @@ class Ledger:
         """Return all rows of this kind, oldest first."""
         return [row for row in self.by_ident.get(ident, ()) if row.kind == kind]
 
-    def of_kind(self, kind: Literal["root", "reply", "message"]) -> list[Row]:
+    def of_kind(self, kind: Literal["root", "reply", "message", "cancelled"]) -> list[Row]:
         """Return all rows of this kind, oldest first."""
         return [*self._kinds[kind]]
 
@@ -221,7 +246,27 @@ class Ledger:
         """Stop the run, as nothing more of it can be kept: its tree is suspended."""
         if self.trouble is None:
             self.trouble, self.suspended = error, True
-            asyncio.get_running_loop().call_soon(self.stop_roots, "the journal has failed")
+            self.loop.call_soon_threadsafe(self.stop_roots, "nothing more of the run is kept")
+
+    def mismatch(self, why: str) -> JournalMismatch:
+        """Stop the run, which is parked then; return the error to raise.
+
+        Whoever catches that can do nothing more: all that he adds is refused, and he is cancelled.
+        """
+        error = JournalMismatch(
+            f"{why}: the code or its inputs have changed under the run; go on with the code as it"
+            " was, or cancel the run"
+        )
+        self.fail(error)
+        return error
+
+    def failure(self, data: bytes, ident: bytes) -> BaseException:
+        """Return the failure that is kept under this identity; one that is gone stops the run."""
+        error = decode_failure(data)
+        if isinstance(error, JournalMismatch):
+            self.fail(error)
+        mark(error, ident)
+        return error
 
     def stop_roots(self, reason: str) -> None:
         """Cancel all that runs of it."""
@@ -233,6 +278,7 @@ class Ledger:
     def add_root(self, scope: NodeScope, node: Node[Any], key: str | None, put: PutBy) -> None:
         """Let a round begin; what it was put with is kept as soon as its maker has said it all."""
         self.roots[scope.ident] = node
+        self.put.add(scope.ident)
         if self.find(scope.ident, "root") is None:
             self._new[scope.ident] = Round(scope, node, key, put)
 
@@ -244,23 +290,39 @@ class Ledger:
             new = self._new[ident]
             node = cast("KeptRoot", new.node)
             written = {**node._node_write(), "key": new.key, "free": new.scope.free.hex()}
-            written |= {"path": [each.hex() for each in new.put.path], "body": new.put.body}
+            written |= {"path": new.put.path, "body": new.put.body}
             try:
                 written["put"] = node._node_write_put()
-            except ConfigurationError as error:
-                new.scope.refused = error  # its own failure, when it begins
+            except (ConfigurationError, JournalMismatch) as error:
+                # Its own failure, when it begins.
+                new.scope.refused = ConfigurationError(str(error))
                 written["put"] = {"refused": str(error)}
             self.append(ident, "root", json.dumps(written).encode(), find=True)
             del self._new[ident]
 
     def puts_again(self, written: dict[str, Any]) -> bool:
-        """Say whether the putter of a round comes to its put again in this life."""
-        path = [bytes.fromhex(each) for each in written["path"]]
-        if self.find(path[-1], "over") is not None:
-            return False
+        """Say whether the putter of a round comes to its put again in this life.
+
+        A body does not that has ended or was cut short, in another attempt, or that is skipped.
+        """
         # A callback runs also where the body is skipped.
-        above = path if written["body"] else path[1:]
-        return not any(self.outcome(each) or each in self.cancelled for each in above)
+        return self.runs_again(written["path"], 0 if written["body"] else 1)
+
+    def runs_again(self, path: list[list[str]], start: int = 0) -> bool:
+        """Say whether the bodies of a path run again in this life, from number `start` on."""
+        ways = [(bytes.fromhex(who), bytes.fromhex(now)) for who, now in path]
+        return self.find(ways[-1][0], "over") is None and all(
+            self.outcome(who) is None
+            and who not in self.cancelled
+            and now == self.attempt(who)[1]
+            and self.find(now, "aborted") is None
+            for who, now in ways[start:]
+        )
+
+    def attempt(self, ident: bytes) -> tuple[int, bytes]:
+        """Return which attempt of a node is to be made, by earlier lives, and who it is in that."""
+        number = len(self.every(ident, "attempt")) + 1
+        return number, ident if number == 1 else digest(ident, number)
 
     def outcome(self, ident: bytes) -> Row | None:
         """Return a node's result or failure, which its final callbacks may have changed."""
@@ -291,7 +353,9 @@ class Ledger:
         else:
             value = json.loads(row.value)
         if value["value"] is None:
-            raise TimeoutError(f"no {kind} {name!r} has come in time")
+            error = TimeoutError(f"no {kind} {name!r} has come in time")
+            mark(error, ident)
+            raise error
         return value["value"].encode()
 
     async def barrier(self) -> None:
@@ -306,7 +370,7 @@ class Ledger:
 class PutBy(NamedTuple):
     """Who puts a round: the putter and those above it up to its root; its body, or a callback."""
 
-    path: list[bytes]
+    path: list[list[str]]
     body: bool
 
 
@@ -317,3 +381,19 @@ class Round(NamedTuple):
     node: Node[Any]
     key: str | None
     put: PutBy
+
+
+class Cancel(NamedTuple):
+    """A recorded cancel: the number of its row, one decision whatever it ended; and why."""
+
+    number: int
+    reason: str
+    by: list[list[str]]  # the path of the node that has decided it
+    after: float  # the seconds that this took, in its life
+
+
+def _without_attempt(row: Row) -> Row:
+    """Return the end of an effect as that of no attempt: it has ended, and is in no doubt."""
+    if row.kind != "failed":
+        return row
+    return row._replace(value=json.dumps({**json.loads(row.value), "by": ""}).encode())

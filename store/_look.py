@@ -60,8 +60,8 @@ def view(run: RunRow, rows: list[Row], mail: list[Mail]) -> RunView:
         value: Any = json.loads(row.value) if row.value else None
         if row.kind in ("root", "intent", "question", "waits"):
             names[row.ident] = _name(value) or value["kind"]
-        elif row.kind == "reply":
-            for model, taken in value["taken"]:
+        elif row.kind in ("reply", "broken"):
+            for model, taken in (value if row.kind == "reply" else value["said"])["taken"]:
                 _add(usage.setdefault(model, {}), taken)
         elif row.ident == FIRST and row.kind in ("result", "failure", "cancelled"):
             ends[row.kind] = row

@@ -81,6 +81,8 @@ class KeptRun:
                 self._take_cancel(letter)
             while ledger.roots:
                 await observe(next(iter(ledger.roots.values())))
+                if not (ledger.roots or ledger.suspended):
+                    self._put_rounds(commander)  # whose putters did not come to them again
         except asyncio.CancelledError:
             await self._suspend()
             raise
@@ -124,9 +126,17 @@ class KeptRun:
         ledger = self._ledger
         if ledger.find(FIRST, "over") is None:
             self._put(commander, self._job, FIRST, FIRST, {"claim": True})
+        self._put_rounds(commander, waited_for=ledger.puts_again)
+
+    def _put_rounds(
+        self, commander: Node[Any], waited_for: Callable[[dict[str, Any]], bool] = lambda _: False
+    ) -> None:
+        """Put the rounds that are not over, nor put yet; but for those that a putter comes to."""
+        ledger = self._ledger
         for row in ledger.of_kind("root"):
             written = json.loads(row.value)
-            if ledger.find(row.ident, "over") is None and not ledger.puts_again(written):
+            left = ledger.find(row.ident, "over") is None and row.ident not in ledger.put
+            if left and not waited_for(written):
                 job = make_again(written, ledger.live)
                 refused = written["put"].get("refused")
                 options = {} if refused else put_again(job, written["put"])
@@ -148,6 +158,7 @@ class KeptRun:
         scope.retried = options.get("retry") is not None
         adopt(job, scope, commander)
         self._ledger.roots[ident] = job
+        self._ledger.put.add(ident)
         commander.put_job(job, **options)
 
     async def _read_letters(self) -> None:
@@ -189,8 +200,8 @@ class KeptRun:
             self._result = self._job._node_codec().decode(row.value)
         elif row is not None:
             self.error = decode_failure(row.value)
-        elif (reason := self._ledger.cancelled.get(FIRST)) is not None:
-            self.error = NodeCancelled(self._ledger.run_id, reason)
+        elif (cancel := self._ledger.cancelled.get(FIRST)) is not None:
+            self.error = NodeCancelled(self._ledger.run_id, cancel.reason)
         else:
             self.error = RunParked(self._ledger.run_id, "has ended without an outcome")
 
@@ -290,6 +301,7 @@ async def cancel_unowned(file: JournalFile, run_id: str) -> None:
                 left = [each for each in idents if ledger.find(each, "over") is None]
                 whom = [each.hex() for each in left if ledger.outcome(each) is None]
                 cancel = {"reason": json.loads(letter.value), "whom": whom, "failed": False}
+                cancel |= {"by": [[FIRST.hex(), FIRST.hex()]], "after": 0}
                 ledger.append(FIRST, "cancelled", json.dumps(cancel).encode())
                 for ident in left:
                     ledger.append(ident, "over", find=True)
@@ -300,11 +312,15 @@ async def cancel_unowned(file: JournalFile, run_id: str) -> None:
 
 
 async def resume(file: JournalFile, run_id: str) -> None:
-    """Let what has failed run again, when the run is taken up."""
-    run, _ = await file.claim(run_id, "resume")
-    # What has failed in a session is over: others have followed.
-    kind = "unparked" if run.class_name == SESSION else "resumed"
-    file.append(run_id, run.fence, Row(FIRST, kind, b""))
+    """Let what has failed run again, when the run is taken up; without that it stays as it is."""
+    before = (await file.run(run_id)).state
+    if before in ("pending", "cancelled"):
+        return
+    run, rows = await file.claim(run_id, "resume")
+    if before == "parked" or Ledger(file, run_id, run.fence, rows, {}).failed_roots():
+        # What has failed in a session is over: others have followed.
+        kind = "unparked" if run.class_name == SESSION else "resumed"
+        file.append(run_id, run.fence, Row(FIRST, kind, b""))
     await file.release(run_id, run.fence, "suspended")
 
 

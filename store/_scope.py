@@ -19,14 +19,15 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from ..commander import ConfigurationError, Node
-from ..commander.scope import Scope, charge_again, is_aside_here, spent
+from ..commander.scope import Scope, charge_again, is_aside_here, scope_here, spent
 from ..messages import Usage
 from ._canonical import canonical_inputs, digest, digest_put
 from ._effect import KeptEffect
-from ._failure import decode_failure, encode_failure
-from ._ledger import Ledger, PutBy
+from ._failure import encode_failure, mark, marks
+from ._held import end_again
+from ._ledger import Cancel, Ledger, PutBy
 from ._reply import ReplyRow
-from .errors import JournalError, LeaseLost, NotStorable
+from .errors import JournalError, JournalMismatch, LeaseLost, NotStorable
 
 if TYPE_CHECKING:
     from ._ledger import Kept
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["IN_TRANSACTION", "NodeScope"]
 
 ONCE = (1, None)
+TURNS = 5  # of the loop, in which tasks that are made together with a node come to await it
 AT_ONCE = 100  # recorded nodes that end in one turn of the loop
 
 T = TypeVar("T")
@@ -67,11 +69,17 @@ class NodeScope(Scope):
     _spent: Row | None = None
     # Whether it, or a node above it, may be tried again.
     retried = False
+    # Whether its outcome is kept.
+    durable = False
+    # Under which identities failures below it are kept that nobody has had.
+    lost: frozenset[bytes] = frozenset()
     # Why it could not be put again as it was put.
     refused: ConfigurationError | None = None
     # Those it has put whose outcome the journal has, by the number of that row: they end in its
     # order.
-    _replaying: list[tuple[int, Callable[[Any], None], Any]] | None = None
+    _replaying: list[tuple[int, bool, Callable[[Any], None], Any]] | None = None
+    # For how many more turns a failure among them waits.
+    _turns = 0
 
     def __init__(
         self, ledger: Ledger, ident: bytes, free: bytes, parent: NodeScope | None, root: bytes
@@ -96,21 +104,24 @@ class NodeScope(Scope):
         # The recorded outcome.
         self.outcome: Row | None = None
         self.recorded = False
+        usage: Row | None = None
         for row in ledger.by_ident.get(ident, ()):
             kind = row.kind
             if kind == "result" or kind == "failure":
-                self.outcome = row
+                # A second outcome is what callbacks have made of the first: they are over.
+                self.walked = self.recorded
+                self.outcome, self._spent = row, usage
                 self.recorded = True
             elif kind == "usage":
-                self._spent = row
+                usage = row
             elif kind == "over":
                 self.walked = True
         # Whether how it ends, by itself, is known: of a node that is only left, nothing is.
         self.kept = self.recorded
         if not self.recorded and ident in ledger.cancelled:
-            self.cancelled, self.kept = ledger.cancelled[ident], True
+            self.cancelled, self.kept, self._spent = ledger.cancelled[ident].reason, True, usage
         if root == ident:
-            self.is_root = True
+            self.is_root = self.durable = True
 
     @property
     def now(self) -> bytes:
@@ -161,19 +172,14 @@ class NodeScope(Scope):
         if retried or self.retried:
             scope.retried, scope.holds = True, retried
         if kept is not None:
-            scope.holds = True
+            scope.holds = scope.durable = True
         elif root:
             raise ConfigurationError(
                 f"{node!r} is put outside the tree of its run, as a next round is, and would be"
                 " lost with the process: make it a Durable job"
             )
         if root:
-            path = [self.ident]
-            above = self
-            while above.parent is not None and not above.is_root:
-                above = above.parent
-                path.append(above.ident)
-            scope.ledger.add_root(scope, node, key, PutBy(path, not closing))
+            scope.ledger.add_root(scope, node, key, PutBy(self.path(), not closing))
         return scope
 
     def require_no_transaction(self) -> None:
@@ -220,21 +226,27 @@ class NodeScope(Scope):
         rows = [json.loads(row.value) for row in self.ledger.every(self.ident, "attempt")]
         if not rows:
             return [], 0.0
+        self.attempt, self._now = self.ledger.attempt(self.ident)
         self.ledger.talks.catch_up(self)
         _charge(rows[-1]["usage"], node)
         ago = time.time() - now
         return [row["began"] - ago for row in rows], rows[-1]["due"] - time.time()
 
-    def begin(self, node: Node[Any], attempt: int) -> None:
+    def begin(self, node: Node[Any]) -> None:
         self.ledger.keep_roots(self.ident)
         if self.refused is not None:
             raise self.refused
         self.began = time.time()
         self._counts = None
-        self.attempt = attempt
-        self._now = self.ident if attempt == 1 else digest(self.ident, attempt)
         if (row := self.ledger.find(self.now, "aborted")) is not None:
-            raise decode_failure(row.value)
+            raise self.ledger.failure(row.value, self.now)
+
+    async def wait_for_cancel(self, node: Node[Any]) -> None:
+        await end_again(self, node)
+
+    async def before_failure(self) -> None:
+        for _ in range(TURNS if self.ledger.replays else 0):
+            await asyncio.sleep(0)
 
     def replay(self, node: Node[Any], end: Callable[[T], None], of: T) -> None:
         if self._spent is not None:
@@ -248,14 +260,20 @@ class NodeScope(Scope):
             waiting = parent._replaying = []
         if not waiting:
             self.ledger.loop.call_soon(parent._end_recorded)
-        heappush(waiting, (outcome.seq, end, of))
+        fails = outcome.kind == "failure"
+        if fails:
+            parent._turns = TURNS
+        heappush(waiting, (outcome.seq, fails, end, of))
 
     def _end_recorded(self) -> None:
         """End nodes that it has put, in the order of the journal; other tasks go on in between."""
         waiting = self._replaying or []
         try:
             for _ in range(min(len(waiting), AT_ONCE)):
-                _, end, of = heappop(waiting)
+                if waiting[0][1] and self._turns:
+                    self._turns -= 1
+                    return
+                _, _, end, of = heappop(waiting)
                 end(of)
         finally:
             if waiting:
@@ -267,12 +285,19 @@ class NodeScope(Scope):
         self._now = self._counts = None
         self.ledger.talks.catch_up(self)
         if outcome.kind == "failure":
-            raise decode_failure(outcome.value)
-        return node._node_codec().decode(outcome.value)
+            raise self.ledger.failure(outcome.value, self.ident)
+        try:
+            return node._node_codec().decode(outcome.value)
+        except JournalMismatch as mismatch:
+            self.ledger.fail(mismatch)
+            raise
 
     def retry(self, node: Node[Any], delay: float) -> None:
         due = time.time() + delay
+        self.ledger.keep_roots()  # what this attempt has put is not put again
         self._append("attempt", {"began": self.began, "due": due, "usage": _usage(node)})
+        self.attempt += 1
+        self._now = digest(self.ident, self.attempt)
 
     def close(
         self,
@@ -281,48 +306,80 @@ class NodeScope(Scope):
         result: Any,
         error: BaseException | None,
         *,
-        aborted: bool,
         leaving: bool,
+        left: Sequence[BaseException],
     ) -> Any:
+        ledger = self.ledger
+        if left:
+            self.lost |= marks(*left)
         if self.cancelled is not None:
-            self.ledger.talks.catch_up(self)
+            ledger.doomed.pop(node, None)
+            ledger.talks.catch_up(self)
+        now = self._now
         # Final callbacks run also where no attempt is made: what they put has no attempt's number.
         self._now = self._counts = None
         kept = cast("Kept", node) if node._node_durable else None
         if ending == "completed" and kept is not None and not self.recorded:
             codec = kept._node_codec()
             return codec.decode(self._keep_end(node, "result", lambda: codec.encode(result)))
-        if self.kept or self.ledger.suspended:
+        if self.kept or ledger.suspended:
             return result
         if ending == "cancelled":
+            if self.lost and self.parent is not None:
+                self.parent.lost |= self.lost  # if that fails, both run again when it is resumed
             if not leaving and kept is not None:
                 self.kept = True
                 self._keep_usage(node)
-        elif ending == "failed" and (kept is not None or aborted):
+        elif ending == "failed":
             assert error is not None
-            with nullcontext() if kept is not None else suppress(NotStorable):
-                self._keep_end(node, "failure", lambda: encode_failure(error))
+            aborted = now is not None and ledger.find(now, "aborted") is not None
+            mark(error, *marks(error), *self.lost, *((now,) if now is not None and aborted else ()))
+            if kept is not None or aborted:
+                self._keep_causes(error)
+                with nullcontext() if kept is not None else suppress(NotStorable):
+                    self._keep_end(node, "failure", lambda: encode_failure(error))
+            mark(error, self.ident)
         return result
 
-    def abort(self, error: BaseException) -> None:
+    def _keep_causes(self, error: BaseException) -> None:
+        """Keep what the node fails of, for whoever resumes the run: what nobody has caught."""
+        if causes := marks(error):
+            self._append("because", sorted(each.hex() for each in causes))
+
+    def abort(self, error: BaseException, *, timed_out: bool = False) -> None:
         ledger = self.ledger
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             ledger.suspended = True  # it ends the process, and says nothing of the run
-        if not ledger.suspended and ledger.find(self.now, "aborted") is None:
+        # A plain body runs again, and so fails again by its child.
+        decided = timed_out or self.durable
+        if decided and not ledger.suspended and ledger.find(self.now, "aborted") is None:
             with suppress(NotStorable, LeaseLost, JournalError):
-                ledger.append(self.now, "aborted", encode_failure(error))
+                ledger.keep_roots()
+                ledger.append(self.now, "aborted", encode_failure(error), find=True)
 
-    def cancel(self, scopes: Sequence[Scope], reason: str, *, failed: bool) -> None:
+    def path(self) -> list[list[str]]:
+        """Return who it is and in which attempt, and all above it up to its root."""
+        above = [] if self.parent is None or self.is_root else self.parent.path()
+        return [[self.ident.hex(), self.now.hex()], *above]
+
+    def cancel(self, scopes: Sequence[Scope], reason: str, *, failed: Scope | None) -> None:
         whom = [
             scope.ident.hex()
             for scope in scopes
             if isinstance(scope, NodeScope) and not scope.recorded and scope.cancelled is None
         ]
         if whom and not self.ledger.suspended:
+            by = failed or scope_here()
+            path = (by if isinstance(by, NodeScope) else self).path()
+            after = self.ledger.loop.time() - self.ledger.start
+            cancel = {"reason": reason, "whom": whom, "failed": failed is not None}
+            cancel |= {"by": path, "after": after}
             with suppress(LeaseLost, JournalError):
-                self._append("cancelled", {"reason": reason, "whom": whom, "failed": failed})
+                self.ledger.keep_roots()
+                number = self._append("cancelled", cancel)
                 for ident in map(bytes.fromhex, whom):
-                    self.ledger.cancelled.setdefault(ident, reason)
+                    decision = Cancel(number, reason, path, after)
+                    self.ledger.cancelled.setdefault(ident, decision)
                 self._withdraw(set(whom))
 
     def _withdraw(self, whom: set[str]) -> None:
@@ -376,6 +433,7 @@ class NodeScope(Scope):
         self.ledger.append(self.ident, kind, value, find=self.is_root)
         self.kept = True
         if refused is not None:
+            mark(refused, self.ident)
             raise refused
         return value
 
@@ -387,11 +445,12 @@ class NodeScope(Scope):
                 codec = cast("Kept", node)._node_codec()
                 self._keep_end(node, "result", lambda: codec.encode(node.result))
             elif (error := node.error) is not None and node.state == "failed":
+                self._keep_causes(error)
                 self._keep_end(node, "failure", lambda: encode_failure(error))
         self.ledger.end_root(self)
 
-    def _append(self, kind: str, value: Any) -> None:
-        self.ledger.append(self.ident, kind, json.dumps(value).encode())
+    def _append(self, kind: str, value: Any) -> int:
+        return self.ledger.append(self.ident, kind, json.dumps(value).encode())
 
     def _keep_usage(self, node: Node[Any]) -> None:
         if spent(node) and (usage := _usage(node)):

@@ -15,7 +15,7 @@ from ..commander.waiting import observe, outlast
 from ._canonical import digest
 from ._codec import Codec
 from ._file import ENDED
-from ._ledger import FIRST, Ledger
+from ._ledger import FIRST, Cancel, Ledger
 from ._run import SESSION, KeptRun, claimed, note_taken
 from ._scope import NodeScope
 from .errors import JournalError
@@ -144,6 +144,9 @@ class Session(KeptRun):
         adopt(self._job, NodeScope(ledger, ident, ident, None, ident), commander)
         commander.call_handler(self._job, claim=True)
 
+    def _put_rounds(self, *_: object, **__: object) -> None:
+        """Put none: what a call has left is over with it."""
+
     def _take_cancel(self, letter: Mail) -> None:
         if self._early is not None:
             self._early.append(letter)
@@ -151,9 +154,10 @@ class Session(KeptRun):
         ledger = self._ledger
         reason = json.loads(letter.value)
         cancel = {"reason": reason, "whom": [FIRST.hex()], "failed": False}
+        cancel |= {"by": [[FIRST.hex(), FIRST.hex()]], "after": 0}
         ledger.append(FIRST, "cancelled", json.dumps(cancel).encode())
         ledger.append(FIRST, "over", find=True)
-        ledger.cancelled[FIRST] = reason
+        ledger.cancelled[FIRST] = Cancel(0, reason, [[FIRST.hex(), FIRST.hex()]], 0.0)
         ledger.stop_roots(reason)
         note_taken(ledger, letter)
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from ._canonical import canonical
 from ._file import Row
-from .errors import JournalMismatch
 
 if TYPE_CHECKING:
     from ._ledger import Ledger
@@ -49,9 +48,8 @@ class Transaction:
         if self.done:
             self._at += 1
             if len(self._kept) < self._at or self._kept[self._at - 1][0] != said:
-                raise JournalMismatch(
-                    f"the journal has another statement in the place of {sql!r}: the code or its"
-                    " inputs have changed under the run; go on with the code as it was"
+                raise self._ledger.mismatch(
+                    f"the journal has another statement in the place of {sql!r}"
                 )
             return self._kept[self._at - 1][1]
         answer: asyncio.Future[list[list[Any]]] = self._loop.create_future()
