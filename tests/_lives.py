@@ -32,6 +32,7 @@ __all__ = [
     "Life",
     "MemoryFile",
     "act",
+    "doubtful",
     "every_kill",
     "journal_of",
     "play",
@@ -312,7 +313,7 @@ def _later(life: Life, rows: int) -> set[str]:
     return {key for ident, key in keys.items() if ident not in ends and ident not in began}
 
 
-def _doubtful(life: Life, rows: int) -> list[str]:
+def doubtful(life: Life, rows: int) -> list[str]:
     """Return the effects that may have been done by a process that died after so many rows."""
     ends = {row.ident for row in life.rows[:rows] if row.kind in ("gave", "failed")}
     keys = [_key(r.ident) for r in life.rows[:rows] if r.kind == "intent" and r.ident not in ends]
@@ -338,12 +339,10 @@ def every_kill(
     first = play(make, seed=seeds[0], **options)
     require_consistent(first)
     for number in range(len(first.rows) + 1):
-        for world in (True, False):
-            doubtful = _doubtful(first, number)
-            if not world and not doubtful:
-                continue
+        unsure = doubtful(first, number)
+        for world in (True, False) if unsure else (True,):
             for seed in seeds:
-                kill = Kill(number, frozenset(doubtful if world else ()))
+                kill = Kill(number, frozenset(unsure if world else ()))
                 life = play(make, kill.of(first), seed=seed, **options)
                 where = f"killed after row {number}, world {world}, seed {seed}"
                 require_same(first, life, where, same_effects=same_effects)
@@ -367,7 +366,7 @@ def random_kills(
     life, where = first, []
     for _ in range(kills):
         number = draw.randint(min(life.before, len(life.rows)), len(life.rows))
-        done = frozenset(key for key in _doubtful(life, number) if draw.random() < 0.5)
+        done = frozenset(key for key in doubtful(life, number) if draw.random() < 0.5)
         where.append((number, len(done)))
         life = play(make, Kill(number, done).of(life), seed=draw.randrange(1 << 30), **options)
         require_consistent(life)

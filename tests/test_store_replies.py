@@ -4,16 +4,17 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from _replays import after, live
+from _replays import MemoryFile, after, live
 from _scale import SEED, many
 
 from anabranch import BackendUnavailable, ConfigurationError, Node, handler
 from anabranch.backends import Backend, Fallback, Limits
 from anabranch.backends._cassette import CassetteBackend
-from anabranch.commander import BudgetExceeded, Retry
+from anabranch.commander import BudgetExceeded
 from anabranch.dispatch import FencedCode, Hermes, Think, fork
 from anabranch.dispatch.assembly import assemble
 from anabranch.messages import Delta, Message, Request, ToolCallDelta, Usage
@@ -180,37 +181,6 @@ async def test_a_backend_without_end_marks_is_played_without_them() -> None:
     assert backend.answer.count == 1
 
 
-class Tries(Durable[str]):
-    backend: Live[Backend] = later()
-
-    async def task(self) -> str:
-        async def once(node: Node[Any], backend: Backend) -> str:
-            return str((await backend.complete(request())).content)
-
-        asks = handler(once)(self.backend)
-        return await self.call_handler(asks, retry=Retry(attempts=3, backoff=0))
-
-
-async def test_a_reply_that_failed_or_broke_off_is_not_kept_and_the_next_attempt_asks() -> None:
-    """Nor is one that its reader left."""
-    broken = [Delta(text="half"), BackendUnavailable("gone")]
-    backend = ScriptedBackend(BackendUnavailable("down"), broken, "whole")
-    first = await live(Tries(backend))
-    assert (first.result, first.count("reply")) == ("whole", 1)
-
-    class Leaves(Durable[str]):
-        backend: Live[Backend] = later()
-
-        async def task(self) -> str:
-            stream = self.backend.stream(request())
-            text = (await anext(stream)).text
-            await stream.aclose()
-            return text
-
-    left = await live(Leaves(ScriptedBackend("a long reply")))
-    assert (left.result, left.count("reply")) == ("a lo", 0)
-
-
 async def test_the_end_of_a_reply_is_seen_only_when_it_is_kept() -> None:
     """Else what was done about a reply could be in the journal without it."""
     seen: list[int] = []
@@ -285,6 +255,43 @@ async def test_a_budget_goes_on_where_it_stood() -> None:
     replies = [row.seq for row in first.rows if row.kind == "reply"]
     with pytest.raises(BudgetExceeded):
         await live(Bounded(script(2), Limits(budget=300)), after(first, replies[1]))
+
+
+class AsksInTheEnd(Durable[str]):
+    backend: Live[Backend] = later()
+    seen: Live[list[int]] = later()
+
+    def __post_init__(self) -> None:
+        self.at_end(self.ask).at_done(self.look)
+
+    async def task(self) -> str:
+        return str((await self.backend.complete(request("first"))).content)
+
+    async def ask(self, _: Node[Any]) -> None:
+        await self.backend.complete(request("last"))
+        raise ValueError("after all")
+
+    def look(self, _: Node[Any]) -> None:
+        spent: Any = self.commander.usage(self)["scripted"]
+        self.seen.append(spent.input_tokens)
+
+
+async def test_what_a_callback_has_spent_is_charged_once() -> None:
+    """Callbacks run again in each life, and play their replies: so these are in no other sum."""
+    seen: list[int] = []
+    with pytest.raises(ValueError, match="after all"):
+        await live(AsksInTheEnd(ScriptedBackend(paid(100), paid(200)), seen))
+    file = MemoryFile()
+    with suppress(ValueError):
+        await live(AsksInTheEnd(ScriptedBackend(paid(100), paid(200)), []), file)
+    over = next(row.seq for row in file.kept if row.kind == "over")
+    for rows in range(over):
+        known = sum(row.kind == "reply" for row in file.kept[:rows])
+        again = AsksInTheEnd(ScriptedBackend(*[paid(100), paid(200)][known:]), seen)
+        left = MemoryFile(file.kept[:rows], file.run_row._replace(state="running", error=None))
+        with suppress(ValueError):
+            await live(again, left)
+    assert seen == [300] * over  # once the failure is kept, no callback runs again
 
 
 # --- what is refused, and what is not written

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from _lives import Kill, act, every_kill, play, random_kills
+from _lives import Kill, act, doubtful, every_kill, play, random_kills
 from _scale import many, seeds
 
-from anabranch.commander import ConfigurationError, Retry, current_node
+from anabranch.commander import ConfigurationError, Node, Retry, current_node
 from anabranch.commander.scope import scope_here
 from anabranch.handlers import handler
 from anabranch.jobs import Graph, add_edge
 from anabranch.store import Durable
+from anabranch.store._durable import DurableCalls
 
 LEFT: list[str] = []
 
@@ -151,6 +152,71 @@ def test_a_body_adds_no_final_callback() -> None:
     """It would be lost where the body is skipped."""
     with pytest.raises(ConfigurationError, match="__post_init__"):
         raise play(AddsInBody).error or AssertionError
+
+
+@handler
+async def puts_and_fails(node: Node[Any], what: str) -> None:
+    attempt = scope_here().attempt  # type: ignore[union-attr]
+    node.put_job(Round(2 * attempt), parent=node.commander)
+    await act("puts", attempt)
+    if what != "at once":
+        await DurableCalls(node).sleep(5)  # the round goes on meanwhile
+    if attempt < 3 or what == "always":
+        raise KeyError(attempt)
+
+
+class Again(Durable[str]):
+    how: str
+
+    async def task(self) -> str:
+        node = puts_and_fails(self.how)
+        retry = Retry(attempts=3, backoff=1) if self.how != "always" else None
+        try:
+            if self.how == "times out":
+                await self.call_handler(puts_and_fails("always"), claim=True, timeout=3)
+            elif self.how == "durable":
+                await self.put_job(Again("later"), claim=True)
+            else:
+                await self.call_handler(node, retry=retry, claim=True)
+        except (KeyError, TimeoutError) as error:
+            return f"failed: {error!r}"
+        return await act("last")
+
+
+@pytest.mark.parametrize("how", ["at once", "later", "always", "times out", "durable"])
+def test_a_round_outlives_the_attempt_that_put_it(how: str) -> None:
+    """It belongs to the run: it is done once, and the next attempt puts another one."""
+    first = every_kill(lambda: Again(how), seeds=(None, 1))
+    rounds = [name.split("#")[0] for name in first.disk.done.values() if name.startswith("round")]
+    attempts = 1 if how in ("always", "times out") else 3
+    assert sorted(rounds) == [f"round({2 * n + 2})" for n in range(attempts)]
+    assert first.state == "completed"
+    for seed in seeds(many(10, 200)):
+        random_kills(lambda: Again(how), seed, kills=3, first=first)
+
+
+class Fickle(Durable[str]):
+    """Puts a round in its first life alone, as one whose code has changed."""
+
+    async def task(self) -> str:
+        await act("begun")
+        if not LEFT:
+            self.put_job(Round(0), parent=self.commander)
+            LEFT.append("put")
+        await act("more")
+        return "done"
+
+
+def test_a_round_whose_putter_does_not_come_again_is_taken_up_in_the_end() -> None:
+    """None is lost, and the run ends."""
+    LEFT.clear()
+    first = play(Fickle)
+    begun = next(row.seq for row in first.rows if row.kind == "root")
+    for rows in range(begun, len(first.rows) + 1):
+        done = frozenset(doubtful(first, rows))
+        life = play(Fickle, Kill(rows, done).of(first))
+        assert life.state == "completed"
+        assert {name.split("#")[0] for name in life.disk.done.values()} >= {"round(0)"}
 
 
 class Cycle(Durable[int]):
