@@ -169,12 +169,7 @@ async def _attempt(record: Record) -> Any:
         await _run_before_body(record, record.at_start)
     if record.away is not None:
         return await record.away.run(node)
-    try:
-        return await require_awaitable(node.task(), node, "task")
-    except Exception:
-        if scope is not None:
-            await scope.before_failure()
-        raise
+    return await require_awaitable(node.task(), node, "task")
 
 
 async def _run_before_body(record: Record, callbacks: list[Callback]) -> None:

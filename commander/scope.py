@@ -123,13 +123,6 @@ class Scope(ABC):
         """Wait until a node whose cancel is in the journal is cancelled again."""
 
     @abstractmethod
-    async def before_failure(self) -> None:
-        """Wait for those who are about to await the node, before it fails.
-
-        In a later life it fails sooner than in the first one.
-        """
-
-    @abstractmethod
     def retry(self, node: Node[Any], delay: float) -> None:
         """Take note that the attempt has ended, and that the next begins in so many seconds."""
 

@@ -93,7 +93,6 @@ class Ledger:
         # The number of the last row, of an earlier life or of this one.
         self.rows = rows[-1].seq if rows else 0
         self.start = self.loop.time()
-        self.replays = bool(rows)
         # Nothing that ends from now on has ended by itself: it is all taken up again.
         self.suspended = False
         # No effect starts any more; those that are under way may still end.

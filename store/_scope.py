@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["IN_TRANSACTION", "NodeScope"]
 
 ONCE = (1, None)
-TURNS = 5  # of the loop, in which tasks that are made together with a node come to await it
+# Turns of the loop for which a recorded failure waits: tasks that are made together with the node
+# come to await it meanwhile, as they had when it failed first.
+TURNS = 5
 AT_ONCE = 100  # recorded nodes that end in one turn of the loop
 
 T = TypeVar("T")
@@ -243,10 +245,6 @@ class NodeScope(Scope):
 
     async def wait_for_cancel(self, node: Node[Any]) -> None:
         await end_again(self, node)
-
-    async def before_failure(self) -> None:
-        for _ in range(TURNS if self.ledger.replays else 0):
-            await asyncio.sleep(0)
 
     def replay(self, node: Node[Any], end: Callable[[T], None], of: T) -> None:
         if self._spent is not None:

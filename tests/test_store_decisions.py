@@ -157,13 +157,13 @@ def program(seed: int) -> Program:
     return Program(draw(random.Random(seed), 2, [0]))
 
 
-@pytest.mark.parametrize("seed", seeds(many(25, 1500)))
+@pytest.mark.parametrize("seed", seeds(many(12, 1500)))
 def test_every_life_ends_as_the_first(seed: int) -> None:
     """Whatever fails, is caught, cancelled, or decided: after each kill it ends the same."""
     every_kill(lambda: program(seed), seeds=(None, seed))
 
 
-@pytest.mark.parametrize("seed", seeds(many(25, 1500)))
+@pytest.mark.parametrize("seed", seeds(many(12, 1500)))
 def test_several_kills_change_nothing(seed: int) -> None:
     """Nor do several kills, one after the other."""
     random_kills(lambda: program(seed + 1000), seed, kills=4)

@@ -171,7 +171,7 @@ def unknown(life: Life) -> set[str]:
     return {json.loads(row.value)["name"] for row in last.values() if row.kind == "intent"}
 
 
-@pytest.mark.parametrize("seed", seeds(many(60, 4000)))
+@pytest.mark.parametrize("seed", seeds(many(30, 4000)))
 def test_what_has_failed_runs_again_and_nothing_else(seed: int) -> None:
     """One resume is enough where what was broken is mended; what is known is never asked about."""
     life = broken_at_first(seed)
@@ -200,7 +200,7 @@ def test_what_has_failed_runs_again_and_nothing_else(seed: int) -> None:
             assert last.outcome == again.outcome, f"killed after row {number}"
 
 
-@pytest.mark.parametrize("seed", seeds(many(40, 2000)))
+@pytest.mark.parametrize("seed", seeds(many(20, 2000)))
 def test_a_run_may_be_resumed_again_and_again(seed: int) -> None:
     """Each time one thing more is mended; in the end it completes, and no effect is done twice."""
     life = broken_at_first(seed)
