@@ -45,7 +45,8 @@ class Backend(ABC):
 
     Below a durable job a whole reply is kept in the journal, and played from there when the run is
     taken up again: a subclass does nothing for it. Played, it takes no turn of limits, and is
-    charged and counted in budgets as it was. One that fails or is left early is asked again.
+    charged and counted in budgets as it was. One that fails, or is left early, is kept as far as
+    it came, and ends there again.
     """
 
     provider: str = "unknown"

@@ -1,4 +1,13 @@
-"""One run in memory: what its journal has, by identity, and what is added to it."""
+"""One run in memory: what its journal has, by identity, and what is added to it.
+
+What holds:
+
+- `trouble` once set stays, and nothing is added any more: whoever catches it can do no harm. A
+  journal that does not fit the code is such a trouble (`mismatch`, `failure`), and parks the run.
+- A life only adds rows. What a `resumed` row takes away is taken away when rows are loaded.
+- A root that is not over is put in each life: by its putter if that comes to it again, by the run
+  if not, and when nothing else is left at the latest.
+"""
 
 from __future__ import annotations
 

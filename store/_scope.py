@@ -3,6 +3,18 @@
 A node is known by who puts it, its class or function, the key it was given or else its inputs, the
 how-manieth of these, and the attempt of each node above it. So it finds what it did in an earlier
 life whatever else ran beside it, in whatever order.
+
+What holds:
+
+- What is plain runs again in each life, also where it has failed: others may have seen what it did.
+  So each thing in it that may go otherwise is a row: replies, effects, steps, timeouts, cancels.
+- A durable node that has an outcome does not run again. It is not cancelled either: it had ended
+  before any cancel that comes now.
+- A node whose cancel is a row does not run again, and ends when it is cancelled again (`_held`).
+- Before a row by which a body does not run again (its end, its next attempt, a timeout, a cancel),
+  the rounds are rows that it has put.
+- An error bears the identities under which it is kept, on its way up (`mark`). So a node that fails
+  knows of what, and what has been caught is in no such list: a resume leaves it.
 """
 
 from __future__ import annotations
