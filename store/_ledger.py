@@ -341,7 +341,6 @@ class Ledger:
 
     def end_root(self, scope: NodeScope) -> None:
         """Take note that a round and its final callbacks are over: it is not walked again."""
-        del self.roots[scope.ident]
         if not self.suspended and scope.kept and self.find(scope.ident, "over") is None:
             self.keep_roots()
             self.append(scope.ident, "over", find=True)

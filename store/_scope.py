@@ -304,8 +304,9 @@ class NodeScope(Scope):
 
     def retry(self, node: Node[Any], delay: float) -> None:
         due = time.time() + delay
-        self.ledger.keep_roots()  # what this attempt has put is not put again
-        self._append("attempt", {"began": self.began, "due": due, "usage": _usage(node)})
+        with suppress(JournalError, LeaseLost):  # which stops the run, and this node with it
+            self.ledger.keep_roots()  # what this attempt has put is not put again
+            self._append("attempt", {"began": self.began, "due": due, "usage": _usage(node)})
         self.attempt += 1
         self._now = digest(self.ident, self.attempt)
 
@@ -448,6 +449,14 @@ class NodeScope(Scope):
         return value
 
     def over(self, node: Node[Any]) -> None:
+        del self.ledger.roots[self.ident]
+        # The node has ended, and has nobody who could be told: a journal that fails stops the run.
+        with suppress(JournalError, LeaseLost):
+            self._keep_change(node)
+            self.ledger.end_root(self)
+
+    def _keep_change(self, node: Node[Any]) -> None:
+        """Keep how a root has ended if its final callbacks have changed that."""
         before = self.ledger.outcome(self.ident)
         changed = before is not None and (before.kind == "failure") != (node.state == "failed")
         if changed and node._node_durable and not self.ledger.suspended:
@@ -457,7 +466,6 @@ class NodeScope(Scope):
             elif (error := node.error) is not None and node.state == "failed":
                 self._keep_causes(error)
                 self._keep_end(node, "failure", lambda: encode_failure(error))
-        self.ledger.end_root(self)
 
     def _append(self, kind: str, value: Any) -> int:
         return self.ledger.append(self.ident, kind, json.dumps(value).encode())

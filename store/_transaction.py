@@ -37,6 +37,8 @@ class Transaction:
         self._at = 0
         # What the writer's thread is to do next; None ends it, an exception takes all back.
         self._asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        # What the writer does for it, which may fail before or between the statements.
+        self._commit: asyncio.Future[int] | None = None
 
     async def execute(self, sql: str, *params: Any) -> list[list[Any]]:
         """Do a statement; return the rows that it gives, of numbers, texts and None.
@@ -54,6 +56,10 @@ class Transaction:
             return self._kept[self._at - 1][1]
         answer: asyncio.Future[list[list[Any]]] = self._loop.create_future()
         self._asked.put((sql, params, answer))
+        assert self._commit is not None
+        await asyncio.wait([answer, self._commit], return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            await asyncio.shield(self._commit)  # which has failed
         rows = await answer
         self._kept.append([said, json.loads(json.dumps(rows))])
         return rows
@@ -66,6 +72,7 @@ class Transaction:
             return
         ledger = self._ledger
         work = asyncio.ensure_future(ledger.file.transact(ledger.run_id, ledger.fence, self._work))
+        self._commit = work
         work.add_done_callback(lambda _: None if work.cancelled() else work.exception())
         try:
             yield
