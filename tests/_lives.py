@@ -32,12 +32,14 @@ __all__ = [
     "Life",
     "MemoryFile",
     "act",
+    "disk_here",
     "doubtful",
     "every_kill",
     "journal_of",
     "play",
     "random_kills",
     "require_consistent",
+    "require_same",
     "wall_of",
 ]
 
@@ -53,10 +55,29 @@ class Disk:
         self.rows: dict[str, list[Row]] = {}
         self.mail: list[tuple[str, Mail]] = []
         self.tables = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        # What was in the tables, by how many rows there were then.
+        self.commits = [(0, b"")]
+        # By run: how many rows are certainly on the disk, as somebody has waited for that.
+        self.safe: dict[str, int] = {}
         self.now = BEGAN
         # By effect: what it has done outside. Of each run there is one world.
         self.done: dict[str, str] = {}
         self.twice: list[str] = []
+        # What a program has noted in this life.
+        self.seen: list[Any] = []
+
+    def do(self, key: str, text: str, *, again: bool = False) -> str:
+        """Do an effect; twice is noted, unless the receiver knows what was done `again` by its key.
+
+        What it gives names the key: whoever got another one's result would be seen.
+        """
+        safe = self.rows[RUN_ID][: self.safe[RUN_ID]] if RUN_ID in self.rows else None
+        known = safe is None or any(_key(r.ident) == key for r in safe if r.kind == "intent")
+        assert known, f"{text} is done before its intent is on the disk"
+        if key in self.done and not again:
+            self.twice.append(text)
+        self.done[key] = f"{text}#{key[:8]}"
+        return self.done[key]
 
     def cut(self, rows: int, done: Mapping[str, str]) -> Disk:
         """Return what is left of it if the process dies after so many rows."""
@@ -66,7 +87,10 @@ class Disk:
         left.mail = list(self.mail)
         left.now = max([BEGAN, *[row.time for kept in left.rows.values() for row in kept]])
         left.done = dict(done)
-        self.tables.backup(left.tables)
+        left.safe = {key: len(kept) for key, kept in left.rows.items()}
+        left.commits = [commit for commit in self.commits if commit[0] <= rows]
+        if tables := left.commits[-1][1]:
+            left.tables.deserialize(tables)
         return left
 
 
@@ -78,6 +102,7 @@ class MemoryFile:
         self.name = ":disk:"
         self._taken: set[str] = set()
         self._posted = asyncio.Event()
+        self._one = asyncio.Lock()  # one transaction after the other
 
     async def open(self) -> None: ...
 
@@ -91,9 +116,12 @@ class MemoryFile:
         return len(rows)
 
     async def barrier(self, run_id: str = "", fence: int = 0) -> None:
+        appended = {key: len(rows) for key, rows in self.disk.rows.items()}
         await asyncio.sleep(0)
         if run_id:
             self._check(run_id, fence)
+        for key, rows in appended.items():
+            self.disk.safe[key] = max(rows, self.disk.safe.get(key, 0))
 
     async def call(self, function: Callable[[sqlite3.Connection], Any], **_: Any) -> Any:
         return function(self.disk.tables)
@@ -101,15 +129,18 @@ class MemoryFile:
     async def transact(
         self, run_id: str, fence: int, function: Callable[[sqlite3.Connection], Row]
     ) -> int:
-        self._check(run_id, fence)
-        self.disk.tables.execute("begin")
-        try:
-            row = await asyncio.to_thread(function, self.disk.tables)
-        except BaseException:
-            self.disk.tables.execute("rollback")
-            raise
-        self.disk.tables.execute("commit")
-        return self.append(run_id, fence, row)
+        async with self._one:
+            self._check(run_id, fence)
+            self.disk.tables.execute("begin")
+            try:
+                row = await asyncio.to_thread(function, self.disk.tables)
+            except BaseException:
+                self.disk.tables.execute("rollback")
+                raise
+            self.disk.tables.execute("commit")
+            number = self.append(run_id, fence, row)
+            self.disk.commits.append((number, self.disk.tables.serialize()))
+            return number
 
     async def start(
         self, run_id: str, class_name: str, version: int, inputs: bytes, queue: str = ""
@@ -174,10 +205,10 @@ class MemoryFile:
             raise LeaseLost(run_id)
 
 
-def journal_of(disk: Disk, **options: Any) -> Journal:
+def journal_of(disk: Disk, file: Callable[[Disk], Any] = MemoryFile, **options: Any) -> Journal:
     """Return a journal on what survived."""
     journal = Journal(":disk:", **options)
-    journal._file = MemoryFile(disk)  # type: ignore[assignment]
+    journal._file = file(disk)
     return journal
 
 
@@ -186,23 +217,28 @@ def journal_of(disk: Disk, **options: Any) -> Journal:
 _disk: list[Disk] = []
 
 
+def disk_here() -> Disk:
+    """Return the disk of the life that is played."""
+    return _disk[-1]
+
+
 async def act(name: str, value: object = None, *, turns: int = 1, fails: object = None) -> str:
     """Do something outside, once; it takes so many turns, and is looked for where it is in doubt.
 
     One that `fails` raises a ValueError of that text once it has been done.
     """
-    effect = scope_here().effect(name, {"value": value})  # type: ignore[union-attr]
-    disk = _disk[-1]
+    scope, disk = scope_here(), _disk[-1]
+    effect = scope.effect(name, {"value": value})  # type: ignore[union-attr]
+    # What has failed is done again by the next attempt.
+    again = fails is not None and scope.retried  # type: ignore[union-attr]
 
     async def work() -> str:
         for _ in range(turns):
             await asyncio.sleep(0)
-        if effect.key in disk.done:
-            disk.twice.append(f"{name}({value})")
-        disk.done[effect.key] = f"{name}({value})#{effect.key[:8]}"
+        gave = disk.do(effect.key, f"{name}({value})", again=again)
         if fails is not None:
             raise ValueError(str(fails))
-        return disk.done[effect.key]
+        return gave
 
     async def reconcile(key: str) -> str | bool:
         return disk.done.get(key, False)
@@ -247,6 +283,7 @@ def play(
 ) -> Life:
     """Run what is left of a run on `disk` to its end, under asyncio's order or that of a seed.
 
+    A real `file` may take the place of the disk's rows; else it is one that does something odd.
     `beside` runs in a task beside it, with the journal. Time is virtual, also that of the wall.
     """
     disk = disk or Disk()
