@@ -298,6 +298,7 @@ class Ledger:
             new = self._new[ident]
             node = cast("KeptRoot", new.node)
             written = {**node._node_write(), "key": new.key, "free": new.scope.free.hex()}
+            written["retried"] = new.scope.retried
             written |= {"path": new.put.path, "body": new.put.body}
             try:
                 written["put"] = node._node_write_put()

@@ -142,8 +142,10 @@ class KeptRun:
                 options = {} if refused else put_again(job, written["put"])
                 options["key"] = written["key"]
                 self._put(commander, job, row.ident, bytes.fromhex(written["free"]), options)
+                scope = cast("NodeScope", scope_of(job))
+                scope.retried = written["retried"]
                 if refused:
-                    cast("NodeScope", scope_of(job)).refused = ConfigurationError(refused)
+                    scope.refused = ConfigurationError(refused)
 
     def _put(
         self,
@@ -155,7 +157,6 @@ class KeptRun:
     ) -> None:
         job._node_prepare(self._ledger)
         scope = NodeScope(self._ledger, ident, free, None, ident)
-        scope.retried = options.get("retry") is not None
         adopt(job, scope, commander)
         self._ledger.roots[ident] = job
         self._ledger.put.add(ident)
