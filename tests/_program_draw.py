@@ -47,7 +47,7 @@ class _Draw:
         name = draw.choice(draw.choice(groups))
         if self.times > 6 and name in ("sleep", "silence", *CUTS):
             name = "act"
-        if self.unsure and name in ("rounds", "left"):
+        if self.unsure and name == "left":
             name = "below"
         few = draw.randint(1, 2)
         match name:
