@@ -36,19 +36,29 @@ def mask(value: Any) -> Any:
     That is what stands in fields such as `api_key` and `password`, what looks like the keys of
     known makers, and what this process has in variables of such names.
     """
+    secrets = [
+        secret
+        for name, secret in os.environ.items()
+        if len(secret) >= _SHORTEST and _FIELD.search(name)
+    ]
+    return _mask(value, secrets)
+
+
+def _mask(value: Any, secrets: list[str]) -> Any:
     match value:
         case str():
             text = _KEY.sub(STARS, value)
-            for name, secret in os.environ.items():
-                if len(secret) >= _SHORTEST and _FIELD.search(name):
-                    text = text.replace(secret, STARS)
+            for secret in secrets:
+                text = text.replace(secret, STARS)
             return text
         case list():
-            return [mask(each) for each in cast("list[Any]", value)]
+            return [_mask(each, secrets) for each in cast("list[Any]", value)]
         case dict():
             fields = cast("Mapping[str, Any]", value)
             return {
-                mask(name): STARS if each and _FIELD.search(name) else mask(each)
+                _mask(name, secrets): STARS
+                if each and _FIELD.search(name)
+                else _mask(each, secrets)
                 for name, each in fields.items()
             }
         case _:

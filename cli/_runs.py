@@ -8,10 +8,11 @@ import os
 import re
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from difflib import get_close_matches
+from io import TextIOWrapper
 from shlex import quote
 from typing import Annotated, Any, TypeAlias, cast
 
@@ -21,6 +22,7 @@ from ..commander import ConfigurationError
 from ..handlers.legible import legible
 from ..store import Journal, PendingApproval, PendingDoubt, RunExists, RunNotFound, RunView
 from ._exit import FAILED, report_errors
+from ._named import import_named
 from ._runs_view import (
     COLOURS,
     age,
@@ -38,13 +40,16 @@ __all__ = ["runs"]
 runs = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="See the runs of a journal, take them up, answer what they ask.",
+    help="See the runs of a journal, take them up, answer what they ask. Ends with status 0; 1 if"
+    " it failed, or the run did; 2 for wrong usage, as a name that is not there; 128 and its number"
+    " after a signal. A journal with a codec needs ANABRANCH_CODEC=module:attribute.",
 )
 
 ENDED = ("completed", "failed", "cancelled")
 STATES = tuple(state for state in COLOURS if state != "abandoned")
 SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)")
 UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+TOGETHER = 50  # runs that are read at once
 MOST = 10_000  # names among which a misspelt one is looked for
 
 RunId: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help="The run's name.")]
@@ -55,16 +60,23 @@ File: TypeAlias = Annotated[
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
 Debug: TypeAlias = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 DEFAULT = "runs.db"
+CODEC = "ANABRANCH_CODEC"
 
 
-def _do(file: str, debug: bool, work: Callable[[Journal], Awaitable[int | None]]) -> None:
+def _do(
+    file: str, debug: bool, as_json: bool, work: Callable[[Journal], Awaitable[int | None]]
+) -> None:
     """Do something with a journal, which must be there; end with the status that `work` gives."""
 
     async def opened() -> int | None:
-        async with Journal(file) as journal:
+        codec = import_named(name, f"{CODEC}={name}") if (name := os.environ.get(CODEC)) else None
+        async with Journal(file, codec=codec) as journal:
             return await work(journal)
 
-    with report_errors(FAILED, debug, (ConfigurationError, RunNotFound, RunExists)):
+    if isinstance(sys.stdout, TextIOWrapper):  # whose encoding may not have all that runs say
+        sys.stdout.reconfigure(errors="backslashreplace")
+    wrong = (ConfigurationError, RunNotFound, RunExists)
+    with report_errors(FAILED, debug, wrong), _error_as_json(as_json):
         if not os.path.exists(file):
             raise ConfigurationError(
                 f"there is no journal {file!r}: --journal FILE or ANABRANCH_JOURNAL names"
@@ -74,6 +86,17 @@ def _do(file: str, debug: bool, work: Callable[[Journal], Awaitable[int | None]]
             raise ConfigurationError(f"the file {file!r} is empty, and no journal")
         if status := asyncio.run(opened()):
             raise SystemExit(status)
+
+
+@contextmanager
+def _error_as_json(as_json: bool) -> Generator[None]:
+    """With --json say an error on the standard output too, as an object with `error` alone."""
+    try:
+        yield
+    except Exception as error:
+        if as_json and not isinstance(error, BrokenPipeError):
+            print_json({"error": f"{type(error).__name__}: {error}"})
+        raise
 
 
 async def _look(journal: Journal, run_id: str) -> RunView:
@@ -102,7 +125,10 @@ def list_runs(
         if state is not None and state not in STATES:
             raise ConfigurationError(f"there is no state {state!r}: one of {', '.join(STATES)}")
         found = await file.runs(state, prefix, limit + 1)
-        views = [await file.look(run.run_id) for run in found[:limit]]
+        views: list[RunView] = []
+        for start in range(0, len(found[:limit]), TOGETHER):
+            some = found[:limit][start : start + TOGETHER]
+            views += await asyncio.gather(*(file.look(run.run_id) for run in some))
         if as_json:
             print_json([describe_view(view, rows=False) for view in views])
         elif views:
@@ -115,7 +141,7 @@ def list_runs(
             say(f"the journal {legible(journal)} has no runs yet")
             say('run(Order("A-17"), journal=FILE, run_id="order-A-17") starts one')
 
-    _do(journal, debug, work)
+    _do(journal, debug, as_json, work)
 
 
 @runs.command()
@@ -147,7 +173,7 @@ def show(
         ]
         print_json(describe_view(view, rows=True) | {"questions": questions})
 
-    _do(journal, debug, work)
+    _do(journal, debug, as_json, work)
 
 
 async def _questions(file: Journal, run_id: str) -> list[PendingApproval | PendingDoubt]:
@@ -182,7 +208,7 @@ def resume(
     async def work(file: Journal) -> int:
         return await resume_run(file, await _look(file, run), live or [], app or [], as_json, debug)
 
-    _do(journal, debug, work)
+    _do(journal, debug, as_json, work)
 
 
 @runs.command()
@@ -207,7 +233,7 @@ def cancel(
             by = f" ({view.run.owner})" if view.run.owner else ""
             say(legible(f"{run} is told to cancel: who drives it{by} ends it now"))
 
-    _do(journal, debug, work)
+    _do(journal, debug, as_json, work)
 
 
 @runs.command()
@@ -248,7 +274,7 @@ def approve(
         else:
             say(legible(f"{question.tool} (question {number} of {run}): {answer}"))
 
-    _do(journal, debug, work)
+    _do(journal, debug, as_json, work)
 
 
 async def _answer(
@@ -285,7 +311,7 @@ async def _answer(
         raise ConfigurationError("--reason is for --deny: it is what the model is told")
     try:
         changed: Any = None if arguments is None else json.loads(arguments)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"--arguments is no JSON: {error}") from None
     if not isinstance(changed, dict | None):
         raise ConfigurationError('--arguments is a JSON object: {"name": value, ...}')
@@ -309,15 +335,17 @@ def signal(
         await _look(file, run)
         sent: Any = value
         if not text:
-            with suppress(ValueError):
-                sent = json.loads(value)
+            with suppress(ValueError, RecursionError):
+                found = json.loads(value)
+                json.dumps(found, allow_nan=False)  # which is no JSON, though Python reads it
+                sent = found
         await file.signal(run, name, sent)
         if as_json:
             print_json({"run_id": run, "signal": name, "value": sent})
         else:
             say(legible(f"{name} is sent to {run}"))
 
-    _do(journal, debug, work)
+    _do(journal, debug, as_json, work)
 
 
 @runs.command()
@@ -347,7 +375,7 @@ def fork(
             rows = f"{count(made.rows, 'row')} of {run}"
             say(legible(f"{new} has {rows}: anabranch runs resume {quote(new)}"))
 
-    _do(journal, debug, work)
+    _do(journal, debug, as_json, work)
 
 
 @runs.command()
@@ -386,15 +414,15 @@ def purge(
             say(f"{count(removed, 'run')} removed")
         return None
 
-    _do(journal, debug, work)
+    _do(journal, debug, as_json, work)
 
 
 def _moment(text: str) -> float:
-    if (span := SPAN.fullmatch(text.strip())) is not None:
-        return time.time() - timedelta(seconds=float(span[1]) * UNITS[span[2]]).total_seconds()
     try:
+        if (span := SPAN.fullmatch(text.strip())) is not None:
+            return time.time() - timedelta(seconds=float(span[1]) * UNITS[span[2]]).total_seconds()
         return datetime.fromisoformat(text.strip()).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ConfigurationError(
             f"--before is a time span (30d, 12h, 2w) or a date (2026-01-31), not {text!r}"
         ) from None

@@ -6,11 +6,8 @@ import asyncio
 import inspect
 import json
 import logging
-import os
-import sys
 from collections.abc import Generator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
-from importlib import import_module
 from shlex import quote
 from typing import Any, cast
 
@@ -22,6 +19,8 @@ from ..commander import AnabranchError, ConfigurationError
 from ..handlers.legible import legible
 from ..store import Journal, RunView, Wait
 from ._exit import FAILED, KILLED, handle_signals
+from ._mask import mask
+from ._named import import_named, import_users_module
 from ._runs_view import count, describe_wait, print_json
 from ._terminal import LegibleLog, complain, in_line, show_traceback
 
@@ -69,7 +68,7 @@ async def resume_run(
     what = f"{failure}"
     if not isinstance(failure, AnabranchError):
         what = f"{type(failure).__name__}: {failure}"
-    complain(f"the run {run_id!r} is {view.run.state}: {in_line(what, MOST)}{hint}")
+    complain(f"the run {run_id!r} is {view.run.state}: {in_line(mask(what), MOST)}{hint}")
     return FAILED
 
 
@@ -160,17 +159,15 @@ def _hint(run_id: str, wait: Wait) -> str:
 
 def _import_class(class_name: str, app: list[str]) -> None:
     """Import what a run needs, before the run is touched."""
-    if (folder := os.getcwd()) not in sys.path:
-        sys.path.insert(0, folder)
     for module in app:
-        _import(module, "--app")
+        import_users_module(module, "--app")
     module, _, qualname = class_name.partition(":")
     if module == "__main__":
         raise ConfigurationError(
             f"its class {qualname} is in a script, where nobody else finds it: run that script"
             " again, which takes the run up; or move the class to a module, for the next run"
         )
-    found: Any = _import(module, f"the run's class {class_name}")
+    found: Any = import_users_module(module, f"the run's class {class_name}")
     try:
         for part in qualname.split("."):
             found = getattr(found, part)
@@ -180,28 +177,12 @@ def _import_class(class_name: str, app: list[str]) -> None:
         ) from None
 
 
-def _import(module: str, what: str) -> Any:
-    try:
-        return import_module(module)
-    except (Exception, SystemExit) as error:  # what a user's module does at its import
-        raise ConfigurationError(
-            f"{what} cannot be imported: {type(error).__name__}: {error}; start this in the folder"
-            f" of {module.partition('.')[0]}, or name it in PYTHONPATH"
-        ) from error
-
-
 async def _bring(spec: str, stack: AsyncExitStack) -> tuple[str, Any]:
     """Make what a `--live` names; it is open for as long as the stack."""
     name, equals, place = spec.partition("=")
-    module, colon, attribute = place.partition(":")
-    if not (equals and colon and name and module and attribute):
+    if not (equals and name and ":" in place):
         raise ConfigurationError(f"--live is name=module:attribute, not {spec!r}")
-    named: Any = _import(module, f"--live {spec}")
-    try:
-        for part in attribute.split("."):
-            named = getattr(named, part)
-    except AttributeError:
-        raise ConfigurationError(f"--live {spec}: {module} has no {attribute}") from None
+    named = import_named(place, f"--live {spec}")
     found = named
     if isinstance(named, type) or not hasattr(named, "__aenter__"):
         found: Any = named() if callable(named) else named

@@ -280,12 +280,13 @@ def _show_history(console: Console, view: RunView, *, every: bool) -> None:
     if not rows:
         console.print(Text("\nno rows yet", "dim"))
         return
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    # The last column takes what the others leave, however long its texts are.
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), expand=True)
     table.add_column("row", justify="right", no_wrap=True)
     table.add_column("time", no_wrap=True)
     table.add_column("kind", no_wrap=True)
     table.add_column("who", overflow="ellipsis", no_wrap=True, max_width=max(console.width // 5, 8))
-    table.add_column("what", overflow="ellipsis", no_wrap=not every)
+    table.add_column("what", overflow="fold" if every else "ellipsis", no_wrap=not every, ratio=1)
     for row in rows:
         name = view.names.get(row.ident, row.ident.hex()[:8])
         table.add_row(

@@ -81,11 +81,11 @@ async def test_a_dumb_terminal_gets_no_colours(tmp_path: Path) -> None:
 
 async def test_what_runs_say_cannot_steer_the_terminal(tmp_path: Path) -> None:
     """In names, inputs, reasons and questions."""
-    await begin(tmp_path, "x\x1b[2Jx=Mail('A\x1b[31mnn\u202e')")
-    name = "x\x1b[2Jx"
+    name = "x\u202ex"  # one with a control character is no name
+    await begin(tmp_path, name + "=Mail('A\x1b[31mnn\x1b[2J')")
     child = screen(tmp_path, "resume", name)
     await asyncio.to_thread(child.expect, "waits for")
-    await runs(tmp_path, "signal", name, "s\x1b[31m", "v\x1b[31m")
+    await runs(tmp_path, "signal", name, "s\u202e", "v\x1b[31m")
     for options in (["list"], ["show", name, "--rows"]):
         shown = await asyncio.to_thread(table, screen(tmp_path, *options))
         assert "\x1b[2J" not in shown
