@@ -21,7 +21,6 @@ from types import SimpleNamespace, UnionType
 from typing import (
     Any,
     NoReturn,
-    Protocol,
     TypeVar,
     Union,
     cast,
@@ -38,25 +37,10 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import to_jsonable_python
 
 from ._canonical import CONTENT, canonical
+from ._seal import check_size
 from .errors import JournalMismatch, NotStorable
 
-__all__ = ["BytesCodec", "Codec", "dump", "pack", "unpack"]
-
-
-class BytesCodec(Protocol):
-    """What stands between a journal and its file, as encryption does.
-
-    `decode(encode(data))` is `data`, in every process that opens the file. Both are called in the
-    journal's own thread, and what they raise fails the journal.
-    """
-
-    def encode(self, data: bytes) -> bytes:
-        """Return what is written to the file in the place of `data`."""
-        ...
-
-    def decode(self, data: bytes) -> bytes:
-        """Return what was given to `encode`."""
-        ...
+__all__ = ["Codec", "dump", "pack", "unpack"]
 
 
 class Codec:
@@ -247,12 +231,14 @@ def unpack(data: bytes, others: dict[str, Callable[[Any], Any]] | None = None) -
 
 
 def dump(value: Any) -> bytes:
-    """Return the JSON text of what `pack` gave."""
+    """Return the JSON text of what `pack` gave. Raises `NotStorable` if it is too large."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     try:
-        return text.encode()
+        data = text.encode()
     except UnicodeEncodeError:  # lone surrogates
-        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+        data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    check_size(data)
+    return data
 
 
 def _sorted(values: Any, again: Callable[[Any], Any]) -> list[Any]:
@@ -309,6 +295,7 @@ _WRITERS: dict[type, Callable[[Any], bytes]] = {
 
 MOST_BITS = 10_000
 LONGEST = 300  # characters of what is said of an error
+WARNS = "Pydantic serializer warnings:\n  PydanticSerializationUnexpectedValue("
 
 # How each is written, and read again.
 _TAGS: dict[type, tuple[Callable[[Any, Callable[[Any], Any]], Any], Callable[[Any], Any]]] = {
@@ -364,4 +351,8 @@ def _why(error: BaseException) -> str:
         return f"{place}: {first['msg']}" if place else first["msg"]
     if isinstance(error, PydanticUserError):
         return error.message.partition(". ")[0]
-    return " ".join(f"{error}".split())[:LONGEST] or type(error).__name__
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply, or contains itself"
+    # What pydantic warns of ends with the value.
+    text = f"{error}".removeprefix(WARNS).partition(" [input_value=")[0]
+    return " ".join(text.split())[:LONGEST] or type(error).__name__

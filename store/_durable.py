@@ -41,7 +41,7 @@ from ._ledger import Ledger
 from ._put import write_put
 from ._scope import IN_TRANSACTION, NodeScope
 from ._transaction import Transaction
-from .errors import JournalError, JournalMismatch, LeaseLost, NotDurable
+from .errors import JournalError, JournalMismatch, LeaseLost, NotDurable, NotStorable
 
 __all__ = ["Durable", "DurableCalls", "Live", "live", "make_again"]
 
@@ -108,10 +108,12 @@ class Durable(Job[T_co], internal=True):
         super().__init_subclass__(**kwargs)
         if cls._node_own_init:
             raise TypeError(f"{cls.__name__} is durable: declare its inputs as fields, no __init__")
+        if type(version) is not int or not 0 <= version < 2**63:
+            raise TypeError(f"version= of {cls.__name__} is a number from 0 on, not {version!r}")
         cls._node_version = version
         cls._node_shape = None
         with suppress(NameError):  # a type that is defined further down
-            cls._node_of()
+            cls._node_shape = _shape_of(cls)
 
     @property
     def durable(self) -> DurableCalls:
@@ -123,17 +125,13 @@ class Durable(Job[T_co], internal=True):
     @classmethod
     def _node_of(cls) -> _Shape:
         if cls._node_shape is None:
-            hints = get_type_hints(cls, include_extras=True)
-            fields: dict[str, Codec] = {}
-            alive: list[str] = []
-            for field in dataclasses.fields(cast("Any", cls)):
-                hint = hints[field.name]
-                if get_origin(hint) is Annotated and _NotWritten in get_args(hint):
-                    alive.append(field.name)
-                else:
-                    fields[field.name] = Codec(hint, f"the field {cls.__name__}.{field.name}")
-            written = [(name, f'"{name}":', fields[name]) for name in sorted(fields)]
-            cls._node_shape = _Shape(_result_codec(cls), fields, tuple(alive), written)
+            try:
+                cls._node_shape = _shape_of(cls)
+            except NameError as error:
+                raise NotStorable(
+                    f"the fields of {cls.__name__} cannot be written: {error} where the class is"
+                    " made: define that type in its module, not in a function"
+                ) from error
         return cls._node_shape
 
     def _node_codec(self) -> Codec:
@@ -202,6 +200,41 @@ class Durable(Job[T_co], internal=True):
         return super().at_done(callback)
 
 
+def _shape_of(cls: type[Durable[Any]]) -> _Shape:
+    """Look at the annotations of a class. Raises `NameError` for a type that is not there yet."""
+    try:
+        hints = get_type_hints(cls, include_extras=True)
+    except NameError:
+        raise
+    except Exception as error:  # whatever stands in a user's annotations
+        why = f"the annotations of {cls.__name__} cannot be read: {type(error).__name__}: {error}"
+        raise NotStorable(why) from error
+    fields: dict[str, Codec] = {}
+    alive: list[str] = []
+    declared: dict[str, dataclasses.Field[Any]] = cast("Any", cls).__dataclass_fields__
+    for name, field in declared.items():
+        hint, where = hints[name], f"the field {cls.__name__}.{name}"
+        if get_origin(hint) is ClassVar or hint is ClassVar:
+            continue
+        if not field.init or isinstance(hint, dataclasses.InitVar) or hint is dataclasses.InitVar:
+            raise NotStorable(
+                f"{where} is no plain field (init=False, or InitVar), and the job could not be made"
+                " again of its inputs: make it one, or an attribute that __post_init__ sets"
+            )
+        if get_origin(hint) is Annotated and _NotWritten in get_args(hint):
+            alive.append(name)
+        elif _holds_live(hint):
+            raise NotStorable(f"{where} is only partly Live: write Live[...] around the whole type")
+        else:
+            fields[name] = Codec(hint, where)
+    written = [(name, f'"{name}":', fields[name]) for name in sorted(fields)]
+    return _Shape(_result_codec(cls), fields, tuple(alive), written)
+
+
+def _holds_live(hint: Any) -> bool:
+    return any(each is _NotWritten or _holds_live(each) for each in get_args(hint))
+
+
 def _refuse_in_body(job: Durable[Any]) -> None:
     if job.state == "running":
         raise ConfigurationError(
@@ -211,12 +244,17 @@ def _refuse_in_body(job: Durable[Any]) -> None:
         )
 
 
-def make_again(written: dict[str, Any], live: dict[str, Any]) -> Durable[Any]:
-    """Make a job of what `_node_write` gave; raise `JournalMismatch` for one that is unknown."""
+def make_again(
+    written: dict[str, Any], live: dict[str, Any], kind: type[Durable[Any]] | None = None
+) -> Durable[Any]:
+    """Make a job of what `_node_write` gave; raise `JournalMismatch` for one that is unknown.
+
+    Its class is looked up by its name, unless it is given: it may be one inside a function.
+    """
     module, _, qualname = written["class"].partition(":")
     try:
-        found: Any = sys.modules.get(module) or importlib.import_module(module)
-        for part in qualname.split("."):
+        found: Any = kind or sys.modules.get(module) or importlib.import_module(module)
+        for part in qualname.split(".") if kind is None else ():
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise JournalMismatch(f"the class {written['class']} is gone: {error}") from error
@@ -242,14 +280,28 @@ def make_again(written: dict[str, Any], live: dict[str, Any]) -> Durable[Any]:
 
 
 def _result_codec(cls: type[Durable[Any]]) -> Codec:
-    for base in cls.__mro__:
-        for each in getattr(base, "__orig_bases__", ()):
-            origin = get_origin(each)
-            if isinstance(origin, type) and issubclass(origin, Durable):
-                (argument,) = get_args(each)
-                if not isinstance(argument, TypeVar):
-                    return Codec(argument, f"the result of {cls.__name__}", base)
-    return Codec(Any, f"the result of {cls.__name__}")
+    annotation, owner = _result_of(cls)
+    if isinstance(annotation, TypeVar):
+        annotation = Any
+    return Codec(annotation, f"the result of {cls.__name__}", owner)
+
+
+def _result_of(cls: type[Any]) -> tuple[Any, type[Any]]:
+    """Return what a class says of its result, and the class in whose module that is written."""
+    for base in cls.__dict__.get("__orig_bases__", cls.__bases__):
+        origin: Any = get_origin(base) or base
+        if origin is Durable and get_args(base):
+            return get_args(base)[0], cls
+        if isinstance(origin, type) and origin is not Durable and issubclass(origin, Durable):
+            found, owner = _result_of(cast("type[Any]", origin))
+            named: tuple[Any, ...] = getattr(cast("Any", origin), "__parameters__", ())
+            given: dict[Any, Any] = dict(zip(named, get_args(base), strict=False))
+            if isinstance(found, TypeVar):
+                return given.get(found, found), cls
+            if left := getattr(found, "__parameters__", ()):
+                found = found[tuple(given.get(each, each) for each in left)]
+            return found, owner
+    return Any, cls
 
 
 class _Called(Protocol[P, T_co]):

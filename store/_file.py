@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
+from ..commander import ConfigurationError
 from ._lock import RunLock
 from ._schema import MEMORY
-from ._writer import Claim, Row, Writer, check_size
-from .errors import LeaseLost, RunBusy, RunExists, RunNotFound
+from ._seal import BytesCodec, Seal, check_size
+from ._writer import Claim, Row, Writer
+from .errors import JournalError, LeaseLost, RunBusy, RunExists, RunNotFound
 
-__all__ = ["ENDED", "JournalFile", "Mail", "Row", "RunRow"]
+__all__ = ["ENDED", "JournalFile", "Mail", "Row", "RunRow", "check_name"]
 
 T = TypeVar("T")
 
 ENDED = ("completed", "failed", "cancelled")
+NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,1000}")
 LOOK = 0.25  # seconds between two looks whether another process has written
 
 _RUN = """select run_id, class_name, version, state, inputs, queue, created,
@@ -32,7 +35,7 @@ _RUN = """select run_id, class_name, version, state, inputs, queue, created,
     fence, owner, lease_until, recoveries, error,
     coalesce((select max(seq) from anabranch_row where run = id), 0)
     from anabranch_run """
-_ROWS = """select ident, kind, coalesce(b.value, r.value), seq, time
+_ROWS = """select ident, kind, r.value, r.digest, b.value, seq, time
     from anabranch_row r left join anabranch_blob b on b.digest = r.digest
     where run = ? order by seq"""
 
@@ -66,6 +69,20 @@ class Mail(NamedTuple):
     time: float  # of arrival, in seconds since the epoch
 
 
+def check_name(name: object, what: str = "a run_id") -> None:
+    """Refuse a name that could not be written, or shown."""
+    if not _is_name(name):
+        shown = name if not isinstance(name, str) or len(name) < 100 else name[:100] + "..."
+        raise ConfigurationError(
+            f"{what} is a text of 1 to 1,000 characters, none of them a control character, and not"
+            f" {shown!r}"
+        )
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and NAME.fullmatch(name) is not None
+
+
 class JournalFile:
     """One open file, to be used from one event loop.
 
@@ -73,15 +90,24 @@ class JournalFile:
     `append` does so at once.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, codec: BytesCodec | None = None) -> None:
         self.name = name
-        self._writer = Writer(name)
+        self._seal = Seal(name, codec)
+        self._writer = Writer(name, self._seal)
         self._claims: dict[str, Claim] = {}
         self._posts = 0
         self._posted = asyncio.Event()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened in this process, and not closed since."""
+        return self._writer.is_alive
+
     async def open(self) -> None:
-        """Open the file, or make it. Once for each object. Raises `JournalError`."""
+        """Open the file, or make it; again when it was closed. Raises `JournalError`."""
+        if self._writer.is_alive:
+            raise JournalError(self.name, "is open already", "use it as it is, or open another one")
+        self._writer = Writer(self.name, self._seal)
         await self._writer.start()
 
     async def close(self) -> None:
@@ -140,7 +166,7 @@ class JournalFile:
 
     async def rows(self, run_id: str) -> list[Row]:
         """Return all rows of a run, in their order. Raises `RunNotFound`."""
-        return await self.call(lambda sql: _rows(sql, self._key(sql, run_id)), writes=False)
+        return await self.call(lambda sql: self._rows(sql, self._key(sql, run_id)), writes=False)
 
     # Runs
 
@@ -149,16 +175,18 @@ class JournalFile:
     ) -> RunRow:
         """Accept a run: it is on disk when this returns. The same again is the same run.
 
-        Raises `RunExists` if the name belongs to a run of another class or with other inputs.
+        Raises `RunExists` if the name belongs to a run of another class or with other inputs,
+        `ConfigurationError` if it cannot be a name.
         """
+        check_name(run_id)
         check_size(inputs)
 
         def insert(sql: sqlite3.Connection) -> RunRow:
-            now = time.time()
+            now, sealed = time.time(), self._seal.write(inputs, class_name, version)
             sql.execute(
                 "insert or ignore into anabranch_run (run_id, class_name, version, state, inputs,"
                 " queue, created, updated) values (?, ?, ?, 'pending', ?, ?, ?, ?)",
-                (run_id, class_name, version, inputs, queue, now, now),
+                (run_id, class_name, version, sealed, queue, now, now),
             )
             run = self._run(sql, run_id)
             if run.class_name != class_name:
@@ -182,7 +210,7 @@ class JournalFile:
             key = self._key(sql, run_id)
             if run_id in self._claims:
                 raise RunBusy(run_id, os.getpid())
-            lock = RunLock(self.name, run_id) if self.name != MEMORY else None
+            lock = RunLock(self._writer.path, run_id) if self.name != MEMORY else None
             try:
                 old = self._run(sql, run_id)
                 sql.execute(
@@ -191,7 +219,7 @@ class JournalFile:
                     " when ?3 > claimed_at_row then 0 else recoveries + ?4 end where id = ?5",
                     (owner, time.time(), old.rows, old.state == "running", key),
                 )
-                run, rows = self._run(sql, run_id), _rows(sql, key)
+                run, rows = self._run(sql, run_id), self._rows(sql, key)
             except BaseException:
                 if lock is not None:
                     lock.release()
@@ -230,7 +258,7 @@ class JournalFile:
                 " order by id desc limit ?3",
                 (state, prefix, -1 if limit is None else limit),
             )
-            return [RunRow(*columns) for columns in found]
+            return [self._read_run(columns) for columns in found]
 
         return await self.call(select, writes=False)
 
@@ -243,6 +271,7 @@ class JournalFile:
 
         Mail is not copied. Raises `RunNotFound`, or `RunExists` if the new name is taken.
         """
+        check_name(new_run_id)
 
         def copy(sql: sqlite3.Connection) -> RunRow:
             key, now = self._key(sql, run_id), time.time()
@@ -307,10 +336,12 @@ class JournalFile:
         check_size(value)
 
         def insert(sql: sqlite3.Connection) -> int:
+            now = time.time()
+            sealed = self._seal.write(value, kind, name, now)
             (number,) = sql.execute(
                 "insert into anabranch_mail (run, kind, name, value, time)"
                 " values (?, ?, ?, ?, ?) returning id",
-                (self._key(sql, run_id), kind, name, value, time.time()),
+                (self._key(sql, run_id), kind, name, sealed, now),
             ).fetchone()
             return number
 
@@ -329,7 +360,10 @@ class JournalFile:
                 " where run = ? and id > ? order by id",
                 (self._key(sql, run_id), after),
             )
-            return [Mail(*columns) for columns in found]
+            return [
+                Mail(number, kind, name, self._seal.read(value, kind, name, when), when)
+                for number, kind, name, value, when in found
+            ]
 
         return await self.call(select, writes=False)
 
@@ -360,16 +394,31 @@ class JournalFile:
         return claim
 
     def _key(self, sql: sqlite3.Connection, run_id: str) -> int:
-        found = sql.execute("select id from anabranch_run where run_id = ?", (run_id,)).fetchone()
-        if found is None:
-            raise RunNotFound(run_id, self.name)
-        return found[0]
+        return self._find(sql, "select id from anabranch_run ", run_id)[0]
 
     def _run(self, sql: sqlite3.Connection, run_id: str) -> RunRow:
-        found = sql.execute(_RUN + "where run_id = ?", (run_id,)).fetchone()
-        if found is None:
-            raise RunNotFound(run_id, self.name)
-        return RunRow(*found)
+        return self._read_run(self._find(sql, _RUN, run_id))
+
+    def _find(self, sql: sqlite3.Connection, select: str, run_id: str) -> tuple[Any, ...]:
+        if _is_name(run_id):
+            found = sql.execute(select + "where run_id = ?", (run_id,)).fetchone()
+            if found is not None:
+                return found
+        raise RunNotFound(run_id, self.name)
+
+    def _read_run(self, columns: tuple[Any, ...]) -> RunRow:
+        run, read = RunRow(*columns), self._seal.read
+        error = None if run.error is None else read(run.error)
+        inputs = read(run.inputs, run.class_name, run.version)
+        return run._replace(inputs=inputs, error=error)
+
+    def _rows(self, sql: sqlite3.Connection, key: int) -> list[Row]:
+        read, found = self._seal.read, list[Row]()
+        for ident, kind, value, digest, large, seq, when in sql.execute(_ROWS, (key,)):
+            # In the row of a large value stands only the sum.
+            small = read(value, seq, ident, kind, digest, when)
+            found.append(Row(ident, kind, read(large) if digest else small, seq, when))
+        return found
 
     def _let_go(
         self, sql: sqlite3.Connection, claim: Claim, state: str, error: bytes | None = None
@@ -381,18 +430,12 @@ class JournalFile:
             changed = sql.execute(
                 "update anabranch_run set state = ?, error = ?, owner = '', lease_until = null,"
                 " updated = ? where id = ? and fence = ?",
-                (state, error, time.time(), claim.key, claim.fence),
+                (state, error and self._seal.write(error), time.time(), claim.key, claim.fence),
             )
             if not changed.rowcount:
                 raise LeaseLost(claim.run_id)
         finally:
             _unlock(claim)
-
-
-def _rows(sql: sqlite3.Connection, key: int) -> list[Row]:
-    # As `Row._make` does, without a call for each.
-    make: Any = partial(cast("Any", tuple).__new__, Row)
-    return list(map(make, sql.execute(_ROWS, (key,))))
 
 
 def _unlock(claim: Claim) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from math import isnan
+from shlex import quote
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
@@ -13,7 +16,7 @@ from ..commander import scope as seam
 from ._approvals import PendingApproval, PendingDoubt, pending
 from ._codec import Codec
 from ._durable import Durable
-from ._file import ENDED, JournalFile
+from ._file import ENDED, JournalFile, check_name
 from ._look import RunView, view
 from ._run import KeptRun, cancel_unowned, resume, start, take_up
 from ._session import Session, open_session
@@ -23,10 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from ._file import RunRow
+    from ._seal import BytesCodec
 
 __all__ = ["Journal"]
 
 T = TypeVar("T")
+
+STATES = ("pending", "running", "suspended", "parked", *ENDED)
 
 
 class Journal:
@@ -36,14 +42,33 @@ class Journal:
             answer = await journal.run(Order("A-17"), run_id="order-A-17")
 
     `grace` is how many seconds the effects that are under way get to end when a run is suspended.
-    A run that was taken up more than `max_recoveries` times without a new row is parked.
+    A run that was taken up more than `max_recoveries` times without a new row is parked. All values
+    are written and read through `codec`, as one that encrypts them. It belongs to the event loop in
+    which it is opened; it can be opened again when it is closed.
     """
 
-    def __init__(self, name: str, *, grace: float = 5.0, max_recoveries: int = 5) -> None:
+    def __init__(
+        self,
+        name: str | os.PathLike[str],
+        *,
+        grace: float = 5.0,
+        max_recoveries: int = 5,
+        codec: BytesCodec | None = None,
+    ) -> None:
+        name = os.fspath(name) if isinstance(name, os.PathLike) else name
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"a journal is the name of a file, or a path, and not {name!r}")
+        scheme, is_address, _ = name.partition("://")
+        if is_address:  # which may have a password in it
+            raise JournalError(f"{scheme}://...", "is no file", "name a file of this machine")
+        if not grace >= 0:
+            raise ValueError(f"grace= is a number of seconds, and not {grace!r}")
+        if not max_recoveries >= 0:
+            raise ValueError(f"max_recoveries= is a number from 0 on, and not {max_recoveries!r}")
         self.name = name
         self.grace = grace
         self.max_recoveries = max_recoveries
-        self._file = JournalFile(name)
+        self._file = JournalFile(name, codec)
 
     async def __aenter__(self) -> Self:
         await self._file.open()
@@ -56,6 +81,11 @@ class Journal:
         traceback: TracebackType | None,
     ) -> None:
         await self._file.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened in this process, and not closed since."""
+        return self._file.is_open
 
     async def start(self, job: Durable[Any], *, run_id: str, queue: str = "") -> RunRow:
         """Accept a run: it is on disk when this returns, and is run when somebody takes it up.
@@ -72,6 +102,12 @@ class Journal:
         The states are pending (nobody has taken it up yet), running, suspended, parked (somebody
         has to see to it), completed, failed and cancelled.
         """
+        if state is not None and state not in STATES:
+            raise ValueError(f"there is no state {state!r}: one of {', '.join(STATES)}")
+        if prefix:
+            check_name(prefix, "prefix=")
+        if limit is not None and (type(limit) is not int or limit < 0):
+            raise ValueError(f"limit= is a number from 0 on, not {limit!r}")
         return await self._file.runs(state, prefix, limit)
 
     async def look(self, run_id: str) -> RunView:
@@ -98,6 +134,8 @@ class Journal:
         With `state` only those that are completed, failed or cancelled. A run that is not over is
         never removed.
         """
+        if not isinstance(before, int | float) or isnan(before):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"before= is a time as time.time() gives it, and not {before!r}")
         if state is not None and state not in ENDED:
             raise ValueError(f"only runs that are over are removed: {', '.join(ENDED)}")
         return await self._file.purge(before, states=ENDED if state is None else (state,))
@@ -138,6 +176,7 @@ class Journal:
         It is kept until the run asks for it. Raises `RunNotFound`, `JournalError` for a run that
         is over, `NotStorable` for a value that cannot be written.
         """
+        check_name(name, "the name of a signal")
         await self._require_unended(run_id, "signal")
         data = Codec(type(value), f"the signal {name!r}").encode(value)
         await self._file.post(run_id, "signal", name, data)
@@ -163,14 +202,17 @@ class Journal:
         run = await self._file.run(run_id)
         if run.state == "completed":
             why = f"has nothing to resume in the run {run_id!r}, which has completed"
-            raise JournalError(self.name, why, f"anabranch runs show {run_id} shows what it gave")
+            raise JournalError(
+                self.name, why, f"anabranch runs show {quote(run_id)} shows what it gave"
+            )
         await resume(self._file, run_id)
 
     async def _require_unended(self, run_id: str, what: str) -> None:
         run = await self._file.run(run_id)
         if run.state in ENDED:
             why = f"takes no {what} for the run {run_id!r}, which is over ({run.state})"
-            raise JournalError(self.name, why, f"anabranch runs show {run_id} shows how it ended")
+            remedy = f"anabranch runs show {quote(run_id)} shows how it ended"
+            raise JournalError(self.name, why, remedy)
 
     async def approvals(self, run_id: str | None = None) -> list[PendingApproval]:
         """Return the calls that wait for a person's yes, of all runs or of one, oldest first.
@@ -204,6 +246,8 @@ class Journal:
         self, job: Durable[Any] | None, run_id: str, live: Mapping[str, Any] | None
     ) -> AsyncGenerator[KeptRun]:
         """Claim a run for as long as the block lasts."""
+        if not isinstance(live, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"live= is a dict of values by the names of fields, and not {live!r}")
         async with take_up(
             self._file,
             job if job is None else _require_durable(job),
@@ -223,7 +267,10 @@ def _require_durable(job: object) -> Durable[Any]:
 
 @asynccontextmanager
 async def _kept(
-    job: Node[Any], journal: str | Journal, run_id: str | None, live: Mapping[str, Any] | None
+    job: Node[Any],
+    journal: str | os.PathLike[str] | Journal,
+    run_id: str | None,
+    live: Mapping[str, Any] | None,
 ) -> AsyncGenerator[KeptRun]:
     """Do what `run(job, journal=...)` asks."""
     if run_id is None:
@@ -231,9 +278,11 @@ async def _kept(
             "run(..., journal=...) needs run_id=: by this name the run is taken up again"
         )
     async with AsyncExitStack() as stack:
-        if isinstance(journal, str):
-            journal = await stack.enter_async_context(Journal(journal))
         durable = _require_durable(job)
+        if not isinstance(journal, Journal):
+            journal = Journal(journal)
+        if not journal.is_open:
+            await stack.enter_async_context(journal)
         yield await stack.enter_async_context(journal.taken_up(durable, run_id, live))
 
 

@@ -21,7 +21,16 @@ from ._file import ENDED, Row
 from ._ledger import FIRST, Ledger
 from ._put import put_again
 from ._scope import NodeScope
-from .errors import JournalError, JournalMismatch, LeaseLost, RunExists, RunNotFound, RunParked
+from .errors import (
+    JournalError,
+    JournalMismatch,
+    LeaseLost,
+    NotStorable,
+    RunBusy,
+    RunExists,
+    RunNotFound,
+    RunParked,
+)
 
 if TYPE_CHECKING:
     from ._file import JournalFile, Mail, RunRow
@@ -235,8 +244,10 @@ async def take_up(
             written = {"class": run.class_name, "version": run.version}
             job = make_again({**written, "inputs": json.loads(run.inputs)}, dict(live))
     except JournalMismatch as error:
-        run, _ = await file.claim(run_id, owner_here())
-        await file.release(run_id, run.fence, "parked", str(error).encode())
+        if (await file.run(run_id)).state not in ENDED:
+            with suppress(RunBusy):  # then it goes on with the code that it has there
+                run, _ = await file.claim(run_id, owner_here())
+                await file.release(run_id, run.fence, "parked", str(error).encode())
         raise
     if run.state in ENDED:
         rows = await file.rows(run_id)
@@ -258,9 +269,10 @@ async def claimed(
 ) -> AsyncGenerator[K]:
     """Claim a run for as long as the block lasts; `make` makes of it what drives it."""
     run, rows = await file.claim(run_id, owner_here())
-    ledger = Ledger(file, run_id, run.fence, rows, live)
+    ledger: Ledger | None = None
     state, note = "suspended", None
     try:
+        ledger = Ledger(file, run_id, run.fence, rows, live)
         if run.recoveries > max_recoveries:
             state = "parked"
             note = f"was taken up {run.recoveries} times and added nothing"
@@ -274,7 +286,8 @@ async def claimed(
         state, note = "parked", str(error)
         raise
     finally:
-        ledger.suspended = True
+        if ledger is not None:
+            ledger.suspended = True
         with suppress(LeaseLost):
             await file.release(run_id, run.fence, state, None if note is None else note.encode())
 
@@ -331,6 +344,12 @@ async def start(file: JournalFile, job: Durable[Any] | None, run_id: str, queue:
         return await file.run(run_id)
     written = job._node_write()
     name, version = written["class"], written["version"]
+    given = make_again(written, job._node_live(), type(job))._node_inputs()
+    if canonical(given, numbers=True) != canonical(job._node_inputs(), numbers=True):
+        raise NotStorable(
+            f"{job!r} made again of its inputs has others: its __post_init__ must leave inputs as"
+            " they are, or change them only once"
+        )
     try:
         run = await file.run(run_id)
     except RunNotFound:
@@ -339,10 +358,7 @@ async def start(file: JournalFile, job: Durable[Any] | None, run_id: str, queue:
     if run.class_name != name:
         raise RunExists(run_id, f"it is a {run.class_name}, and not a {name}")
     before = {"class": name, "version": run.version, "inputs": json.loads(run.inputs)}
-    given, kept = (
-        canonical(make_again(each, job._node_live())._node_inputs())[0]
-        for each in (written, before)
-    )
-    if given != kept:
-        raise RunExists(run_id, f"it was started with other inputs: {run.inputs.decode()}")
+    kept = make_again(before, job._node_live(), type(job))._node_inputs()
+    if other := [each for each in given if canonical(given[each]) != canonical(kept[each])]:
+        raise RunExists(run_id, f"it was started with other inputs ({', '.join(other)})")
     return run

@@ -19,6 +19,7 @@ __all__ = ["MEMORY", "MIGRATIONS", "connect", "is_trouble", "network_disk", "tro
 
 MEMORY = ":memory:"
 PATIENCE = 30.0  # seconds to wait for another process's commit
+WAL = 8 << 20  # bytes of the WAL that stay when it begins anew: a long reader lets it grow
 APPLICATION = 0x416E6162  # "Anab", in SQLite's header
 OLDEST = (3, 37, 0)  # STRICT tables
 NETWORK = {"9p", "afs", "cifs", "davfs", "ncpfs", "nfs", "nfs4", "smb3", "smbfs"} | {
@@ -50,6 +51,7 @@ MIGRATIONS: list[tuple[str, ...]] = [
             name text not null, value blob not null, time real not null
         ) strict""",
         "create index anabranch_mail_run on anabranch_mail (run, id)",
+        "create table anabranch_check (value blob not null) strict",
     ),
 ]
 
@@ -132,6 +134,7 @@ def _prepare(connection: sqlite3.Connection, name: str) -> None:
         why = f"lies on a disk without shared memory (SQLite's journal mode is {mode!r})"
         raise JournalError(name, why, "use a disk of this machine")
     connection.execute("pragma synchronous = full")
+    connection.execute(f"pragma journal_size_limit = {WAL}")
     connection.execute("pragma fullfsync = on")  # macOS: else the disk may still hold it back
     connection.execute("begin immediate")  # also when there is nothing to do: is it writable?
     version = _version(connection, name)  # another process may have been faster

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._canonical import canonical
 from ._file import Row
+from ._schema import is_trouble
 
 if TYPE_CHECKING:
     from ._ledger import Ledger
@@ -37,8 +38,8 @@ class Transaction:
         self._at = 0
         # What the writer's thread is to do next; None ends it, an exception takes all back.
         self._asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        # What the writer does for it, which may fail before or between the statements.
-        self._commit: asyncio.Future[int] | None = None
+        # The end of that: the journal may fail, or be lost, before it comes to a statement.
+        self._end: asyncio.Future[int] | None = None
 
     async def execute(self, sql: str, *params: Any) -> list[list[Any]]:
         """Do a statement; return the rows that it gives, of numbers, texts and None.
@@ -56,10 +57,10 @@ class Transaction:
             return self._kept[self._at - 1][1]
         answer: asyncio.Future[list[list[Any]]] = self._loop.create_future()
         self._asked.put((sql, params, answer))
-        assert self._commit is not None
-        await asyncio.wait([answer, self._commit], return_when=asyncio.FIRST_COMPLETED)
+        assert self._end is not None
+        await asyncio.wait([answer, self._end], return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
-            await asyncio.shield(self._commit)  # which has failed
+            self._end.result()
         rows = await answer
         self._kept.append([said, json.loads(json.dumps(rows))])
         return rows
@@ -72,7 +73,7 @@ class Transaction:
             return
         ledger = self._ledger
         work = asyncio.ensure_future(ledger.file.transact(ledger.run_id, ledger.fence, self._work))
-        self._commit = work
+        self._end = work
         work.add_done_callback(lambda _: None if work.cancelled() else work.exception())
         try:
             yield
@@ -93,7 +94,9 @@ class Transaction:
             try:
                 rows: Any = [list(row) for row in connection.execute(sql, params)]
                 json.dumps(rows)
-            except Exception as error:  # noqa: BLE001 - handed to whoever asked
+            except Exception as error:
+                if is_trouble(error) or not connection.in_transaction:
+                    raise  # nothing of the block is left in the file, whatever its author does
                 self._loop.call_soon_threadsafe(_set, answer, None, error)
             else:
                 self._loop.call_soon_threadsafe(_set, answer, rows, None)

@@ -25,13 +25,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from ._lock import RunLock
 from ._schema import MEMORY, connect, is_trouble, trouble
-from .errors import JournalError, LeaseLost, NotStorable
+from ._seal import Seal, check_size
+from .errors import JournalError, LeaseLost
 
-__all__ = ["Claim", "Row", "Writer", "check_size"]
+__all__ = ["Claim", "Row", "Writer"]
 
 T = TypeVar("T")
 
-LARGEST = 64 << 20  # bytes of one value
 INLINE = 64 << 10  # bytes; a longer value is kept once, however many rows have it
 GATHER = 0.002  # seconds in which others may join a commit that nobody waits for
 AT_EXIT = 10.0  # seconds that the interpreter's end waits for the last commit
@@ -69,7 +69,7 @@ class Claim:
 
 
 # Run, number, identity, kind, value or else the digest of it, time.
-_Columns = tuple[int, int, bytes, str, bytes | None, bytes | None, float]
+_Columns = tuple[int, int, bytes, str, bytes, bytes | None, float]
 
 
 # A row that waits to be written, as if its value were short, and for whom.
@@ -98,8 +98,12 @@ _Outcome = tuple[asyncio.Future[Any], Any, BaseException | None]
 class Writer:
     """The queue and the thread of one open file. The methods belong to the loop's thread."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, seal: Seal) -> None:
         self._name = name
+        self._seal = seal
+        # Where the file is; set by the thread, once it is open.
+        self.path = name
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._queue: deque[_Written | _Asked | _Stop] = deque()
         self._some = threading.Event()  # something is queued
         self._urgent = threading.Event()  # and somebody waits for it
@@ -112,10 +116,16 @@ class Writer:
         # lets this one write the rest.
         self._thread = threading.Thread(target=self._work, name=f"journal {name}", daemon=True)
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs, in this process."""
+        return self._thread.is_alive()
+
     async def start(self) -> None:
         """Start the thread, which opens the file. Raises `JournalError`."""
-        atexit.register(self._at_exit)
+        self._loop = asyncio.get_running_loop()
         self._thread.start()
+        atexit.register(self._at_exit)
         try:
             await self.ask(None, writes=False)
         except BaseException:
@@ -184,7 +194,10 @@ class Writer:
             raise self._again(self._refusal)
         if not self._thread.is_alive():
             why = "was opened by another process, or not at all"
-            raise JournalError(self._name, why, "open it in this one")
+            raise JournalError(self._name, why, "open it here: async with Journal(...)")
+        if asked.future.get_loop() is not self._loop:
+            why = "was opened in another event loop"
+            raise JournalError(self._name, why, "open another Journal of this file here")
         self._queue.append(asked)
         self._some.set()
         self._urgent.set()
@@ -218,8 +231,9 @@ class Writer:
         try:
             connection = connect(self._name)
             if self._name != MEMORY:
-                path = os.path.realpath(self._name)
-                files = {each: os.stat(each) for each in (path, path + "-wal")}
+                self.path = os.path.realpath(self._name)
+                files = {each: os.stat(each) for each in (self.path, self.path + "-wal")}
+            self._seal.check(connection)
         except BaseException as error:  # noqa: BLE001 - who waits has to hear of it
             self._fail(error)
         while True:
@@ -286,7 +300,7 @@ class Writer:
             if is_row:
                 if not each[0].lost:
                     columns: _Columns = each[1]
-                    rows.append(_shortened(connection, columns))
+                    rows.append(self._sealed(connection, columns))
             elif claim is not None and claim.lost:
                 outcomes.append((each.future, None, LeaseLost(claim.run_id)))
             elif each.function is None:
@@ -324,7 +338,7 @@ class Writer:
                 check_size(result.value)
                 ident, kind, value, *_ = result
                 columns = (asked.claim.key, asked.seq, ident, kind, value, None, time.time())
-                connection.execute(_INSERT, _shortened(connection, columns))
+                connection.execute(_INSERT, self._sealed(connection, columns))
         except Exception as error:
             if is_trouble(error) or not connection.in_transaction:
                 raise
@@ -337,25 +351,16 @@ class Writer:
         connection.execute("release call")
         return result, failure
 
-
-def check_size(value: bytes) -> None:
-    """Refuse a value that is too large for a journal."""
-    if len(value) > LARGEST:
-        raise NotStorable(
-            f"a value of {len(value):,} bytes is too large for a journal, which takes "
-            f"{LARGEST:,}: keep it elsewhere and store where it is"
-        )
-
-
-def _shortened(connection: sqlite3.Connection, columns: _Columns) -> _Columns:
-    """Return what stands in the table for a row; a large value is kept beside it, once."""
-    value = columns[4]
-    if value is None or len(value) <= INLINE:
-        return columns
-    key, seq, ident, kind, _, _, at = columns
-    digest = hashlib.sha256(value).digest()
-    connection.execute("insert or ignore into anabranch_blob values (?, ?)", (digest, value))
-    return key, seq, ident, kind, None, digest, at
+    def _sealed(self, connection: sqlite3.Connection, columns: _Columns) -> _Columns:
+        """Return what stands in the table for a row; a large value is kept beside it, once."""
+        key, seq, ident, kind, value, digest, at = columns
+        if len(value) > INLINE:
+            large = self._seal.write(value)
+            value, digest = b"", hashlib.sha256(large).digest()
+            add = "insert or ignore into anabranch_blob values (?, ?)"
+            connection.execute(add, (digest, large))
+        value = self._seal.write(value, seq, ident, kind, digest, at)
+        return key, seq, ident, kind, value, digest, at
 
 
 def _is_still(path: str, stat: os.stat_result) -> bool:
@@ -365,10 +370,23 @@ def _is_still(path: str, stat: os.stat_result) -> bool:
         return False
 
 
-def _keep_transaction(action: int, *_: str | None) -> int:
-    """Refuse a user's statements that would end the transaction that others' rows are in."""
-    ends = {sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT, sqlite3.SQLITE_DETACH}
-    return sqlite3.SQLITE_DENY if action in ends else sqlite3.SQLITE_OK
+_READS = {sqlite3.SQLITE_READ, sqlite3.SQLITE_SELECT, sqlite3.SQLITE_FUNCTION}
+# What would end the transaction that others' rows are in, or change what the file is.
+_REFUSED = {
+    sqlite3.SQLITE_TRANSACTION,
+    sqlite3.SQLITE_SAVEPOINT,
+    sqlite3.SQLITE_ATTACH,
+    sqlite3.SQLITE_DETACH,
+    sqlite3.SQLITE_PRAGMA,
+}
+
+
+def _keep_transaction(action: int, *names: str | None) -> int:
+    """Refuse a user's statements that would harm the journal; its tables can be read."""
+    own = any(name is not None and name.lower().startswith("anabranch_") for name in names)
+    if action in _REFUSED or (own and action not in _READS):
+        return sqlite3.SQLITE_DENY
+    return sqlite3.SQLITE_OK
 
 
 def _tell(outcomes: list[_Outcome]) -> None:

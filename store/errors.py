@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 from datetime import datetime
+from shlex import quote
 
 from ..commander.errors import AnabranchError
 
@@ -102,9 +103,10 @@ class RunParked(AnabranchError):
     """A run that is not taken up by itself any more. Attribute: `run_id`."""
 
     def __init__(self, run_id: str, why: str) -> None:
+        name = quote(run_id)
         super().__init__(
-            f"the run {run_id!r} {why}: see what it does (anabranch runs show {run_id}), then"
-            f" resume it (anabranch runs resume {run_id}) or cancel it"
+            f"the run {run_id!r} {why}: see what it does (anabranch runs show {name}), then"
+            f" resume it (anabranch runs resume {name}) or cancel it"
         )
         self.run_id = run_id
 

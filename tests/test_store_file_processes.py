@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import signal
+import sqlite3
 from contextlib import ExitStack
 
 import pytest
@@ -198,3 +199,24 @@ asyncio.run(main())
                     seen = await file.watch(seen)
             assert [each.value for each in mail] == [b"fine"]
             child.communicate(timeout=30)
+
+
+async def test_the_wal_is_small_again_after_a_long_reader(tmp_path):
+    """While somebody reads it grows, and nothing waits; then it is cut off."""
+    path = tmp_path / "runs.db"
+    async with opened(path) as file:
+        fence = await taken(file)
+        reader = sqlite3.connect(path, isolation_level=None)
+        reader.execute("begin")
+        reader.execute("select count(*) from anabranch_row").fetchall()
+        for _ in range(25):
+            for _ in range(10):
+                file.append("run", fence, row(b"x" * 60_000))
+            await file.barrier("run", fence)
+        assert os.stat(f"{path}-wal").st_size > 14 << 20
+        reader.execute("rollback")
+        reader.close()
+        for _ in range(3):
+            file.append("run", fence, row(b"x"))
+            await file.barrier("run", fence)
+        assert os.stat(f"{path}-wal").st_size <= 8 << 20
