@@ -74,7 +74,7 @@ def _do(
             return await work(journal)
 
     if isinstance(sys.stdout, TextIOWrapper):  # whose encoding may not have all that runs say
-        sys.stdout.reconfigure(errors="backslashreplace")
+        cast("TextIOWrapper", sys.stdout).reconfigure(errors="backslashreplace")
     wrong = (ConfigurationError, RunNotFound, RunExists)
     with report_errors(FAILED, debug, wrong), _error_as_json(as_json):
         if not os.path.exists(file):

@@ -18,7 +18,7 @@ from ..commander import ConfigurationError
 from ._lock import RunLock
 from ._schema import MEMORY
 from ._seal import BytesCodec, Seal, check_size
-from ._writer import Claim, Row, Writer
+from ._writer import Claim, Row, Writer, about_row
 from .errors import JournalError, LeaseLost, RunBusy, RunExists, RunNotFound
 
 __all__ = ["ENDED", "JournalFile", "Mail", "Row", "RunRow", "check_name"]
@@ -182,7 +182,7 @@ class JournalFile:
         check_size(inputs)
 
         def insert(sql: sqlite3.Connection) -> RunRow:
-            now, sealed = time.time(), self._seal.write(inputs, class_name, version)
+            now, sealed = time.time(), self._seal.write(inputs, f"{class_name} {version}".encode())
             sql.execute(
                 "insert or ignore into anabranch_run (run_id, class_name, version, state, inputs,"
                 " queue, created, updated) values (?, ?, ?, 'pending', ?, ?, ?, ?)",
@@ -337,7 +337,7 @@ class JournalFile:
 
         def insert(sql: sqlite3.Connection) -> int:
             now = time.time()
-            sealed = self._seal.write(value, kind, name, now)
+            sealed = self._seal.write(value, f"{kind} {name} {now}".encode())
             (number,) = sql.execute(
                 "insert into anabranch_mail (run, kind, name, value, time)"
                 " values (?, ?, ?, ?, ?) returning id",
@@ -354,6 +354,8 @@ class JournalFile:
     async def mail(self, run_id: str, after: int = 0) -> list[Mail]:
         """Return what came into a run after the mail of that number. Raises `RunNotFound`."""
 
+        read = self._seal.read
+
         def select(sql: sqlite3.Connection) -> list[Mail]:
             found = sql.execute(
                 "select id, kind, name, value, time from anabranch_mail"
@@ -361,7 +363,7 @@ class JournalFile:
                 (self._key(sql, run_id), after),
             )
             return [
-                Mail(number, kind, name, self._seal.read(value, kind, name, when), when)
+                Mail(number, kind, name, read(value, f"{kind} {name} {when}".encode()), when)
                 for number, kind, name, value, when in found
             ]
 
@@ -408,16 +410,16 @@ class JournalFile:
 
     def _read_run(self, columns: tuple[Any, ...]) -> RunRow:
         run, read = RunRow(*columns), self._seal.read
-        error = None if run.error is None else read(run.error)
-        inputs = read(run.inputs, run.class_name, run.version)
+        error = None if run.error is None else read(run.error, b"")
+        inputs = read(run.inputs, f"{run.class_name} {run.version}".encode())
         return run._replace(inputs=inputs, error=error)
 
     def _rows(self, sql: sqlite3.Connection, key: int) -> list[Row]:
         read, found = self._seal.read, list[Row]()
         for ident, kind, value, digest, large, seq, when in sql.execute(_ROWS, (key,)):
             # In the row of a large value stands only the sum.
-            small = read(value, seq, ident, kind, digest, when)
-            found.append(Row(ident, kind, read(large) if digest else small, seq, when))
+            small = read(value, about_row(seq, when, ident, kind, digest))
+            found.append(Row(ident, kind, read(large, b"") if digest else small, seq, when))
         return found
 
     def _let_go(
@@ -430,7 +432,13 @@ class JournalFile:
             changed = sql.execute(
                 "update anabranch_run set state = ?, error = ?, owner = '', lease_until = null,"
                 " updated = ? where id = ? and fence = ?",
-                (state, error and self._seal.write(error), time.time(), claim.key, claim.fence),
+                (
+                    state,
+                    error and self._seal.write(error, b""),
+                    time.time(),
+                    claim.key,
+                    claim.fence,
+                ),
             )
             if not changed.rowcount:
                 raise LeaseLost(claim.run_id)

@@ -43,16 +43,17 @@ class Seal:
         self._journal = journal
         self._codec = codec
 
-    def write(self, value: bytes, *about: object) -> bytes:
-        """Return what stands in the file for a value; `about` are plain data, as its time."""
+    def write(self, value: bytes, about: bytes) -> bytes:
+        """Return what stands in the file for a value, and `about` beside it."""
         if value and self._codec is not None:
             value = self._codec.encode(value)
-        return value + crc32(value, crc32(repr(about).encode())).to_bytes(SUM)
+        return value + crc32(value, crc32(about)).to_bytes(SUM)
 
-    def read(self, stored: bytes | None, *about: object) -> bytes:
+    def read(self, stored: bytes | None, about: bytes) -> bytes:
         """Return the value. Raises `JournalError` if it was damaged or cannot be decoded."""
-        value = (stored or b"")[:-SUM]
-        if value + crc32(value, crc32(repr(about).encode())).to_bytes(SUM) != stored:
+        stored = stored or b""
+        value = stored[:-SUM]
+        if crc32(value, crc32(about)).to_bytes(SUM) != stored[-SUM:]:
             why = "is damaged (a value has other bytes than were written)"
             remedy = "put a copy from a backup in its place; what it has of other runs can be read"
             raise JournalError(self._journal, why, remedy)
@@ -66,15 +67,15 @@ class Seal:
 
     def check(self, connection: sqlite3.Connection) -> None:
         """Refuse a file that was made with another codec, or a codec that is none."""
-        if self.read(self.write(CHECK)) != CHECK:
+        if self.read(self.write(CHECK, b""), b"") != CHECK:
             why = "has a codec that does not give back what it was given"
             raise JournalError(self._journal, why, "mend the codec")
         get = "select value from anabranch_check"
         if (found := connection.execute(get).fetchone()) is None:
             add = "insert into anabranch_check select ? where not exists (select * from "
-            connection.execute(add + "anabranch_check)", (self.write(CHECK),))
+            connection.execute(add + "anabranch_check)", (self.write(CHECK, b""),))
             found = connection.execute(get).fetchone()  # another process may have been faster
-        if self.read(found[0]) != CHECK:
+        if self.read(found[0], b"") != CHECK:
             raise JournalError(self._journal, "was made with a codec", OTHER_CODEC)
 
 

@@ -16,6 +16,7 @@ import atexit
 import hashlib
 import os
 import sqlite3
+import struct
 import threading
 import time
 from collections import deque
@@ -28,7 +29,7 @@ from ._schema import MEMORY, connect, is_trouble, trouble
 from ._seal import Seal, check_size
 from .errors import JournalError, LeaseLost
 
-__all__ = ["Claim", "Row", "Writer"]
+__all__ = ["Claim", "Row", "Writer", "about_row"]
 
 T = TypeVar("T")
 
@@ -74,6 +75,14 @@ _Columns = tuple[int, int, bytes, str, bytes, bytes | None, float]
 
 # A row that waits to be written, as if its value were short, and for whom.
 _Written = tuple[Claim, _Columns]
+
+
+_NUMBERS = struct.Struct("<qd").pack
+
+
+def about_row(seq: int, at: float, ident: bytes, kind: str, digest: bytes | None) -> bytes:
+    """Return what stands in a row beside its value, for its sum."""
+    return _NUMBERS(seq, at) + ident + kind.encode() + (digest or b"")
 
 
 class _Asked(NamedTuple):
@@ -291,7 +300,7 @@ class Writer:
         outcomes: list[_Outcome] = []
         each: Any
         for each in batch:
-            is_row: bool = isinstance(each, tuple) and not isinstance(each, _Asked)
+            is_row = each.__class__ is tuple
             claim: Claim | None = each[0] if is_row else each.claim
             if claim is not None and claim not in checked:
                 checked.add(claim)
@@ -355,11 +364,11 @@ class Writer:
         """Return what stands in the table for a row; a large value is kept beside it, once."""
         key, seq, ident, kind, value, digest, at = columns
         if len(value) > INLINE:
-            large = self._seal.write(value)
+            large = self._seal.write(value, b"")
             value, digest = b"", hashlib.sha256(large).digest()
             add = "insert or ignore into anabranch_blob values (?, ?)"
             connection.execute(add, (digest, large))
-        value = self._seal.write(value, seq, ident, kind, digest, at)
+        value = self._seal.write(value, about_row(seq, at, ident, kind, digest))
         return key, seq, ident, kind, value, digest, at
 
 
