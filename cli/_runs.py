@@ -73,8 +73,9 @@ def _do(
         async with Journal(file, codec=codec) as journal:
             return await work(journal)
 
-    if isinstance(sys.stdout, TextIOWrapper):  # whose encoding may not have all that runs say
-        cast("TextIOWrapper", sys.stdout).reconfigure(errors="backslashreplace")
+    out: Any = sys.stdout
+    if isinstance(out, TextIOWrapper):  # whose encoding may not have all that runs say
+        cast("Any", out).reconfigure(errors="backslashreplace")
     wrong = (ConfigurationError, RunNotFound, RunExists)
     with report_errors(FAILED, debug, wrong), _error_as_json(as_json):
         if not os.path.exists(file):
