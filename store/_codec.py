@@ -73,7 +73,9 @@ class Codec:
     def encode(self, value: Any) -> bytes:
         """Return `value` as JSON. Raises `NotStorable` if it would not come back as it is."""
         if type(value) in self.plain:
-            return _WRITERS[type(value)](value)
+            data = _WRITERS[type(value)](value)
+            check_size(data)
+            return data
         adapter = self._adapter or self._resolve(last=True)
         try:
             plain = adapter.dump_python(value, by_alias=False, round_trip=True, warnings="error")
