@@ -17,15 +17,17 @@ if TYPE_CHECKING:
 __all__ = ["abort", "cancel_subtrees", "leaves"]
 
 
-def cancel_subtrees(roots: Iterable[Record], reason: str, *, failed: bool = False) -> None:
+def cancel_subtrees(
+    roots: Iterable[Record], reason: str, *, failed: bool = False, kept: bool = True
+) -> None:
     """Mark all nodes at and below `roots`, then tell them, each before its parent.
 
     Nothing ends inside this call: every node ends in its own task or at its children's end.
-    `failed` says that a failure above them is the cause.
+    `failed` says that a failure above them is the cause, `kept` that a run keeps it.
     """
     marked: list[Record] = []
     stack = list(roots)
-    if stack and stack[0].tree and stack[0].tree.scoped:
+    if kept and stack and stack[0].tree and stack[0].tree.scoped:
         stack = _keep_cancel(stack, reason, failed)
     while stack:
         record = stack.pop()

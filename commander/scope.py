@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
-from ._cancel import leaves
+from ._cancel import cancel_subtrees, leaves
 from ._limits import NodeLimits
 from ._record import CURRENT, Callback, node_in, parent_here, record_of
 from ._usage import charge, limits_around, payer
@@ -31,11 +31,13 @@ __all__ = [
     "Put",
     "Scope",
     "adopt",
+    "cancel_again",
     "charge_again",
     "find_scope",
     "is_aside_here",
     "is_leaving",
     "leaves_here",
+    "once",
     "put_of",
     "scope_here",
     "scope_of",
@@ -362,6 +364,26 @@ def find_scope(parent: Record, node: Node[Any], record: Record, key: str | None)
 def spent(node: Node[Any]) -> Mapping[str, Any]:
     """Return what was charged at and below `node` so far, by account."""
     return record_of(node).charges or {}
+
+
+async def once(name: str, work: Callable[[], Awaitable[T]]) -> T:
+    """Return what `work` gives, plain JSON; in later lives of the run the same, without the work.
+
+    For what comes from outside and changes nothing there, as a line that a person has typed. Calls
+    of one name in a node are told apart by their order. Outside a run it is the work alone.
+    """
+    if (scope := scope_here()) is None:
+        return await work()
+
+    async def boxed() -> dict[str, T]:
+        return {"value": await work()}
+
+    return (await scope.effect(name, {}, harmless=True).do(boxed))["value"]
+
+
+def cancel_again(nodes: Iterable[Node[Any]], reason: str) -> None:
+    """Cancel nodes of whose putter each life of the run does so again: that is not kept."""
+    cancel_subtrees(map(record_of, nodes), reason, kept=False)
 
 
 def is_aside_here() -> bool:

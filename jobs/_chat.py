@@ -9,7 +9,7 @@ from typing import Self
 
 from ..backends import Backend
 from ..commander.awaitable import require_awaitable
-from ..commander.scope import scope_here
+from ..commander.scope import once, scope_here
 from ..dispatch import Format
 from ..handlers import ConsoleView, View
 from ..messages import Conversation, Message
@@ -42,13 +42,9 @@ class ChatJob(Job[None]):
 
     async def task(self) -> None:
         """Do one round; a model that fails ends the round, not the chat."""
-        scope = scope_here()
-        if scope is None:
-            read, above = await self._read(), self.commander
-        else:
-            read = await scope.effect("read", {}, harmless=True).do(self._read)
-            above = self.parent or self.commander
-        if (said := read["line"]) is None:
+        above = self.commander if scope_here() is None else self.parent
+        said = await once("read", self._read)
+        if said is None:
             return
         self.at_end(lambda _: self.put_job(self.again(), parent=above))
         if said:
@@ -58,8 +54,8 @@ class ChatJob(Job[None]):
         except Exception as error:  # noqa: BLE001 - whatever failed, the chat goes on
             self.view.failed(error)
 
-    async def _read(self) -> dict[str, str | None]:
-        return {"line": await require_awaitable(self.read(), self, "read")}
+    async def _read(self) -> str | None:
+        return await require_awaitable(self.read(), self, "read")
 
     async def read(self) -> str | None:
         """Return what the user says next, None to end the chat: a line of the standard input.

@@ -73,7 +73,7 @@ def test_only_lines_that_were_not_kept_are_read() -> None:
     first = play(lambda: Read(ScriptedBackend(otherwise=answers)))
     for rows in range(len(first.rows) + 1):
         said = [row.value for row in first.rows[:rows] if row.kind == "gave"]
-        kept = sum(b'"line"' in each and b"null" not in each for each in said)
+        kept = sum(b'"value"' in each and b"null" not in each for each in said)
         READ.clear()
         again = Kill(rows, frozenset()).of(first)
         play(lambda: Read(ScriptedBackend(otherwise=answers)), again)

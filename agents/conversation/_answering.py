@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ...commander import act_as
 from ...commander.awaitable import require_awaitable
 from ...commander.errors import ConfigurationError
+from ...commander.scope import once
 from ..layers import AgentMessage
 from ..layers._call import ROUND
 from ..layers._stream import APPROVE
@@ -67,11 +68,15 @@ class Answering(CountedCall[Answer], internal=True):
                 for each in said[own[-1] + 1 if own else 0 :] or [self.message]
             )
             enter = "to end" if ending == "terminated" else f"to let {agent.name} answer by itself"
-            typing = agent.human_input(
+            question = (
                 f"{'' if seen else shown}Answer {self.partner} as {agent.name} (Enter {enter},"
                 f" '{EXIT}' to leave): "
             )
-            text = await require_awaitable(typing, agent, "human_input")
+
+            async def ask() -> str | None:
+                return await require_awaitable(agent.human_input(question), agent, "human_input")
+
+            text = await once("human input", ask)
             if text is None or text.strip() == EXIT:
                 return Answer(status="left")
             if text.strip():
