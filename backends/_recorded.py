@@ -30,6 +30,9 @@ B = TypeVar("B", bound="Backend")
 
 Stream: TypeAlias = Callable[[B, Request], AsyncGenerator[Delta, None]]
 
+# Characters without a space that are held back, as they may be the beginning of a key.
+LONGEST_WORD = 512
+
 # What the reply that is being kept here has taken, by model; None where none is. A backend that
 # asks another one does so inside its own reply, which alone is kept.
 _TAKEN: ContextVar[list[tuple[str, Usage]] | None] = ContextVar("anabranch_taken", default=None)
@@ -68,10 +71,27 @@ def keep_replies(stream: Stream[B]) -> Stream[B]:
             source = stream(self, request)
         finally:
             _TAKEN.reset(token)
+        if reply.hears:
+            source = _tell(source, reply, self.redact)
         return _keep(self, source, reply, taken)
 
     kept_stream.keeps_replies = True  # type: ignore[attr-defined] - `Backend` asks
     return kept_stream
+
+
+async def _tell(
+    source: AsyncGenerator[Delta, None], reply: KeptReply, redact: Callable[[str], str]
+) -> AsyncGenerator[Delta, None]:
+    """Pass deltas on, and tell their text as it grows, in pieces that part no key in two."""
+    held = ""
+    async with aclosing(source):
+        async for delta in source:
+            held += delta.text or ""
+            end = max(held.rfind(" "), held.rfind("\n"), len(held) - LONGEST_WORD) + 1
+            if end > 0:
+                reply.hear(redact(held[:end]))
+                held = held[end:]
+            yield delta
 
 
 async def _keep(

@@ -193,6 +193,12 @@ class KeptReply(ABC):
 
     # As it was kept in an earlier life; None if it has to be asked for.
     recorded: str | None
+    # Whether its text is to be told as it grows.
+    hears: bool = False
+
+    @abstractmethod
+    def hear(self, text: str) -> None:
+        """Take the next piece of its text, which somebody else may read before it is whole."""
 
     @abstractmethod
     def coming(self) -> AbstractContextManager[None]:

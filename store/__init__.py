@@ -33,6 +33,7 @@ from ._file import Mail as Mail
 from ._file import Row as Row
 from ._file import RunRow as RunRow
 from ._journal import Journal as Journal
+from ._look import Partial as Partial
 from ._look import RunView as RunView
 from ._look import Wait as Wait
 from ._session import Session as Session

@@ -45,6 +45,8 @@ class Journal:
     A run that was taken up more than `max_recoveries` times without a new row is parked. All values
     are written and read through `codec`, as one that encrypts them. It belongs to the event loop in
     which it is opened; it can be opened again when it is closed.
+    With `partials` what a model says is written while it grows, every so many seconds, for those who
+    `look` at the run: no life of it goes on from that.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Journal:
         *,
         grace: float = 5.0,
         max_recoveries: int = 5,
+        partials: float | None = None,
         codec: BytesCodec | None = None,
     ) -> None:
         name = os.fspath(name) if isinstance(name, os.PathLike) else name
@@ -65,7 +68,10 @@ class Journal:
             raise ValueError(f"grace= is a number of seconds, and not {grace!r}")
         if not max_recoveries >= 0:
             raise ValueError(f"max_recoveries= is a number from 0 on, and not {max_recoveries!r}")
+        if partials is not None and not partials > 0:
+            raise ValueError(f"partials= is a number of seconds above 0, and not {partials!r}")
         self.name = name
+        self.partials = partials
         self.grace = grace
         self.max_recoveries = max_recoveries
         self._file = JournalFile(name, codec)
@@ -239,6 +245,7 @@ class Journal:
         """
         file, grace, most = self._file, self.grace, self.max_recoveries
         async with open_session(file, run_id, grace=grace, max_recoveries=most) as session:
+            session.write_partials(self.partials)
             yield session
 
     @asynccontextmanager
@@ -256,6 +263,7 @@ class Journal:
             grace=self.grace,
             max_recoveries=self.max_recoveries,
         ) as kept:
+            kept.write_partials(self.partials)
             yield kept
 
 

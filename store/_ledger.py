@@ -102,6 +102,8 @@ class Ledger:
         # The number of the last row, of an earlier life or of this one.
         self.rows = rows[-1].seq if rows else 0
         self.start = self.loop.time()
+        # How often what is said in a reply that grows is written, in seconds; None: it is not.
+        self.partials: float | None = None
         # Nothing that ends from now on has ended by itself: it is all taken up again.
         self.suspended = False
         # No effect starts any more; those that are under way may still end.
@@ -148,6 +150,8 @@ class Ledger:
                 self._load(row)
 
     def _load(self, row: Row) -> None:
+        if row.kind == "partial":
+            return  # for who looks at the run: no life goes on from it
         if row.kind == "resumed":
             self._forget_failures()
             return

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ._file import ENDED, Mail, Row, RunRow
 from ._ledger import FIRST
 
-__all__ = ["RunView", "Wait", "is_abandoned", "view"]
+__all__ = ["Partial", "RunView", "Wait", "is_abandoned", "view"]
 
 
 class Wait(NamedTuple):
@@ -27,6 +27,17 @@ class Wait(NamedTuple):
     """Of the row that says so; approvals and doubts are answered by it."""
     until: float | None
     """When the wait ends by itself, in seconds since the epoch; None if it does not."""
+
+
+class Partial(NamedTuple):
+    """A reply that grows, or that was cut and is asked for again when the run goes on."""
+
+    number: int
+    """Of the last row of it."""
+    text: str
+    """What has been said so far."""
+    time: float
+    """When the last of it was written, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +60,8 @@ class RunView:
     """Why it failed, was cancelled or was parked."""
     usage: dict[str, dict[str, float]]
     """What the replies in its rows have taken, by model: summed counts."""
+    partials: list[Partial]
+    """What replies that are not whole have said so far, if `Journal(partials=)` asked for that."""
 
 
 def view(run: RunRow, rows: list[Row], mail: list[Mail]) -> RunView:
@@ -79,6 +92,7 @@ def view(run: RunRow, rows: list[Row], mail: list[Mail]) -> RunView:
         result=last.value if last is not None and last.kind == "result" else None,
         error=error,
         usage=usage,
+        partials=[] if run.state in ENDED else _partials(rows),
     )
 
 
@@ -113,6 +127,18 @@ def _waits(rows: list[Row], mail: list[Mail]) -> list[Wait]:
             waiting.pop(bytes.fromhex(each.name), None)
     now = time.time()
     return [each for each in waiting.values() if each.until is None or each.until > now]
+
+
+def _partials(rows: list[Row]) -> list[Partial]:
+    growing: dict[bytes, Partial] = {}
+    for row in rows:
+        if row.kind == "partial":
+            value = json.loads(row.value)
+            before = growing[row.ident].text if value["at"] else ""
+            growing[row.ident] = Partial(row.seq, before + value["text"], row.time)
+        elif row.kind == "reply":
+            growing.pop(row.ident, None)
+    return [each for each in growing.values() if each.text]
 
 
 def _name(value: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from ..commander import StreamInterrupted
@@ -23,7 +24,9 @@ class ReplyRow(KeptReply):
     """The row of one reply, found by who asked for it, by its request and by how many were alike.
 
     The request itself is not written, only a digest of it. A `reply` is whole. One that is `broken`
-    says what had come, and how it ended: its `failure`, or `left`, by which its reader left it.
+    says what had come, and how it ended: its `failure`, or `left`, by which its reader left it. Where
+    partials are asked for, what is said until it is whole stands in rows of its own, each with
+    what is new.
     """
 
     def __init__(self, asker: NodeScope, ident: bytes) -> None:
@@ -44,6 +47,11 @@ class ReplyRow(KeptReply):
         self._ident = ident
         # What it broke off with, None if it is whole or was closed; set once it comes no more.
         self._over: asyncio.Future[BaseException | None] = self._ledger.loop.create_future()
+        self.hears = asker.ledger.partials is not None
+        # What was heard and is not written yet; how many characters are; what will write it.
+        self._fresh: list[str] = []
+        self._written = 0
+        self._timer: asyncio.TimerHandle | None = None
 
     @contextmanager
     def coming(self) -> Generator[None]:
@@ -73,7 +81,11 @@ class ReplyRow(KeptReply):
     def keep(self, text: str) -> None:
         self._in_loop(self._append, text)
 
+    def hear(self, text: str) -> None:
+        self._in_loop(self._grow, text)
+
     def break_off(self, text: str, error: BaseException, redact: Callable[[str], str]) -> None:
+        self._in_loop(self._drop)
         if self._ledger.suspended or self._leaves():
             return  # it is asked again
         ended: dict[str, Any]
@@ -96,25 +108,60 @@ class ReplyRow(KeptReply):
         if self._broken:
             await asyncio.get_running_loop().create_future()  # until this wait is cancelled too
 
-    def _in_loop(self, append: Callable[[str], None], text: str) -> None:
+    def _in_loop(self, function: Callable[..., None], *args: str) -> None:
         ledger = self._ledger
         try:
             here = asyncio.get_running_loop() is ledger.loop
         except RuntimeError:
             here = False
         if here:
-            append(text)
+            function(*args)
         else:  # a thread of the run's asked; whatever it does next reaches the loop after this
             with suppress(RuntimeError):  # the loop is closed: the run is suspended
-                ledger.loop.call_soon_threadsafe(self._append_if_owned, append, text)
+                ledger.loop.call_soon_threadsafe(self._if_owned, function, *args)
 
-    def _append_if_owned(self, append: Callable[[str], None], text: str) -> None:
+    def _if_owned(self, function: Callable[..., None], *args: str) -> None:
         with suppress(LeaseLost, JournalError):
-            append(text)
+            function(*args)
 
     def _append(self, text: str) -> None:
+        self._stop()
         number = self._ledger.append(self._ident, "reply", text.encode())
         self._ledger.talks.hear(number, text)
 
     def _append_broken(self, text: str) -> None:
         self._ledger.append(self._ident, "broken", text.encode())
+
+    # --- while it grows
+
+    def _grow(self, text: str) -> None:
+        self._fresh.append(text)
+        if self._timer is None:
+            assert self._ledger.partials is not None
+            # In no context: the loop keeps a timer that is cancelled, and would keep the node.
+            self._timer = self._ledger.loop.call_later(
+                self._ledger.partials, self._write, context=Context()
+            )
+
+    def _write(self) -> None:
+        self._timer = None
+        text = "".join(self._fresh)
+        self._fresh.clear()
+        self._append_partial(self._written, text)
+        self._written += len(text)
+
+    def _drop(self) -> None:
+        self._stop()
+        if self._written:
+            self._append_partial(0, "")
+
+    def _append_partial(self, at: int, text: str) -> None:
+        value = json.dumps({"at": at, "text": text}).encode()
+        if not self._ledger.suspended:
+            with suppress(LeaseLost, JournalError):  # whoever needs the journal is told
+                self._ledger.append(self._ident, "partial", value)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

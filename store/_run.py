@@ -71,6 +71,10 @@ class KeptRun:
         # Done once the roots may be put.
         self._began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
+    def write_partials(self, every: float | None) -> None:
+        """Let what is said in replies that grow be written as often, in seconds; None: not."""
+        self._ledger.partials = every
+
     async def drive(self, commander: Node[Any]) -> None:
         """Put what is unfinished below `commander`, and wait until nothing of the run is left.
 
