@@ -56,7 +56,7 @@ def test_whoever_looks_reads_a_beginning_of_the_reply_that_grows_with_it() -> No
             async with journal_of(disk, partials=0.1) as journal:
                 running = asyncio.create_task(journal.run(Ask(story()), run_id=RUN_ID))
                 await asyncio.sleep(0.5)
-                seen = []
+                seen: list[str] = []
                 while not running.done():
                     seen += [each.text for each in (await journal.look(RUN_ID)).partials]
                     await asyncio.sleep(0.05)
