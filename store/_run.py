@@ -50,8 +50,8 @@ K = TypeVar("K", bound="KeptRun")
 
 MAX_RECOVERIES = 5
 
-SESSION = "session"
-"""What stands for the class of a run that stays open: nothing but a call of it goes on with it."""
+SESSION = "anabranch.store:Session"
+"""The class of a run that stays open: nothing but a call of it goes on with it."""
 
 
 class KeptRun:
