@@ -308,13 +308,13 @@ class KeptEffect(Effect):
         ledger, node = self._ledger, current_node()
         scope: Any = scope_of(node)
         question = write_question(ledger, ident, question, node)
+        ledger.asks[scope.ident] = ident, scope
         answered = ledger.find(ident, "letter") is not None
         if not answered:
             await ledger.barrier()
             posted = await ledger.file.mail(ledger.run_id)
             answered = any((each.kind, each.name) == ("answer", ident.hex()) for each in posted)
         letter = asyncio.ensure_future(ledger.letter(ident, "answer", ident.hex()))
-        ledger.asks[scope.ident] = ident, scope
         try:
             asking = None
             if here is not None and not answered:

@@ -100,7 +100,7 @@ class Ledger:
         self.fence = fence
         self.live = dict(live)
         # The number of the last row, of an earlier life or of this one.
-        self.rows = rows[-1].seq if rows else 0
+        self.last = rows[-1].seq if rows else 0
         self.start = self.loop.time()
         # How often what is said in a reply that grows is written, in seconds; None: it is not.
         self.partials: float | None = None
@@ -246,7 +246,7 @@ class Ledger:
         except (LeaseLost, JournalError) as error:
             self.fail(error)
             raise
-        self.rows = number
+        self.last = number
         if find:
             row = Row(ident, kind, value, number, time.time())
             self.by_ident[ident].append(row)

@@ -131,7 +131,7 @@ class Session(KeptRun):
     @property
     def rows(self) -> int:
         """The number of its last row."""
-        return self._ledger.rows
+        return self._ledger.last
 
     # --- how it differs from other runs
 

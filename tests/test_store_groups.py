@@ -79,7 +79,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def note(self: Talk, message: Any) -> None:
         scope: Any = scope_here()
-        rows: int = scope.ledger.rows
+        rows: int = scope.ledger.last
         HEARD.append((rows, f"{message.sender}: {message.text}"))
         hear(self, message)
 
