@@ -114,7 +114,7 @@ class Session(KeptRun):
         """
         self._early = []
         self._began = asyncio.get_running_loop().create_future()
-        self._job, self.error = _Call(call, work, written), None
+        self._job, self._parent, self.error = _Call(call, work, written), parent, None
         await self.drive(parent)
         return self.outcome()
 
@@ -122,6 +122,11 @@ class Session(KeptRun):
         """Keep something, plain JSON, beside a call's result; whatever is kept last counts."""
         if not self._ledger.suspended:
             self._ledger.append(call.ident, "kept", json.dumps(value).encode(), find=True)
+
+    async def suspend(self) -> None:
+        """Let what is done outside come to its end, for `grace` seconds; then nothing goes on."""
+        if not self._ledger.suspended:
+            await super()._suspend()
 
     @property
     def run_id(self) -> str:
@@ -162,10 +167,13 @@ class Session(KeptRun):
         note_taken(ledger, letter)
 
     async def _suspend(self) -> None:
-        if self._ledger.roots and not is_leaving(self._job):
-            await outlast(observe(self._job))  # the call was cancelled, which is its end
-        else:
-            await super()._suspend()
+        ledger = self._ledger
+        if ledger.suspended or is_leaving(self._parent):
+            await self.suspend()
+        elif not ledger.roots:  # the call was cancelled, which is its end, before it was put
+            ledger.append(self._job.call.ident, "over", find=True)
+        if ledger.roots:
+            await outlast(observe(self._job))
 
 
 class _Call(Node[T], Generic[T], internal=True):

@@ -20,6 +20,7 @@ from ._stream import APPROVE, LISTENER, Feed
 from ._usage import CountedCall
 
 if TYPE_CHECKING:
+    from ...store import Session
     from ._agent import Agent
 
 __all__ = ["ROUND", "AgentCall", "KeptCall", "KeptSession", "run_in_tree", "stream_call"]
@@ -119,13 +120,21 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
 class KeptCall(AgentCall[F], Generic[F], internal=True):
     """A call in a session that a journal keeps; what it does is below a node of that session's."""
 
+    # While the call is made.
+    session: Session | None = None
+
     async def task(self) -> AgentMessage[F]:
         """Let the session make it, unless it is a part of a call of that."""
         above = ROUND.get()
         if above is not None and above.agent is self.agent:
             return await super().task()
         sessions = self.agent.kept_sessions()
-        return await sessions.call(self._messages, self.session_id, self._options)
+        return await sessions.call(self, self._messages, self.session_id, self._options)
+
+    async def suspend(self) -> None:
+        """Let tools that are under way come to their end, before all is cancelled."""
+        if self.session is not None:
+            await self.session.suspend()
 
 
 async def run_in_tree(
@@ -146,7 +155,12 @@ async def run_in_tree(
         async with Commander() as commander:
             # Not `run`, which would cancel the node: that the block is left decides nothing of it.
             commander.call_handler(node, claim=True, timeout=timeout, limits=limits)
-            return await node
+            try:
+                return await node
+            except asyncio.CancelledError:
+                if isinstance(node, KeptCall):
+                    await node.suspend()
+                raise
     parent.call_handler(node, claim=True, timeout=timeout, limits=limits)
     try:
         return await node

@@ -20,7 +20,7 @@ from ...commander import current_node
 from ...commander.errors import ConfigurationError
 from ...commander.scope import scope_here
 from ...store import Journal, NotStorable, Session, SessionCall
-from ._call import ROUND, AgentCall, KeptSession, run_in_tree
+from ._call import ROUND, AgentCall, KeptCall, KeptSession, run_in_tree
 from ._memory import SessionId, json_value, read_records
 from ._message import AgentMessage
 from ._stream import LISTENER
@@ -77,13 +77,15 @@ class KeptSessions:
 
     async def call(
         self,
+        node: KeptCall[Any],
         messages: Sequence[AgentMessage],
         session_id: SessionId,
         options: Mapping[str, Any],
     ) -> AgentMessage[Any]:
-        """Make a call below the current node, when one that was cut has come to its end."""
+        """Make a call below `node`, when one that was cut has come to its end."""
         inputs = {"messages": [_write(each) for each in messages], "options": dict(options)}
         async with self._taken(session_id) as session:
+            node.session = session
             self._read(session, session_id)
             last = session.calls[-1] if session.calls else None
             if last is not None and not last.over:
