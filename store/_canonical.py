@@ -67,14 +67,14 @@ def canonical(value: object, *, numbers: bool = False) -> tuple[str, bool]:
 
 def canonical_inputs(node: Node[Any]) -> tuple[str, bool]:
     """Return the same of what `node` was made with and what its own code has set."""
-    given: dict[str, Any] = vars(node)
+    given: dict[str, object] = vars(node)
     order = _order(tuple(given))
     if order is None:
         return canonical(inputs(node))
     texts: list[str] = []
     for name, begin in order:
-        kind: type = type(value := given[name])
-        if (scalar := SCALARS.get(kind)) is None:
+        value = given[name]
+        if (scalar := SCALARS.get(type(value))) is None:
             return canonical(inputs(node))
         texts.append(begin + scalar(value))
     return f"{{{','.join(texts)}}}", True

@@ -298,7 +298,6 @@ class Writer:
         checked: set[Claim] = set()
         rows: list[_Columns] = []
         outcomes: list[_Outcome] = []
-        each: Any
         for each in batch:
             is_row = each.__class__ is tuple
             claim: Claim | None = each[0] if is_row else each.claim
