@@ -11,6 +11,7 @@ from typing import Any
 
 from anabranch import Job, run
 from anabranch.commander.scope import scope_here
+from anabranch.handlers import handler
 from anabranch.store import Durable, Journal, Live, live
 from anabranch.store import _writer as writer
 
@@ -46,35 +47,48 @@ class Cell(Durable[int]):
         return self.number
 
 
+@handler
+async def plain_step(node: Any, number: int) -> int:
+    return number
+
+
+async def step(number: int) -> int:
+    return number
+
+
+async def put_cells(node: Any, count: int, shape: str) -> int:
+    """Do the same with children of each kind: jobs at once, one after the other, or steps."""
+    durable = isinstance(node, Durable)
+    if shape == "steps":
+        call = node.durable.step if durable else None
+        steps = [call(step, n) if call else node.call_handler(plain_step(n)) for n in range(count)]
+        return sum([await each for each in steps])
+    cell = Cell if durable else PlainCell
+    if shape == "in turn":
+        return sum([await node.put_job(cell(number)) for number in range(count)])
+    cells = [node.put_job(cell(number)) for number in range(count)]
+    return sum([await each for each in cells])
+
+
 class PlainCells(Job[int]):
     """Puts so many children and awaits them all."""
 
     count: int
+    shape: str = "at once"
 
     async def task(self) -> int:
-        cells = [self.put_job(PlainCell(number)) for number in range(self.count)]
-        return sum([await cell for cell in cells])
+        return await put_cells(self, self.count, self.shape)
 
 
 class Cells(Durable[int]):
-    """The same, each of them kept."""
+    """The same, each of them kept; in a first life that is told so it does not come to its end."""
 
     count: int
-
-    async def task(self) -> int:
-        cells = [self.put_job(Cell(number)) for number in range(self.count)]
-        return sum([await cell for cell in cells])
-
-
-class Unfinished(Durable[int]):
-    """The same, and in its first life it does not come to its end."""
-
-    count: int
+    shape: str = "at once"
     first_life: Live[asyncio.Event | None] = live()
 
     async def task(self) -> int:
-        cells = [self.put_job(Cell(number)) for number in range(self.count)]
-        total = sum([await cell for cell in cells])
+        total = await put_cells(self, self.count, self.shape)
         if self.first_life is not None:
             self.first_life.set()
             await asyncio.get_running_loop().create_future()
@@ -138,7 +152,7 @@ class Ours(Contender):
     name = "anabranch"
 
     def nodes(self, folder: Path, count: int) -> None:
-        total = run(Cells(count), journal=str(folder / "nodes.db"), run_id="nodes")
+        total = run(Cells(count, first_life=None), journal=str(folder / "nodes.db"), run_id="nodes")
         assert total == sum(range(count))
 
     def effects(self, folder: Path, count: int, *, at_once: bool = False) -> list[float]:
@@ -169,26 +183,26 @@ class Ours(Contender):
         assert run(Talk(count), journal=str(file), run_id="talk") == count
         return sum(each.stat().st_size for each in folder.glob("talk.db*") if each.is_file())
 
-    def finish_children(self, file: Path, count: int) -> None:
+    def finish_children(self, file: Path, count: int, shape: str = "at once") -> None:
         """Make a journal in which all children of a run are done, and the run is not."""
 
         async def main() -> None:
             done = asyncio.Event()
             async with Journal(str(file)) as journal:
-                first = asyncio.create_task(journal.run(Unfinished(count, done), run_id="run"))
+                first = asyncio.create_task(journal.run(Cells(count, shape, done), run_id="run"))
                 await done.wait()
                 first.cancel()
                 await asyncio.wait([first])
 
         asyncio.run(main())
 
-    def take_up(self, file: Path, count: int) -> None:
-        total = run(Unfinished(count, None), journal=str(file), run_id="run")
+    def take_up(self, file: Path, count: int, shape: str = "at once") -> None:
+        total = run(Cells(count, shape, None), journal=str(file), run_id="run")
         assert total == sum(range(count))
 
 
-def run_plain(count: int) -> None:
-    assert run(PlainCells(count)) == sum(range(count))
+def run_plain(count: int, shape: str = "at once") -> None:
+    assert run(PlainCells(count, shape)) == sum(range(count))
 
 
 # --- bare SQLite

@@ -77,7 +77,7 @@ def enter(
         if doomed and any(record_of(putter).doomed for putter in enclosing()):
             raise NodeClosed(parent.path, "is ending")
     plain = node._node_plain
-    if not (plain and policy is timeout is retry is on is limits is None):
+    if not ((plain or node._node_bare) and policy is timeout is retry is on is limits is None):
         _take_options(record, node, timeout, retry, policy, on, limits)
     scope = find_scope(parent, node, record, key) if tree.scoped else None
     if scope is None and not plain and node._node_durable:
@@ -166,8 +166,6 @@ def _take_options(
     limits: NodeLimits | None,
 ) -> None:
     """Check and keep the options of the put, and those of the node's class."""
-    if node._node_bare and policy is timeout is retry is on is limits is None:
-        return  # it is durable, and nothing else
     if policy is None:
         policy = node.policy
     check_policy(policy)

@@ -145,6 +145,7 @@ class Codec:
             plain = get_args(hint)
         self.plain = frozenset(plain if all(each in kinds for each in plain) else ())
         self._adapter = adapter
+        self._owner = None  # whose codec this may be, by a weak reference
         return adapter
 
     def _unfit(self, why: str) -> NotStorable:

@@ -27,6 +27,7 @@ from typing import (
     get_type_hints,
     overload,
 )
+from weakref import WeakKeyDictionary
 
 from ..commander import Callback, ConfigurationError, Node
 from ..commander.scope import scope_of
@@ -491,8 +492,21 @@ class Step(Node[T_co], internal=True):
         return canonical_inputs(self)
 
     def _node_codec(self) -> Codec:
+        function = getattr(self._function, "__func__", self._function)  # of a method of any object
+        try:
+            return _codecs[function]
+        except (KeyError, TypeError):
+            pass
+        where = f"the result of {self._node_name}"
         try:
             hints = get_type_hints(self._function)
         except (NameError, TypeError):
-            hints = {}
-        return Codec(hints.get("return", Any), f"the result of {self._node_name}", self._function)
+            return Codec(Any, where, self._function)
+        codec = Codec(hints.get("return", Any), where, self._function)
+        with suppress(TypeError):  # one that has no hash, or takes no weak reference
+            _codecs[function] = codec
+        return codec
+
+
+# How what functions return is written: to find that out takes a hundred times as long as to do it.
+_codecs: WeakKeyDictionary[Any, Codec] = WeakKeyDictionary()
