@@ -7,7 +7,7 @@
 - `_question`: a call as a person sees it before it runs; `_exact` shows what may deceive,
   `_typeahead` drops what was typed before
 - `_runs`: the runs of a journal, and what can be done about them; `_runs_view` shows them without
-  what looks like a key (`_mask`), `_runs_resume` takes one up
+  what looks like a key (`_mask`), `_runs_resume` takes one up; `_named`: objects that a user names
 
 What the user writes comes in through `Terminal.read`; the model's words go out through its `write`.
 """

@@ -3,6 +3,7 @@
 - `_durable`: `Durable`, a job whose result is kept, its `Live` fields, and `self.durable`
 - `_ledger`: one run in memory: what its journal has, and how more is added
 - `_scope`: a node of a run: who it is, what the journal has of it, what is added as it goes on
+- `_held`: nodes whose cancel is kept, until they are cancelled again
 - `_put`: how a round was put; `_transaction`: statements in the journal's own database
 - `_call`: a tool that is called without a model
 - `_effect`, `_reply`: what is done outside, and what models said; `_inbox`: what is sent to a run
@@ -11,6 +12,7 @@
 - `_run`: a run is taken up, driven to its end and handed back; `_journal`: `Journal`, all runs
 - `_session`: a run that stays open, and is called again and again
 - `_file`: the SQLite file (`_schema`), its one writer (`_writer`), and who has a run (`_lock`)
+- `_seal`: values in the file, with a sum of their bytes and through the user's codec
 - `_canonical`, `_codec`, `_failure`: values as JSON
 - `_look`: what a run is about, for somebody who does not drive it
 - `errors`: what can go wrong with a journal and its runs

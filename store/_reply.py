@@ -24,9 +24,9 @@ class ReplyRow(KeptReply):
     """The row of one reply, found by who asked for it, by its request and by how many were alike.
 
     The request itself is not written, only a digest of it. A `reply` is whole. One that is `broken`
-    says what had come, and how it ended: its `failure`, or `left`, by which its reader left it. Where
-    partials are asked for, what is said until it is whole stands in rows of its own, each with
-    what is new.
+    says what had come, and how it ended: its `failure`, or `left`, by which its reader left it.
+    Where partials are asked for, what is said until it is whole stands in rows of its own, each
+    with what is new.
     """
 
     def __init__(self, asker: NodeScope, ident: bytes) -> None:

@@ -55,6 +55,7 @@ class Disk:
         self.rows: dict[str, list[Row]] = {}
         self.mail: list[tuple[str, Mail]] = []
         self.tables = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self.tables.execute("pragma user_version = 1")  # one without a page has no bytes
         # What was in the tables, by how many rows there were then.
         self.commits = [(0, b"")]
         # By run: how many rows are certainly on the disk, as somebody has waited for that.

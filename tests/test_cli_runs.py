@@ -506,10 +506,14 @@ async def test_a_class_that_cannot_be_imported_is_one_line_and_changes_nothing(
         assert len(err.splitlines()) == 1
         (run,) = await runs_json(tmp_path, "list")
         assert run["state"] == "pending"
-    with sqlite3.connect(tmp_path / "runs.db") as file:
-        file.execute("update anabranch_run set class_name = '__main__:Nap'")
-    file.close()
-    status, _, err = await runs(tmp_path, "resume", "order-17")
+    await python(
+        tmp_path,
+        "-c",
+        "import asyncio\nfrom orders import *\nclass Own(Rest): ...\nasync def main():\n"
+        "    async with Journal('runs.db') as journal:\n"
+        "        await journal.start(Own(1), run_id='own')\nasyncio.run(main())\n",
+    )
+    status, _, err = await runs(tmp_path, "resume", "own")
     assert status == 2
     assert "run that script again" in err
 
