@@ -142,13 +142,18 @@ async def _attempt(record: Record) -> Any:
     if scope is not None and scope.cancelled is not None:
         return await scope.wait_for_cancel(node)
     if attempts is not None:
-        loop = record.tree.loop
-        attempts.starts.append(loop.time())
-        timeout = attempts.timeout
-        if timeout is not None:
+        if left is not None:
+
+            def late() -> TimeoutError:
+                return TimeoutError(f"{record.path} was not done within {timeout:g} s")
+    left = timeout = None if attempts is None else attempts.timeout
+    if attempts is not None:
+        attempts.starts.append(record.tree.loop.time())
+    if scope is not None:
+        left = scope.begin(node, timeout)
 
             def time_out() -> None:
-                error = TimeoutError(f"{record.path} was not done within {timeout:g} s")
+                error = late()
                 blame(record, error)
                 abort(record, error, timed_out=True)
 
@@ -157,6 +162,10 @@ async def _attempt(record: Record) -> Any:
             attempts.timer = loop.call_later(timeout, time_out, context=attempts.context)
     if scope is not None:
         scope.begin(node)
+            if left <= 0 and scope is not None:
+                scope.abort(late(), timed_out=True)  # earlier lives have used it up
+                raise late()
+
     if attempts is not None:
         if record.at_retry is not None and len(attempts.starts) > 1:
             record.moment = "retry"

@@ -106,8 +106,11 @@ class Scope(ABC):
         """
 
     @abstractmethod
-    def begin(self, node: Node[Any]) -> None:
-        """Take note that an attempt begins; raise what the journal knows to abort it."""
+    def begin(self, node: Node[Any], timeout: float | None) -> float | None:
+        """Take note that an attempt begins; return what is left of its timeout.
+
+        Raises what the journal knows to abort it.
+        """
 
     @abstractmethod
     def replay(self, node: Node[Any], end: Callable[[T], None], of: T) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ._reply import ReplyRow
     from ._scope import NodeScope
 
-__all__ = ["KeptEffect", "storable"]
+__all__ = ["KeptEffect", "Limited", "storable"]
 
 PATIENCE = 60.0  # seconds that reconcile gets at least, before a person is asked
 LOOK = 0.01  # seconds between two looks whether one that is held may go on
@@ -202,7 +202,7 @@ class KeptEffect(Effect):
             if timeout is None:
                 gave = await work()
             else:
-                limited = _Limited(work)
+                limited = Limited(work)
                 gave = await current_node().call_handler(limited, timeout=timeout, claim=True)
         except Exception as error:
             cut_off = limited is not None and not limited.over
@@ -388,7 +388,7 @@ class KeptEffect(Effect):
         return [ident for ident in intents if ident not in ledger.claimed]
 
 
-class _Limited(Node[Any], internal=True, name="work"):
+class Limited(Node[Any], internal=True, name="work"):
     """What an effect does, where that is limited in time."""
 
     def __init__(self, work: Callable[[], Awaitable[Any]]) -> None:

@@ -33,7 +33,7 @@ _RUN = """select run_id, class_name, version, state, inputs, queue, created,
     max(updated, coalesce((select time from anabranch_row where run = id order by seq desc limit 1),
         0)),
     fence, owner, lease_until, recoveries, error,
-    coalesce((select max(seq) from anabranch_row where run = id), 0)
+    coalesce((select max(seq) from anabranch_row where run = id), 0), clock
     from anabranch_run """
 _ROWS = """select ident, kind, r.value, r.digest, b.value, seq, time
     from anabranch_row r left join anabranch_blob b on b.digest = r.digest
@@ -57,6 +57,7 @@ class RunRow(NamedTuple):
     recoveries: int  # claims after an owner that died, without a new row between them
     error: bytes | None
     rows: int  # the number of its last row
+    clock: float = 0.0  # seconds for which it had an owner, up to the last claim or release
 
 
 class Mail(NamedTuple):
@@ -201,8 +202,9 @@ class JournalFile:
         """Take a run, to go on with it; return it with all its rows. Nobody else has it then.
 
         `recoveries` counts this claim if the last owner died without a new row, and begins anew
-        after a new row. Raises `RunNotFound`, or `RunBusy` while another process, another journal
-        or this one has it.
+        after a new row. The run's clock has gone on up to the last owner's end; of one that died,
+        its last row is all that is known. Raises `RunNotFound`, or `RunBusy` while another process,
+        another journal or this one has it.
         """
         made: list[Claim] = []
 
@@ -216,8 +218,9 @@ class JournalFile:
                 sql.execute(
                     "update anabranch_run set fence = fence + 1, state = 'running', owner = ?1,"
                     " updated = ?2, claimed_at_row = ?3, recoveries = case"
-                    " when ?3 > claimed_at_row then 0 else recoveries + ?4 end where id = ?5",
-                    (owner, time.time(), old.rows, old.state == "running", key),
+                    " when ?3 > claimed_at_row then 0 else recoveries + ?4 end,"
+                    " clock = clock + ?4 * (?6 - updated) where id = ?5",
+                    (owner, time.time(), old.rows, old.state == "running", key, old.updated),
                 )
                 run, rows = self._run(sql, run_id), self._rows(sql, key)
             except BaseException:
@@ -266,10 +269,11 @@ class JournalFile:
         """Return one run. Raises `RunNotFound`."""
         return await self.call(lambda sql: self._run(sql, run_id), writes=False)
 
-    async def fork(self, run_id: str, at: int, new_run_id: str) -> RunRow:
+    async def fork(self, run_id: str, at: int, new_run_id: str, clock: float = 0.0) -> RunRow:
         """Make a new run, `pending`, with another's inputs and its rows up to number `at`.
 
-        Mail is not copied. Raises `RunNotFound`, or `RunExists` if the new name is taken.
+        `clock` is what its clock said then. Mail is not copied. Raises `RunNotFound`, or
+        `RunExists` if the new name is taken.
         """
         check_name(new_run_id)
 
@@ -278,9 +282,9 @@ class JournalFile:
             try:
                 (new,) = sql.execute(
                     "insert into anabranch_run (run_id, class_name, version, state, inputs, queue,"
-                    " created, updated) select ?, class_name, version, 'pending', inputs, queue,"
-                    " ?, ? from anabranch_run where id = ? returning id",
-                    (new_run_id, now, now, key),
+                    " created, updated, clock) select ?, class_name, version, 'pending', inputs,"
+                    " queue, ?, ?, ? from anabranch_run where id = ? returning id",
+                    (new_run_id, now, now, clock, key),
                 ).fetchone()
             except sqlite3.IntegrityError:
                 raise RunExists(new_run_id, "a fork needs a name of its own") from None
@@ -430,8 +434,8 @@ class JournalFile:
             del self._claims[claim.run_id]
         try:
             changed = sql.execute(
-                "update anabranch_run set state = ?, error = ?, owner = '', lease_until = null,"
-                " updated = ? where id = ? and fence = ?",
+                "update anabranch_run set state = ?1, error = ?2, owner = '', lease_until = null,"
+                " clock = clock + max(0, ?3 - updated), updated = ?3 where id = ?4 and fence = ?5",
                 (
                     state,
                     error and self._seal.write(error, b""),

@@ -19,6 +19,7 @@ from ._durable import Durable
 from ._file import ENDED, JournalFile, check_name
 from ._look import RunView, view
 from ._run import KeptRun, cancel_unowned, resume, start, take_up
+from ._ledger import last_clock
 from ._session import Session, open_session
 from .errors import JournalError, RunBusy
 
@@ -129,10 +130,12 @@ class Journal:
         outside after that row, the new one does again, and with keys of its own. Raises
         `RunNotFound`, `RunExists` if the new name is taken, `ValueError` if there is no such row.
         """
-        rows = (await self._file.run(run_id)).rows
-        if at is not None and not 0 <= at <= rows:
-            raise ValueError(f"the run {run_id!r} has {rows} rows, so at= is from 0 to {rows}")
-        return await self._file.fork(run_id, rows if at is None else at, new_run_id)
+        rows = await self._file.rows(run_id)
+        number = len(rows) if at is None else at
+        if not 0 <= number <= len(rows):
+            most = f"has {len(rows)} rows, so at= is from 0 to {len(rows)}"
+            raise ValueError(f"the run {run_id!r} {most}")
+        return await self._file.fork(run_id, number, new_run_id, last_clock(rows[:number]))
 
     async def purge(self, before: float, *, state: str | None = None) -> int:
         """Remove the runs that ended before a time, in seconds since the epoch; return how many.

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ._reply import ReplyRow
     from ._scope import NodeScope
 
-__all__ = ["FIRST", "Cancel", "Kept", "Ledger", "PutBy"]
+__all__ = ["FIRST", "Cancel", "Kept", "Ledger", "PutBy", "last_clock"]
 
 T = TypeVar("T")
 
@@ -89,8 +89,7 @@ class Ledger:
     def __init__(
         self,
         file: JournalFile,
-        run_id: str,
-        fence: int,
+        run: RunRow,
         rows: list[Row],
         live: Mapping[str, Any],
     ) -> None:
@@ -205,6 +204,8 @@ class Ledger:
     def failed_roots(self) -> list[bytes]:
         """Return the roots that have failed."""
         roots = [FIRST, *(row.ident for row in self.of_kind("root"))]
+        for rows in self.by_ident.values():  # what runs again has all of its time
+            rows[:] = [row for row in rows if row.kind != "began"]
         outcomes = [(each, self.outcome(each)) for each in roots]
         return [each for each, row in outcomes if row is not None and row.kind == "failure"]
 
@@ -300,6 +301,27 @@ class Ledger:
             return
         for ident in [only] if only in self._new else [*self._new] if only is None else []:
             new = self._new[ident]
+    def suspend(self) -> asyncio.Future[None]:
+        """Begin to suspend the run; return what is done when its tree has been cancelled.
+
+        No effect begins any more; those under way get `grace` seconds to end and to be kept.
+        """
+        if self._suspension is None:
+            self.suspending = True
+            self.suspended = self.suspended or not self.under_way
+            self._suspension = asyncio.ensure_future(self._suspend())
+        return self._suspension
+
+    async def _suspend(self) -> None:
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.grace):
+                    while self.under_way and not self.suspended:
+                        await asyncio.wait(self.under_way)
+        finally:
+            self.suspended = True
+            self.stop_roots("the run is suspended")
+
             node = cast("KeptRoot", new.node)
             written = {**node._node_write(), "key": new.key, "free": new.scope.free.hex()}
             written["retried"] = new.scope.retried
@@ -409,3 +431,9 @@ def _without_attempt(row: Row) -> Row:
     if row.kind != "failed":
         return row
     return row._replace(value=json.dumps({**json.loads(row.value), "by": ""}).encode())
+def last_clock(rows: list[Row]) -> float:
+    """Return what a run's clock said when the last of these rows was written that says it."""
+    said = [row.value for row in rows if row.kind in ("began", "attempt")]
+    return json.loads(said[-1])["clock"] if said else 0.0
+
+

@@ -199,14 +199,8 @@ class KeptRun:
         note_taken(self._ledger, letter)
 
     async def _suspend(self) -> None:
-        ledger = self._ledger
-        ledger.suspending = True
-        if ledger.under_way:
-            done = asyncio.gather(*ledger.under_way, return_exceptions=True)
-            await outlast(asyncio.ensure_future(asyncio.wait([done], timeout=self._grace)))
-        ledger.suspended = True
-        ledger.stop_roots("the run is suspended")
-        for root in list(ledger.roots.values()):
+        await outlast(self._ledger.suspend())
+        for root in list(self._ledger.roots.values()):
             await outlast(observe(root))
 
     def _read_outcome(self) -> None:
@@ -255,7 +249,7 @@ async def take_up(
         raise
     if run.state in ENDED:
         rows = await file.rows(run_id)
-        yield KeptRun(job, Ledger(file, run_id, 0, rows, live), ended=True, grace=grace)
+        yield KeptRun(job, Ledger(file, run, rows, live), ended=True, grace=grace)
         return
     made = partial(KeptRun, job, ended=False, grace=grace)
     async with claimed(file, run_id, live, made, max_recoveries=max_recoveries) as kept:
@@ -276,7 +270,7 @@ async def claimed(
     ledger: Ledger | None = None
     state, note = "suspended", None
     try:
-        ledger = Ledger(file, run_id, run.fence, rows, live)
+        ledger = Ledger(file, run, rows, live)
         if run.recoveries > max_recoveries:
             state = "parked"
             note = f"was taken up {run.recoveries} times and added nothing"
@@ -310,7 +304,7 @@ def note_taken(ledger: Ledger, letter: Mail) -> None:
 async def cancel_unowned(file: JournalFile, run_id: str) -> None:
     """Cancel a run that nobody drives, by the letters that it has got. Raises `RunBusy`."""
     run, rows = await file.claim(run_id, "cancel")
-    ledger = Ledger(file, run_id, run.fence, rows, {})
+    ledger = Ledger(file, run, rows, {})
     state = run.state
     try:
         for letter in await file.mail(run_id):
@@ -335,7 +329,7 @@ async def resume(file: JournalFile, run_id: str) -> None:
     if before in ("pending", "cancelled"):
         return
     run, rows = await file.claim(run_id, "resume")
-    if before == "parked" or Ledger(file, run_id, run.fence, rows, {}).failed_roots():
+    if before == "parked" or Ledger(file, run, rows, {}).failed_roots():
         # What has failed in a session is over: others have followed.
         kind = "unparked" if run.class_name == SESSION else "resumed"
         file.append(run_id, run.fence, Row(FIRST, kind, b""))

@@ -37,7 +37,7 @@ MIGRATIONS: list[tuple[str, ...]] = [
             updated real not null, fence integer not null default 0,
             owner text not null default '', lease_until real,
             recoveries integer not null default 0, claimed_at_row integer not null default 0,
-            error blob
+            error blob, clock real not null default 0
         ) strict""",
         "create index anabranch_run_state on anabranch_run (state, queue)",
         """create table anabranch_row (

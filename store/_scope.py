@@ -34,7 +34,7 @@ from ..commander import ConfigurationError, Node
 from ..commander.scope import Scope, charge_again, is_aside_here, scope_here, spent
 from ..messages import Usage
 from ._canonical import canonical_inputs, digest, digest_put
-from ._effect import KeptEffect
+from ._effect import KeptEffect, Limited
 from ._failure import encode_failure, mark, marks
 from ._held import end_again
 from ._ledger import Cancel, Ledger, PutBy
@@ -87,6 +87,8 @@ class NodeScope(Scope):
     durable = False
     # Under which identities failures below it are kept that nobody has had.
     lost: frozenset[bytes] = frozenset()
+    # Which attempt has a timeout that counts on in a later life.
+    timed: bytes | None = None
     # Why it could not be put again as it was put.
     refused: ConfigurationError | None = None
     # Those it has put whose outcome the journal has, by the number of that row: they end in its
@@ -243,14 +245,14 @@ class NodeScope(Scope):
         self.attempt, self._now = self.ledger.attempt(self.ident)
         self.ledger.talks.catch_up(self)
         _charge(rows[-1]["usage"], node)
-        ago = time.time() - now
-        return [row["began"] - ago for row in rows], rows[-1]["due"] - time.time()
+        clock = self.ledger.clock()
+        return [now - (clock - row["clock"]) for row in rows], rows[-1]["due"] - time.time()
 
-    def begin(self, node: Node[Any]) -> None:
+    def begin(self, node: Node[Any], timeout: float | None) -> float | None:
         self.ledger.keep_roots(self.ident)
         if self.refused is not None:
             raise self.refused
-        self.began = time.time()
+        self.began = self.ledger.clock()
         self._counts = None
         if (row := self.ledger.find(self.now, "aborted")) is not None:
             raise self.ledger.failure(row.value, self.now)
@@ -306,7 +308,7 @@ class NodeScope(Scope):
         due = time.time() + delay
         with suppress(JournalError, LeaseLost):  # which stops the run, and this node with it
             self.ledger.keep_roots()  # what this attempt has put is not put again
-            self._append("attempt", {"began": self.began, "due": due, "usage": _usage(node)})
+            self._append("attempt", {"clock": self.began, "due": due, "usage": _usage(node)})
         self.attempt += 1
         self._now = digest(self.ident, self.attempt)
 

@@ -52,6 +52,8 @@ class Disk:
 
     def __init__(self) -> None:
         self.runs: dict[str, RunRow] = {}
+        # Each claim so far, as it was made: with the number of rows at that time.
+        self.claims: dict[str, list[RunRow]] = {}
         self.rows: dict[str, list[Row]] = {}
         self.mail: list[tuple[str, Mail]] = []
         self.tables = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
@@ -83,7 +85,9 @@ class Disk:
     def cut(self, rows: int, done: Mapping[str, str]) -> Disk:
         """Return what is left of it if the process dies after so many rows."""
         left = Disk()
-        left.runs = {key: run._replace(state="running") for key, run in self.runs.items()}
+        for key, run in self.runs.items():
+            left.claims[key] = [each for each in self.claims.get(key, ()) if each.rows <= rows]
+            left.runs[key] = [run, *left.claims[key]][-1]._replace(state="running", owner="")
         left.rows = {key: kept[:rows] for key, kept in self.rows.items()}
         left.mail = list(self.mail)
         left.now = max([BEGAN, *[row.time for kept in left.rows.values() for row in kept]])
@@ -173,8 +177,15 @@ class MemoryFile:
         if run_id in self._taken:
             raise RunBusy(run_id)
         self._taken.add(run_id)
-        run = run._replace(state="running", owner=owner, fence=run.fence + 1)
+        clock = run.clock
+        if run.state == "running":
+            rows = self.disk.rows[run_id]
+            clock += max(0, max([0, *[row.time for row in rows]]) - run.updated)
+        run = run._replace(
+            state="running", owner=owner, fence=run.fence + 1, updated=time.time(), clock=clock
+        )
         self.disk.runs[run_id] = run
+        self.disk.claims.setdefault(run_id, []).append(run)
         return run, await self.rows(run_id)
 
     async def release(
@@ -182,8 +193,11 @@ class MemoryFile:
     ) -> None:
         self._check(run_id, fence)
         self._taken.discard(run_id)
-        run = self.disk.runs[run_id]
-        self.disk.runs[run_id] = run._replace(state=state, error=error, owner="")
+        run, now = self.disk.runs[run_id], time.time()
+        clock = run.clock + now - run.updated
+        self.disk.runs[run_id] = run._replace(
+            state=state, error=error, owner="", updated=now, clock=clock
+        )
 
     async def post(self, run_id: str, kind: str, name: str, value: bytes) -> int:
         await self.run(run_id)
@@ -368,20 +382,24 @@ def every_kill(
     seeds: Sequence[int | None] = (None,),
     same_effects: bool = True,
     check: Callable[[Life], None] | None = None,
+    away: float = 0.0,
+    first: Life | None = None,
     **options: Any,
 ) -> Life:
     """Run a program; then for each kill take it up again, and compare. Returns the first life.
 
     Result, or failure, and effects have to be the same; `check` is called with each later life.
+    `away` is how long no process runs after a kill.
     """
-    first = play(make, seed=seeds[0], **options)
+    first = first or play(make, seed=seeds[0], **options)
     require_consistent(first)
     for number in range(len(first.rows) + 1):
         unsure = doubtful(first, number)
         for world in (True, False) if unsure else (True,):
             for seed in seeds:
-                kill = Kill(number, frozenset(unsure if world else ()))
-                life = play(make, kill.of(first), seed=seed, **options)
+                left = Kill(number, frozenset(unsure if world else ())).of(first)
+                left.now += away
+                life = play(make, left, seed=seed, **options)
                 where = f"killed after row {number}, world {world}, seed {seed}"
                 require_same(first, life, where, same_effects=same_effects)
                 if check is not None:

@@ -64,10 +64,10 @@ async def test_a_run_that_another_process_has_is_refused_until_that_is_killed(tm
         """
 async def main():
     file, fence = await taken("run")
-    if not (pid := os.fork()):
+    if not os.fork():
+        print(os.getpid(), flush=True)
         sys.stdin.readline()  # lives until the test closes it
         os._exit(0)
-    print(pid, flush=True)
     await asyncio.Event().wait()
 asyncio.run(main())
 """,
