@@ -100,7 +100,8 @@ def describe_wait(wait: Wait) -> str:
         case "approval" | "doubt":
             return f"{wait.kind} {wait.number}: {legible(wait.name)}"
         case "signal":
-            return f"signal {legible(wait.name)}{until}"
+            kind = f" ({legible(wait.type)})" if wait.type else ""
+            return f"signal {legible(wait.name)}{kind}{until}"
         case "sleep":
             return f"sleep{until}"
         case "retry":
@@ -166,6 +167,9 @@ def show_run(
                 Text(shown(_read(letter.value))),
             )
         console.print(table)
+                Text(
+                    f"refused: {in_line(why, 200)}" if (why := view.refused.get(letter.id)) else ""
+                ),
     _show_history(console, view, every=every)
 
 
@@ -217,6 +221,7 @@ def describe_view(view: RunView, *, rows: bool) -> dict[str, Any]:
             "value": _read(each.value),
         }
         for each in view.mail
+            "refused": view.refused.get(each.id),
     ]
     return found | {
         "inputs": _read(view.run.inputs),

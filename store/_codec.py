@@ -70,6 +70,11 @@ class Codec:
         self._adapter: TypeAdapter[Any] | None = None
         self._resolve(last=False)
 
+    @property
+    def shown(self) -> str:
+        """The annotation, as a message names it."""
+        return _shown(self.annotation)
+
     def encode(self, value: Any) -> bytes:
         """Return `value` as JSON. Raises `NotStorable` if it would not come back as it is."""
         if type(value) in self.plain:
@@ -105,6 +110,18 @@ class Codec:
                 f"{self.where}: what the journal has of it does not fit {_shown(self.annotation)}"
                 f" any more: {_why(error)}"
             ) from error
+
+    def misfit(self, data: bytes) -> str | None:
+        """Say why `decode` refuses this, in words that tell nothing of the value; None if not."""
+        try:
+            self.decode(data)
+        except JournalMismatch as error:
+            cause = error.__cause__
+            if not isinstance(cause, ValidationError):
+                return type(cause).__name__
+            kind = cause.errors(include_url=False, include_input=False)[0]["type"]
+            return kind if kind in _TELLING else _why(cause)
+        return None
 
     def _read(self, adapter: TypeAdapter[Any], data: bytes) -> Any:
         return adapter.validate_python(unpack(data), by_alias=False, by_name=True)
@@ -299,6 +316,9 @@ _WRITERS: dict[type, Callable[[Any], bytes]] = {
 MOST_BITS = 10_000
 LONGEST = 300  # characters of what is said of an error
 WARNS = "Pydantic serializer warnings:\n  PydanticSerializationUnexpectedValue("
+
+# What pydantic says with these may have a part of the value in it.
+_TELLING = frozenset({"value_error", "assertion_error", "union_tag_invalid"})
 
 # How each is written, and read again.
 _TAGS: dict[type, tuple[Callable[[Any, Callable[[Any], Any]], Any], Callable[[Any], Any]]] = {

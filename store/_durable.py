@@ -30,7 +30,7 @@ from typing import (
 from weakref import WeakKeyDictionary
 
 from ..commander import Callback, ConfigurationError, Node
-from ..commander.scope import scope_of
+from ..commander.scope import is_aside_here, scope_here, scope_of
 from ..jobs import Job
 from ..messages import Conversation
 from ..tools import AnyTool, Tool
@@ -396,14 +396,15 @@ class DurableCalls:
     ) -> Any:
         """Return what `journal.signal(run_id, name, value)` sends: each is taken once, in order.
 
-        One that came before anybody waited is kept. `timeout` is in seconds from the first call
-        on, also while no process runs; then `TimeoutError`, in every life. What is sent must fit
-        `type`: one that does not raises `JournalMismatch`.
+        One that came before anybody waited is kept. What does not fit `type` is refused, with a
+        row and a warning, and the next one is waited for. `timeout` is in seconds from the first
+        call on, also while no process runs; then `TimeoutError`, in every life.
         """
+        codec = Codec(type, f"the signal {name!r}")
         ident = self._ident(f"signal {name}")
-        with self._waiting(ident, "signal", name, timeout) as due:
-            data = await self._scope.ledger.letter(ident, "signal", name, due)
-        return Codec(type, f"the signal {name!r}").decode(data)
+        with self._waiting(ident, "signal", name, timeout, type=codec.shown) as due:
+            data = await self._scope.ledger.letter(ident, "signal", name, due, codec)
+        return codec.decode(data)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[Transaction]:
@@ -414,10 +415,8 @@ class DurableCalls:
         but its statements, as every other commit waits for it; nodes, steps, effects, sleeps and
         signals are refused in it. One that is left by an exception has done nothing.
         """
-        scope = self._scope
-        scope.require_no_transaction()
-        ident = digest(scope.now, "transaction", scope.number("transaction"))
-        transaction = Transaction(scope.ledger, ident)
+        ident = self._ident("transaction")
+        transaction = Transaction(self._scope.ledger, ident)
         token = IN_TRANSACTION.set(True)
         try:
             async with transaction.done_once():
@@ -427,7 +426,7 @@ class DurableCalls:
 
     @contextmanager
     def _waiting(
-        self, ident: bytes, kind: str, name: str, seconds: float | None
+        self, ident: bytes, kind: str, name: str, seconds: float | None, **more: str
     ) -> Generator[float | None]:
         """Keep that the run waits, for whoever looks at it; give until when, from the first life.
 
@@ -438,7 +437,7 @@ class DurableCalls:
         value: dict[str, Any] = {} if row is None else json.loads(row.value)
         if row is None or value["seconds"] != seconds:
             until = None if seconds is None else time.time() + seconds
-            value = {"kind": kind, "name": name, "seconds": seconds, "until": until}
+            value = {"kind": kind, "name": name, "seconds": seconds, "until": until, **more}
             ledger.append(ident, "waits", json.dumps(value).encode())
         try:
             yield value["until"]

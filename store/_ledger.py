@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -38,7 +39,7 @@ from ._inbox import Inbox
 from .errors import JournalError, JournalMismatch, LeaseLost
 
 if TYPE_CHECKING:
-    from ._file import JournalFile
+    from ._file import JournalFile, Mail, RunRow
     from ._reply import ReplyRow
     from ._scope import NodeScope
 
@@ -49,6 +50,8 @@ T = TypeVar("T")
 # The rows that say that something has failed; and those that are taken away of what runs again.
 ENDS = ("failure", "failed", "broken", "letter")
 FORGOTTEN = ("failure", "aborted", "broken", "letter", "waits", "because", "over", "usage")
+logger = logging.getLogger("anabranch.store")
+
 
 FIRST = digest("root")
 """Who the first root of every run is."""
@@ -165,7 +168,7 @@ class Ledger:
         elif row.kind == "takes":
             takes = json.loads(row.value)
             self.taken_effects[bytes.fromhex(takes["effect"])] = takes["in"]
-        elif row.kind == "letter":
+        elif row.kind in ("letter", "refused"):
             self.taken.add(json.loads(row.value)["id"])
         elif row.kind == "cancelled":
             cancel = json.loads(row.value)
@@ -372,11 +375,19 @@ class Ledger:
             self.keep_roots()
             self.append(scope.ident, "over", find=True)
 
-    async def letter(self, ident: bytes, kind: str, name: str, due: float | None = None) -> bytes:
+    async def letter(
+        self,
+        ident: bytes,
+        kind: str,
+        name: str,
+        due: float | None = None,
+        codec: Codec | None = None,
+    ) -> bytes:
         """Wait for what somebody sends to the run under this name, and take it: it is a row then.
 
-        `ident` says who takes it, who gets the same in each life. Raises `TimeoutError` if nothing
-        was sent until `due`, by the wall's clock, and in each later life too.
+        `ident` says who takes it, who gets the same in each life. What `codec` cannot read is
+        refused, for each life, and the next is waited for. Raises `TimeoutError` if nothing was
+        sent until `due`, by the wall's clock, and in each later life too.
         """
         if (row := self.find(ident, "letter")) is None:
             mail = await self.inbox.take(kind, name, due)
@@ -397,6 +408,9 @@ class Ledger:
         try:
             await self.file.barrier(self.run_id, self.fence)
         except (JournalError, LeaseLost) as error:
+            while mail is not None and codec is not None and (why := codec.misfit(mail.value)):
+                self._refuse(mail, codec, why)
+                mail = await self.inbox.take(kind, name, due)
             self.fail(error)
             raise
 
@@ -409,6 +423,15 @@ class PutBy(NamedTuple):
 
 
 class Round(NamedTuple):
+    def _refuse(self, mail: Mail, codec: Codec, why: str) -> None:
+        refused = {"id": mail.id, "name": mail.name, "type": codec.shown, "why": why}
+        self.append(digest("letter", mail.id), "refused", json.dumps(refused).encode())
+        logger.warning(
+            "the run %r waits for a signal %r of the type %s, and letter %d does not fit it: %s;"
+            " it is refused, and the run waits for the next one",
+            *(self.run_id, mail.name, codec.shown, mail.id, why),
+        )
+
     """A round that was put, and is not kept yet."""
 
     scope: NodeScope

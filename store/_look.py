@@ -53,6 +53,8 @@ class RunView:
     waits: list[Wait]
     """Oldest first; empty for a run that is over."""
     names: dict[bytes, str]
+    refused: dict[int, str]
+    """Of what was sent and does not fit what was waited for: why, by the letter's number."""
     """Of the nodes, effects and questions that the rows belong to, as far as they say it."""
     result: bytes | None
     """What its first root gave, as JSON."""
