@@ -54,6 +54,8 @@ KINDS = {
     "failed": "red",
     "cancelled": "yellow",
     "withdrawn": "yellow",
+    "refused": "yellow",
+    "gone": "yellow",
     "attempt": "yellow",
     "question": "magenta",
     "waits": "magenta",
@@ -227,6 +229,7 @@ def describe_view(view: RunView, *, rows: bool) -> dict[str, Any]:
         "inputs": _read(view.run.inputs),
         "result": None if view.result is None else _read(view.result),
         "usage": view.usage,
+        "gone": view.gone,
         "letters": letters,
         "history": history,
     }
@@ -255,6 +258,8 @@ def _facts(view: RunView) -> Iterable[tuple[str, Text]]:
     if view.usage:
         each = [f"{legible(model)}: {_usage(taken)}" for model, taken in view.usage.items()]
         yield "usage", Text("\n".join(each))
+    if view.gone:
+        yield "gone", Text("\n".join(shown(each, 2000) for each in view.gone), "yellow")
     if view.waits:
         yield "waits for", Text("\n".join(map(describe_wait, view.waits)), KINDS["waits"])
 

@@ -17,6 +17,8 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import cached_property
 from math import inf
 from typing import (
     TYPE_CHECKING,
@@ -35,6 +37,7 @@ from ._codec import Codec
 from ._conversation import Talks
 from ._failure import decode_failure, mark
 from ._file import Row
+from ._gone import Gone
 from ._inbox import Inbox
 from .errors import JournalError, JournalMismatch, LeaseLost
 
@@ -98,11 +101,14 @@ class Ledger:
     ) -> None:
         self.file = file
         self.loop = asyncio.get_running_loop()
-        self.run_id = run_id
-        self.fence = fence
+        self.run_id = run.run_id
+        self.fence = run.fence
+        # What the run's clock said when this life began, and when that was.
+        self.clock_before = run.clock
+        self._claimed = time.time()
         self.live = dict(live)
-        # The number of the last row, of an earlier life or of this one.
-        self.last = rows[-1].seq if rows else 0
+        # The number of the last row, of an earlier life or of this one; and of an earlier life.
+        self.last = self.before = rows[-1].seq if rows else 0
         self.start = self.loop.time()
         # How often what is said in a reply that grows is written, in seconds; None: it is not.
         self.partials: float | None = None
@@ -121,8 +127,8 @@ class Ledger:
         # which attempt has last taken it from an earlier one.
         self.begun: defaultdict[str, dict[bytes, str]] = defaultdict(dict)
         self.taken_effects: dict[bytes, str] = {}
-        # The effects that this life has come to, those it has not by caller and name, and the nodes
-        # of new ones that wait.
+        # The effects and durable nodes that this life has come to; the effects of earlier ones by
+        # caller and name, and the nodes of new ones that wait.
         self.claimed: set[bytes] = set()
         self.intents: defaultdict[tuple[str, str], list[bytes]] = defaultdict(list)
         self.held: dict[bytes, tuple[set[Node[Any]], set[asyncio.Future[Any]]]] = {}
@@ -218,6 +224,15 @@ class Ledger:
 
     def find(self, ident: bytes, kind: str) -> Row | None:
         """Return the last row of this kind; None if there is none."""
+    @cached_property
+    def gone(self) -> Gone:
+        """What earlier lives have put and done."""
+        return Gone(self)
+
+    def clock(self) -> float:
+        """Return for how many seconds this run has had an owner: `timeout=` goes by that."""
+        return self.clock_before + max(0.0, time.time() - self._claimed)
+
         for row in reversed(self.by_ident.get(ident, ())):
             if row.kind == kind:
                 return row

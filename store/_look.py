@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ._file import ENDED, Mail, Row, RunRow
+from ._gone import child_name
 from ._ledger import FIRST
 
 __all__ = ["Partial", "RunView", "Wait", "is_abandoned", "view"]
@@ -58,6 +59,8 @@ class RunView:
     """Of the nodes, effects and questions that the rows belong to, as far as they say it."""
     result: bytes | None
     """What its first root gave, as JSON."""
+    gone: list[str]
+    """What is in the journal and was not come to again, as the code has changed; by whom."""
     error: str | None
     """Why it failed, was cancelled or was parked."""
     usage: dict[str, dict[str, float]]
@@ -72,11 +75,19 @@ def view(run: RunRow, rows: list[Row], mail: list[Mail]) -> RunView:
     ends: dict[str, Row] = {}
     usage: dict[str, dict[str, float]] = {}
     for row in rows:
+    refused: dict[int, str] = {}
+    gone: list[str] = []
         value: Any = json.loads(row.value) if row.value else None
-        if row.kind in ("root", "intent", "question", "waits"):
+        if name := child_name(row.ident):
+            names[row.ident] = name
+        elif row.kind in ("root", "intent", "question", "waits", "refused"):
             names[row.ident] = _name(value) or value["kind"]
         elif row.kind in ("reply", "broken"):
             for model, taken in (value if row.kind == "reply" else value["said"])["taken"]:
+        if row.kind == "refused":
+            refused[value["id"]] = f"{value['why']} (it is to be {value['type']})"
+        elif row.kind == "gone":
+            gone.append(f"{value['by']}: {', '.join(value['what'])}")
                 _add(usage.setdefault(model, {}), taken)
         elif row.ident == FIRST and row.kind in ("result", "failure", "cancelled"):
             ends[row.kind] = row
@@ -91,6 +102,8 @@ def view(run: RunRow, rows: list[Row], mail: list[Mail]) -> RunView:
         mail=mail,
         waits=[] if run.state in ENDED else _waits(rows, mail),
         names=names,
+        refused=refused,
+        gone=gone,
         result=last.value if last is not None and last.kind == "result" else None,
         error=error,
         usage=usage,

@@ -37,6 +37,7 @@ from ._canonical import canonical_inputs, digest, digest_put
 from ._effect import KeptEffect, Limited
 from ._failure import encode_failure, mark, marks
 from ._held import end_again
+from ._gone import child_ident
 from ._ledger import Cancel, Ledger, PutBy
 from ._reply import ReplyRow
 from .errors import JournalError, JournalMismatch, LeaseLost, NotStorable
@@ -271,6 +272,16 @@ class NodeScope(Scope):
         if waiting is None:
             waiting = parent._replaying = []
         if not waiting:
+        # What an effect does is begun anew: what an earlier life has sent is gone with it.
+        if timeout is None or isinstance(node, Limited):
+            return timeout
+        self.timed = self.now
+        if self.ledger.find(self.now, "ended") is not None:
+            return timeout
+        if (row := self.ledger.find(self.now, "began")) is None:
+            self.ledger.append(self.now, "began", json.dumps({"clock": self.began}).encode())
+            return timeout
+        return timeout - (self.ledger.clock_before - json.loads(row.value)["clock"])
             self.ledger.loop.call_soon(parent._end_recorded)
         fails = outcome.kind == "failure"
         if fails:
@@ -343,6 +354,13 @@ class NodeScope(Scope):
             if not leaving and kept is not None:
                 self.kept = True
                 self._keep_usage(node)
+        kept = cast("Kept", node) if node._node_durable else None
+        if not ledger.suspended:
+            if ledger.before and ending == "completed" and not self.recorded:
+                ledger.gone.report(self.now, node.path)
+            if self.timed is not None and kept is None and not leaving:
+                # It runs again in a later life, whose timeout then is not cut short by this one.
+                ledger.append(self.timed, "ended")
         elif ending == "failed":
             assert error is not None
             aborted = now is not None and ledger.find(now, "aborted") is not None

@@ -47,7 +47,7 @@ _INSERT = (
 class Row(NamedTuple):
     """One thing that happened in a run; `seq` and `time` are given by the file."""
 
-    ident: bytes  # 16 bytes: the identity it belongs to
+    ident: bytes  # the identity it belongs to: 16 bytes, and the name of a durable node
     kind: str
     value: bytes
     seq: int = 0  # its number in the run, from 1, in the order of append
