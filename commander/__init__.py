@@ -71,6 +71,7 @@ from .errors import MissingExtra as MissingExtra
 from .errors import ModelNotFound as ModelNotFound
 from .errors import NodeCancelled as NodeCancelled
 from .errors import NodeClosed as NodeClosed
+from .errors import NotDurable as NotDurable
 from .errors import QuorumNotMet as QuorumNotMet
 from .errors import RateLimited as RateLimited
 from .errors import StreamInterrupted as StreamInterrupted

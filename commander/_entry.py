@@ -22,7 +22,7 @@ from ._record import (
     record_of,
     wrong_loop,
 )
-from .errors import NodeClosed
+from .errors import NodeClosed, NotDurable
 from .scope import Scope, find_scope
 
 if TYPE_CHECKING:
@@ -132,10 +132,10 @@ def _take_up(record: Record, scope: Scope) -> bool:
     return pause > 0
 
 
-def _not_in_a_run(node: Node[Any]) -> RuntimeError:
-    return RuntimeError(
-        f"{node!r} is durable, and this is no durable run: start it by run(..., journal=...), or"
-        " put it below a node of such a run"
+def _not_in_a_run(node: Node[Any]) -> NotDurable:
+    return NotDurable(
+        f"{node!r} is durable, and this is no durable run: start it by run(..., journal=...,"
+        " run_id=...) or journal.run(...), or put it below a node of such a run"
     )
 
 

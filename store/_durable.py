@@ -455,6 +455,7 @@ class DurableCalls:
         back as its body adds it again: to add anything else there is `JournalMismatch`. Messages
         can be added and not changed in place.
         """
+        self._scope.require_own_loop(f"self.durable's conversation {name!r}")
         return self._scope.ledger.talks.open(self._scope, name, system)
 
     def _once(self, kind: str, make: Callable[[], T]) -> T:
@@ -466,9 +467,22 @@ class DurableCalls:
         return value
 
     def _ident(self, what: str) -> bytes:
-        """Say which call this is, of those of the same kind in this attempt."""
-        self._scope.require_no_transaction()
-        return digest(self._scope.now, what, self._scope.number(what))
+        """Say which call this is: of those of the same kind by the node around this code."""
+        scope = scope_here()
+        if not isinstance(scope, NodeScope) or scope.ledger is not self._scope.ledger:
+            scope = self._scope
+        scope.require_no_transaction()
+        scope.require_own_loop(f"self.durable's {what}")
+        # Sleeps of one length are alike, whoever of them was first.
+        aside = is_aside_here() and not what.startswith("sleep")
+        try:
+            number = scope.number(f"call {what}", aside=aside)
+        except ConfigurationError:
+            raise ConfigurationError(
+                f"several tasks of one body call self.durable for one {what} at once, and in"
+                " another life another of them may be first: call it in a handler or a job for each"
+            ) from None
+        return digest(scope.now, what, number)
 
 
 class Step(Node[T_co], internal=True):

@@ -23,6 +23,7 @@ import asyncio
 import json
 import time
 import weakref
+from asyncio import _get_running_loop
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
@@ -40,7 +41,7 @@ from ._held import end_again
 from ._gone import child_ident
 from ._ledger import Cancel, Ledger, PutBy
 from ._reply import ReplyRow
-from .errors import JournalError, JournalMismatch, LeaseLost, NotStorable
+from .errors import JournalError, JournalMismatch, LeaseLost, NotDurable, NotStorable
 
 if TYPE_CHECKING:
     from ._ledger import Kept
@@ -184,6 +185,12 @@ class NodeScope(Scope):
             counts[ident] = ONCE
         elif number := self.number(ident, key, aside=aside and not whole, what=what):
             ident = digest_put(now, what, number)
+        if kept is not None:
+            self.require_own_loop(node)
+            name = node._node_name
+            ident = child_ident(now, ident, name if key is None else f"{name}[{key}]")
+            if self.ledger.before:
+                self.ledger.claimed.add(ident)
         free = ident if free == now else digest_put(free, what, number)
         scope = NodeScope(self.ledger, ident, free, self, ident if root else self.root)
         if retried or self.retried:
@@ -205,6 +212,14 @@ class NodeScope(Scope):
             raise ConfigurationError(
                 "a transaction is one commit: nodes, steps, effects, sleeps and signals stand"
                 " before or after it"
+            )
+
+    def require_own_loop(self, what: object) -> None:
+        """Refuse what a thread asks for, also on a loop of its own: rows have one order."""
+        if _get_running_loop() is not self.ledger.loop:
+            raise NotDurable(
+                f"{what} is asked for in a thread, and not on the loop of its run: what the run is"
+                " to keep is asked for by its async code; a plain function is a step, or a tool"
             )
 
     def number(
@@ -439,6 +454,7 @@ class NodeScope(Scope):
         """Return the replies that it, and those above it, have asked for and that are not whole."""
         found: list[ReplyRow] = []
         scope: NodeScope | None = self if self.ledger.coming else None
+        self.require_own_loop(name)
         while scope is not None:
             found += [reply for reply in self.ledger.coming if reply.asker is scope]
             scope = scope.parent

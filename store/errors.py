@@ -9,7 +9,7 @@ AnabranchError
 ├── NotPending          a question that is answered already, or whose run is over
 ├── RunParked           the run is not taken up by itself any more
 ├── JournalMismatch     code or inputs changed under the run
-├── NotDurable          a durable call outside a durable run (also a RuntimeError)
+├── NotDurable          the commander's: something durable outside a durable run
 └── NotStorable         a value or a field that a journal cannot keep (also a TypeError)
 """
 
@@ -19,7 +19,7 @@ import os
 from datetime import datetime
 from shlex import quote
 
-from ..commander.errors import AnabranchError
+from ..commander.errors import AnabranchError, NotDurable
 
 __all__ = [
     "JournalError",
@@ -122,10 +122,6 @@ class NotPending(AnabranchError):
         super().__init__(f"question {number} of the run {run_id!r} waits for no answer: {why}")
         self.run_id = run_id
         self.number = number
-
-
-class NotDurable(AnabranchError, RuntimeError):
-    """A durable call outside a durable run."""
 
 
 class NotStorable(AnabranchError, TypeError):

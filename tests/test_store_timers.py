@@ -15,7 +15,7 @@ from anabranch import messages
 from anabranch.commander import ConfigurationError, Retry, charge, run
 from anabranch.commander.scope import scope_here
 from anabranch.handlers import handler
-from anabranch.store import Durable, Journal, NotDurable
+from anabranch.store import Durable, Journal
 
 
 class Sleeps(Durable[list[Any]]):
@@ -188,11 +188,3 @@ def test_nothing_else_stands_in_a_transaction(what: str) -> None:
     assert isinstance(life.error, ConfigurationError)
     assert "one commit" in str(life.error)
     assert not [row for row in life.rows if row.kind == "transaction"]
-
-
-def test_durable_calls_need_a_run() -> None:
-    """Outside a run nothing is silently not durable."""
-    with pytest.raises(NotDurable):
-        Sleeps().durable.now()
-    with pytest.raises(RuntimeError, match="is durable"):
-        run(Sleeps())
