@@ -167,11 +167,11 @@ def show_run(
                 letter.kind,
                 Text(in_line(letter.name, 40) if letter.kind == "signal" else ""),
                 Text(shown(_read(letter.value))),
-            )
-        console.print(table)
                 Text(
                     f"refused: {in_line(why, 200)}" if (why := view.refused.get(letter.id)) else ""
                 ),
+            )
+        console.print(table)
     _show_history(console, view, every=every)
 
 
@@ -221,9 +221,9 @@ def describe_view(view: RunView, *, rows: bool) -> dict[str, Any]:
             "kind": each.kind,
             "name": each.name,
             "value": _read(each.value),
+            "refused": view.refused.get(each.id),
         }
         for each in view.mail
-            "refused": view.refused.get(each.id),
     ]
     return found | {
         "inputs": _read(view.run.inputs),

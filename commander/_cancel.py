@@ -27,10 +27,13 @@ def cancel_subtrees(
     """
     marked: list[Record] = []
     stack = list(roots)
-    if kept and stack and stack[0].tree and stack[0].tree.scoped:
+    scoped = bool(stack and stack[0].tree and stack[0].tree.scoped)
+    if kept and scoped:
         stack = _keep_cancel(stack, reason, failed)
     while stack:
         record = stack.pop()
+        if scoped and _leaves_later(record):
+            continue
         if record.cancelled is not None or record.state in DONE:
             continue  # marked before: so was all that is below it
         if record.closing and record.task is None:
@@ -58,6 +61,12 @@ def cancel_subtrees(
 def leaves(tree: Tree) -> bool:
     """Say whether all of a tree ends, with its commander: of a run nothing is decided by that."""
     return bool(tree.ending) or (tree.root.special and tree.root.ending)
+
+
+def _leaves_later(record: Record) -> bool:
+    """Say whether a run ends its tree itself, as effects of it are under way."""
+    scope = record.scope
+    return scope is not None and scope.is_root and leaves(record.tree) and scope.leave() is not None
 
 
 def _keep_cancel(roots: list[Record], reason: str, failed: bool) -> list[Record]:

@@ -96,8 +96,13 @@ async def _drive(record: Record, *, later: bool = False) -> None:
                 return  # the body went on to wait in its clean-up
         if type(error) is TypeError and error.__traceback__ and error.__traceback__.tb_next is None:
             error = name_plain_body(record.node, error)
-        body_failed(record, error)
         interrupt(record, error)
+        scope = record.scope if is_a(error, KeyboardInterrupt, SystemExit) else None
+        if scope is not None and (left := scope.leave()) is not None:
+            from .waiting import outlast  # which needs the entry, and that needs `replay`
+
+            await outlast(left)  # effects get to end before what fails with this node is cancelled
+        body_failed(record, error)
     record.task = None
     if record.special and record.seat is not None:
         record.seat.release()
@@ -141,32 +146,30 @@ async def _attempt(record: Record) -> Any:
     attempts, node, scope = record.attempts, record.node, record.scope
     if scope is not None and scope.cancelled is not None:
         return await scope.wait_for_cancel(node)
-    if attempts is not None:
-        if left is not None:
-
-            def late() -> TimeoutError:
-                return TimeoutError(f"{record.path} was not done within {timeout:g} s")
     left = timeout = None if attempts is None else attempts.timeout
     if attempts is not None:
         attempts.starts.append(record.tree.loop.time())
     if scope is not None:
         left = scope.begin(node, timeout)
+    if attempts is not None:
+        if left is not None:
+
+            def late() -> TimeoutError:
+                return TimeoutError(f"{record.path} was not done within {timeout:g} s")
 
             def time_out() -> None:
                 error = late()
                 blame(record, error)
                 abort(record, error, timed_out=True)
 
-            # Not in the node's own context: the loop keeps a cancelled timer until it was due, and
-            # with it the context, and so would keep the node.
-            attempts.timer = loop.call_later(timeout, time_out, context=attempts.context)
-    if scope is not None:
-        scope.begin(node)
             if left <= 0 and scope is not None:
                 scope.abort(late(), timed_out=True)  # earlier lives have used it up
                 raise late()
 
-    if attempts is not None:
+            # Not in the node's own context: the loop keeps a cancelled timer until it was due, and
+            # with it the context, and so would keep the node.
+            later = record.tree.loop.call_later
+            attempts.timer = later(left, time_out, context=attempts.context)
         if record.at_retry is not None and len(attempts.starts) > 1:
             record.moment = "retry"
             try:

@@ -153,7 +153,15 @@ class Scope(ABC):
     def abort(self, error: BaseException, *, timed_out: bool = False) -> None:
         """Keep that this attempt fails with a child's failure, or as it `timed_out`.
 
-        With an interrupt, nothing more of the run is kept: it is suspended.
+        With an interrupt, the run is suspended.
+        """
+
+    @abstractmethod
+    def leave(self) -> asyncio.Future[None] | None:
+        """Suspend the run, as its commander ends; None if there is nothing to wait for.
+
+        Else effects are under way, which get their time: when that is done, the run has cancelled
+        its tree.
         """
 
     @abstractmethod

@@ -49,3 +49,4 @@ from .errors import NotStorable as NotStorable
 from .errors import RunBusy as RunBusy
 from .errors import RunExists as RunExists
 from .errors import RunNotFound as RunNotFound
+from .errors import RunParked as RunParked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Mapping
@@ -13,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from ..commander import Commander, ConfigurationError, Node, parent_here
 from ..commander import scope as seam
+from ..commander.waiting import outlast
 from ._approvals import PendingApproval, PendingDoubt, pending
 from ._codec import Codec
 from ._durable import Durable
 from ._file import ENDED, JournalFile, check_name
+from ._ledger import last_clock
 from ._look import RunView, view
 from ._run import KeptRun, cancel_unowned, resume, start, take_up
-from ._ledger import last_clock
 from ._session import Session, open_session
 from .errors import JournalError, RunBusy
 
@@ -76,6 +78,8 @@ class Journal:
         self.grace = grace
         self.max_recoveries = max_recoveries
         self._file = JournalFile(name, codec)
+        # The runs that are driven, each with what is done when it has been given back.
+        self._driven: dict[KeptRun, asyncio.Future[None]] = {}
 
     async def __aenter__(self) -> Self:
         await self._file.open()
@@ -87,6 +91,10 @@ class Journal:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        for kept in self._driven:
+            kept.begin_to_suspend()
+        for given_back in list(self._driven.values()):
+            await outlast(given_back)
         await self._file.close()
 
     @property
@@ -258,16 +266,24 @@ class Journal:
         """Claim a run for as long as the block lasts."""
         if not isinstance(live, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"live= is a dict of values by the names of fields, and not {live!r}")
-        async with take_up(
-            self._file,
-            job if job is None else _require_durable(job),
-            run_id,
-            live or {},
-            grace=self.grace,
-            max_recoveries=self.max_recoveries,
-        ) as kept:
-            kept.write_partials(self.partials)
-            yield kept
+        given_back = asyncio.get_running_loop().create_future()
+        kept = None
+        try:
+            async with take_up(
+                self._file,
+                job if job is None else _require_durable(job),
+                run_id,
+                live or {},
+                grace=self.grace,
+                max_recoveries=self.max_recoveries,
+            ) as kept:
+                self._driven[kept] = given_back
+                kept.write_partials(self.partials)
+                yield kept
+        finally:
+            if kept is not None:
+                del self._driven[kept]
+            given_back.set_result(None)
 
 
 def _require_durable(job: object) -> Durable[Any]:

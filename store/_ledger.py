@@ -50,11 +50,11 @@ __all__ = ["FIRST", "Cancel", "Kept", "Ledger", "PutBy", "last_clock"]
 
 T = TypeVar("T")
 
+logger = logging.getLogger("anabranch.store")
+
 # The rows that say that something has failed; and those that are taken away of what runs again.
 ENDS = ("failure", "failed", "broken", "letter")
 FORGOTTEN = ("failure", "aborted", "broken", "letter", "waits", "because", "over", "usage")
-logger = logging.getLogger("anabranch.store")
-
 
 FIRST = digest("root")
 """Who the first root of every run is."""
@@ -117,6 +117,8 @@ class Ledger:
         # No effect starts any more; those that are under way may still end.
         self.suspending = False
         self.under_way: set[asyncio.Future[Any]] = set()
+        self.grace = 0.0
+        self._suspension: asyncio.Future[None] | None = None
         # By identity, oldest first.
         self.by_ident: defaultdict[bytes, list[Row]] = defaultdict(list)
         # Those that are asked for by their kind.
@@ -202,6 +204,8 @@ class Ledger:
             if ident in self.by_ident:
                 rows = [row for row in self.by_ident[ident] if row.kind not in FORGOTTEN]
                 self.by_ident[ident] = [_without_attempt(row) for row in rows]
+        for rows in self.by_ident.values():  # what runs again has all of its time
+            rows[:] = [row for row in rows if row.kind != "began"]
         for row in self.of_kind("cancelled"):
             cancel = json.loads(row.value)
             by = bytes.fromhex(cancel["by"][0][0])
@@ -213,8 +217,6 @@ class Ledger:
     def failed_roots(self) -> list[bytes]:
         """Return the roots that have failed."""
         roots = [FIRST, *(row.ident for row in self.of_kind("root"))]
-        for rows in self.by_ident.values():  # what runs again has all of its time
-            rows[:] = [row for row in rows if row.kind != "began"]
         outcomes = [(each, self.outcome(each)) for each in roots]
         return [each for each, row in outcomes if row is not None and row.kind == "failure"]
 
@@ -222,8 +224,6 @@ class Ledger:
         rows = self.every(ident, "because")
         return [bytes.fromhex(each) for row in rows for each in json.loads(row.value)]
 
-    def find(self, ident: bytes, kind: str) -> Row | None:
-        """Return the last row of this kind; None if there is none."""
     @cached_property
     def gone(self) -> Gone:
         """What earlier lives have put and done."""
@@ -233,6 +233,8 @@ class Ledger:
         """Return for how many seconds this run has had an owner: `timeout=` goes by that."""
         return self.clock_before + max(0.0, time.time() - self._claimed)
 
+    def find(self, ident: bytes, kind: str) -> Row | None:
+        """Return the last row of this kind; None if there is none."""
         for row in reversed(self.by_ident.get(ident, ())):
             if row.kind == kind:
                 return row
@@ -299,26 +301,6 @@ class Ledger:
         mark(error, ident)
         return error
 
-    def stop_roots(self, reason: str) -> None:
-        """Cancel all that runs of it."""
-        for root in list(self.roots.values()):
-            root.cancel(reason)
-
-    # --- roots: the first one, and rounds that were put outside the tree of whoever put them
-
-    def add_root(self, scope: NodeScope, node: Node[Any], key: str | None, put: PutBy) -> None:
-        """Let a round begin; what it was put with is kept as soon as its maker has said it all."""
-        self.roots[scope.ident] = node
-        self.put.add(scope.ident)
-        if self.find(scope.ident, "root") is None:
-            self._new[scope.ident] = Round(scope, node, key, put)
-
-    def keep_roots(self, only: bytes | None = None) -> None:
-        """Keep the rounds that were put, or `only` that one: it begins, or its putter ends."""
-        if not self._new:
-            return
-        for ident in [only] if only in self._new else [*self._new] if only is None else []:
-            new = self._new[ident]
     def suspend(self) -> asyncio.Future[None]:
         """Begin to suspend the run; return what is done when its tree has been cancelled.
 
@@ -340,6 +322,26 @@ class Ledger:
             self.suspended = True
             self.stop_roots("the run is suspended")
 
+    def stop_roots(self, reason: str) -> None:
+        """Cancel all that runs of it."""
+        for root in list(self.roots.values()):
+            root.cancel(reason)
+
+    # --- roots: the first one, and rounds that were put outside the tree of whoever put them
+
+    def add_root(self, scope: NodeScope, node: Node[Any], key: str | None, put: PutBy) -> None:
+        """Let a round begin; what it was put with is kept as soon as its maker has said it all."""
+        self.roots[scope.ident] = node
+        self.put.add(scope.ident)
+        if self.find(scope.ident, "root") is None:
+            self._new[scope.ident] = Round(scope, node, key, put)
+
+    def keep_roots(self, only: bytes | None = None) -> None:
+        """Keep the rounds that were put, or `only` that one: it begins, or its putter ends."""
+        if not self._new:
+            return
+        for ident in [only] if only in self._new else [*self._new] if only is None else []:
+            new = self._new[ident]
             node = cast("KeptRoot", new.node)
             written = {**node._node_write(), "key": new.key, "free": new.scope.free.hex()}
             written["retried"] = new.scope.retried
@@ -406,6 +408,9 @@ class Ledger:
         """
         if (row := self.find(ident, "letter")) is None:
             mail = await self.inbox.take(kind, name, due)
+            while mail is not None and codec is not None and (why := codec.misfit(mail.value)):
+                self._refuse(mail, codec, why)
+                mail = await self.inbox.take(kind, name, due)
             value: dict[str, Any] = {"id": None, "value": None}
             if mail is not None:
                 value = {"id": mail.id, "value": mail.value.decode()}
@@ -418,16 +423,28 @@ class Ledger:
             raise error
         return value["value"].encode()
 
+    def _refuse(self, mail: Mail, codec: Codec, why: str) -> None:
+        refused = {"id": mail.id, "name": mail.name, "type": codec.shown, "why": why}
+        self.append(digest("letter", mail.id), "refused", json.dumps(refused).encode())
+        logger.warning(
+            "the run %r waits for a signal %r of the type %s, and letter %d does not fit it: %s;"
+            " it is refused, and the run waits for the next one",
+            *(self.run_id, mail.name, codec.shown, mail.id, why),
+        )
+
     async def barrier(self) -> None:
         """Wait until all that was added is on disk, and the run is still owned here."""
         try:
             await self.file.barrier(self.run_id, self.fence)
         except (JournalError, LeaseLost) as error:
-            while mail is not None and codec is not None and (why := codec.misfit(mail.value)):
-                self._refuse(mail, codec, why)
-                mail = await self.inbox.take(kind, name, due)
             self.fail(error)
             raise
+
+
+def last_clock(rows: list[Row]) -> float:
+    """Return what a run's clock said when the last of these rows was written that says it."""
+    said = [row.value for row in rows if row.kind in ("began", "attempt")]
+    return json.loads(said[-1])["clock"] if said else 0.0
 
 
 class PutBy(NamedTuple):
@@ -438,15 +455,6 @@ class PutBy(NamedTuple):
 
 
 class Round(NamedTuple):
-    def _refuse(self, mail: Mail, codec: Codec, why: str) -> None:
-        refused = {"id": mail.id, "name": mail.name, "type": codec.shown, "why": why}
-        self.append(digest("letter", mail.id), "refused", json.dumps(refused).encode())
-        logger.warning(
-            "the run %r waits for a signal %r of the type %s, and letter %d does not fit it: %s;"
-            " it is refused, and the run waits for the next one",
-            *(self.run_id, mail.name, codec.shown, mail.id, why),
-        )
-
     """A round that was put, and is not kept yet."""
 
     scope: NodeScope
@@ -469,9 +477,3 @@ def _without_attempt(row: Row) -> Row:
     if row.kind != "failed":
         return row
     return row._replace(value=json.dumps({**json.loads(row.value), "by": ""}).encode())
-def last_clock(rows: list[Row]) -> float:
-    """Return what a run's clock said when the last of these rows was written that says it."""
-    said = [row.value for row in rows if row.kind in ("began", "attempt")]
-    return json.loads(said[-1])["clock"] if said else 0.0
-
-

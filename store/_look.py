@@ -28,6 +28,8 @@ class Wait(NamedTuple):
     """Of the row that says so; approvals and doubts are answered by it."""
     until: float | None
     """When the wait ends by itself, in seconds since the epoch; None if it does not."""
+    type: str = ""
+    """Of the signal, as its wait was annotated."""
 
 
 class Partial(NamedTuple):
@@ -51,16 +53,16 @@ class RunView:
     rows: list[Row]
     mail: list[Mail]
     """What was sent to it, taken or not."""
+    refused: dict[int, str]
+    """Of what was sent and does not fit what was waited for: why, by the letter's number."""
     waits: list[Wait]
     """Oldest first; empty for a run that is over."""
     names: dict[bytes, str]
-    refused: dict[int, str]
-    """Of what was sent and does not fit what was waited for: why, by the letter's number."""
     """Of the nodes, effects and questions that the rows belong to, as far as they say it."""
-    result: bytes | None
-    """What its first root gave, as JSON."""
     gone: list[str]
     """What is in the journal and was not come to again, as the code has changed; by whom."""
+    result: bytes | None
+    """What its first root gave, as JSON."""
     error: str | None
     """Why it failed, was cancelled or was parked."""
     usage: dict[str, dict[str, float]]
@@ -73,21 +75,21 @@ def view(run: RunRow, rows: list[Row], mail: list[Mail]) -> RunView:
     """Read what the rows of a run say."""
     names = {FIRST: run.class_name}
     ends: dict[str, Row] = {}
-    usage: dict[str, dict[str, float]] = {}
-    for row in rows:
     refused: dict[int, str] = {}
     gone: list[str] = []
+    usage: dict[str, dict[str, float]] = {}
+    for row in rows:
         value: Any = json.loads(row.value) if row.value else None
         if name := child_name(row.ident):
             names[row.ident] = name
         elif row.kind in ("root", "intent", "question", "waits", "refused"):
             names[row.ident] = _name(value) or value["kind"]
-        elif row.kind in ("reply", "broken"):
-            for model, taken in (value if row.kind == "reply" else value["said"])["taken"]:
         if row.kind == "refused":
             refused[value["id"]] = f"{value['why']} (it is to be {value['type']})"
         elif row.kind == "gone":
             gone.append(f"{value['by']}: {', '.join(value['what'])}")
+        elif row.kind in ("reply", "broken"):
+            for model, taken in (value if row.kind == "reply" else value["said"])["taken"]:
                 _add(usage.setdefault(model, {}), taken)
         elif row.ident == FIRST and row.kind in ("result", "failure", "cancelled"):
             ends[row.kind] = row
@@ -100,10 +102,10 @@ def view(run: RunRow, rows: list[Row], mail: list[Mail]) -> RunView:
         abandoned=is_abandoned(run),
         rows=rows,
         mail=mail,
-        waits=[] if run.state in ENDED else _waits(rows, mail),
-        names=names,
         refused=refused,
         gone=gone,
+        waits=[] if run.state in ENDED else _waits(rows, mail),
+        names=names,
         result=last.value if last is not None and last.kind == "result" else None,
         error=error,
         usage=usage,
@@ -136,7 +138,7 @@ def _waits(rows: list[Row], mail: list[Mail]) -> list[Wait]:
             value = json.loads(row.value)
             kind = "retry" if row.kind == "attempt" else value["kind"]
             until = value.get("until", value.get("due"))
-            waiting[row.ident] = Wait(kind, _name(value), row.seq, until)
+            waiting[row.ident] = Wait(kind, _name(value), row.seq, until, value.get("type", ""))
     for each in mail:
         if each.kind == "answer":
             waiting.pop(bytes.fromhex(each.name), None)

@@ -63,7 +63,7 @@ class KeptRun:
         self._job: Any = job
         self._ledger = ledger
         self._ended = ended
-        self._grace = grace
+        ledger.grace = grace
         self.error: BaseException | None = None
         self._result: Any = None
         # Cancels that came before the roots were put; None once they are.
@@ -88,6 +88,8 @@ class KeptRun:
         reader = asyncio.create_task(self._read_letters())
         try:
             await self._began  # with what was sent to the run before
+            if ledger.suspending:
+                raise NodeCancelled(ledger.run_id, "the run is suspended")
             self._put_roots(commander)
             early, self._early = self._early or [], None
             for letter in early:
@@ -192,6 +194,8 @@ class KeptRun:
             ledger.fail(error)
 
     def _take_cancel(self, letter: Mail) -> None:
+        if self._ledger.suspending:
+            return  # the next life takes it
         if self._early is not None:
             self._early.append(letter)
             return
@@ -202,6 +206,10 @@ class KeptRun:
         await outlast(self._ledger.suspend())
         for root in list(self._ledger.roots.values()):
             await outlast(observe(root))
+
+    def begin_to_suspend(self) -> None:
+        """Let effects under way end, for `grace` seconds, and cancel the tree then."""
+        self._ledger.suspend()
 
     def _read_outcome(self) -> None:
         if (row := self._ledger.outcome(FIRST)) is not None and row.kind == "result":

@@ -37,8 +37,8 @@ from ..messages import Usage
 from ._canonical import canonical_inputs, digest, digest_put
 from ._effect import KeptEffect, Limited
 from ._failure import encode_failure, mark, marks
-from ._held import end_again
 from ._gone import child_ident
+from ._held import end_again
 from ._ledger import Cancel, Ledger, PutBy
 from ._reply import ReplyRow
 from .errors import JournalError, JournalMismatch, LeaseLost, NotDurable, NotStorable
@@ -87,10 +87,10 @@ class NodeScope(Scope):
     retried = False
     # Whether its outcome is kept.
     durable = False
-    # Under which identities failures below it are kept that nobody has had.
-    lost: frozenset[bytes] = frozenset()
     # Which attempt has a timeout that counts on in a later life.
     timed: bytes | None = None
+    # Under which identities failures below it are kept that nobody has had.
+    lost: frozenset[bytes] = frozenset()
     # Why it could not be put again as it was put.
     refused: ConfigurationError | None = None
     # Those it has put whose outcome the journal has, by the number of that row: they end in its
@@ -272,6 +272,16 @@ class NodeScope(Scope):
         self._counts = None
         if (row := self.ledger.find(self.now, "aborted")) is not None:
             raise self.ledger.failure(row.value, self.now)
+        # What an effect does is begun anew: what an earlier life has sent is gone with it.
+        if timeout is None or isinstance(node, Limited):
+            return timeout
+        self.timed = self.now
+        if self.ledger.find(self.now, "ended") is not None:
+            return timeout
+        if (row := self.ledger.find(self.now, "began")) is None:
+            self.ledger.append(self.now, "began", json.dumps({"clock": self.began}).encode())
+            return timeout
+        return timeout - (self.ledger.clock_before - json.loads(row.value)["clock"])
 
     async def wait_for_cancel(self, node: Node[Any]) -> None:
         await end_again(self, node)
@@ -287,16 +297,6 @@ class NodeScope(Scope):
         if waiting is None:
             waiting = parent._replaying = []
         if not waiting:
-        # What an effect does is begun anew: what an earlier life has sent is gone with it.
-        if timeout is None or isinstance(node, Limited):
-            return timeout
-        self.timed = self.now
-        if self.ledger.find(self.now, "ended") is not None:
-            return timeout
-        if (row := self.ledger.find(self.now, "began")) is None:
-            self.ledger.append(self.now, "began", json.dumps({"clock": self.began}).encode())
-            return timeout
-        return timeout - (self.ledger.clock_before - json.loads(row.value)["clock"])
             self.ledger.loop.call_soon(parent._end_recorded)
         fails = outcome.kind == "failure"
         if fails:
@@ -354,10 +354,16 @@ class NodeScope(Scope):
         if self.cancelled is not None:
             ledger.doomed.pop(node, None)
             ledger.talks.catch_up(self)
+        kept = cast("Kept", node) if node._node_durable else None
+        if not ledger.suspended:
+            if ledger.before and ending == "completed" and not self.recorded:
+                ledger.gone.report(self.now, node.path)
+            if self.timed is not None and kept is None and not leaving:
+                # It runs again in a later life, whose timeout then is not cut short by this one.
+                ledger.append(self.timed, "ended")
         now = self._now
         # Final callbacks run also where no attempt is made: what they put has no attempt's number.
         self._now = self._counts = None
-        kept = cast("Kept", node) if node._node_durable else None
         if ending == "completed" and kept is not None and not self.recorded:
             codec = kept._node_codec()
             return codec.decode(self._keep_end(node, "result", lambda: codec.encode(result)))
@@ -369,13 +375,6 @@ class NodeScope(Scope):
             if not leaving and kept is not None:
                 self.kept = True
                 self._keep_usage(node)
-        kept = cast("Kept", node) if node._node_durable else None
-        if not ledger.suspended:
-            if ledger.before and ending == "completed" and not self.recorded:
-                ledger.gone.report(self.now, node.path)
-            if self.timed is not None and kept is None and not leaving:
-                # It runs again in a later life, whose timeout then is not cut short by this one.
-                ledger.append(self.timed, "ended")
         elif ending == "failed":
             assert error is not None
             aborted = now is not None and ledger.find(now, "aborted") is not None
@@ -395,7 +394,8 @@ class NodeScope(Scope):
     def abort(self, error: BaseException, *, timed_out: bool = False) -> None:
         ledger = self.ledger
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            ledger.suspended = True  # it ends the process, and says nothing of the run
+            ledger.suspend()  # it ends the process, and says nothing of the run
+            return
         # A plain body runs again, and so fails again by its child.
         decided = timed_out or self.durable
         if decided and not ledger.suspended and ledger.find(self.now, "aborted") is None:
@@ -408,7 +408,13 @@ class NodeScope(Scope):
         above = [] if self.parent is None or self.is_root else self.parent.path()
         return [[self.ident.hex(), self.now.hex()], *above]
 
+    def leave(self) -> asyncio.Future[None] | None:
+        ledger = self.ledger
+        return ledger.suspend() if ledger.under_way and not ledger.suspended else None
+
     def cancel(self, scopes: Sequence[Scope], reason: str, *, failed: Scope | None) -> None:
+        if self.ledger.suspending:
+            self.ledger.suspended = True  # somebody does not wait for the end of effects
         whom = [
             scope.ident.hex()
             for scope in scopes
@@ -448,13 +454,13 @@ class NodeScope(Scope):
         early: bool = False,
     ) -> KeptEffect:
         self.require_no_transaction()
+        self.require_own_loop(name)
         return KeptEffect(self, name, inputs, harmless, () if early else self._replies_to_come())
 
     def _replies_to_come(self) -> list[ReplyRow]:
         """Return the replies that it, and those above it, have asked for and that are not whole."""
         found: list[ReplyRow] = []
         scope: NodeScope | None = self if self.ledger.coming else None
-        self.require_own_loop(name)
         while scope is not None:
             found += [reply for reply in self.ledger.coming if reply.asker is scope]
             scope = scope.parent
@@ -499,7 +505,7 @@ class NodeScope(Scope):
             if node.state == "completed":
                 codec = cast("Kept", node)._node_codec()
                 self._keep_end(node, "result", lambda: codec.encode(node.result))
-            elif (error := node.error) is not None and node.state == "failed":
+            elif isinstance(error := node.error, Exception) and node.state == "failed":
                 self._keep_causes(error)
                 self._keep_end(node, "failure", lambda: encode_failure(error))
 
