@@ -14,7 +14,8 @@
 - `_file`: the SQLite file (`_schema`), its one writer (`_writer`), and who has a run (`_lock`)
 - `_seal`: values in the file, with a sum of their bytes and through the user's codec
 - `_canonical`, `_codec`, `_failure`: values as JSON
-- `_look`: what a run is about, for somebody who does not drive it
+- `_look`: what a run is about, for somebody who does not drive it; `_gone`: what its code does not
+  come to any more
 - `errors`: what can go wrong with a journal and its runs
 
 The engine asks a node's scope (`commander/scope.py`) when the node is put, tried again and closed;

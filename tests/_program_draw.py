@@ -14,7 +14,7 @@ LEAVES = ["act", "fail", "step", "thread", "random", "now", "pause", "ask", "too
 WAITS = ["sleep", "signal", "silence", "talk"]
 ONE = ["below", "keyed", "left", "later", "retry", "caught", "rounds"]
 MANY = ["settle", "race"]
-CUTS = ["quorum", "break", "collect", "cancel"]
+CUTS = ["quorum", "break", "collect", "cancel", "limit"]
 
 
 class _Draw:
@@ -80,7 +80,7 @@ class _Draw:
 
     def with_bodies(self, name: str, few: int, depth: int) -> list[Any]:
         kind = self.draw.choice([*KINDS])
-        if name == "cancel":
+        if name in ("cancel", "limit"):
             return [name, self.seconds(), kind, self.timed(depth - 1)]
         if name in CUTS:
             return [name, kind, *[self.timed(depth - 1) for _ in range(1 + few)]]
