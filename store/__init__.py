@@ -1,9 +1,11 @@
 """Durable runs: what has been done is kept in a journal, and is not done again after a restart.
 
-- `_durable`: `Durable`, a job whose result is kept, its `Live` fields, and `self.durable`
+- `_durable`: `Durable`, a job whose result is kept, and its `Live` fields
+- `_durable_calls`: what such a job may call, as `self.durable`
 - `_ledger`: one run in memory: what its journal has, and how more is added
 - `_scope`: a node of a run: who it is, what the journal has of it, what is added as it goes on
-- `_held`: nodes whose cancel is kept, until they are cancelled again
+- `_endings`: in which order nodes end whose outcome the journal has; `_held`: nodes whose cancel is
+  kept, until they are cancelled again; `_usage`: what nodes have spent
 - `_put`: how a round was put; `_transaction`: statements in the journal's own database
 - `_call`: a tool that is called without a model
 - `_effect`, `_reply`: what is done outside, and what models said; `_inbox`: what is sent to a run
@@ -29,9 +31,9 @@ from ..tools import effect_key as effect_key
 from ._approvals import PendingApproval as PendingApproval
 from ._approvals import PendingDoubt as PendingDoubt
 from ._durable import Durable as Durable
-from ._durable import DurableCalls as DurableCalls
 from ._durable import Live as Live
 from ._durable import live as live
+from ._durable_calls import DurableCalls as DurableCalls
 from ._file import Mail as Mail
 from ._file import Row as Row
 from ._file import RunRow as RunRow

@@ -28,19 +28,19 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from functools import lru_cache
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from ..commander import ConfigurationError, Node
-from ..commander.scope import Scope, charge_again, is_aside_here, scope_here, spent
-from ..messages import Usage
+from ..commander.scope import Scope, is_aside_here, scope_here
 from ._canonical import canonical_inputs, digest, digest_put
 from ._effect import KeptEffect, Limited
+from ._endings import Endings
 from ._failure import encode_failure, mark, marks
 from ._gone import child_ident
 from ._held import end_again
 from ._ledger import Cancel, Ledger, PutBy
 from ._reply import ReplyRow
+from ._usage import charge, usage_of
 from .errors import JournalError, JournalMismatch, LeaseLost, NotDurable, NotStorable
 
 if TYPE_CHECKING:
@@ -50,10 +50,6 @@ if TYPE_CHECKING:
 __all__ = ["IN_TRANSACTION", "NodeScope"]
 
 ONCE = (1, None)
-# Turns of the loop for which a recorded failure waits: tasks that are made together with the node
-# come to await it meanwhile, as they had when it failed first.
-TURNS = 5
-AT_ONCE = 100  # recorded nodes that end in one turn of the loop
 
 T = TypeVar("T")
 
@@ -93,11 +89,8 @@ class NodeScope(Scope):
     lost: frozenset[bytes] = frozenset()
     # Why it could not be put again as it was put.
     refused: ConfigurationError | None = None
-    # Those it has put whose outcome the journal has, by the number of that row: they end in its
-    # order.
-    _replaying: list[tuple[int, bool, Callable[[Any], None], Any]] | None = None
-    # For how many more turns a failure among them waits.
-    _turns = 0
+    # Those it has put whose outcome the journal has, and that are to end.
+    _endings: Endings | None = None
 
     def __init__(
         self, ledger: Ledger, ident: bytes, free: bytes, parent: NodeScope | None, root: bytes
@@ -251,7 +244,7 @@ class NodeScope(Scope):
     def past(self, node: Node[Any], now: float) -> tuple[list[float], float]:
         if self.kept:
             if self._spent is not None:
-                _charge(json.loads(self._spent.value), node)
+                charge(json.loads(self._spent.value), node)
             return [], 0.0
         if self.ident not in self.ledger.by_ident:
             return [], 0.0
@@ -260,7 +253,7 @@ class NodeScope(Scope):
             return [], 0.0
         self.attempt, self._now = self.ledger.attempt(self.ident)
         self.ledger.talks.catch_up(self)
-        _charge(rows[-1]["usage"], node)
+        charge(rows[-1]["usage"], node)
         clock = self.ledger.clock()
         return [now - (clock - row["clock"]) for row in rows], rows[-1]["due"] - time.time()
 
@@ -288,34 +281,14 @@ class NodeScope(Scope):
 
     def replay(self, node: Node[Any], end: Callable[[T], None], of: T) -> None:
         if self._spent is not None:
-            _charge(json.loads(self._spent.value), node)
+            charge(json.loads(self._spent.value), node)
         parent, outcome = self.parent, self.outcome
         if parent is None or outcome is None:
             self.ledger.loop.call_soon(end, of)
             return
-        waiting = parent._replaying
-        if waiting is None:
-            waiting = parent._replaying = []
-        if not waiting:
-            self.ledger.loop.call_soon(parent._end_recorded)
-        fails = outcome.kind == "failure"
-        if fails:
-            parent._turns = TURNS
-        heappush(waiting, (outcome.seq, fails, end, of))
-
-    def _end_recorded(self) -> None:
-        """End nodes that it has put, in the order of the journal; other tasks go on in between."""
-        waiting = self._replaying or []
-        try:
-            for _ in range(min(len(waiting), AT_ONCE)):
-                if waiting[0][1] and self._turns:
-                    self._turns -= 1
-                    return
-                _, _, end, of = heappop(waiting)
-                end(of)
-        finally:
-            if waiting:
-                self.ledger.loop.call_soon(self._end_recorded)
+        if parent._endings is None:
+            parent._endings = Endings(self.ledger.loop)
+        parent._endings.add(outcome.seq, outcome.kind == "failure", end, of)
 
     def recall(self, node: Any) -> Any:
         outcome = self.outcome
@@ -334,7 +307,7 @@ class NodeScope(Scope):
         due = time.time() + delay
         with suppress(JournalError, LeaseLost):  # which stops the run, and this node with it
             self.ledger.keep_roots()  # what this attempt has put is not put again
-            self._append("attempt", {"clock": self.began, "due": due, "usage": _usage(node)})
+            self._append("attempt", {"clock": self.began, "due": due, "usage": usage_of(node)})
         self.attempt += 1
         self._now = digest(self.ident, self.attempt)
 
@@ -455,16 +428,12 @@ class NodeScope(Scope):
     ) -> KeptEffect:
         self.require_no_transaction()
         self.require_own_loop(name)
-        return KeptEffect(self, name, inputs, harmless, () if early else self._replies_to_come())
-
-    def _replies_to_come(self) -> list[ReplyRow]:
-        """Return the replies that it, and those above it, have asked for and that are not whole."""
-        found: list[ReplyRow] = []
-        scope: NodeScope | None = self if self.ledger.coming else None
+        awaited: list[ReplyRow] = []  # that it, and those above it, have asked for
+        scope: NodeScope | None = self if self.ledger.coming and not early else None
         while scope is not None:
-            found += [reply for reply in self.ledger.coming if reply.asker is scope]
+            awaited += [reply for reply in self.ledger.coming if reply.asker is scope]
             scope = scope.parent
-        return found
+        return KeptEffect(self, name, inputs, harmless, awaited)
 
     def own_name(self, what: str) -> str:
         return digest(self.ledger.run_id, self.now, what, self.number(what)).hex()
@@ -491,45 +460,30 @@ class NodeScope(Scope):
         return value
 
     def over(self, node: Node[Any]) -> None:
-        del self.ledger.roots[self.ident]
+        ledger = self.ledger
+        del ledger.roots[self.ident]
+        before = ledger.outcome(self.ident)
+        changed = before is not None and (before.kind == "failure") != (node.state == "failed")
         # The node has ended, and has nobody who could be told: a journal that fails stops the run.
         with suppress(JournalError, LeaseLost):
-            self._keep_change(node)
-            self.ledger.end_root(self)
-
-    def _keep_change(self, node: Node[Any]) -> None:
-        """Keep how a root has ended if its final callbacks have changed that."""
-        before = self.ledger.outcome(self.ident)
-        changed = before is not None and (before.kind == "failure") != (node.state == "failed")
-        if changed and node._node_durable and not self.ledger.suspended:
-            if node.state == "completed":
-                codec = cast("Kept", node)._node_codec()
-                self._keep_end(node, "result", lambda: codec.encode(node.result))
-            elif isinstance(error := node.error, Exception) and node.state == "failed":
-                self._keep_causes(error)
-                self._keep_end(node, "failure", lambda: encode_failure(error))
+            # What its final callbacks have made of its outcome.
+            if changed and node._node_durable and not ledger.suspended:
+                if node.state == "completed":
+                    codec = cast("Kept", node)._node_codec()
+                    self._keep_end(node, "result", lambda: codec.encode(node.result))
+                elif isinstance(error := node.error, Exception) and node.state == "failed":
+                    self._keep_causes(error)
+                    self._keep_end(node, "failure", lambda: encode_failure(error))
+            ledger.end_root(self)
 
     def _append(self, kind: str, value: Any) -> int:
         return self.ledger.append(self.ident, kind, json.dumps(value).encode())
 
     def _keep_usage(self, node: Node[Any]) -> None:
-        if spent(node) and (usage := _usage(node)):
+        if usage := usage_of(node):
             self._append("usage", usage)
 
 
 @lru_cache
 def _kind(cls: type[Node[Any]], name: str) -> str:
     return f"{cls.__module__}.{cls.__qualname__} {name}"
-
-
-def _usage(node: Node[Any]) -> dict[str, Any]:
-    return {
-        account: usage.model_dump(mode="json", exclude_defaults=True)
-        for account, usage in spent(node).items()
-        if isinstance(usage, Usage)
-    }
-
-
-def _charge(spent: dict[str, Any], node: Node[Any] | None = None) -> None:
-    for account, usage in spent.items():
-        charge_again(account, Usage(**usage), node)

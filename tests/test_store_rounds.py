@@ -12,8 +12,7 @@ from anabranch.commander import ConfigurationError, Node, Retry, current_node
 from anabranch.commander.scope import scope_here
 from anabranch.handlers import handler
 from anabranch.jobs import Graph, add_edge
-from anabranch.store import Durable
-from anabranch.store._durable import DurableCalls
+from anabranch.store import Durable, DurableCalls, DurableCalls
 
 LEFT: list[str] = []
 
