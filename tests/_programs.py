@@ -25,7 +25,7 @@ from anabranch.commander.scope import scope_here, scope_of
 from anabranch.handlers import call_tools, respond
 from anabranch.jobs import Job
 from anabranch.messages import Conversation, Request
-from anabranch.store import Done, Durable, DurableCalls, DurableCalls, Journal, Live, NotDone, effect_key, live
+from anabranch.store import Done, Durable, DurableCalls, Journal, Live, NotDone, effect_key, live
 from anabranch.store.errors import JournalError
 from anabranch.testing import ScriptedBackend
 

@@ -13,7 +13,7 @@ from _scale import many, seeds
 from anabranch.commander import AnabranchError, Node, NodeCancelled, QuorumNotMet, settle
 from anabranch.commander import quorum as quorum_of
 from anabranch.handlers import handler
-from anabranch.store import Durable, DurableCalls, DurableCalls
+from anabranch.store import Durable, DurableCalls
 
 # A program is what a node does, one step after the other, as JSON: so it is an input of its run.
 Step = list[Any]

@@ -17,7 +17,7 @@ from _scale import SEED, many
 
 from anabranch import Node, handler
 from anabranch.messages import Message, Request
-from anabranch.store import Durable, DurableCalls, DurableCalls, Live
+from anabranch.store import Durable, DurableCalls, Live
 from anabranch.store import live as later
 from anabranch.testing import ScriptedBackend, explore, pause
 

@@ -18,7 +18,7 @@ from anabranch.commander import BackendUnavailable, Node, Retry
 from anabranch.commander.scope import scope_here
 from anabranch.handlers import handler
 from anabranch.messages import Delta, Message, Request
-from anabranch.store import Durable, DurableCalls, DurableCalls, Live
+from anabranch.store import Durable, DurableCalls, Live
 from anabranch.store import live as later
 
 # What does not work at the moment, by name; how often each thing was tried; what was asked about.

@@ -12,7 +12,7 @@ from anabranch.commander import ConfigurationError, Node, Retry, current_node
 from anabranch.commander.scope import scope_here
 from anabranch.handlers import handler
 from anabranch.jobs import Graph, add_edge
-from anabranch.store import Durable, DurableCalls, DurableCalls
+from anabranch.store import Durable, DurableCalls
 
 LEFT: list[str] = []
 
