@@ -8,8 +8,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from io import TextIOWrapper
@@ -77,27 +77,21 @@ def _do(
     if isinstance(out, TextIOWrapper):  # whose encoding may not have all that runs say
         cast("Any", out).reconfigure(errors="backslashreplace")
     wrong = (ConfigurationError, RunNotFound, RunExists)
-    with report_errors(FAILED, debug, wrong), _error_as_json(as_json):
-        if not os.path.exists(file):
-            raise ConfigurationError(
-                f"there is no journal {file!r}: --journal FILE or ANABRANCH_JOURNAL names"
-                " another; run(..., journal=FILE, run_id=...) makes one"
-            )
-        if os.path.isfile(file) and not os.path.getsize(file):
-            raise ConfigurationError(f"the file {file!r} is empty, and no journal")
-        if status := asyncio.run(opened()):
-            raise SystemExit(status)
-
-
-@contextmanager
-def _error_as_json(as_json: bool) -> Generator[None]:
-    """With --json say an error on the standard output too, as an object with `error` alone."""
-    try:
-        yield
-    except Exception as error:
-        if as_json and not isinstance(error, BrokenPipeError):
-            print_json({"error": f"{type(error).__name__}: {error}"})
-        raise
+    with report_errors(FAILED, debug, wrong):
+        try:
+            if not os.path.exists(file):
+                raise ConfigurationError(
+                    f"there is no journal {file!r}: --journal FILE or ANABRANCH_JOURNAL names"
+                    " another; run(..., journal=FILE, run_id=...) makes one"
+                )
+            if os.path.isfile(file) and not os.path.getsize(file):
+                raise ConfigurationError(f"the file {file!r} is empty, and no journal")
+            if status := asyncio.run(opened()):
+                raise SystemExit(status)
+        except Exception as error:
+            if as_json and not isinstance(error, BrokenPipeError):  # on the standard output too
+                print_json({"error": f"{type(error).__name__}: {error}"})
+            raise
 
 
 async def _look(journal: Journal, run_id: str) -> RunView:

@@ -32,13 +32,13 @@ def cancel_subtrees(
         stack = _keep_cancel(stack, reason, failed)
     while stack:
         record = stack.pop()
-        if scoped and _leaves_later(record):
-            continue
+        scope = record.scope
+        if scope is not None and scope.is_root and leaves(record.tree) and scope.leave():
+            continue  # effects of its run are under way: that ends its tree itself
         if record.cancelled is not None or record.state in DONE:
             continue  # marked before: so was all that is below it
         if record.closing and record.task is None:
             continue  # its last plain callback is on the stack above us: it has ended
-        scope = record.scope
         again = None if scope is None else scope.cancelled  # why it was, in an earlier life
         record.cancelled = reason if again is None else again
         marked.append(record)
@@ -61,12 +61,6 @@ def cancel_subtrees(
 def leaves(tree: Tree) -> bool:
     """Say whether all of a tree ends, with its commander: of a run nothing is decided by that."""
     return bool(tree.ending) or (tree.root.special and tree.root.ending)
-
-
-def _leaves_later(record: Record) -> bool:
-    """Say whether a run ends its tree itself, as effects of it are under way."""
-    scope = record.scope
-    return scope is not None and scope.is_root and leaves(record.tree) and scope.leave() is not None
 
 
 def _keep_cancel(roots: list[Record], reason: str, failed: bool) -> list[Record]:

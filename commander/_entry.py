@@ -81,7 +81,10 @@ def enter(
         _take_options(record, node, timeout, retry, policy, on, limits)
     scope = find_scope(parent, node, record, key) if tree.scoped else None
     if scope is None and not plain and node._node_durable:
-        raise _not_in_a_run(node)
+        raise NotDurable(
+            f"{node!r} is durable, and this is no durable run: start it by run(..., journal=...,"
+            " run_id=...) or journal.run(...), or put it below a node of such a run"
+        )
     if doomed:
         record.doomed = True  # it has no task yet, and never runs
         if record.cancelled is None:
@@ -130,13 +133,6 @@ def _take_up(record: Record, scope: Scope) -> bool:
     if pause > 0:
         record.attempts.start_after(record, pause)
     return pause > 0
-
-
-def _not_in_a_run(node: Node[Any]) -> NotDurable:
-    return NotDurable(
-        f"{node!r} is durable, and this is no durable run: start it by run(..., journal=...,"
-        " run_id=...) or journal.run(...), or put it below a node of such a run"
-    )
 
 
 def _require_next_round(parent: Record) -> None:

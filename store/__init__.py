@@ -1,7 +1,7 @@
 """Durable runs: what has been done is kept in a journal, and is not done again after a restart.
 
-- `_durable`: `Durable`, a job whose result is kept, and its `Live` fields
-- `_durable_calls`: what such a job may call, as `self.durable`
+- `_durable`: `Durable`, a job whose result is kept, and what it may call, as `self.durable`
+- `_shape`: how its class says what is written, and what is `Live`
 - `_ledger`: one run in memory: what its journal has, and how more is added
 - `_scope`: a node of a run: who it is, what the journal has of it, what is added as it goes on
 - `_endings`: in which order nodes end whose outcome the journal has; `_held`: nodes whose cancel is
@@ -31,9 +31,7 @@ from ..tools import effect_key as effect_key
 from ._approvals import PendingApproval as PendingApproval
 from ._approvals import PendingDoubt as PendingDoubt
 from ._durable import Durable as Durable
-from ._durable import Live as Live
-from ._durable import live as live
-from ._durable_calls import DurableCalls as DurableCalls
+from ._durable import DurableCalls as DurableCalls
 from ._file import Mail as Mail
 from ._file import Row as Row
 from ._file import RunRow as RunRow
@@ -43,6 +41,8 @@ from ._look import RunView as RunView
 from ._look import Wait as Wait
 from ._session import Session as Session
 from ._session import SessionCall as SessionCall
+from ._shape import Live as Live
+from ._shape import live as live
 from .errors import JournalError as JournalError
 from .errors import JournalMismatch as JournalMismatch
 from .errors import LeaseLost as LeaseLost

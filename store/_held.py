@@ -54,10 +54,8 @@ class _Stuck:
         known: Any = node
         if known not in self._known:
             self._known[known] = True  # while it is looked at: what waits in a circle is stuck
-            self._known[known] = self._is_stuck(known)
+            if known.state == "joining":
+                self._known[known] = all(child in self for child in known.children)
+            else:
+                self._known[known] = waits_only_for(known, self, self._futures)
         return self._known[known]
-
-    def _is_stuck(self, node: Node[Any]) -> bool:
-        if node.state == "joining":
-            return all(child in self for child in node.children)
-        return waits_only_for(node, self, self._futures)

@@ -42,6 +42,7 @@ from ._inbox import Inbox
 from .errors import JournalError, JournalMismatch, LeaseLost
 
 if TYPE_CHECKING:
+    from ._durable import Durable
     from ._file import JournalFile, Mail, RunRow
     from ._reply import ReplyRow
     from ._scope import NodeScope
@@ -74,18 +75,6 @@ class Kept(Protocol):
 
     def _node_codec(self) -> Codec:
         """Return how its result is written."""
-        ...
-
-
-class KeptRoot(Kept, Protocol):
-    """One that may be a root: it can be made again."""
-
-    def _node_write(self) -> dict[str, Any]:
-        """Return its class and its inputs, as JSON values."""
-        ...
-
-    def _node_write_put(self) -> dict[str, Any]:
-        """Return its callbacks and the options of its put, as JSON values; or refuse them."""
         ...
 
 
@@ -165,9 +154,7 @@ class Ledger:
         if row.kind == "resumed":
             self._forget_failures()
             return
-        self.by_ident[row.ident].append(row)
-        if row.kind in self._kinds:
-            self._kinds[row.kind].append(row)
+        self._add(row)
         if row.kind == "intent":
             intent = json.loads(row.value)
             self.intents[intent["by"], intent["name"]].append(row.ident)
@@ -196,7 +183,11 @@ class Ledger:
             if ident in gone:
                 continue
             gone.add(ident)
-            causes = self._causes(ident)
+            causes = [
+                bytes.fromhex(each)
+                for row in self.every(ident, "because")
+                for each in json.loads(row.value)
+            ]
             rows = [row for each in causes for kind in ENDS for row in self.every(each, kind)]
             first[ident] = min((row.seq for row in rows), default=inf)
             left += causes
@@ -219,10 +210,6 @@ class Ledger:
         roots = [FIRST, *(row.ident for row in self.of_kind("root"))]
         outcomes = [(each, self.outcome(each)) for each in roots]
         return [each for each, row in outcomes if row is not None and row.kind == "failure"]
-
-    def _causes(self, ident: bytes) -> list[bytes]:
-        rows = self.every(ident, "because")
-        return [bytes.fromhex(each) for row in rows for each in json.loads(row.value)]
 
     @cached_property
     def gone(self) -> Gone:
@@ -269,11 +256,14 @@ class Ledger:
             raise
         self.last = number
         if find:
-            row = Row(ident, kind, value, number, time.time())
-            self.by_ident[ident].append(row)
-            if kind in self._kinds:
-                self._kinds[kind].append(row)
+            self._add(Row(ident, kind, value, number, time.time()))
         return number
+
+    def _add(self, row: Row) -> None:
+        """Let this life find a row."""
+        self.by_ident[row.ident].append(row)
+        if row.kind in self._kinds:
+            self._kinds[row.kind].append(row)
 
     def fail(self, error: BaseException) -> None:
         """Stop the run, as nothing more of it can be kept: its tree is suspended."""
@@ -342,7 +332,7 @@ class Ledger:
             return
         for ident in [only] if only in self._new else [*self._new] if only is None else []:
             new = self._new[ident]
-            node = cast("KeptRoot", new.node)
+            node = cast("Durable[Any]", new.node)
             written = {**node._node_write(), "key": new.key, "free": new.scope.free.hex()}
             written["retried"] = new.scope.retried
             written |= {"path": new.put.path, "body": new.put.body}

@@ -90,7 +90,10 @@ def view(run: RunRow, rows: list[Row], mail: list[Mail]) -> RunView:
             gone.append(f"{value['by']}: {', '.join(value['what'])}")
         elif row.kind in ("reply", "broken"):
             for model, taken in (value if row.kind == "reply" else value["said"])["taken"]:
-                _add(usage.setdefault(model, {}), taken)
+                total = usage.setdefault(model, {})
+                for name, count in taken.items():
+                    if isinstance(count, int | float):
+                        total[name] = total.get(name, 0) + count
         elif row.ident == FIRST and row.kind in ("result", "failure", "cancelled"):
             ends[row.kind] = row
     last = max(ends.values(), key=lambda row: row.seq, default=None)
@@ -168,9 +171,3 @@ def _why(row: Row) -> str:
         return f"{value['type'][1]}: {value['message']}"
     reason: str = value["reason"]
     return f"cancelled: {reason}" if reason else "cancelled"
-
-
-def _add(total: dict[str, float], taken: dict[str, Any]) -> None:
-    for name, count in taken.items():
-        if isinstance(count, int | float):
-            total[name] = total.get(name, 0) + count

@@ -96,7 +96,8 @@ class ReplyRow(KeptReply):
             ended = {"left": type(error).__name__}
         else:
             return  # it ends the process
-        self._in_loop(self._append_broken, json.dumps({"said": json.loads(text), **ended}))
+        value = json.dumps({"said": json.loads(text), **ended}).encode()
+        self._in_loop(self._ledger.append, self._ident, "broken", value)
 
     async def end(self) -> None:
         if "failure" in self._broken:
@@ -108,8 +109,13 @@ class ReplyRow(KeptReply):
         if self._broken:
             await asyncio.get_running_loop().create_future()  # until this wait is cancelled too
 
-    def _in_loop(self, function: Callable[..., None], *args: str) -> None:
+    def _in_loop(self, function: Callable[..., object], *args: object) -> None:
         ledger = self._ledger
+
+        def call_later() -> None:
+            with suppress(LeaseLost, JournalError):
+                function(*args)
+
         try:
             here = asyncio.get_running_loop() is ledger.loop
         except RuntimeError:
@@ -118,19 +124,12 @@ class ReplyRow(KeptReply):
             function(*args)
         else:  # a thread of the run's asked; whatever it does next reaches the loop after this
             with suppress(RuntimeError):  # the loop is closed: the run is suspended
-                ledger.loop.call_soon_threadsafe(self._if_owned, function, *args)
-
-    def _if_owned(self, function: Callable[..., None], *args: str) -> None:
-        with suppress(LeaseLost, JournalError):
-            function(*args)
+                ledger.loop.call_soon_threadsafe(call_later)
 
     def _append(self, text: str) -> None:
         self._stop()
         number = self._ledger.append(self._ident, "reply", text.encode())
         self._ledger.talks.hear(number, text)
-
-    def _append_broken(self, text: str) -> None:
-        self._ledger.append(self._ident, "broken", text.encode())
 
     # --- while it grows
 

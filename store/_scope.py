@@ -484,6 +484,7 @@ class NodeScope(Scope):
             self._append("usage", usage)
 
 
+# Where a class stands is in the identities of its nodes: one that moves is another to old journals.
 @lru_cache
 def _kind(cls: type[Node[Any]], name: str) -> str:
     return f"{cls.__module__}.{cls.__qualname__} {name}"
