@@ -157,10 +157,10 @@ def show_run(
     console.print(facts)
     for each in questions:
         _show_question(console, each)
-    if view.mail:
+    if view.letters:
         console.print("\n[bold]letters[/bold]")
         table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-        for letter in view.mail:
+        for letter in view.letters:
             table.add_row(
                 str(letter.id),
                 _moment(letter.time),
@@ -223,7 +223,7 @@ def describe_view(view: RunView, *, rows: bool) -> dict[str, Any]:
             "value": _read(each.value),
             "refused": view.refused.get(each.id),
         }
-        for each in view.mail
+        for each in view.letters
     ]
     return found | {
         "inputs": _read(view.run.inputs),

@@ -32,7 +32,7 @@ from ._approvals import PendingApproval as PendingApproval
 from ._approvals import PendingDoubt as PendingDoubt
 from ._durable import Durable as Durable
 from ._durable import DurableCalls as DurableCalls
-from ._file import Mail as Mail
+from ._file import Letter as Letter
 from ._file import Row as Row
 from ._file import RunRow as RunRow
 from ._journal import Journal as Journal

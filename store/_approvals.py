@@ -1,7 +1,7 @@
 """What runs ask a person: whether a call may run, and what became of one that is in doubt.
 
-A question is a row of its run, and so is the answer once it is taken; on its way that is mail. The
-first mail counts, whoever has sent it.
+A question is a row of its run, and so is the answer once it is taken; on its way that is a letter.
+The first letter counts, whoever has sent it.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class _Question:
             raise NotPending(self.run_id, self.number, "it was answered, or is asked no more")
         name, value = self._ident.hex(), json.dumps(answer).encode()
         number = await self._file.post(self.run_id, "answer", name, value)
-        mail = await self._file.mail(self.run_id)
-        first = next(each for each in mail if (each.kind, each.name) == ("answer", name))
+        letters = await self._file.letters(self.run_id)
+        first = next(each for each in letters if (each.kind, each.name) == ("answer", name))
         if first.id != number:
             raise NotPending(self.run_id, self.number, "it was answered at the same time")
 
@@ -138,7 +138,7 @@ async def _open(file: JournalFile, run: RunRow) -> dict[bytes, tuple[int, float,
             waiting[row.ident] = row.seq, row.time, json.loads(row.value)
         elif row.kind in ("letter", "withdrawn"):
             waiting.pop(row.ident, None)
-    for mail in await file.mail(run.run_id) if waiting else ():
-        if mail.kind == "answer":
-            waiting.pop(bytes.fromhex(mail.name), None)
+    for letter in await file.letters(run.run_id) if waiting else ():
+        if letter.kind == "answer":
+            waiting.pop(bytes.fromhex(letter.name), None)
     return waiting

@@ -303,7 +303,7 @@ class KeptEffect(Effect):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Ask a person, in this process too if `here` is given: the first answer counts.
 
-        Each answer goes by the run's mail, whose order decides which was first.
+        Each answer goes by letters to the run, whose order decides which was first.
         """
         ledger, node = self._ledger, current_node()
         scope: Any = scope_of(node)
@@ -312,7 +312,7 @@ class KeptEffect(Effect):
         answered = ledger.find(ident, "letter") is not None
         if not answered:
             await ledger.barrier()
-            posted = await ledger.file.mail(ledger.run_id)
+            posted = await ledger.file.letters(ledger.run_id)
             answered = any((each.kind, each.name) == ("answer", ident.hex()) for each in posted)
         letter = asyncio.ensure_future(ledger.letter(ident, "answer", ident.hex()))
         try:

@@ -1,4 +1,4 @@
-"""A journal's file, as the rest of the room uses it: runs, their rows, and mail into runs.
+"""A journal's file, as the rest of the room uses it: runs, their rows, and letters to runs.
 
 The SQL stands here; the thread that runs it, and when it commits, in `_writer`.
 """
@@ -22,7 +22,7 @@ from ._seal import BytesCodec, Seal, check_size
 from ._writer import Claim, Row, Writer, about_row
 from .errors import JournalError, LeaseLost, RunBusy, RunExists, RunNotFound
 
-__all__ = ["ENDED", "JournalFile", "Mail", "Row", "RunRow", "check_name"]
+__all__ = ["ENDED", "JournalFile", "Letter", "Row", "RunRow", "check_name"]
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class RunRow(NamedTuple):
     clock: float = 0.0  # seconds for which it had an owner, up to the last claim or release
 
 
-class Mail(NamedTuple):
+class Letter(NamedTuple):
     """What came into a run from elsewhere: a signal, an answer, a cancel."""
 
     id: int  # rises in the order of arrival, over all runs
@@ -273,7 +273,7 @@ class JournalFile:
     async def fork(self, run_id: str, at: int, new_run_id: str, clock: float = 0.0) -> RunRow:
         """Make a new run, `pending`, with another's inputs and its rows up to number `at`.
 
-        `clock` is what its clock said then. Mail is not copied. Raises `RunNotFound`, or
+        `clock` is what its clock said then. Letters are not copied. Raises `RunNotFound`, or
         `RunExists` if the new name is taken.
         """
         check_name(new_run_id)
@@ -356,29 +356,29 @@ class JournalFile:
         self._posted = asyncio.Event()
         return number
 
-    async def mail(self, run_id: str, after: int = 0) -> list[Mail]:
-        """Return what came into a run after the mail of that number. Raises `RunNotFound`."""
+    async def letters(self, run_id: str, after: int = 0) -> list[Letter]:
+        """Return what came into a run after the letter of that number. Raises `RunNotFound`."""
 
         read = self._seal.read
 
-        def select(sql: sqlite3.Connection) -> list[Mail]:
+        def select(sql: sqlite3.Connection) -> list[Letter]:
             found = sql.execute(
                 "select id, kind, name, value, time from anabranch_mail"
                 " where run = ? and id > ? order by id",
                 (self._key(sql, run_id), after),
             )
             return [
-                Mail(number, kind, name, read(value, f"{kind} {name} {when}".encode()), when)
+                Letter(number, kind, name, read(value, f"{kind} {name} {when}".encode()), when)
                 for number, kind, name, value, when in found
             ]
 
         return await self.call(select, writes=False)
 
     async def watch(self, seen: int | None = None) -> int:
-        """Return a number once it differs from `seen`; it changes when there may be new mail.
+        """Return a number once it differs from `seen`; it changes when there may be new letters.
 
         That is at a commit of another process or journal, which is noticed within 0.25 s, and at a
-        `post` here. First take the number, then read the mail, then watch: nothing is missed.
+        `post` here. First take the number, then read the letters, then watch: nothing is missed.
         Each watch looks by itself, so one for all runs of a file is enough.
         """
         while True:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ._file import JournalFile, Mail
+    from ._file import JournalFile, Letter
 
 __all__ = ["LOOK", "Inbox"]
 
@@ -21,21 +21,23 @@ class Inbox:
     """Letters by kind and name, in the order in which they came; each is taken once."""
 
     def __init__(self) -> None:
-        self._letters: defaultdict[tuple[str, str], deque[Mail]] = defaultdict(deque)
+        self._letters: defaultdict[tuple[str, str], deque[Letter]] = defaultdict(deque)
         self._came = asyncio.Event()
         self._last = 0
 
-    async def read(self, file: JournalFile, run_id: str, taken: set[int]) -> list[Mail]:
+    async def read(self, file: JournalFile, run_id: str, taken: set[int]) -> list[Letter]:
         """Look for new letters, and return them; those that were `taken` already are left out."""
-        new = [mail for mail in await file.mail(run_id, self._last) if mail.id not in taken]
-        for mail in new:
-            self._last = max(self._last, mail.id)
-            self._letters[mail.kind, mail.name].append(mail)
+        new = [
+            letter for letter in await file.letters(run_id, self._last) if letter.id not in taken
+        ]
+        for letter in new:
+            self._last = max(self._last, letter.id)
+            self._letters[letter.kind, letter.name].append(letter)
         came, self._came = self._came, asyncio.Event()
         came.set()
         return new
 
-    async def take(self, kind: str, name: str, due: float | None = None) -> Mail | None:
+    async def take(self, kind: str, name: str, due: float | None = None) -> Letter | None:
         """Wait for a letter, and take it; whoever waits longest is first.
 
         None if none has been sent until `due`, by the wall's clock.

@@ -43,7 +43,7 @@ from .errors import JournalError, JournalMismatch, LeaseLost
 
 if TYPE_CHECKING:
     from ._durable import Durable
-    from ._file import JournalFile, Mail, RunRow
+    from ._file import JournalFile, Letter, RunRow
     from ._reply import ReplyRow
     from ._scope import NodeScope
 
@@ -397,13 +397,13 @@ class Ledger:
         sent until `due`, by the wall's clock, and in each later life too.
         """
         if (row := self.find(ident, "letter")) is None:
-            mail = await self.inbox.take(kind, name, due)
-            while mail is not None and codec is not None and (why := codec.misfit(mail.value)):
-                self._refuse(mail, codec, why)
-                mail = await self.inbox.take(kind, name, due)
+            letter = await self.inbox.take(kind, name, due)
+            while letter is not None and codec is not None and (why := codec.misfit(letter.value)):
+                self._refuse(letter, codec, why)
+                letter = await self.inbox.take(kind, name, due)
             value: dict[str, Any] = {"id": None, "value": None}
-            if mail is not None:
-                value = {"id": mail.id, "value": mail.value.decode()}
+            if letter is not None:
+                value = {"id": letter.id, "value": letter.value.decode()}
             self.append(ident, "letter", json.dumps(value).encode())
         else:
             value = json.loads(row.value)
@@ -413,13 +413,13 @@ class Ledger:
             raise error
         return value["value"].encode()
 
-    def _refuse(self, mail: Mail, codec: Codec, why: str) -> None:
-        refused = {"id": mail.id, "name": mail.name, "type": codec.shown, "why": why}
-        self.append(digest("letter", mail.id), "refused", json.dumps(refused).encode())
+    def _refuse(self, letter: Letter, codec: Codec, why: str) -> None:
+        refused = {"id": letter.id, "name": letter.name, "type": codec.shown, "why": why}
+        self.append(digest("letter", letter.id), "refused", json.dumps(refused).encode())
         logger.warning(
             "the run %r waits for a signal %r of the type %s, and letter %d does not fit it: %s;"
             " it is refused, and the run waits for the next one",
-            *(self.run_id, mail.name, codec.shown, mail.id, why),
+            *(self.run_id, letter.name, codec.shown, letter.id, why),
         )
 
     async def barrier(self) -> None:

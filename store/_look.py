@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ._file import ENDED, Mail, Row, RunRow
+from ._file import ENDED, Letter, Row, RunRow
 from ._gone import child_name
 from ._ledger import FIRST
 
@@ -51,7 +51,7 @@ class RunView:
     abandoned: bool
     """Whether it counts as running though the process that had it is gone."""
     rows: list[Row]
-    mail: list[Mail]
+    letters: list[Letter]
     """What was sent to it, taken or not."""
     refused: dict[int, str]
     """Of what was sent and does not fit what was waited for: why, by the letter's number."""
@@ -71,7 +71,7 @@ class RunView:
     """What replies that are not whole have said so far, if `Journal(partials=)` asked for that."""
 
 
-def view(run: RunRow, rows: list[Row], mail: list[Mail]) -> RunView:
+def view(run: RunRow, rows: list[Row], letters: list[Letter]) -> RunView:
     """Read what the rows of a run say."""
     names = {FIRST: run.class_name}
     ends: dict[str, Row] = {}
@@ -104,10 +104,10 @@ def view(run: RunRow, rows: list[Row], mail: list[Mail]) -> RunView:
         run=run,
         abandoned=is_abandoned(run),
         rows=rows,
-        mail=mail,
+        letters=letters,
         refused=refused,
         gone=gone,
-        waits=[] if run.state in ENDED else _waits(rows, mail),
+        waits=[] if run.state in ENDED else _waits(rows, letters),
         names=names,
         result=last.value if last is not None and last.kind == "result" else None,
         error=error,
@@ -131,7 +131,7 @@ def is_abandoned(run: RunRow) -> bool:
     return False
 
 
-def _waits(rows: list[Row], mail: list[Mail]) -> list[Wait]:
+def _waits(rows: list[Row], letters: list[Letter]) -> list[Wait]:
     """Return what has been asked or begun, and not ended."""
     waiting: dict[bytes, Wait] = {}
     for row in rows:
@@ -142,7 +142,7 @@ def _waits(rows: list[Row], mail: list[Mail]) -> list[Wait]:
             kind = "retry" if row.kind == "attempt" else value["kind"]
             until = value.get("until", value.get("due"))
             waiting[row.ident] = Wait(kind, _name(value), row.seq, until, value.get("type", ""))
-    for each in mail:
+    for each in letters:
         if each.kind == "answer":
             waiting.pop(bytes.fromhex(each.name), None)
     now = time.time()

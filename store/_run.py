@@ -33,7 +33,7 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from ._file import JournalFile, Mail, RunRow
+    from ._file import JournalFile, Letter, RunRow
 
 __all__ = [
     "SESSION",
@@ -67,7 +67,7 @@ class KeptRun:
         self.error: BaseException | None = None
         self._result: Any = None
         # Cancels that came before the roots were put; None once they are.
-        self._early: list[Mail] | None = []
+        self._early: list[Letter] | None = []
         # Done once the roots may be put.
         self._began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -193,7 +193,7 @@ class KeptRun:
                 self._began.set_exception(error)
             ledger.fail(error)
 
-    def _take_cancel(self, letter: Mail) -> None:
+    def _take_cancel(self, letter: Letter) -> None:
         if self._ledger.suspending:
             return  # the next life takes it
         if self._early is not None:
@@ -303,7 +303,7 @@ def owner_here() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def note_taken(ledger: Ledger, letter: Mail) -> None:
+def note_taken(ledger: Ledger, letter: Letter) -> None:
     """Keep that a letter was dealt with: it says nothing to a run that is resumed."""
     taken = json.dumps({"id": letter.id, "value": None}).encode()
     ledger.append(digest("letter", letter.id), "letter", taken)
@@ -315,7 +315,7 @@ async def cancel_unowned(file: JournalFile, run_id: str) -> None:
     ledger = Ledger(file, run, rows, {})
     state = run.state
     try:
-        for letter in await file.mail(run_id):
+        for letter in await file.letters(run_id):
             if letter.kind == "cancel" and letter.id not in ledger.taken:
                 idents = [FIRST, *(row.ident for row in ledger.of_kind("root"))]
                 left = [each for each in idents if ledger.find(each, "over") is None]

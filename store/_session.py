@@ -21,7 +21,7 @@ from ._scope import NodeScope
 from .errors import JournalError
 
 if TYPE_CHECKING:
-    from ._file import JournalFile, Mail
+    from ._file import JournalFile, Letter
 
 __all__ = ["Session", "SessionCall", "open_session"]
 
@@ -152,7 +152,7 @@ class Session(KeptRun):
     def _put_rounds(self, *_: object, **__: object) -> None:
         """Put none: what a call has left is over with it."""
 
-    def _take_cancel(self, letter: Mail) -> None:
+    def _take_cancel(self, letter: Letter) -> None:
         if self._early is not None:
             self._early.append(letter)
             return

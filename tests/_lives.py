@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from anabranch.commander.scope import scope_here
 from anabranch.store import Journal
 from anabranch.store._canonical import digest
-from anabranch.store._file import ENDED, Mail, Row, RunRow
+from anabranch.store._file import ENDED, Letter, Row, RunRow
 from anabranch.store.errors import LeaseLost, RunBusy, RunExists, RunNotFound
 from anabranch.testing import run_seeded
 
@@ -55,7 +55,7 @@ class Disk:
         # Each claim so far, as it was made: with the number of rows at that time.
         self.claims: dict[str, list[RunRow]] = {}
         self.rows: dict[str, list[Row]] = {}
-        self.mail: list[tuple[str, Mail]] = []
+        self.mail: list[tuple[str, Letter]] = []
         self.tables = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self.tables.execute("pragma user_version = 1")  # one without a page has no bytes
         # What was in the tables, by how many rows there were then.
@@ -202,12 +202,12 @@ class MemoryFile:
     async def post(self, run_id: str, kind: str, name: str, value: bytes) -> int:
         await self.run(run_id)
         number = len(self.disk.mail) + 1
-        self.disk.mail.append((run_id, Mail(number, kind, name, value, time.time())))
+        self.disk.mail.append((run_id, Letter(number, kind, name, value, time.time())))
         self._posted.set()
         self._posted = asyncio.Event()
         return number
 
-    async def mail(self, run_id: str, after: int = 0) -> list[Mail]:
+    async def letters(self, run_id: str, after: int = 0) -> list[Letter]:
         return [mail for run, mail in self.disk.mail if run == run_id and mail.id > after]
 
     async def watch(self, seen: int | None = None) -> int:

@@ -406,7 +406,7 @@ def send_signals(body: Body) -> Callable[[Journal], Any]:
 
     async def send(journal: Journal) -> None:
         await journal.start(Walk(body, secret=SECRET), run_id=RUN_ID)
-        sent = [each.name for each in await journal._file.mail(RUN_ID)]
+        sent = [each.name for each in await journal._file.letters(RUN_ID)]
         for name in signals_of(body):
             for number in range(sent.count(name), COPIES):
                 with suppress(JournalError):  # it is over, and has not taken all

@@ -65,7 +65,7 @@ class MemoryFile:
     async def rows(self, run_id: str) -> list[Row]:
         return list(self.kept)
 
-    async def mail(self, run_id: str, after: int = 0) -> list[Any]:
+    async def letters(self, run_id: str, after: int = 0) -> list[Any]:
         return []
 
     async def watch(self, seen: int | None = None) -> int:

@@ -90,7 +90,7 @@ async def test_what_can_be_read_of_a_damaged_file_is_what_was_written(tmp_path: 
     gave = await filled(whole)
     async with Journal(whole) as journal:
         rows = {name: (await journal.look(name)).rows for name in gave}
-        mail = (await journal.look("c")).mail
+        letters = (await journal.look("c")).letters
     refused = 0
     for seed in seeds(many(25, 400)):
         shutil.copy(whole, path)
@@ -102,7 +102,7 @@ async def test_what_can_be_read_of_a_damaged_file_is_what_was_written(tmp_path: 
             found = await asked(path, lambda journal, name=name: journal.take_up(name))
             assert isinstance(found, AnabranchError) or found == result
         found = await asked(path, lambda journal: journal.look("c"))
-        assert isinstance(found, AnabranchError) or {*found.mail} <= {*mail}
+        assert isinstance(found, AnabranchError) or {*found.letters} <= {*letters}
         for call in (Journal.runs, Journal.approvals, Journal.doubts):
             await asked(path, call)
     assert refused

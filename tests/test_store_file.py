@@ -202,7 +202,7 @@ async def test_a_run_that_is_not_there_is_said_to_be_missing(file):
         file.run("none"),
         file.rows("none"),
         file.claim("none", "me"),
-        file.mail("none"),
+        file.letters("none"),
         file.post("none", "signal", "x", b""),
         file.fork("none", 1, "new"),
     ):
@@ -357,12 +357,12 @@ async def test_mail_is_kept_in_its_order(file):
     first = await file.post("run", "signal", "feedback", b"fine")
     await file.post("other", "signal", "feedback", b"no")
     second = await file.post("run", "cancel", "", b"x" * 100_000)
-    mail = await file.mail("run")
+    mail = await file.letters("run")
     assert [each[:4] for each in mail] == [
         (first, "signal", "feedback", b"fine"),
         (second, "cancel", "", b"x" * 100_000),
     ]
-    assert await file.mail("run", after=first) == mail[1:]
+    assert await file.letters("run", after=first) == mail[1:]
 
 
 async def test_a_watch_ends_at_a_post_here_for_everybody(file):
@@ -385,7 +385,7 @@ async def test_a_watch_ends_when_another_journal_writes(tmp_path):
         await file.post("run", "signal", "a", b"")
         async with asyncio.timeout(10):
             assert await watcher != seen
-        assert [each.name for each in await other.mail("run")] == ["a"]
+        assert [each.name for each in await other.letters("run")] == ["a"]
 
 
 async def test_a_fork_has_the_rows_up_to_a_point(file):

@@ -80,7 +80,7 @@ async def test_a_statement_of_the_store_that_fails_fails_alone(tmp_path):
         await taken(file)
         await file.call(lambda sql: sql.execute("drop table anabranch_mail"))
         with pytest.raises(JournalError, match="no such table: anabranch_mail"):
-            await file.mail("run")
+            await file.letters("run")
         assert await values(file) == []
 
 

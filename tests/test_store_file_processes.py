@@ -195,7 +195,7 @@ asyncio.run(main())
 """,
         ) as child:
             async with asyncio.timeout(30):
-                while not (mail := await file.mail("run")):
+                while not (mail := await file.letters("run")):
                     seen = await file.watch(seen)
             assert [each.value for each in mail] == [b"fine"]
             child.communicate(timeout=30)
