@@ -6,8 +6,12 @@ import asyncio
 import inspect
 import json
 import logging
-from collections.abc import Generator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    nullcontext,
+)
 from shlex import quote
 from typing import Any, cast
 
@@ -97,7 +101,11 @@ async def _drive(
         killed = killed or number
         task.cancel()
 
-    with handle_signals(stop), _shown(notes, run_id) as status:
+    # A line at the foot of a terminal, where there is one.
+    foot: AbstractContextManager[Status | None] = nullcontext()
+    if notes.is_terminal and not notes.is_dumb_terminal:
+        foot = Status(legible(run_id), console=notes)
+    with handle_signals(stop), foot as status:
         watching = asyncio.create_task(_watch(journal, run_id, notes, status))
         try:
             await task
@@ -112,16 +120,6 @@ async def _drive(
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
     return killed, None
-
-
-@contextmanager
-def _shown(notes: Console, run_id: str) -> Generator[Status | None]:
-    """Keep a line at the foot of a terminal, where there is one."""
-    if not notes.is_terminal or notes.is_dumb_terminal:
-        yield None
-        return
-    with Status(legible(run_id), console=notes) as status:
-        yield status
 
 
 async def _watch(journal: Journal, run_id: str, notes: Console, status: Status | None) -> None:

@@ -43,7 +43,7 @@ class ChatJob(Job[None]):
     async def task(self) -> None:
         """Do one round; a model that fails ends the round, not the chat."""
         above = self.commander if scope_here() is None else self.parent
-        said = await once("read", self._read)
+        said = await once("read", lambda: require_awaitable(self.read(), self, "read"))
         if said is None:
             return
         self.at_end(lambda _: self.put_job(self.again(), parent=above))
@@ -53,9 +53,6 @@ class ChatJob(Job[None]):
             await require_awaitable(self.answer(), self, "answer")
         except Exception as error:  # noqa: BLE001 - whatever failed, the chat goes on
             self.view.failed(error)
-
-    async def _read(self) -> str | None:
-        return await require_awaitable(self.read(), self, "read")
 
     async def read(self) -> str | None:
         """Return what the user says next, None to end the chat: a line of the standard input.

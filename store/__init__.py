@@ -1,5 +1,10 @@
 """Durable runs: what has been done is kept in a journal, and is not done again after a restart.
 
+Words: a *run* has *lives*, one for each time that a process takes it up. What is *kept* is a *row*
+of its journal; what an earlier life has kept is *recorded*. A *root* is the job that the run began
+with, or a later *round*, which is put outside the tree of its putter. An *effect* is something done
+outside. A *letter* is what somebody sends to a run: a signal, an answer, a cancel.
+
 - `_durable`: `Durable`, a job whose result is kept, and what it may call, as `self.durable`
 - `_shape`: how its class says what is written, and what is `Live`
 - `_ledger`: one run in memory: what its journal has, and how more is added

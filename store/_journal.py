@@ -164,7 +164,7 @@ class Journal:
 
         A run that has ended gives what it gave. Inside a tree it belongs to that tree: its jobs
         stand below the commander. Cancelling this call suspends the run, as every way of leaving
-        does; nothing of it is recorded as cancelled.
+        does; nothing of it is kept as cancelled.
         """
         return await self._drive(job, run_id, live)
 

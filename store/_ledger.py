@@ -43,7 +43,7 @@ from .errors import JournalError, JournalMismatch, LeaseLost
 
 if TYPE_CHECKING:
     from ._durable import Durable
-    from ._file import JournalFile, Letter, RunRow
+    from ._file import JournalFile, RunRow
     from ._reply import ReplyRow
     from ._scope import NodeScope
 
@@ -399,7 +399,13 @@ class Ledger:
         if (row := self.find(ident, "letter")) is None:
             letter = await self.inbox.take(kind, name, due)
             while letter is not None and codec is not None and (why := codec.misfit(letter.value)):
-                self._refuse(letter, codec, why)
+                refused = {"id": letter.id, "name": name, "type": codec.shown, "why": why}
+                self.append(digest("letter", letter.id), "refused", json.dumps(refused).encode())
+                logger.warning(
+                    "the run %r waits for a signal %r of the type %s, and letter %d does not fit"
+                    " it: %s; it is refused, and the run waits for the next one",
+                    *(self.run_id, name, codec.shown, letter.id, why),
+                )
                 letter = await self.inbox.take(kind, name, due)
             value: dict[str, Any] = {"id": None, "value": None}
             if letter is not None:
@@ -412,15 +418,6 @@ class Ledger:
             mark(error, ident)
             raise error
         return value["value"].encode()
-
-    def _refuse(self, letter: Letter, codec: Codec, why: str) -> None:
-        refused = {"id": letter.id, "name": letter.name, "type": codec.shown, "why": why}
-        self.append(digest("letter", letter.id), "refused", json.dumps(refused).encode())
-        logger.warning(
-            "the run %r waits for a signal %r of the type %s, and letter %d does not fit it: %s;"
-            " it is refused, and the run waits for the next one",
-            *(self.run_id, letter.name, codec.shown, letter.id, why),
-        )
 
     async def barrier(self) -> None:
         """Wait until all that was added is on disk, and the run is still owned here."""

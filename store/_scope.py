@@ -405,18 +405,15 @@ class NodeScope(Scope):
                 for ident in map(bytes.fromhex, whom):
                     decision = Cancel(number, reason, path, after)
                     self.ledger.cancelled.setdefault(ident, decision)
-                self._withdraw(set(whom))
-
-    def _withdraw(self, whom: set[str]) -> None:
-        """Take back what the cancelled, and the nodes below them, ask a person."""
-        asks = self.ledger.asks
-        for ident, (question, asking) in list(asks.items()):
-            scope: NodeScope | None = asking
-            while scope is not None and scope.ident.hex() not in whom:
-                scope = scope.parent
-            if scope is not None:
-                del asks[ident]
-                self.ledger.append(question, "withdrawn")
+                # What the cancelled, and the nodes below them, ask a person is taken back.
+                ended = set(whom)
+                for asker, (question, asking) in list(self.ledger.asks.items()):
+                    scope: NodeScope | None = asking
+                    while scope is not None and scope.ident.hex() not in ended:
+                        scope = scope.parent
+                    if scope is not None:
+                        del self.ledger.asks[asker]
+                        self.ledger.append(question, "withdrawn")
 
     def effect(
         self,
