@@ -57,13 +57,7 @@ class _Sorting:
     @classmethod
     def under(cls, tools: Sequence[ToolSchema]) -> _Sorting:
         """Make the prompt for these tools, of their own descriptions."""
-        # Each name has a word of its own: the last that no other name has, if there is one.
-        words = [_words(tool.name) for tool in tools]
-        counts = Counter(word for each in words for word in set(each))
-        own = [next((w for w in reversed(each) if counts[w] == 1), "") for each in words]
-        if not all(word and word != _NONE for word in own):
-            own = [f"{number} {' '.join(each)}" for number, each in enumerate(words, 1)]
-        headings = (*own, _NONE)
+        headings = (*_headings([tool.name for tool in tools]), _NONE)
         about: list[tuple[str, str]] = []
         for tool, heading in zip(tools, headings, strict=False):
             first_line = tool.description.strip().partition("\n")[0]
@@ -135,6 +129,15 @@ def _gains(
     scores, usage = sorting.ask(model, request)
     yield
     return [score - mean for score, mean in zip(scores, usual, strict=True)], cost + usage
+
+
+def _headings(names: Sequence[str]) -> list[str]:
+    """Give each name a word of its own: the last that no other name has, if there is one."""
+    counts = Counter(word for name in names for word in set(_words(name)))
+    found = [next((w for w in reversed(_words(n)) if counts[w] == 1), "") for n in names]
+    if all(word and word != _NONE for word in found):
+        return found
+    return [f"{number} {' '.join(_words(name))}" for number, name in enumerate(names, 1)]
 
 
 def _words(name: str) -> list[str]:
