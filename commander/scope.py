@@ -257,11 +257,13 @@ class Effect(ABC):
         self,
         inputs: Mapping[str, Any],
         here: Callable[[Mapping[str, Any]], Awaitable[dict[str, Any] | None]],
+        check: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> tuple[Mapping[str, Any], dict[str, Any]]:
         """Return about which inputs a person was asked, and the answer: once in the run's life.
 
         The answer is the first that comes, from elsewhere or from `here`, which gives None if
-        nobody is there. Both are plain JSON. Raises what `here` raised, in each life.
+        nobody is there. Both are plain JSON. Raises what `here` raised, or `check` of the inputs
+        that the answer has, in each life; a run that has failed by that and is resumed asks anew.
         """
 
     @abstractmethod

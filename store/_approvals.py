@@ -70,8 +70,8 @@ class PendingApproval(_Question):
     async def approve(self, arguments: Mapping[str, Any] | None = None) -> None:
         """Let the call run, with other arguments if given; on disk when this returns.
 
-        The arguments are checked where the call runs: of wrong ones the model is told. Raises
-        `NotPending` if it was answered, or the run is over.
+        The arguments are checked where the call runs: of wrong ones the model is told, and a call
+        by code fails. Raises `NotPending` if it was answered, or the run is over.
         """
         changed = None if arguments is None else dict(arguments)
         await self._answer({"approved": True, "arguments": changed, "reason": ""})

@@ -116,13 +116,12 @@ class _Called(Node[Any], internal=True):
         call, arguments = self._node_call, self._arguments
         tool, effect = call.tool, call.effect
         if tool.approve:
-            arguments, answer = await effect.ask(arguments, nobody)
+            arguments, answer = await effect.ask(arguments, nobody, tool.check)
             if not answer["approved"]:
                 why = f": {answer['reason']}" if answer["reason"] else ""
                 raise ToolError(f"the call of {tool.name} was not allowed{why}")
             if answer["arguments"] is not None:
                 arguments = answer["arguments"]
-                tool.check(arguments)
             call = replace(call, effect=effect.changed(arguments))
         try:
             once = _Once(arguments, call)

@@ -132,6 +132,7 @@ class KeptEffect(Effect):
         self,
         inputs: Mapping[str, Any],
         here: Callable[[Mapping[str, Any]], Awaitable[dict[str, Any] | None]],
+        check: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> tuple[Mapping[str, Any], dict[str, Any]]:
         try:
             json.dumps(inputs)
@@ -141,10 +142,18 @@ class KeptEffect(Effect):
             ) from error
         await self._until_replies_are_whole()
         ident = digest(self._ident, APPROVAL)
+        while ident in self._ledger.unanswered:
+            ident = digest(ident, "again")
         question = {"kind": APPROVAL, "tool": self._name, "arguments": inputs}
         question, answer = await self._wait_for_answer(ident, question, here)
         if "failure" in answer:
             raise self._ledger.failure(json.dumps(answer["failure"]).encode(), ident)
+        if check is not None and answer["arguments"] is not None:
+            try:
+                check(answer["arguments"])
+            except Exception as error:
+                mark(error, ident)
+                raise
         return question["arguments"], answer
 
     async def do(

@@ -131,6 +131,8 @@ class Ledger:
         self.talks = Talks(self)
         # The letters that were taken in earlier lives.
         self.taken: set[int] = set()
+        # The questions whose answers a `resumed` row has taken away: they are asked anew.
+        self.unanswered: set[bytes] = set()
         # The roots of this life that are not over, and all that were put in it.
         self.roots: dict[bytes, Node[Any]] = {}
         self.put: set[bytes] = set()
@@ -193,6 +195,8 @@ class Ledger:
             left += causes
         for ident in gone:
             if ident in self.by_ident:
+                if self.find(ident, "letter") is not None:
+                    self.unanswered.add(ident)
                 rows = [row for row in self.by_ident[ident] if row.kind not in FORGOTTEN]
                 self.by_ident[ident] = [_without_attempt(row) for row in rows]
         for rows in self.by_ident.values():  # what runs again has all of its time

@@ -9,11 +9,12 @@ from datetime import date
 from typing import Any
 
 import pytest
-from _lives import Life, _disk, play
+from _lives import RUN_ID, Life, _disk, play
 from _scale import SEED, many
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 from test_store_effects import CALL, TOOLS, change, kills, left_after, require_alike
+from test_store_resume import resume
 
 from anabranch import ConfigurationError, Node, Retry, ToolError, handler, tool
 from anabranch.handlers import call_tools
@@ -177,6 +178,28 @@ def test_a_person_is_asked_about_a_call(what: str, gave: str) -> None:
     for where, disk in kills(first):
         beside = None if disk.mail else answers(what)
         require_alike(first, play(Orders, disk, beside=beside), where)
+
+
+class Careless(Durable[str]):
+    async def task(self) -> str:
+        return (await self.durable.call(order, 2)).text
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_who_has_answered_with_wrong_arguments_is_asked_anew_after_resume(times: int) -> None:
+    """However often they were wrong; until then each life fails by what was answered."""
+    life = play(Careless, beside=answers("wrong"))
+    for again in ["wrong"] * (times - 1) + ["other"]:
+        assert isinstance(life.error, InvalidArguments)
+        assert isinstance(play(Careless, life.disk).error, InvalidArguments)
+        resume(life.disk)
+        life = play(Careless, life.disk, beside=answers(again))
+    assert life.error is None
+    assert life.result.startswith("ordered 3 None, ")
+    for where, disk in kills(life):
+        if sum(row.kind == "resumed" for row in disk.rows[RUN_ID]) == times:
+            beside = None if len(disk.mail) > times else answers("other")
+            require_alike(life, play(Careless, disk, beside=beside), where)
 
 
 class Unsure(Durable[str]):
