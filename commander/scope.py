@@ -257,7 +257,7 @@ class Effect(ABC):
         self,
         inputs: Mapping[str, Any],
         here: Callable[[Mapping[str, Any]], Awaitable[dict[str, Any] | None]],
-        check: Callable[[Mapping[str, Any]], None] | None = None,
+        check: Callable[[Mapping[str, Any]], Any] | None = None,
     ) -> tuple[Mapping[str, Any], dict[str, Any]]:
         """Return about which inputs a person was asked, and the answer: once in the run's life.
 

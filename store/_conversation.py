@@ -190,8 +190,13 @@ class KeptConversation(Conversation):
         """Add a message, if it does not stand there already from an earlier life."""
         kind, said = _kind(message), write_message(message)
         entry = self._by_ident.get(ident)
-        if entry is not None:
-            if (entry.kind, write_json(entry.said)) != (kind, write_json(said)):
+        same = entry is not None and (entry.kind, write_json(entry.said)) == (
+            kind,
+            write_json(said),
+        )
+        # A life that is suspended may come to other words, as that a call was cut: they are gone.
+        if entry is not None and (same or not self._ledger.suspended):
+            if not same:
                 raise self._ledger.mismatch(
                     f"what is added to {self.thread_id!r} differs from what stands there:"
                     f" {write_json(said):.300}, and there {write_json(entry.said):.300}"

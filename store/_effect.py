@@ -132,7 +132,7 @@ class KeptEffect(Effect):
         self,
         inputs: Mapping[str, Any],
         here: Callable[[Mapping[str, Any]], Awaitable[dict[str, Any] | None]],
-        check: Callable[[Mapping[str, Any]], None] | None = None,
+        check: Callable[[Mapping[str, Any]], Any] | None = None,
     ) -> tuple[Mapping[str, Any], dict[str, Any]]:
         try:
             json.dumps(inputs)

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 from _lives import RUN_ID, Disk, journal_of, play, wall_of
 from _scale import seeds
+from test_store_effects import left_after, require_alike
 
+from anabranch import Message, ToolCall, tool
 from anabranch.commander import Commander, Node, NodeCancelled, run
-from anabranch.handlers import handler
+from anabranch.handlers import handler, respond
+from anabranch.messages import Request
 from anabranch.store import Durable, Journal
 from anabranch.store.errors import JournalMismatch, LeaseLost, RunParked
-from anabranch.testing import run_seeded
+from anabranch.testing import ScriptedBackend, run_seeded
 
 ENDS: list[str] = []
 
@@ -95,6 +98,53 @@ def test_leaving_a_run_suspends_it(how: str, seed: int | None) -> None:
 @handler
 async def breaks(node: Node[Any]) -> None:
     raise ZeroDivisionError
+
+
+@tool(effect="keyed")
+async def note(n: int) -> str:
+    return f"noted {n}"
+
+
+def model(request: Request) -> Message | str:
+    if any(message.role == "tool" for message in request.messages):
+        return "done"
+    calls = [ToolCall(id=str(n), name="note", arguments={"n": n}) for n in range(3)]
+    return Message(role="assistant", tool_calls=calls)
+
+
+class Noting(Durable[str]):
+    async def task(self) -> str:
+        talk = self.durable.conversation("talk")
+        talk.add("Take notes.")
+        backend = ScriptedBackend(otherwise=model)
+        await self.call_handler(respond(backend, talk, [note]))
+        await self.durable.sleep(50)
+        return str([message.content for message in talk])
+
+
+@pytest.mark.parametrize("seed", [None, *seeds(3)])
+def test_a_life_may_be_suspended_while_it_plays_what_is_kept(
+    seed: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At any moment: what it cut short has ended in an earlier life, and is no other code."""
+    first = play(Noting, seed=seed)
+    assert first.error is None
+    for turns in range(100):
+        disk = left_after(first, len(first.rows) - 2, done=True)
+
+        async def main(disk: Disk = disk, turns: int = turns) -> None:
+            with wall_of(disk):
+                async with journal_of(disk) as journal:
+                    driver = asyncio.create_task(journal.run(Noting(), run_id=RUN_ID))
+                    for _ in range(turns):
+                        await asyncio.sleep(0)
+                    driver.cancel()
+                    await asyncio.wait([driver])
+
+        run_seeded(main, seed)
+        assert disk.runs[RUN_ID].state != "parked", turns
+        assert not caplog.text, turns
+        require_alike(first, play(Noting, disk, seed=seed), f"suspended after {turns} turns")
 
 
 def test_a_signal_suspends_the_run_of_a_program(tmp_path: Path) -> None:
