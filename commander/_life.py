@@ -144,8 +144,10 @@ def replay(record: Record) -> None:
 
 async def _attempt(record: Record) -> Any:
     attempts, node, scope = record.attempts, record.node, record.scope
-    if scope is not None and scope.cancelled is not None:
-        return await scope.wait_for_cancel(node)
+    if scope is not None:
+        if scope.cancelled is not None:
+            return await scope.wait_for_cancel(node)
+        await scope.wait_for_turn()
     left = timeout = None if attempts is None else attempts.timeout
     if attempts is not None:
         attempts.starts.append(record.tree.loop.time())

@@ -35,6 +35,7 @@ __all__ = [
     "charge_again",
     "find_scope",
     "is_aside_here",
+    "is_awaited",
     "is_leaving",
     "leaves_here",
     "once",
@@ -104,6 +105,10 @@ class Scope(ABC):
         By the loop's clock, which says `now`; the pause in seconds. What the node has spent in
         earlier lives, and will not spend again, is charged to it.
         """
+
+    @abstractmethod
+    async def wait_for_turn(self) -> None:
+        """Wait, before the body begins, for what has ended in an earlier life and ends first."""
 
     @abstractmethod
     def begin(self, node: Node[Any], timeout: float | None) -> float | None:
@@ -411,6 +416,11 @@ def is_aside_here() -> bool:
     if node is None or (record := record_of(node)).closing:
         return False
     return record.task is not asyncio.current_task()
+
+
+def is_awaited(node: Node[Any]) -> bool:
+    """Whether somebody awaits `node`, which has been put, at this moment."""
+    return bool(record_of(node).waiters)
 
 
 def charge_again(

@@ -197,6 +197,10 @@ class NodeScope(Scope):
             )
         if root:
             scope.ledger.add_root(scope, node, key, PutBy(self.path(), not closing))
+        if aside and scope.recorded:
+            if self._endings is None:
+                self._endings = Endings(self.ledger.loop)
+            self._endings.hold()
         return scope
 
     def require_no_transaction(self) -> None:
@@ -288,7 +292,15 @@ class NodeScope(Scope):
             return
         if parent._endings is None:
             parent._endings = Endings(self.ledger.loop)
-        parent._endings.add(outcome.seq, outcome.kind == "failure", end, of)
+        parent._endings.add(outcome.seq, node, outcome.kind == "failure", end, of)
+
+    async def wait_for_turn(self) -> None:
+        parent = self.parent
+        if parent is None or (endings := parent._endings) is None or not self.durable:
+            return
+        await endings.over()
+        if not endings and parent._endings is endings:
+            parent._endings = None  # who begins later has nobody to wait for
 
     def recall(self, node: Any) -> Any:
         outcome = self.outcome

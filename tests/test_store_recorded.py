@@ -2,8 +2,15 @@
 
 import asyncio
 import gc
+import random
 import weakref
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+
+import anyio
+import pytest
+from _lives import act, every_kill
+from _scale import many, seeds
 
 from anabranch import current_node
 from anabranch.store import Durable, Journal, Live, live
@@ -89,3 +96,89 @@ async def test_a_step_does_not_keep_its_function():
         assert await journal.run(Calls(), run_id="r", live={"log": log}) == 1
     gc.collect()
     assert log[0]() is None
+
+
+class Runner(Durable[str]):
+    name: str
+    seconds: float
+    fails: bool
+
+    async def task(self) -> str:
+        await self.durable.sleep(self.seconds)
+        await act("ran", self.name)
+        if self.fails:
+            raise ValueError(self.name)
+        return self.name
+
+
+async def by_wait(runners: list[Awaitable[str]], see: Callable[[str], Awaitable[str]]) -> None:
+    tasks = [asyncio.ensure_future(runner) for runner in runners]
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        await see(str(task.exception() or task.result()))
+    await asyncio.wait(tasks)
+    for task in tasks:
+        task.exception()
+
+
+async def by_turns(runners: list[Awaitable[str]], see: Callable[[str], Awaitable[str]]) -> None:
+    for each in asyncio.as_completed([asyncio.ensure_future(runner) for runner in runners]):
+        try:
+            await see(await each)
+        except ValueError as error:
+            await see(f"{error} failed")
+
+
+async def by_group(runners: list[Awaitable[str]], see: Callable[[str], Awaitable[str]]) -> None:
+    async def follow(runner: Awaitable[str]) -> None:
+        await see(await runner)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for runner in runners:
+                group.create_task(follow(runner))
+    except* ValueError as failed:
+        await see(str([str(error) for error in failed.exceptions]))
+
+
+async def by_scope(runners: list[Awaitable[str]], see: Callable[[str], Awaitable[str]]) -> None:
+    async def follow(runner: Awaitable[str]) -> None:
+        try:
+            seen.append(await runner)
+        except ValueError as error:
+            seen.append(f"{error} failed")
+        group.cancel_scope.cancel()
+
+    seen: list[str] = []
+    async with anyio.create_task_group() as group:
+        for runner in runners:
+            group.start_soon(follow, runner)
+    await see(str(seen))
+
+
+class Race(Durable[list[str]]):
+    runners: list[tuple[str, float, bool]]
+    how: str
+
+    async def task(self) -> list[str]:
+        ways = {"wait": by_wait, "turns": by_turns, "group": by_group, "scope": by_scope}
+        seen: list[str] = []
+
+        async def see(name: str) -> str:
+            seen.append(name)
+            return await act("saw", name)
+
+        await ways[self.how](
+            [self.put_job(Runner(*each), claim=True) for each in self.runners], see
+        )
+        return seen
+
+
+@pytest.mark.parametrize("how", ["wait", "turns", "group", "scope"])
+@pytest.mark.parametrize("seed", seeds(many(3, 200)))
+def test_whoever_waits_for_the_first_of_several_sees_the_same_first(seed: int, how: str) -> None:
+    """Also when all of them had ended before the process died, or could end at once."""
+    draw = random.Random(seed)
+    times = draw.sample(range(1, 100), draw.randint(2, 4))
+    runners = [(f"{number}", time / 10, draw.random() < 0.3) for number, time in enumerate(times)]
+    every_kill(lambda: Race(runners, how), seeds=(None, seed))
