@@ -51,14 +51,17 @@ class Talks:
             talk.keep(Message(role="system", content=system), digest("talk", name, "system"), "")
         return talk
 
-    def catch_up(self, scope: NodeScope) -> None:
-        """Apply what was added below a node that does not run again, and all before that."""
+    def catch_up(self, scope: NodeScope, until: float = inf) -> None:
+        """Apply what was added below a node and is not added again, and all before that.
+
+        `until` is the number of the row from which on the node runs again.
+        """
         if not self._entries:
             return
         tag = scope.ident[:TAG].hex()
         for name, entries in self._entries.items():
-            last = max((entry.seq for entry in entries if tag in entry.above), default=0)
-            if last:
+            below = (entry.seq for entry in entries if tag in entry.above and entry.seq < until)
+            if last := max(below, default=0):
                 self.open(scope, name).apply(last)
 
     def hear(self, number: int, text: str) -> None:

@@ -252,11 +252,12 @@ class NodeScope(Scope):
             return [], 0.0
         if self.ident not in self.ledger.by_ident:
             return [], 0.0
-        rows = [json.loads(row.value) for row in self.ledger.every(self.ident, "attempt")]
-        if not rows:
+        attempts = self.ledger.every(self.ident, "attempt")
+        if not attempts:
             return [], 0.0
+        rows = [json.loads(row.value) for row in attempts]
         self.attempt, self._now = self.ledger.attempt(self.ident)
-        self.ledger.talks.catch_up(self)
+        self.ledger.talks.catch_up(self, until=attempts[-1].seq)
         charge(rows[-1]["usage"], node)
         clock = self.ledger.clock()
         return [now - (clock - row["clock"]) for row in rows], rows[-1]["due"] - time.time()
@@ -268,6 +269,7 @@ class NodeScope(Scope):
         self.began = self.ledger.clock()
         self._counts = None
         if (row := self.ledger.find(self.now, "aborted")) is not None:
+            self.ledger.talks.catch_up(self)
             raise self.ledger.failure(row.value, self.now)
         # What an effect does is begun anew: what an earlier life has sent is gone with it.
         if timeout is None or isinstance(node, Limited):

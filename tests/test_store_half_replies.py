@@ -6,14 +6,15 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from _lives import Life, play, require_consistent
 from _scale import SEED, many
-from test_store_effects import TOOLS, change, found, keyed, kills
+from test_store_effects import TOOLS, change, found, keyed, kills, left_after
 
-from anabranch import ConfigurationError, StreamInterrupted, handler, tool
+from anabranch import ConfigurationError, Retry, StreamInterrupted, handler, tool
 from anabranch.agents import (
     Agent,
     ConversableAgent,
@@ -204,6 +205,71 @@ def test_a_call_of_a_reply_that_breaks_off_is_not_made() -> None:
     life = play(lambda: Broken(ScriptedBackend(otherwise=breaks_off)))
     assert life.result == "the line is cut"
     assert not any(row.kind == "intent" for row in life.rows)
+
+
+class Moody:
+    """Breaks off, stops in the middle or answers, and never says the same again."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.asked = 0
+
+    def __call__(self, request: Request) -> str | list[Any]:
+        self.asked += 1
+        said = f"{self.draw.random()}"
+        ends = [StreamInterrupted(said), asyncio.Event(), Delta(finish_reason="stop")]
+        return [said, self.draw.choice(ends)]
+
+
+class Tries(Durable[list[str]]):
+    """Asks several times in one conversation, with attempts or a time limit."""
+
+    limits: list[bool]
+    backend: Live[ScriptedBackend] = live()
+
+    async def task(self) -> list[str]:
+        talk = self.durable.conversation("t")
+        talk.add("go")
+        attempts = Retry(attempts=4, on=StreamInterrupted, backoff=1)
+        for limited in self.limits:
+            # Who hangs without a limit of its own is ended by one around it.
+            for_it = {"timeout": 5} if limited else {"retry": attempts}
+            node = self.call_handler(patient(self.backend, talk, for_it), timeout=60)
+            with suppress(StreamInterrupted, TimeoutError):
+                await node
+        return [f"{message.role}: {message.content}" for message in talk.messages]
+
+
+@handler
+async def patient(node: Any, backend: Any, talk: Any, options: dict[str, Any]) -> None:
+    await node.call_handler(respond(backend, talk), **options)
+
+
+@pytest.mark.parametrize("number", range(many(4, 60)))
+def test_attempts_and_late_replies_are_played_in_the_conversation_that_they_had(
+    number: int,
+) -> None:
+    """D17: each request finds the messages that it had, no more and no less; nothing is asked."""
+    draw = random.Random(f"{SEED} {number}")
+    limits = [draw.random() < 0.5 for _ in range(3)]
+
+    def require_played(life: Life, where: str) -> None:
+        assert life.error is None, f"{where}: {life.error}"
+        result = next(row.seq for row in reversed(life.rows) if row.kind == "result")
+        nobody = Moody(0)
+        again = play(
+            lambda: Tries(limits, ScriptedBackend(otherwise=nobody)),
+            left_after(life, result - 1, done=True),
+        )
+        assert (again.result, nobody.asked) == (life.result, 0), where
+
+    def make() -> Tries:
+        return Tries(limits, ScriptedBackend(otherwise=Moody(draw.randrange(1 << 30))))
+
+    first = play(make, seed=number)
+    require_played(first, "never killed")
+    for where, disk in kills(first):
+        require_played(play(make, disk, seed=draw.randrange(1 << 30)), where)
 
 
 def is_slow(request: Request) -> list[Any]:
