@@ -61,7 +61,9 @@ class SessionCall:
     @property
     def ended(self) -> bool:
         """Whether it is known how it ended."""
-        return self.over or self._ledger.outcome(self.ident) is not None
+        ledger = self._ledger
+        cut = self.ident in ledger.cancelled or ledger.find(self.ident, "aborted") is not None
+        return cut or self.over or ledger.outcome(self.ident) is not None
 
     @property
     def result(self) -> Any:

@@ -436,6 +436,32 @@ async def test_a_cancelled_call_is_over_and_one_whose_tree_ends_goes_on(tmp_path
     assert agent.memory.messages("s")[:4] == other.memory.messages("s")
 
 
+@pytest.mark.parametrize("number", range(many(12, 200)))
+def test_what_is_remembered_of_a_cancelled_call_is_in_the_journal(number: int):
+    """Whenever it is cancelled, in the first life or in a later one: who reads it has the same."""
+    draw = random.Random(f"{SEED} {number}")
+
+    async def ask_and_cancel(agent: Agent[Any], world: World, journal: Journal) -> None:
+        async with journal.session(MAILS) as session:
+            over = sum(call.over for call in session.calls)
+        await agent.recall("s")
+        async with Commander() as commander:
+            for question in QUESTIONS[over:3]:
+                call = commander.call_handler(agent.call(question, session_id="s"))
+                for _ in range(draw.choice([0, 5, 10, 20, 30, 40, 200])):
+                    await asyncio.sleep(0)
+                call.cancel("enough")
+                await asyncio.wait([asyncio.ensure_future(observe(call))])
+        other = world.agent(journal)
+        await other.recall("s")
+        assert other.memory.save("s") == agent.memory.save("s")
+
+    disk = Disk()
+    for _ in range(4):
+        live(disk, ask_and_cancel)
+        disk = left(disk, draw.randint(0, len(disk.rows[MAILS])), done=draw.random() < 0.5)
+
+
 async def test_tools_under_way_come_to_their_end_when_a_call_is_cut(tmp_path):
     """Nothing is in doubt then, though nobody could say what had become of it."""
     begun, gate, done = asyncio.Event(), asyncio.Event(), []

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -143,7 +143,7 @@ class KeptSessions:
     ) -> AgentMessage[Any]:
         agent, heard, written = self._agent, LISTENER.get(), _Answer(self._agent)
         messages, options = read_records(call.inputs["messages"]), call.inputs["options"]
-        start = agent.state_dict(session_id)
+        start, ended = agent.state_dict(session_id), call.ended
 
         async def work() -> AgentMessage[Any]:
             nonlocal heard
@@ -163,7 +163,13 @@ class KeptSessions:
             answer = await session.make(call, current_node(), work, written)
         finally:
             if call.over:
-                self._known[session_id] = _Known(session.rows, agent.state_dict(session_id))
+                state = agent.state_dict(session_id)
+                if not ended and call.result is None:
+                    # It was cancelled: before it did anything in this life, or after its answer.
+                    changes = _refer(_differences(start, state), call.inputs["messages"], None)
+                    if changes != (call.kept or {}):
+                        session.keep(call, changes)
+                self._known[session_id] = _Known(session.rows, state)
         if heard is not None:
             heard.put(answer)
         return answer
@@ -296,10 +302,12 @@ def _refer(changes: Changes, asked: list[Any], said: dict[str, Any] | None) -> C
 def _refer_back(call: SessionCall) -> Changes:
     asked, said = call.inputs["messages"], call.result
 
-    def whole(short: Any) -> dict[str, Any]:
-        if short is None:
-            return {name: value for name, value in said.items() if name != "usage"}
-        return asked[short] if isinstance(short, int) else short
+    def whole(came: list[Any]) -> Iterator[dict[str, Any]]:
+        for short in came:
+            if short is not None:
+                yield asked[short] if isinstance(short, int) else short
+            elif said is not None:  # else it was killed, or cancelled, before its answer was kept
+                yield {name: value for name, value in said.items() if name != "usage"}
 
     changes: Changes = call.kept or {}
-    return {path: [*where, [*map(whole, came)]] for path, (*where, came) in changes.items()}
+    return {path: [*where, [*whole(came)]] for path, (*where, came) in changes.items()}
