@@ -63,6 +63,7 @@ def keep_replies(stream: Stream[B]) -> Stream[B]:
         if scope is None or _TAKEN.get() is not None:
             return stream(self, request)
         reply = scope.reply(key_of(request))
+        reply.cleaned_by(self.redact, clean)
         if reply.recorded is not None:
             return _play(self, reply, reply.recorded)
         taken: list[tuple[str, Usage]] = []

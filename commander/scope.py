@@ -217,6 +217,10 @@ class KeptReply(ABC):
         """Take the next piece of its text, which somebody else may read before it is whole."""
 
     @abstractmethod
+    def cleaned_by(self, redact: Callable[[str], str], clean: Callable[[Any, Any], Any]) -> None:
+        """Take note of what takes keys out of a text, and does that to all text of a value."""
+
+    @abstractmethod
     def coming(self) -> AbstractContextManager[None]:
         """Take note, for the length of the block, that it is being read and is not whole yet."""
 

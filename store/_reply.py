@@ -53,6 +53,9 @@ class ReplyRow(KeptReply):
         self._written = 0
         self._timer: asyncio.TimerHandle | None = None
 
+    def cleaned_by(self, redact: Callable[[str], str], clean: Callable[[Any, Any], Any]) -> None:
+        self._ledger.talks.redactors[redact] = clean
+
     @contextmanager
     def coming(self) -> Generator[None]:
         failure: BaseException | None = None

@@ -9,10 +9,10 @@ import pytest
 from _replays import MemoryFile, after, every_life, live
 from _scale import SEED, many
 
-from anabranch import Conversation, Node, NodeCancelled, Retry, handler, tool
+from anabranch import Conversation, Node, NodeCancelled, Retry, StreamInterrupted, handler, tool
 from anabranch.backends import Backend
 from anabranch.handlers import respond
-from anabranch.messages import Message, Request, ToolCall, Usage
+from anabranch.messages import Delta, Message, Request, ToolCall, Usage
 from anabranch.store import (
     Durable,
     Journal,
@@ -278,6 +278,50 @@ async def test_a_conversation_costs_little_more_than_its_text() -> None:
         sizes.append(sum(len(row.value) + len(row.ident) + 24 for row in life.rows))
         assert sizes[-1] < 1.5 * 2000 * count
     assert sizes[2] - sizes[1] < 2.1 * (sizes[1] - sizes[0])
+
+
+class Leaks(ScriptedBackend):
+    """Says its key."""
+
+    def redact(self, text: str) -> str:
+        return text.replace("sk-secret", "***")
+
+
+class Tells(Durable[int]):
+    backend: Live[ScriptedBackend] = later()
+
+    async def task(self) -> int:
+        talk = self.durable.conversation("talk")
+        talk.add("go")
+        for _ in range(3):
+            with suppress(StreamInterrupted):
+                await self.call_handler(respond(self.backend, talk, [echo]))
+        return len(talk)
+
+
+@tool(read_only=True)
+async def echo(text: str) -> str:
+    """Say it again."""
+    return text
+
+
+async def test_no_key_that_a_model_says_is_in_a_message() -> None:
+    """D18: nor in what a broken reply has said, or a tool; and each later life adds the same."""
+    call = ToolCall(id="1", name="echo", arguments={"text": "sk-secret"})
+
+    def make() -> Tells:
+        broken = [Delta(text="half of it: sk-secret"), StreamInterrupted("cut")]
+        calls = Message(role="assistant", content="sk-secret", tool_calls=[call])
+        return Tells(Leaks("my key is sk-secret", broken, calls, "done"))
+
+    first = await live(make())
+    rows = list(first.rows)
+    assert first.result == 6
+    texts = [row.value.decode() for row in rows if row.kind in ("message", "reply", "broken")]
+    assert not any("sk-secret" in text for text in texts)
+    result = next(row.seq for row in rows if row.kind == "result")
+    again = await live(Tells(Leaks()), after(first, result - 1))
+    assert again.result == 6
 
 
 async def test_results_of_tools_come_back_as_such() -> None:
