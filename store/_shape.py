@@ -62,6 +62,8 @@ def shape_of(cls: type[Any], base: type[Any]) -> Shape:
     declared: dict[str, dataclasses.Field[Any]] = cast("Any", cls).__dataclass_fields__
     for name, field in declared.items():
         hint, where = hints[name], f"the field {cls.__name__}.{name}"
+        if name == "durable":
+            raise NotStorable(f"{where} would hide self.durable: give it another name")
         if get_origin(hint) is ClassVar or hint is ClassVar:
             continue
         if not field.init or isinstance(hint, dataclasses.InitVar) or hint is dataclasses.InitVar:

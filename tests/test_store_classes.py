@@ -160,3 +160,11 @@ def test_what_is_no_input_is_left_alone() -> None:
             return f"{self.plain} {self.items} {self.last}"
 
     assert run(Mixed([1], last=3), journal=":memory:", run_id="r") == "5 [1] 3"
+
+
+def test_a_field_that_would_hide_self_durable() -> None:
+    """Nothing durable could be called then: it is refused when the class is made."""
+    with pytest.raises(NotStorable, match=r"Hiding\.durable would hide self\.durable"):
+
+        class Hiding(Durable[None]):
+            durable: str = ""  # type: ignore[assignment]
