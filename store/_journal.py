@@ -6,7 +6,12 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from math import isnan
 from shlex import quote
 from types import TracebackType
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Journal"]
 
 T = TypeVar("T")
+K = TypeVar("K", bound=KeptRun)
 
 STATES = ("pending", "running", "suspended", "parked", *ENDED)
 
@@ -78,7 +84,7 @@ class Journal:
         self.grace = grace
         self.max_recoveries = max_recoveries
         self._file = JournalFile(name, codec)
-        # The runs that are driven, each with what is done when it has been given back.
+        # The runs and sessions here, each with what is done when it has been given back.
         self._driven: dict[KeptRun, asyncio.Future[None]] = {}
 
     async def __aenter__(self) -> Self:
@@ -93,8 +99,9 @@ class Journal:
     ) -> None:
         for kept in self._driven:
             kept.begin_to_suspend()
-        for given_back in list(self._driven.values()):
-            await outlast(given_back)
+        for kept, given_back in list(self._driven.items()):
+            if not (isinstance(kept, Session) and not kept.is_calling):  # nobody is in its block
+                await outlast(given_back)
         await self._file.close()
 
     @property
@@ -255,8 +262,8 @@ class Journal:
         `JournalError` for one that was cancelled.
         """
         file, grace, most = self._file, self.grace, self.max_recoveries
-        async with open_session(file, run_id, grace=grace, max_recoveries=most) as session:
-            session.write_partials(self.partials)
+        opening = open_session(file, run_id, grace=grace, max_recoveries=most)
+        async with self._held(opening) as session:
             yield session
 
     @asynccontextmanager
@@ -266,17 +273,24 @@ class Journal:
         """Claim a run for as long as the block lasts."""
         if not isinstance(live, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"live= is a dict of values by the names of fields, and not {live!r}")
+        taking = take_up(
+            self._file,
+            job if job is None else _require_durable(job),
+            run_id,
+            live or {},
+            grace=self.grace,
+            max_recoveries=self.max_recoveries,
+        )
+        async with self._held(taking) as kept:
+            yield kept
+
+    @asynccontextmanager
+    async def _held(self, taking: AbstractAsyncContextManager[K]) -> AsyncGenerator[K]:
+        """Hold what is claimed, for the end of the journal to suspend it and to wait for it."""
         given_back = asyncio.get_running_loop().create_future()
         kept = None
         try:
-            async with take_up(
-                self._file,
-                job if job is None else _require_durable(job),
-                run_id,
-                live or {},
-                grace=self.grace,
-                max_recoveries=self.max_recoveries,
-            ) as kept:
+            async with taking as kept:
                 self._driven[kept] = given_back
                 kept.write_partials(self.partials)
                 yield kept

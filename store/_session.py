@@ -88,6 +88,7 @@ class Session(KeptRun):
 
     def __init__(self, ledger: Ledger, *, grace: float) -> None:
         super().__init__(None, ledger, ended=False, grace=grace)
+        self.is_calling = False
         self.calls = [
             SessionCall(ledger, row.ident, json.loads(row.value)["inputs"])
             for row in ledger.of_kind("root")
@@ -117,7 +118,11 @@ class Session(KeptRun):
         self._early = []
         self._began = asyncio.get_running_loop().create_future()
         self._job, self._parent, self.error = _Call(call, work, written), parent, None
-        await self.drive(parent)
+        self.is_calling = True
+        try:
+            await self.drive(parent)
+        finally:
+            self.is_calling = False
         return self.outcome()
 
     def keep(self, call: SessionCall, value: Any) -> None:

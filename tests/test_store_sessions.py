@@ -15,7 +15,7 @@ from _scale import SEED, many
 
 from anabranch import Agent, Commander, tool
 from anabranch.agents import JsonParser, Sequential, StepAgent, SummaryMemory
-from anabranch.commander.errors import ConfigurationError
+from anabranch.commander.errors import ConfigurationError, NodeCancelled
 from anabranch.commander.waiting import observe
 from anabranch.messages import Message, Request, ToolCall
 from anabranch.store import (
@@ -626,3 +626,48 @@ async def test_bytes_of_a_session_grow_with_what_is_said(tmp_path):
         size = sum(len(row.value) for row in (await journal.look("notes/s")).rows)
     said = sum(len(each.text) for each in agent.memory.messages("s"))
     assert size < 2.2 * said
+
+
+async def test_a_journal_that_is_left_suspends_the_calls_of_its_sessions(tmp_path):
+    """As it does with runs: a tool under way ends and is kept, and the session goes on."""
+    began, go, sent = asyncio.Event(), asyncio.Event(), list[str]()
+
+    @tool
+    async def send(text: str) -> str:
+        """Send a mail."""
+        began.set()
+        await go.wait()
+        sent.append(text)
+        return "sent"
+
+    def play(request: Request) -> Message | str:
+        if request.messages[-1].role == "tool":
+            return "done"
+        call = ToolCall(id="1", name="send", arguments={"text": "hi"})
+        return Message(role="assistant", tool_calls=[call])
+
+    def agent(journal: Journal) -> Agent[Any]:
+        return Agent(ScriptedBackend(otherwise=play), name="notes", tools=[send], journal=journal)
+
+    journal = Journal(tmp_path / "notes.db", grace=60)
+    async with journal:
+        calling = asyncio.create_task(agent(journal)("send it", session_id="s"))
+        await began.wait()
+        asyncio.get_running_loop().call_soon(go.set)
+    await asyncio.wait([calling])
+    assert isinstance(calling.exception(), NodeCancelled)
+    async with journal:
+        (run,) = await journal.runs()
+        assert (run.state, sent) == ("suspended", ["hi"])
+        answer = await agent(journal)("send it", session_id="s")
+    assert (answer.text, sent) == ("done", ["hi"])
+
+
+async def test_a_session_in_which_nothing_is_done_does_not_hold_its_journal(tmp_path):
+    """Its block may be left later, or never."""
+    journal = Journal(tmp_path / "notes.db")
+    async with asyncio.timeout(20):
+        async with journal:
+            block = journal.session("notes/s")
+            await block.__aenter__()
+        await block.__aexit__(None, None, None)
