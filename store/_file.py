@@ -12,6 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import Context
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -99,6 +100,11 @@ class JournalFile:
         self._claims: dict[str, Claim] = {}
         self._posts = 0
         self._posted = asyncio.Event()
+        # What the file said last when it was asked for `watch`; whoever asks it, for all who watch.
+        self._version = -1
+        self._look: asyncio.Task[None] | None = None
+        self._looked = asyncio.Event()
+        self._watching = 0
 
     @property
     def is_open(self) -> bool:
@@ -110,6 +116,7 @@ class JournalFile:
         if self._writer.is_alive:
             raise JournalError(self.name, "is open already", "use it as it is, or open another one")
         self._writer = Writer(self.name, self._seal)
+        self._look, self._version = None, -1
         await self._writer.start()
 
     async def close(self) -> None:
@@ -379,15 +386,36 @@ class JournalFile:
 
         That is at a commit of another process or journal, which is noticed within 0.25 s, and at a
         `post` here. First take the number, then read the letters, then watch: nothing is missed.
-        Each watch looks by itself, so one for all runs of a file is enough.
+        However many watch, the file is looked at once.
         """
-        while True:
-            posted = self._posted
-            (version,) = await self.call(
+        while self._version < 0 or self._version + self._posts == seen:
+            if self._look is None or self._look.done():
+                self._looked = asyncio.Event()
+                # In no run's context, or that run would live as long.
+                self._look = asyncio.create_task(
+                    self._look_once(self._posted, self._version), context=Context()
+                )
+                self._look.add_done_callback(partial(_end_look, self._looked))
+            look, looked = self._look, self._looked
+            self._watching += 1
+            try:
+                await looked.wait()
+            finally:
+                self._watching -= 1
+                if not self._watching:
+                    look.cancel()
+            if not look.cancelled():  # as `asyncio.run` does with all tasks when it is left
+                look.result()
+        return self._version + self._posts
+
+    async def _look_once(self, posted: asyncio.Event, before: int) -> None:
+        """Return when the file is not as it was `before`, or at a `post`."""
+        while not posted.is_set():
+            (self._version,) = await self.call(
                 lambda sql: sql.execute("pragma data_version").fetchone(), writes=False
             )
-            if (now := version + self._posts) != seen:
-                return now
+            if self._version != before:
+                return
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK):
                     await posted.wait()
@@ -452,6 +480,12 @@ class JournalFile:
                 raise LeaseLost(claim.run_id)
         finally:
             _unlock(claim)
+
+
+def _end_look(looked: asyncio.Event, look: asyncio.Task[None]) -> None:
+    if not look.cancelled():
+        look.exception()  # else asyncio would log it, if nobody watches any more
+    looked.set()
 
 
 def _unlock(claim: Claim) -> None:

@@ -9,7 +9,7 @@ import pytest
 from _faulty import Disk
 from _journal import opened, program, row, taken, values
 
-from anabranch.store import _schema, _writer
+from anabranch.store import Durable, Journal, _schema, _writer
 from anabranch.store._file import JournalFile
 from anabranch.store.errors import JournalError
 
@@ -210,3 +210,25 @@ async def test_another_processs_long_transaction_is_waited_for_and_then_said(tmp
             await file.barrier()
         other.execute("rollback")
         other.close()
+
+
+class Forever(Durable[None]):
+    async def task(self) -> None:
+        self.durable.now()
+        await asyncio.Event().wait()
+
+
+async def test_a_cancel_after_a_failure_of_the_disk_gives_the_failure(tmp_path, monkeypatch):
+    """Or nobody would hear that the run could not be given back; the cancel has ended it all."""
+    disk = Disk(monkeypatch)
+    async with asyncio.timeout(20), Journal(tmp_path / "runs.db") as journal:
+        running = asyncio.create_task(journal.run(Forever(), run_id="r"))
+        while not (await journal.runs("running")):  # noqa: ASYNC110 - the run tells nobody
+            await asyncio.sleep(0)
+        disk.fail_after(0)
+        running.cancel()
+        with pytest.raises(JournalError, match="could not be read or written"):
+            await running
+    disk.mend()
+    async with Journal(tmp_path / "runs.db") as journal:
+        assert [run.state for run in await journal.runs()] == ["running"]
