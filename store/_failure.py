@@ -19,7 +19,7 @@ from ._canonical import class_name, named
 from ._codec import Codec, dump, pack, unpack
 from .errors import JournalMismatch, NotStorable
 
-__all__ = ["decode_failure", "encode_failure", "mark", "marks"]
+__all__ = ["decode_failure", "encode_failure", "mark", "marks", "message_of"]
 
 MARK = "__anabranch_kept__"  # the attribute of an exception that says in which rows it is kept
 MARKS = 100  # that one error may have
@@ -118,7 +118,7 @@ def _write(error: BaseException) -> dict[str, Any]:
     notes = cast("list[Any]", noted) if type(noted) is list else []
     return {
         "type": [module, qualname],
-        "message": _message(error),
+        "message": message_of(error),
         "args": pack(list(args), _other),
         "attributes": pack(attributes, _other),
         "notes": [each for each in notes if type(each) is str] + _causes(error),
@@ -184,7 +184,8 @@ def _slots(error: BaseException) -> dict[str, Any]:
     return found
 
 
-def _message(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
+    """Return the text of an exception; none if it cannot be had."""
     try:
         return f"{error}"
     except Exception:  # noqa: BLE001 - a `__str__` that raises
@@ -202,6 +203,6 @@ def _causes(error: BaseException) -> list[str]:
         if cause is None or id(cause) in seen:
             break
         seen.add(id(error := cause))
-        message = " ".join(_message(error).split())[:LONGEST]
+        message = " ".join(message_of(error).split())[:LONGEST]
         lines.append(f"caused by {_qualname(type(error))}" + (f": {message}" if message else ""))
     return lines

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+from ._failure import message_of
 from .errors import JournalError
 
 __all__ = ["MEMORY", "MIGRATIONS", "connect", "is_trouble", "network_disk", "trouble"]
@@ -92,7 +93,7 @@ def trouble(name: str, error: BaseException) -> JournalError:
     """Return the error that says what happened to the file and what to do."""
     code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
     why, remedy = _TROUBLES.get(code, ("could not be used", "see what this error was caused by"))
-    made = JournalError(name, f"{why} ({type(error).__name__}: {error})", remedy)
+    made = JournalError(name, f"{why} ({type(error).__name__}: {message_of(error)})", remedy)
     made.__cause__ = error
     return made
 

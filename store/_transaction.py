@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Transaction"]
 
+LOOK = 0.25  # seconds between two looks whether a block's loop is closed
+
 
 class _LeftBlock(Exception):
     """The block was left by an exception: all is taken back."""
@@ -86,8 +88,8 @@ class Transaction:
         await asyncio.shield(work)
 
     def _work(self, connection: sqlite3.Connection) -> Row:
-        """Run in the writer's thread until the block is left."""
-        while (asked := self._asked.get()) is not None:
+        """Run in the writer's thread until the block is left, or its loop is closed."""
+        while (asked := self._next()) is not None:
             if isinstance(asked, _LeftBlock):
                 raise asked
             sql, params, answer = asked
@@ -101,6 +103,14 @@ class Transaction:
             else:
                 self._loop.call_soon_threadsafe(_set, answer, rows, None)
         return Row(self._ident, "transaction", json.dumps(self._kept).encode())
+
+    def _next(self) -> Any:
+        while True:
+            try:
+                return self._asked.get(timeout=LOOK)
+            except queue.Empty:
+                if self._loop.is_closed():  # nobody will say any more how the block is left
+                    return _LeftBlock()
 
 
 def _set(answer: asyncio.Future[Any], rows: Any, error: Exception | None) -> None:

@@ -104,6 +104,36 @@ class _Stop(NamedTuple):
 _Outcome = tuple[asyncio.Future[Any], Any, BaseException | None]
 
 
+class Bell:
+    """Wakes the thread. Ringing takes no lock, so it never waits.
+
+    A row may be appended by a finalizer or by a signal's handler, which may run in the middle of
+    another `ring` or `wait`, and in a fork that was made then. An `Event` would wait for itself.
+    """
+
+    def __init__(self) -> None:
+        self.rung = False
+        # Free once it was rung; `wait` takes it.
+        self._free = threading.Lock()
+        self._free.acquire()
+
+    def ring(self) -> None:
+        """Let who waits go on, or who will wait next."""
+        self.rung = True
+        if self._free.locked():
+            with suppress(RuntimeError):  # another one was faster
+                self._free.release()
+
+    def wait(self, timeout: float = -1) -> None:
+        """Return when it is rung, or was since `clear`; or after so many seconds."""
+        self._free.acquire(timeout=timeout)
+
+    def clear(self) -> None:
+        """Forget that it was rung."""
+        self._free.acquire(blocking=False)
+        self.rung = False
+
+
 class Writer:
     """The queue and the thread of one open file. The methods belong to the loop's thread."""
 
@@ -114,8 +144,8 @@ class Writer:
         self.path = name
         self._loop: asyncio.AbstractEventLoop | None = None
         self._queue: deque[_Written | _Asked | _Stop] = deque()
-        self._some = threading.Event()  # something is queued
-        self._urgent = threading.Event()  # and somebody waits for it
+        self._some = Bell()  # something is queued
+        self._urgent = Bell()  # and somebody waits for it
         # What the thread has failed with; what is said to whoever comes now: that, or "is closed".
         self._failure: JournalError | None = None
         self._refusal: JournalError | None = None
@@ -127,8 +157,8 @@ class Writer:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread runs, in this process."""
-        return self._thread.is_alive()
+        """Whether the thread runs, in this process, and has not been told to end."""
+        return self._thread.is_alive() and not self._closed
 
     async def start(self) -> None:
         """Start the thread, which opens the file. Raises `JournalError`."""
@@ -167,11 +197,10 @@ class Writer:
             raise LeaseLost(claim.run_id)
         ident, kind, value, *_ = row
         check_size(value)
-        claim.seq = seq = claim.seq + 1
-        columns = (claim.key, seq, ident, kind, value, None, time.time())
-        self._queue.append((claim, columns))
-        if not self._some.is_set():
-            self._some.set()
+        now = time.time()
+        claim.seq = seq = claim.seq + 1  # no call from here on: another append might come before
+        self._queue.append((claim, (claim.key, seq, ident, kind, value, None, now)))
+        self._some.ring()
         return seq
 
     async def ask(
@@ -208,8 +237,8 @@ class Writer:
             why = "was opened in another event loop"
             raise JournalError(self._name, why, "open another Journal of this file here")
         self._queue.append(asked)
-        self._some.set()
-        self._urgent.set()
+        self._some.ring()
+        self._urgent.ring()
 
     def _again(self, error: JournalError) -> JournalError:
         """Return an exception of its own for each who gets it, for each has another traceback."""
@@ -224,8 +253,8 @@ class Writer:
         if self._refusal is None:
             self._refusal = JournalError(self._name, "is closed", "open it anew")
         self._queue.append(_Stop(future))
-        self._some.set()
-        self._urgent.set()
+        self._some.ring()
+        self._urgent.ring()
 
     def _at_exit(self) -> None:
         """Let what is left be written when the interpreter ends and nobody has closed the file."""
@@ -248,11 +277,14 @@ class Writer:
         while True:
             self._some.wait()
             self._urgent.wait(GATHER)
-            # Whoever queues something now sets them again, if it is not among what is taken below.
+            # Whoever queues something now rings again, if it is not among what is taken below.
             self._some.clear()
             self._urgent.clear()
             batch: list[Any] = [self._queue.popleft() for _ in range(len(self._queue))]
-            stop = batch.pop() if batch and isinstance(batch[-1], _Stop) else None
+            stop: _Stop | None = None
+            if self._closed:  # it is the last, unless another thread's loop goes on at the exit
+                stop = next((each for each in batch if isinstance(each, _Stop)), None)
+                batch = [each for each in batch if each is not stop]
             outcomes: list[_Outcome] = []
             if batch and connection is not None and self._failure is None:
                 try:

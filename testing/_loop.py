@@ -136,6 +136,11 @@ def _at_work(thread: threading.Thread) -> bool:
             return True
         # It may have been woken meanwhile, and have cleared the event since.
         return sys._current_frames().get(thread.ident or 0) is not stack[0]
+    if names[:1] == ["Bell.wait"]:  # of a journal
+        wait = stack[0].f_locals
+        if wait["timeout"] >= 0 or wait["self"].rung:
+            return True
+        return sys._current_frames().get(thread.ident or 0) is not stack[0]
     if names == ["Condition.wait", "Queue.get", "WorkerThread.run"]:  # anyio's
         return stack[1].f_locals["self"].qsize() > 0
     return True
