@@ -129,7 +129,9 @@ def connect(name: str) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection, name: str) -> None:
+    connection.execute("begin")  # all of one moment: another process may be making the file
     version = _version(connection, name)
+    connection.execute("commit")
     (mode,) = connection.execute("pragma journal_mode = wal").fetchone()
     if mode not in {"wal", "memory"}:
         why = f"lies on a disk without shared memory (SQLite's journal mode is {mode!r})"

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import sys
 import threading
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from _journal import opened, program, row, taken, values
 from _scale import many
 
-from anabranch.store import Journal, _writer
+from anabranch.store import Journal, _schema, _writer
 from anabranch.store._file import JournalFile
 from anabranch.store.errors import JournalError
 from anabranch.testing import run_seeded
@@ -222,3 +226,33 @@ def test_however_many_watch_the_file_is_looked_at_once(tmp_path: Path) -> None:
 
     run_seeded(main)
     assert asked < 50
+
+
+def test_a_file_that_another_one_makes_at_this_moment_is_no_strangers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it is gets read of one moment, whenever the other one's tables come."""
+    path, connect = str(tmp_path / "runs.db"), sqlite3.connect
+    for number in range(8):
+        count = 0
+
+        class Slow(sqlite3.Connection):
+            def execute(self, sql: str, *args: Any) -> Any:
+                nonlocal count
+                found = super().execute(sql, *args).fetchall() if "pragma app" in sql else None
+                count += 1
+                if count == number:  # noqa: B023
+                    with suppress(JournalError), monkeypatch.context() as patch:
+                        patch.setattr(_schema, "PATIENCE", 0)
+                        patch.setattr(sqlite3, "connect", connect)
+                        _schema.connect(path).close()
+                return super().execute(sql, *args) if found is None else iter_of(found)
+
+        def iter_of(found: list[Any]) -> Any:
+            return SimpleNamespace(fetchone=lambda: found[0])
+
+        monkeypatch.setattr(sqlite3, "connect", partial(connect, factory=Slow))
+        _schema.connect(path).close()
+        monkeypatch.setattr(sqlite3, "connect", connect)
+        for each in tmp_path.iterdir():
+            each.unlink()
