@@ -159,15 +159,7 @@ class ProcessCall(_Call[T], internal=True):
             process.stdin.close()
             if process.returncode is None:
                 await self._end(process)
-        if len(answer) < 8 or len(answer) - 8 < int.from_bytes(answer[:8], "big"):
-            raise WorkerLost(
-                self.path, f"its process ended by {describe_exit(status)} without a result"
-            )
-        succeeded, value, trace = pickle.loads(answer[8:])  # noqa: S301 - our own process wrote it
-        if succeeded:
-            return value
-        note(value, trace)
-        raise value
+        return self._answer(answer, status)
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         def kill_group() -> None:
@@ -183,6 +175,17 @@ class ProcessCall(_Call[T], internal=True):
         timer = asyncio.get_running_loop().call_later(self._grace, kill_group)
         await outlast(waiting)
         timer.cancel()
+
+    def _answer(self, answer: bytes, status: int) -> T:
+        if len(answer) < 8 or len(answer) - 8 < int.from_bytes(answer[:8], "big"):
+            raise WorkerLost(
+                self.path, f"its process ended by {describe_exit(status)} without a result"
+            )
+        succeeded, value, trace = pickle.loads(answer[8:])  # noqa: S301 - our own process wrote it
+        if succeeded:
+            return value
+        note(value, trace)
+        raise value
 
 
 def describe_exit(status: int) -> str:
