@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Generator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from types import FrameType
 from typing import Any, TypeVar, cast
 
 from ..backends import Backend
@@ -16,11 +18,15 @@ from ..jobs import ChatJob
 from ..messages import Conversation, Message
 from ..tools import AnyTool
 from ._commands import COMMANDS, Leave, describe_model, obey
-from ._exit import INTERRUPTED, KILLED, handle_signals
 from ._rescue import rescue
 from ._terminal import Terminal
 
-__all__ = ["TerminalChat", "chat_session"]
+__all__ = ["INTERRUPTED", "TerminalChat", "chat_session"]
+
+INTERRUPTED = 130
+# The exit status of a program that a signal has ended is this and its number.
+KILLED = 128
+SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 
 T = TypeVar("T")
 
@@ -120,6 +126,7 @@ def _handle_signals(commander: Commander, session: Session, terminal: Terminal) 
     From a pipe there is nobody to go on with: there it always ends the session. So do the signals
     that come when a terminal is closed or a machine goes down.
     """
+    loop = asyncio.get_running_loop()
 
     def interrupt() -> None:
         if terminal.interactive and session.busy is not None:
@@ -129,12 +136,19 @@ def _handle_signals(commander: Commander, session: Session, terminal: Terminal) 
             session.interrupted = not terminal.interactive
             commander.exit()
 
-    def received(number: int) -> None:
-        if number == signal.SIGINT:
-            interrupt()
-        else:
-            session.killed = number
-            commander.exit()
+    def end(number: int) -> None:
+        session.killed = number
+        commander.exit()
 
-    with handle_signals(received):
+    def received(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            loop.call_soon_threadsafe(interrupt)
+        else:
+            loop.call_soon_threadsafe(end, number)
+
+    before = {number: signal.signal(number, received) for number in SIGNALS}
+    try:
         yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -39,11 +39,7 @@ def log_lost(record: Record, error: BaseException, what: str) -> None:
 
 def interrupt(record: Record, error: BaseException) -> None:
     """Let an interrupt that a user's code has raised in a node stop the loop, as in any task."""
-    if not is_a(error, KeyboardInterrupt, SystemExit):
-        return
-    if record.scope is not None:
-        record.scope.abort(error)
-    if record.tree.stops_loop:
+    if record.tree.stops_loop and is_a(error, KeyboardInterrupt, SystemExit):
         record.tree.interrupts.append(error)
         raise_soon(error)
 
@@ -55,15 +51,12 @@ def body_failed(record: Record, error: BaseException) -> None:
         record.attempts.starts.append(record.tree.loop.time())
     blame(record, error)
     if record.ending:
-        # An interrupt is not lost: it leaves the loop.
-        if error is not record.abort and not is_a(
-            error, NodeCancelled, KeyboardInterrupt, SystemExit
-        ):
+        if error is not record.abort and not is_a(error, NodeCancelled):
             log_lost(record, error, "%s raised while it was being cancelled")
         return
     record.failure = error
     if record.policy == "fail_fast" or isinstance(record.policy, Quorum):
-        cancel_subtrees(record.living, f"failure: {describe(error)}", failed=True)
+        cancel_subtrees(record.living, f"failure: {describe(error)}")
 
 
 def child_failed(parent: Record, child: Record) -> None:
