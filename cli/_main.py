@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 
 __all__ = ["main"]
+
+GRACE = 1.0  # seconds for threads that tools still keep
 
 
 def main() -> None:
@@ -17,4 +21,15 @@ def main() -> None:
         needed = "anabranch: the terminal needs an extra: pip install 'anabranch[cli]'"
         print(needed, file=sys.stderr)
         raise SystemExit(2) from None
-    app()
+    try:
+        app()
+    except SystemExit as ended:
+        # The interpreter would wait for a thread that a tool keeps, perhaps for ever.
+        others = [each for each in threading.enumerate() if each is not threading.main_thread()]
+        for thread in (kept := [each for each in others if not each.daemon]):
+            thread.join(GRACE / len(kept))
+        if any(thread.is_alive() for thread in kept):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(ended.code if isinstance(ended.code, int) else 1)
+        raise

@@ -99,12 +99,14 @@ def send(to: str, copies: int = 1) -> str:
 @tool
 async def wait() -> str:
     """Wait for ever."""
+    print("it has begun", flush=True)
     await asyncio.Event().wait()
     return "never"
 
 @tool
 def block() -> str:
     """Keep a thread for ever."""
+    print("it has begun", flush=True)
     time.sleep(600)
     return "never"
 '''
@@ -205,11 +207,15 @@ async def test_an_editor_of_the_users_own_edits_a_call(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["wait", "block"])
 async def test_an_interrupt_stops_a_tool_and_the_chat_goes_on(name: str, tmp_path: Path) -> None:
-    """Also one that keeps a thread; pressed twice, it does no more than once."""
+    """Also one that keeps a thread; pressed twice, it does no more than once.
+
+    The chat ends at once where the thread goes on.
+    """
 
     def steps(child: Any) -> None:
         child.sendline("go")
         child.expect_exact(f"[tool] {name}()")
+        child.expect_exact("it has begun")
         child.sendintr()
         child.sendintr()
         child.expect(r"\(stopped; what it said is kept\)")
