@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .commander import Node as Node
     from .commander import NodeCancelled as NodeCancelled
     from .commander import NodeClosed as NodeClosed
+    from .commander import NotDurable as NotDurable
     from .commander import QuorumNotMet as QuorumNotMet
     from .commander import RateLimited as RateLimited
     from .commander import Restart as Restart
@@ -75,8 +76,8 @@ _ROOMS = {
     "backends": "Backend connect",
     "commander": """AnabranchError AuthenticationError BackendError BackendUnavailable BadResponse
         BudgetExceeded Commander ConfigurationError ContextTooLong MissingExtra ModelNotFound Node
-        NodeCancelled NodeClosed QuorumNotMet RateLimited Restart Retry StreamInterrupted ToolError
-        WorkerLost check_cancelled current_node quorum run settle""",
+        NodeCancelled NodeClosed NotDurable QuorumNotMet RateLimited Restart Retry StreamInterrupted
+        ToolError WorkerLost check_cancelled current_node quorum run settle""",
     "dispatch": "fork",
     "handlers": "Handler handler",
     "jobs": "Job add_conditional_edge add_edge",

@@ -14,7 +14,7 @@ A `Request` comes in and goes to a model; what the model says comes out as `Delt
     _engine, _per_loop, _prompt  models in this process: one thread for all event loops
     _local*, _weights*           the small model or a GGUF file; how its weights are fetched
     _vllm*                       the vLLM engine
-    _cassette, _tape             replies that are recorded and played
+    _cassette, _tape             replies that are recorded and played; _recorded: in a journal too
 
 The implementations are imported when they are asked for, so that no extra is needed for those
 that are not. `limits` is public for other rooms, which ask it for leave to start a request too.

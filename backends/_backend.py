@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, SupportsIndex
+from typing import Any, Self, SupportsIndex, cast
 
 from ..commander.errors import ConfigurationError
 from ..commander.thread import at_cancel
@@ -16,6 +16,8 @@ from ..dispatch import Format
 from ..dispatch.assembly import assemble
 from ..messages import Delta, Message, Request
 from ..messages.options import check_options
+from ._recorded import keep_replies
+from .limits import Limits
 
 __all__ = ["Backend", "Recipe"]
 
@@ -40,12 +42,23 @@ class Backend(ABC):
 
     `recipe` is set by `connect`: with it a backend travels to another process, where it is made
     again and finds its key by name.
+
+    Below a durable job a whole reply is kept in the journal, and played from there when the run is
+    taken up again: a subclass does nothing for it. Played, it takes no turn of limits, and is
+    charged and counted in budgets as it was. One that fails, or is left early, is kept as far as
+    it came, and ends there again.
     """
 
     provider: str = "unknown"
     recipe: Recipe | None = None
 
     formats: Sequence[Format] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        stream: Any = cls.stream  # perhaps of a class beside this one
+        if not (hasattr(stream, "keeps_replies") or hasattr(stream, "__isabstractmethod__")):
+            cast("Any", cls).stream = keep_replies(stream)
 
     def __init__(
         self, model: str, *, formats: Sequence[Format] = (), **default_options: Any
@@ -73,6 +86,10 @@ class Backend(ABC):
         Closing the generator, or cancelling the task that reads it, stops the model and frees the
         connection before it returns. Close it (`contextlib.aclosing`) if you may leave early.
         """
+
+    def limits_of_model(self, model: str) -> Sequence[Limits]:
+        """Return the limits of its own in which replies of this model are counted."""
+        return ()
 
     def redact(self, text: str) -> str:
         """Return `text` with stars where the backend's key stood."""

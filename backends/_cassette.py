@@ -16,7 +16,9 @@ from ..commander.errors import BackendError, ConfigurationError
 from ..dispatch import Format
 from ..messages import Delta, Request
 from ._backend import Backend
-from ._tape import Tape, Track, key_of, line_of
+from ._recorded import key_of
+from ._tape import Tape, Track, line_of
+from .limits import Limits
 
 __all__ = ["CassetteBackend"]
 
@@ -71,6 +73,9 @@ class CassetteBackend(Backend):
         if self.record is not None:
             return self._record(self.record, request)
         return self._play(request)
+
+    def limits_of_model(self, model: str) -> Sequence[Limits]:
+        return self.record.limits_of_model(model) if self.record else ()
 
     def redact(self, text: str) -> str:
         """Return `text` without the key of the recorded backend."""

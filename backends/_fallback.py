@@ -9,6 +9,7 @@ from ..commander.errors import BackendError, BackendUnavailable, ConfigurationEr
 from ..messages import Delta, Request
 from ._backend import Backend
 from ._retry import Breaker
+from .limits import Limits
 
 __all__ = ["Fallback"]
 
@@ -59,6 +60,10 @@ class Fallback(Backend):
             with suppress(Exception):  # a user's own backend or error, whose text raises
                 failures[-1].add_note(f"{backend!r}: {failure}")
         raise failures[-1]
+
+    def limits_of_model(self, model: str) -> Sequence[Limits]:
+        found = (each.limits_of_model(model) for each in self.backends)
+        return next(filter(None, found), ())
 
     def redact(self, text: str) -> str:
         """Return `text` without the keys of any of the backends."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager, nullcontext
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from ..messages import Delta, Message, Request, Usage
 from ..messages.text import quote
 from ._backend import Backend
 from ._estimate import estimate_tokens, most_of, usage_of
+from ._recorded import note_taken
 from ._retry import Breaker, Retries
 from ._timeout import Arrived, Timeouts, watch
 from .limits import Limits, limits_of, turn_in
@@ -95,6 +96,9 @@ class ModelBackend(Backend):
             f"{self!r} cannot be sent to another process: make it with connect(), which can be done"
             " there too"
         )
+
+    def limits_of_model(self, model: str) -> Sequence[Limits]:
+        return (self.limits,) if model == self.model else ()
 
     async def prepare(self) -> None:
         """Get ready to send, such as by loading a model; the timeouts count from after this."""
@@ -187,5 +191,6 @@ class ModelBackend(Backend):
                 turn.usage = Usage()  # before the first delta nobody knows whether a model ran
                 if came := reply.deltas[before:]:
                     turn.usage = usage_of(request, came)
+                    note_taken(self.model, turn.usage)
                     if node is not None:
                         charge(self.model, turn.usage, node)

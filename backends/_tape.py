@@ -15,10 +15,10 @@ from typing import Any, cast
 from ..commander import errors
 from ..commander.errors import BackendError, ConfigurationError, RateLimited, StreamInterrupted
 from ..dispatch.assembly import assemble_partial
-from ..messages import Delta, Request, ToolCallDelta, Usage, request_body
+from ..messages import Delta, ToolCallDelta, Usage
 from ._secret import Cut, clean
 
-__all__ = ["Tape", "Track", "key_of", "line_of"]
+__all__ = ["Tape", "Track", "delta_from_json", "delta_to_json", "line_of"]
 
 _NUMBER = (int, float)
 _LINE = {
@@ -86,16 +86,6 @@ class Track:
         return kind(message, **more)
 
 
-def key_of(request: Request) -> str:
-    """Write what a request is found by."""
-    body = request_body("", request, stream=False)
-    del body["model"]
-    try:
-        return json.dumps(body, sort_keys=True)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"the request cannot be recorded as JSON: {error}") from None
-
-
 class Tape:
     """What a file holds, by request."""
 
@@ -115,7 +105,7 @@ class Tape:
                     if failure is not None:
                         _fields("failure", failure, _FAILURE, ("kind", "message"))
                     request = json.dumps(fields["request"], sort_keys=True)
-                    deltas = [_delta_from_json(delta) for delta in fields["deltas"]]
+                    deltas = [delta_from_json(delta) for delta in fields["deltas"]]
                 except (ValueError, RecursionError) as error:
                     why = f"{file}, line {number}: not a recording: {_reason(error)}"
                     raise ConfigurationError(why) from None
@@ -145,7 +135,7 @@ def line_of(track: Track, model: str, cut: Cut) -> str:
     request = clean(asked, cut)
     found_by = {} if request == asked else {"sha256": _digest(track.request)}
     deltas: list[dict[str, Any]] = [
-        {"at": round(at, 4), **_delta_to_json(delta)} for at, delta in track.deltas
+        {"at": round(at, 4), **delta_to_json(delta)} for at, delta in track.deltas
     ]
     # A key that was cut into pieces is taken out of the whole, which then stands where it began.
     pieces = [piece for delta in deltas for piece in delta.get("tool_calls", ())]
@@ -189,7 +179,8 @@ def _fields(what: str, value: object, kinds: _Kinds, needed: Iterable[str]) -> d
     return fields
 
 
-def _delta_to_json(delta: Delta) -> dict[str, Any]:
+def delta_to_json(delta: Delta) -> dict[str, Any]:
+    """Write a delta; what says nothing is left out."""
     pieces: list[dict[str, Any]] = []
     for piece in delta.tool_calls:
         texts = {"id": piece.id, "name": piece.name, "arguments": piece.arguments}
@@ -206,7 +197,8 @@ def _delta_to_json(delta: Delta) -> dict[str, Any]:
     return {k: v for k, v in fields.items() if v or (k == "usage" and v is not None)}
 
 
-def _delta_from_json(value: object) -> tuple[float, Delta]:
+def delta_from_json(value: object) -> tuple[float, Delta]:
+    """Read a delta and its time; raise `ValueError` for what is none."""
     fields = dict(_fields("a delta", value, _DELTA, ("at",)))
     at = fields.pop("at")
     if not 0 <= at < float("inf"):

@@ -26,7 +26,7 @@ __all__ = ["Gate", "Turn"]
 
 # Held while any limits change: a turn is taken in several at once, and event loops in several
 # threads may share them.
-_lock = RLock()
+LOCK = RLock()
 _numbers = count()
 
 
@@ -132,10 +132,10 @@ class Turn:
 
         Raises `BudgetExceeded`.
         """
-        with _lock:
+        with LOCK:
             self._enter()
         while True:
-            with _lock:
+            with LOCK:
                 if self._state != "waiting":
                     break
                 until = self._until
@@ -154,7 +154,7 @@ class Turn:
 
     def start_granted(self) -> bool:
         """Start it if it still may, now that it was given a turn elsewhere; else `ready` tells."""
-        with _lock:
+        with LOCK:
             if self._state == "asking":  # it was not refused meanwhile
                 self._state = "granted" if self._gates else "running"
                 _settle(self._gates)
@@ -163,7 +163,7 @@ class Turn:
 
     def leave(self) -> None:
         """Give back what it has, wherever it stands, and let others go on; twice is harmless."""
-        with _lock:
+        with LOCK:
             before, self._state = self._state, "over"
             if before in {"new", "over"} or not self._gates:
                 return
@@ -221,7 +221,7 @@ class Turn:
         return first
 
     def _look(self) -> None:
-        with _lock:
+        with LOCK:
             self._until = None  # so that it is set anew if the timer was a little early
             _settle(self._gates)
 

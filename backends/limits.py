@@ -20,7 +20,7 @@ from ..commander import Node, NodeLimits, limits_around
 from ..commander.errors import BudgetExceeded, ConfigurationError
 from ..commander.kinds import NUMBER, require
 from ..messages import Usage
-from ._turn import Gate, Turn
+from ._turn import LOCK, Gate, Turn
 
 __all__ = ["Limits", "Price", "Turn", "Turns", "cost", "limits_of", "turn_in"]
 
@@ -246,6 +246,12 @@ class Limits(Gate, Turns):
             if not turn.was_sent:
                 self._recent.remove(start)
         self.spent += self._cost(turn.model, took)
+
+    def count_again(self, account: str, amount: Any) -> None:
+        """Count what was spent in an earlier life of a durable run."""
+        if isinstance(amount, Usage):
+            with LOCK:
+                self.spent += self._cost(account, amount)
 
     def end_lost(self) -> None:
         """Let those leave whose event loop was closed while they ran."""

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import sys
-from collections.abc import Generator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,12 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from ..backends import Backend, connect
-from ..commander import AnabranchError, ConfigurationError
+from ..commander import ConfigurationError
 from ..dispatch.formats import FORMATS
 from ..messages import Conversation
 from ..tools import AnyTool, open_tools
-from ._session import INTERRUPTED, chat_session
-from ._terminal import LegibleLog, complain, show_traceback
+from ._exit import FAILED, USAGE, report_errors
+from ._runs import runs
+from ._session import chat_session
+from ._terminal import LegibleLog
 
 __all__ = ["app"]
 
@@ -31,8 +30,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-USAGE, FAILED = 2, 1
+app.add_typer(runs, name="runs")
 
 
 def _show_version(wanted: bool) -> None:
@@ -103,30 +101,11 @@ def chat(
     options = {"temperature": temperature, "max_tokens": max_tokens}
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     logging.getLogger().addHandler(LegibleLog())
-    with _report_errors(USAGE, debug):
+    with report_errors(USAGE, debug):
         backend = connect(model, model=name, base_url=base_url, **given)
         conversation = Conversation.load(load) if load else Conversation(system=system)
-    with _report_errors(FAILED, debug):
+    with report_errors(FAILED, debug):
         raise SystemExit(asyncio.run(_chat(backend, conversation, tools, formats, debug)))
-
-
-@contextmanager
-def _report_errors(status: int, debug: bool) -> Generator[None]:
-    """Turn an error into one line on the standard error and an exit status."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise SystemExit(INTERRUPTED) from None
-    except BrokenPipeError:
-        # What is still in the buffer has nowhere to go, and Python would say so at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(status) from None
-    except Exception as error:  # noqa: BLE001 - here the program ends
-        if debug:
-            show_traceback(error)
-        foreseen = isinstance(error, (AnabranchError, OSError))
-        complain(error if foreseen else f"{type(error).__name__}: {error} (--debug shows where)")
-        raise SystemExit(status) from None
 
 
 async def _chat(
@@ -137,7 +116,7 @@ async def _chat(
     debug: bool,
 ) -> int:
     async with AsyncExitStack() as stack:
-        with _report_errors(USAGE, debug):
+        with report_errors(USAGE, debug):
             if specs is None:
                 from ..tools.examples import EXAMPLE_TOOLS
 

@@ -11,7 +11,7 @@ from typing import Any
 from ..tools import AnyTool
 from ._exact import exact, replace_unfit, width
 
-__all__ = ["Question", "draft"]
+__all__ = ["Question", "draft", "lay_out"]
 
 INDENT = "  "
 # Before each line of a text that has several, and before what a line goes on with.
@@ -52,10 +52,7 @@ class Question:
             if text
         ]
         tool.append([f"{INDENT}with:" if self.arguments else f"{INDENT}with no arguments"])
-        arguments = [
-            _lay_out(*_argument(name, value, columns, self.encoding), INDENT * 2, columns)
-            for name, value in self.arguments.items()
-        ]
+        arguments = lay_out(self.arguments, columns, self.encoding)
         if lines is None:
             return _join(tool + arguments)
         room = max(lines - AROUND, LOWEST)
@@ -65,6 +62,14 @@ class Question:
         given = _cap(arguments, max(room - least, FEWEST), columns)
         said = _cap(tool, max(room - sum(map(len, given)), least), columns)
         return _join(said + given)
+
+
+def lay_out(arguments: Mapping[str, Any], columns: int, encoding: str) -> list[list[str]]:
+    """Return the rows of each argument, exactly: no two values have the same."""
+    return [
+        _lay_out(*_argument(name, value, columns, encoding), INDENT * 2, columns)
+        for name, value in arguments.items()
+    ]
 
 
 def draft(arguments: Mapping[str, Any], encoding: str = "utf-8") -> str:

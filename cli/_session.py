@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from collections.abc import Generator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from types import FrameType
 from typing import Any, TypeVar, cast
 
 from ..backends import Backend
@@ -18,15 +16,11 @@ from ..jobs import ChatJob
 from ..messages import Conversation, Message
 from ..tools import AnyTool
 from ._commands import COMMANDS, Leave, describe_model, obey
+from ._exit import INTERRUPTED, KILLED, handle_signals
 from ._rescue import rescue
 from ._terminal import Terminal
 
-__all__ = ["INTERRUPTED", "TerminalChat", "chat_session"]
-
-INTERRUPTED = 130
-# The exit status of a program that a signal has ended is this and its number.
-KILLED = 128
-SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+__all__ = ["TerminalChat", "chat_session"]
 
 T = TypeVar("T")
 
@@ -126,7 +120,6 @@ def _handle_signals(commander: Commander, session: Session, terminal: Terminal) 
     From a pipe there is nobody to go on with: there it always ends the session. So do the signals
     that come when a terminal is closed or a machine goes down.
     """
-    loop = asyncio.get_running_loop()
 
     def interrupt() -> None:
         if terminal.interactive and session.busy is not None:
@@ -136,19 +129,12 @@ def _handle_signals(commander: Commander, session: Session, terminal: Terminal) 
             session.interrupted = not terminal.interactive
             commander.exit()
 
-    def end(number: int) -> None:
-        session.killed = number
-        commander.exit()
-
-    def received(number: int, frame: FrameType | None) -> None:
+    def received(number: int) -> None:
         if number == signal.SIGINT:
-            loop.call_soon_threadsafe(interrupt)
+            interrupt()
         else:
-            loop.call_soon_threadsafe(end, number)
+            session.killed = number
+            commander.exit()
 
-    before = {number: signal.signal(number, received) for number in SIGNALS}
-    try:
+    with handle_signals(received):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -28,7 +28,7 @@ from ._exact import exact
 from ._question import Question, draft
 from ._typeahead import drop_typeahead
 
-__all__ = ["LegibleLog", "Terminal", "complain", "show_traceback"]
+__all__ = ["LegibleLog", "Terminal", "complain", "in_line", "show_traceback"]
 
 # The most characters that are shown of a call or a result, and of an error.
 LONGEST, MOST = 400, 2000
@@ -36,7 +36,7 @@ LONGEST, MOST = 400, 2000
 
 def complain(error: BaseException | str) -> None:
     """Show an error in one line on the standard error."""
-    text = _in_line(str(error), MOST) or type(error).__name__
+    text = in_line(str(error), MOST) or type(error).__name__
     Console(stderr=True, soft_wrap=True, highlight=False).print(
         Text.assemble(("anabranch: ", "red"), text)
     )
@@ -141,12 +141,12 @@ class Terminal(View):
             f"{name}={json.dumps(value, ensure_ascii=False)}"
             for name, value in call.arguments.items()
         )
-        self.note(_in_line(f"[tool] {call.name}({arguments})", LONGEST), "cyan")
+        self.note(in_line(f"[tool] {call.name}({arguments})", LONGEST), "cyan")
 
     def answered(self, result: ToolResult) -> None:
         """Show what a call gave, and where the figures are that it has drawn."""
         style = "dim" if result.status == "ok" else "yellow"
-        self.note(f"   ->  {_in_line(result.content or '', LONGEST)}", style)
+        self.note(f"   ->  {in_line(result.content or '', LONGEST)}", style)
         for path in result.files:
             self.note(f"   saved: {path}")
 
@@ -196,7 +196,7 @@ class Terminal(View):
             self._note("\n".join(rows), "cyan")
             if await drop_typeahead():
                 self._note("(what was typed before this question is dropped)")
-            name = _in_line(exact(tool.name, self._encoding), 60)
+            name = in_line(exact(tool.name, self._encoding), 60)
             answer, alone = await self._editor.choose(f"run {name}? [y/N/e(dit)] ")
             letter = (answer or "n").strip().lower()
             if answer is not None and not alone:
@@ -228,7 +228,7 @@ class Terminal(View):
         return arguments
 
 
-def _in_line(text: str, most: int) -> str:
+def in_line(text: str, most: int) -> str:
     """Return text as a piece of one line; a longer one says how long it is."""
     text = " ".join(legible(text).split())
     return text if len(text) <= most else f"{text[:most]} ... ({len(text)} characters)"

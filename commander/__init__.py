@@ -23,8 +23,8 @@ break.
 
 Other rooms use what is exported here, `errors.py`, `waiting.py`, `remote.py` (for places),
 `pattern.py` (for edges), `process.py`, `thread.py` (what a thread does at a cancel), `awaitable.py`
-(a user's method that should be async), `kinds.py` (an argument of the wrong kind), and `plugins.py`
-and `lazy.py` (for names that packages bring).
+(a user's method that should be async), `kinds.py` (an argument of the wrong kind), `scope.py` (for
+runs that are kept in a journal), and `plugins.py` and `lazy.py` (for names that packages bring).
 """
 
 from ._blocking import check_cancelled as check_cancelled
@@ -71,6 +71,7 @@ from .errors import MissingExtra as MissingExtra
 from .errors import ModelNotFound as ModelNotFound
 from .errors import NodeCancelled as NodeCancelled
 from .errors import NodeClosed as NodeClosed
+from .errors import NotDurable as NotDurable
 from .errors import QuorumNotMet as QuorumNotMet
 from .errors import RateLimited as RateLimited
 from .errors import StreamInterrupted as StreamInterrupted

@@ -60,6 +60,8 @@ class Tree:
     spawn: Callable[[Record, Context | None], None]
     # Whether the loop's task factory makes the nodes' tasks.
     factory: bool = False
+    # Whether a node has had a scope of its own.
+    scoped: bool = False
     # The calls of other threads.
     requests: Requests
     # The node in which the commander was entered: its limits hold here, and it is charged.
@@ -172,6 +174,7 @@ class Commander(Node[Any], internal=True):
         root.open = True
         root.task = cast("asyncio.Task[None]", Host())
         tree.outer = next(enclosing(), None)
+        tree.scoped = tree.outer is not None and record_of(tree.outer).tree.scoped
         advance(root, "opened")
         if self.slow_after is not None:
             self._watch = Watch(self.slow_after)

@@ -16,6 +16,7 @@ from inspect import isawaitable
 from types import TracebackType
 from typing import Any
 
+from ._cancel import leaves
 from ._cpu import measured
 from ._events import publish
 from ._failure import blame, child_completed, child_failed, interrupt, log_lost, weigh
@@ -25,6 +26,7 @@ from ._report import is_a, log
 from ._state import STEPS, Verdict, advance
 from ._task import TURN, drives_now, start_task
 from .errors import NodeCancelled, NodeClosed
+from .scope import Scope
 
 __all__ = ["finish", "to_await"]
 
@@ -34,31 +36,36 @@ CLOSING, COMPLETED = STEPS["closing"], STEPS["completed"]
 _traceback: Callable[[Any], TracebackType | None] = vars(BaseException)["__traceback__"].__get__
 
 
-def finish(record: Record, at_home: bool = False, called: bool = False) -> None:
+def finish(
+    record: Record, at_home: bool = False, called: bool = False, decided: bool = False
+) -> None:
     """End a node, whose body and children are over, and each ancestor that waited only for it.
 
     `at_home` says that this runs in the node's own context, `called` that its final callbacks
-    have been called.
+    have been called, `decided` that it ends as a journal says.
     """
     while True:
         if not called:
             record.open = False  # before a predicate or a log handler could put a child
-            if record.special and not _decide(record):
+            if record.special and not decided and not _decide(record):
                 return
             record.closing = True
             if record.callback is not None and not _run_callbacks(record, at_home):
                 return
-        at_home = called = False
+        at_home = called = decided = False
         above = record.parent_node
         special = record.special
         if special:
-            failure, reason = record.failure, record.cancelled
+            rare = record.rare
+            failure, reason = rare.failure, rare.cancelled
             if failure is not None:
                 verdict: Verdict = "failed"
                 record.traceback = _traceback(failure)
             else:
                 verdict = "completed" if reason is None else "cancelled"
-            advance(record, verdict, reason if failure is None else failure)
+            record.state = STEPS[verdict][record.state]  # `advance`, written out
+            if record.tree.listeners:
+                publish(record, verdict, reason if failure is None else failure)
         else:
             verdict = "completed"
             record.state = COMPLETED[record.state]  # `advance`, written out
@@ -72,14 +79,17 @@ def finish(record: Record, at_home: bool = False, called: bool = False) -> None:
                     if verdict == "failed":
                         record.takers += 1
         if special:
-            if record.attempts is not None:
-                record.attempts.failure = None  # it leads to the node, by its traceback
-            if record.observers is not None:
-                for observer in record.observers:
+            rare = record.rare
+            if rare.attempts is not None:
+                rare.attempts.failure = None  # it leads to the node, by its traceback
+            if rare.scope is not None and rare.scope.is_root:
+                rare.scope.over(record.node)
+            if rare.observers is not None:
+                for observer in rare.observers:
                     if not observer.done():
                         observer.set_result(None)
-                record.observers.clear()  # they lead to the node
-            for callback in record.at_commander_end or ():
+                rare.observers.clear()  # they lead to the node
+            for callback in rare.at_commander_end or ():
                 kept = (callback, record.node, record.context or copy_context())
                 record.tree.kept.append(kept)
         # It leads to the node, as its context does: only the collector could free the two.
@@ -107,19 +117,48 @@ def finish(record: Record, at_home: bool = False, called: bool = False) -> None:
 
 def _decide(record: Record) -> bool:
     """Settle how a node ends that is not plain; False if it is tried again instead."""
-    if record.failures is not None or isinstance(record.policy, Quorum):
+    left = [each.failure for each in (record.failures or {}).values() if each.failure is not None]
+    recorded = record.scope is not None and record.scope.recorded  # it was weighed then
+    if not recorded and (record.failures is not None or isinstance(record.policy, Quorum)):
         weigh(record)
-    if record.abort is not None:
-        record.failure = record.abort
-    if record.cancelled is not None:
+    rare = record.rare
+    if rare.abort is not None:
+        record.failure = rare.abort
+    if rare.cancelled is not None:
         _forget_outcome(record)
-    elif record.failure is not None:
+    elif rare.failure is not None:
         record.result = None
-    if record.attempts is not None and _try_again(record, record.attempts):
+    if rare.attempts is not None and _try_again(record, rare.attempts):
         return False
     if record.cancelled is not None:
         _forget_outcome(record)  # a predicate or a log handler has cancelled it only now
+    if record.scope is not None:
+        _keep_outcome(record, record.scope, left)
     return True
+
+
+def _keep_outcome(record: Record, scope: Scope, left: list[BaseException]) -> None:
+    if scope.walked:
+        record.callback = record.more_callbacks = None
+    rare = record.rare
+    verdict: Verdict = "completed" if rare.cancelled is None else "cancelled"
+    if rare.failure is not None:
+        verdict = "failed"
+    try:
+        result = scope.close(
+            record.node,
+            verdict,
+            record.result,
+            rare.failure,
+            leaving=leaves(record.tree),
+            left=left,
+        )
+    except BaseException as error:  # noqa: BLE001 - what cannot be kept fails the node
+        blame(record, error)
+        record.result, record.failure = None, error
+    else:
+        if verdict == "completed":
+            record.result = result
 
 
 def _forget_outcome(record: Record) -> None:
@@ -133,18 +172,12 @@ def _forget_outcome(record: Record) -> None:
 def _try_again(record: Record, attempts: Attempts) -> bool:
     """Let another attempt begin after a pause, if the node's retry says so."""
 
-    def start_again() -> None:
-        attempts.timer = None
-        context = attempts.context.copy()
-        if record.node._node_queued:
-            record.tree.queue.put_first(record, context)
-        else:
-            record.tree.spawn(record, context)
-
     if attempts.timer is not None:
         attempts.timer.cancel()
         attempts.timer = None
     if attempts.retry is None or record.cancelled is not None:
+        return False
+    if record.scope is not None and record.scope.recorded:
         return False
     loop = record.tree.loop
     try:
@@ -158,11 +191,13 @@ def _try_again(record: Record, attempts: Attempts) -> bool:
     if delay is None or record.cancelled is not None:
         return False
     attempts.failure = record.failure
+    if record.scope is not None:
+        record.scope.retry(record.node, delay)
     advance(record, "retried", record.failure)
     record.result = record.failure = record.abort = record.failures = None
     record.completed = 0
     record.open = True
-    attempts.timer = loop.call_later(delay, start_again)
+    attempts.start_after(record, delay)
     return True
 
 

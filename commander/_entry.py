@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from asyncio import _get_running_loop
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from ._events import publish
+from ._life import replay
 from ._limits import NodeLimits, check_limits
 from ._place import On, find_place
 from ._policy import Policy, Quorum, Restart, Retry, check_policy
-from ._record import DEFAULTS, DONE, Attempts, Record, enclosing, node_in, record_of, wrong_loop
-from .errors import NodeClosed
+from ._record import (
+    DEFAULTS,
+    DONE,
+    Attempts,
+    Kept,
+    Record,
+    enclosing,
+    node_in,
+    record_of,
+    wrong_loop,
+)
+from .errors import NodeClosed, NotDurable
+from .scope import Scope, find_scope
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -28,6 +41,7 @@ def enter(
     priority: int = 0,
     on: On | None = None,
     limits: NodeLimits | None = None,
+    key: str | None = None,
 ) -> Record:
     """Make `node` a child of `above` and start it; or raise, and leave both as they were.
 
@@ -62,8 +76,15 @@ def enter(
         # never end.
         if doomed and any(record_of(putter).doomed for putter in enclosing()):
             raise NodeClosed(parent.path, "is ending")
-    if not (node._node_plain and policy is timeout is retry is on is limits is None):
+    plain = node._node_plain
+    if not ((plain or node._node_bare) and policy is timeout is retry is on is limits is None):
         _take_options(record, node, timeout, retry, policy, on, limits)
+    scope = find_scope(parent, node, record, key) if tree.scoped else None
+    if scope is None and not plain and node._node_durable:
+        raise NotDurable(
+            f"{node!r} is durable, and this is no durable run: start it by run(..., journal=...,"
+            " run_id=...) or journal.run(...), or put it below a node of such a run"
+        )
     if doomed:
         record.doomed = True  # it has no task yet, and never runs
         if record.cancelled is None:
@@ -71,7 +92,7 @@ def enter(
     record.children = record.waiters = record.context = None
     record.open = True
     record.claimed = claim
-    record.name = node._node_name
+    record.name = node._node_name if key is None else f"{node._node_name}[{key}]"
     record.node = node
     record.parent_node = above
     record.tree = tree
@@ -83,11 +104,35 @@ def enter(
         parent.children[number] = record
     if tree.listeners:
         publish(record, "put")
+    if scope is not None and _take_up(record, scope):
+        return record
     if not node._node_queued or (record.special and record.cancelled is not None):
         tree.spawn(record, None)  # a job that ends without its body needs no turn either
     else:
         tree.queue.put(record, priority)
     return record
+
+
+def _take_up(record: Record, scope: Scope) -> bool:
+    """Give a node its place in a run; return whether that has started it, or will."""
+    # As `Rare` does, which would be a call.
+    if record.rare is DEFAULTS:
+        record.rare = Kept()
+    record.special, record.rare.scope = True, scope
+    if scope.recorded and record.cancelled is None:
+        record.context = copy_context()
+        scope.replay(record.node, replay, record)
+        return True  # what has its outcome takes no turn and no seat
+    starts, pause = scope.past(record.node, record.tree.loop.time())
+    if scope.cancelled is not None or record.cancelled is not None:
+        record.tree.spawn(record, None)  # nor does what does not run
+        return True
+    if record.attempts is None:
+        return False
+    record.attempts.starts = starts
+    if pause > 0:
+        record.attempts.start_after(record, pause)
+    return pause > 0
 
 
 def _require_next_round(parent: Record) -> None:

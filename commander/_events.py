@@ -429,7 +429,7 @@ def emit(node: NodeBase, kind: EventKind, data: object) -> None:
 def act_as(node: NodeBase, agent: str, session_id: int | str | None = None) -> None:
     """Say whose work a node does that has not started, and with it all below; see `Event.agent`."""
     node._node_actor = Actor(agent, session_id)
-    node._node_plain = False  # type: ignore[misc] - of this one
+    node._node_plain = node._node_bare = False  # type: ignore[misc] - of this one
 
 
 def actor_of(node: NodeBase) -> Actor | None:

@@ -39,7 +39,11 @@ def log_lost(record: Record, error: BaseException, what: str) -> None:
 
 def interrupt(record: Record, error: BaseException) -> None:
     """Let an interrupt that a user's code has raised in a node stop the loop, as in any task."""
-    if record.tree.stops_loop and is_a(error, KeyboardInterrupt, SystemExit):
+    if not is_a(error, KeyboardInterrupt, SystemExit):
+        return
+    if record.scope is not None:
+        record.scope.abort(error)
+    if record.tree.stops_loop:
         record.tree.interrupts.append(error)
         raise_soon(error)
 
@@ -51,12 +55,15 @@ def body_failed(record: Record, error: BaseException) -> None:
         record.attempts.starts.append(record.tree.loop.time())
     blame(record, error)
     if record.ending:
-        if error is not record.abort and not is_a(error, NodeCancelled):
+        # An interrupt is not lost: it leaves the loop.
+        if error is not record.abort and not is_a(
+            error, NodeCancelled, KeyboardInterrupt, SystemExit
+        ):
             log_lost(record, error, "%s raised while it was being cancelled")
         return
     record.failure = error
     if record.policy == "fail_fast" or isinstance(record.policy, Quorum):
-        cancel_subtrees(record.living, f"failure: {describe(error)}")
+        cancel_subtrees(record.living, f"failure: {describe(error)}", failed=True)
 
 
 def child_failed(parent: Record, child: Record) -> None:

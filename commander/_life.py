@@ -20,8 +20,9 @@ from ._report import is_a
 from ._state import STEPS, advance
 from ._task import TASK_NAME, TURN, BodyTask, drives_now, start_task
 from .awaitable import name_plain_body, require_awaitable
+from .scope import Scope
 
-__all__ = ["spawn", "spawn_measured"]
+__all__ = ["replay", "spawn", "spawn_measured"]
 
 STARTED, JOINING = STEPS["started"], STEPS["joining"]
 
@@ -53,7 +54,7 @@ async def _drive(record: Record, *, later: bool = False) -> None:
     try:
         if later:
             await TURN
-        if record.special and record.task is not asyncio.current_task():
+        if record.special and record.task is not asyncio.current_task(record.tree.loop):
             return  # it has another task, or will have: the queue has called the job back
         node = record.node
         CURRENT.set(node)
@@ -63,7 +64,7 @@ async def _drive(record: Record, *, later: bool = False) -> None:
             if record.tree.listeners:
                 publish(record, "started")
             result = await node.task()
-        elif not record.ending:
+        elif record.rare.cancelled is None and record.rare.abort is None:
             advance(record, "started")
             attempt: Any = _attempt(record)
             if record.cpu is not None:
@@ -95,8 +96,13 @@ async def _drive(record: Record, *, later: bool = False) -> None:
                 return  # the body went on to wait in its clean-up
         if type(error) is TypeError and error.__traceback__ and error.__traceback__.tb_next is None:
             error = name_plain_body(record.node, error)
-        body_failed(record, error)
         interrupt(record, error)
+        scope = record.scope if is_a(error, KeyboardInterrupt, SystemExit) else None
+        if scope is not None and (left := scope.leave()) is not None:
+            from .waiting import outlast  # which needs the entry, and that needs `replay`
+
+            await outlast(left)  # effects get to end before what fails with this node is cancelled
+        body_failed(record, error)
     record.task = None
     if record.special and record.seat is not None:
         record.seat.release()
@@ -112,22 +118,60 @@ async def _drive(record: Record, *, later: bool = False) -> None:
                 publish(record, "joining")
 
 
+def replay(record: Record) -> None:
+    """End a node whose outcome is recorded; that takes no task, so there are no steps of a body."""
+    if record.state != "pending" or record.task is not None:
+        return  # it was cancelled meanwhile, and ends by that
+    record.state = STARTED[record.state]  # `advance`, written out
+    if record.tree.listeners:
+        publish(record, "started")
+    rare = record.rare
+    scope: Scope = rare.scope
+    if scope.walked:
+        record.callback = record.more_callbacks = None
+    elif record.callback is not None or rare.at_commander_end is not None:
+        assert record.context is not None
+        record.context.run(CURRENT.set, record.node)
+    try:
+        record.result = scope.recall(record.node)
+    except BaseException as error:  # noqa: BLE001 - the tree hands every failure on
+        body_failed(record, error)
+    if record.children:
+        advance(record, "joining")
+    else:
+        finish(record, decided=True)
+
+
 async def _attempt(record: Record) -> Any:
-    attempts, node = record.attempts, record.node
+    attempts, node, scope = record.attempts, record.node, record.scope
+    if scope is not None:
+        if scope.cancelled is not None:
+            return await scope.wait_for_cancel(node)
+        await scope.wait_for_turn()
+    left = timeout = None if attempts is None else attempts.timeout
     if attempts is not None:
-        loop = record.tree.loop
-        attempts.starts.append(loop.time())
-        timeout = attempts.timeout
-        if timeout is not None:
+        attempts.starts.append(record.tree.loop.time())
+    if scope is not None:
+        left = scope.begin(node, timeout)
+    if attempts is not None:
+        if left is not None:
+
+            def late() -> TimeoutError:
+                return TimeoutError(f"{record.path} was not done within {timeout:g} s")
 
             def time_out() -> None:
-                error = TimeoutError(f"{record.path} was not done within {timeout:g} s")
+                error = late()
                 blame(record, error)
-                abort(record, error)
+                abort(record, error, timed_out=True)
+
+            if left <= 0 and scope is not None:
+                scope.abort(late(), timed_out=True)  # earlier lives have used it up
+                raise late()
 
             # Not in the node's own context: the loop keeps a cancelled timer until it was due, and
             # with it the context, and so would keep the node.
-            attempts.timer = loop.call_later(timeout, time_out, context=attempts.context)
+            later = record.tree.loop.call_later
+            attempts.timer = later(left, time_out, context=attempts.context)
         if record.at_retry is not None and len(attempts.starts) > 1:
             record.moment = "retry"
             try:

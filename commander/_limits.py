@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
+from typing import Any
 
 from ._report import type_name
 
@@ -15,6 +16,9 @@ class NodeLimits(ABC):  # noqa: B024 - the engine asks nothing of it
     The engine keeps it and no more. Whoever spends something asks for `limits_around`, and keeps to
     what it finds.
     """
+
+    def count_again(self, account: str, amount: Any) -> None:  # noqa: B027 - most count nothing
+        """Count what was spent in an earlier life of a durable run."""
 
 
 def check_limits(limits: object) -> None:

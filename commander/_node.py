@@ -80,7 +80,8 @@ class Node(NodeBase, Generic[T_co]):
         cls._node_name = name or cls.__name__
         if queued is not None:
             cls._node_queued = queued
-        cls._node_plain = cls.policy == "fail_fast" and cls.on is None
+        cls._node_bare = cls.policy == "fail_fast" and cls.on is None
+        cls._node_plain = cls._node_bare and not cls._node_durable
 
     def task(self) -> Awaitable[T_co]:
         """Do the node's work: the body, which subclasses write as `async def task(self)`."""
@@ -233,6 +234,7 @@ class Node(NodeBase, Generic[T_co]):
         claim: bool = False,
         on: On | None = None,
         limits: NodeLimits | None = None,
+        key: str | None = None,
     ) -> N:
         """Put `job` into the commander's queue, as a child of this node or of `parent`.
 
@@ -244,7 +246,8 @@ class Node(NodeBase, Generic[T_co]):
         policy at once. With `on="ray"`, or a place such as `Ray(num_gpus=1)`, its body and all
         below it run there, and what it was made with is sent. `limits`, as `Limits(budget=...)` of
         `anabranch.backends`, hold for the job and all below it, beside those of the nodes above it.
-        Returns the job.
+        `key` tells it from others of its kind that are put here, in drawings (`Pack[a-17]`) and in
+        the journal of a durable run. Returns the job.
 
         Raises `NodeClosed` if the parent takes no more children, `RuntimeError` if the job was
         started before or this is not the parent's loop (elsewhere, `commander.put_job_threadsafe`
@@ -255,7 +258,7 @@ class Node(NodeBase, Generic[T_co]):
         if priority != 0:
             priority = index(priority)
         above = self if parent is None else parent
-        enter(above, job, timeout, retry, policy, claim, priority, on, limits)
+        enter(above, job, timeout, retry, policy, claim, priority, on, limits, key)
         return job
 
     def call_handler(
@@ -268,6 +271,7 @@ class Node(NodeBase, Generic[T_co]):
         policy: Policy | None = None,
         claim: bool = False,
         limits: NodeLimits | None = None,
+        key: str | None = None,
     ) -> N:
         """Start `handler` as a child of this node or of `parent`; its body runs from the next turn.
 
@@ -277,7 +281,7 @@ class Node(NodeBase, Generic[T_co]):
         if not isinstance(handler, NodeBase) or handler._node_queued:  # pyright: ignore
             require_kind(handler, "a handler")
         above = self if parent is None else parent
-        enter(above, handler, timeout, retry, policy, claim, 0, None, limits)
+        enter(above, handler, timeout, retry, policy, claim, 0, None, limits, key)
         return handler
 
     def in_thread(

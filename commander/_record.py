@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ._place import Away
     from ._seat import Seat
     from .pattern import Pattern
+    from .scope import Scope
 
 __all__ = [
     "CURRENT",
@@ -45,6 +46,7 @@ __all__ = [
     "Actor",
     "Attempts",
     "Callback",
+    "Kept",
     "Moment",
     "NodeBase",
     "NodeState",
@@ -84,7 +86,14 @@ class NodeBase:
     _node_name: str = "Node"
     # Jobs wait in the commander's queue and count against its limit; other nodes do neither.
     _node_queued: ClassVar[bool] = False
+    # Whether it may run in a run alone, as its outcome is to be kept; such a node is not plain.
+    _node_durable: ClassVar[bool] = False
+    # Whether it only reads for others, who see what came before a cancel: one that was cancelled in
+    # a run reads again in the run's next life.
+    _node_reads: ClassVar[bool] = False
     # Whether the class has no policy and no place of its own.
+    _node_bare: ClassVar[bool] = True
+    # Whether it is not durable either.
     _node_plain: ClassVar[bool] = True
     # Whose work it does, where that is not said above it; such a node is not plain.
     _node_actor: Actor | None = None
@@ -115,12 +124,30 @@ class Attempts:
         # The pending timeout while an attempt runs; the pending start between two attempts.
         self.timer: asyncio.TimerHandle | None = None
 
+    def start_after(self, record: Record, delay: float) -> None:
+        """Let the next attempt begin in so many seconds."""
+
+        def start() -> None:
+            self.timer = None
+            context = self.context.copy()
+            if record.node._node_queued:
+                record.tree.queue.put_first(record, context)
+            else:
+                record.tree.spawn(record, context)
+
+        self.timer = record.tree.loop.call_later(delay, start)
+
 
 class Defaults:
     """What few nodes need, as the others have it: `Rare` puts the defaults here, into the class."""
 
     # So the garbage collector has nothing to do with the instance that all plain records share.
     __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
 
 DEFAULTS = Defaults()
@@ -265,6 +292,8 @@ class Record:
     # CPU seconds of the steps of its body, in all attempts, and of its async final callbacks; None
     # before the first start, and where they are not measured.
     cpu: Rare[float | None] = Rare(None)
+    # Its place in a run that is kept in a journal, and so that of all that it puts.
+    scope: Rare[Scope | None] = Rare(None)
     # This job's seat under a limit, from its start to the end of its body.
     seat: Rare[Seat | None] = Rare(None)
 

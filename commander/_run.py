@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
+from . import scope
 from ._commander import Commander, Tree
 from ._entry import enter
 from ._failure import log_lost
@@ -35,6 +36,9 @@ def run(
     slow_after: float | None = 0.1,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
     limits: NodeLimits | None = None,
+    journal: Any = None,
+    run_id: str | None = None,
+    live: Mapping[str, Any] | None = None,
 ) -> T:
     """Make a loop and a commander, run `job`, and return when the commander is empty.
 
@@ -45,6 +49,10 @@ def run(
     `policy="fail_fast"` lets it end the run.
     `max_concurrency` counts jobs whose bodies run, no handlers and no job that waits for the tree;
     to limit requests to models, use `Limits(concurrency=)`. `limits` are those of the commander.
+
+    With `journal`, a file's name or a `Journal`, a `Durable` job is kept there under the name
+    `run_id`: the same call goes on where an earlier one was ended, by whatever it was, and gives
+    the result of a run that is over. `live` brings what is never written, by its fields' names.
 
     The first SIGINT cancels the tree and raises `KeyboardInterrupt` when it has ended; the second
     raises it at once. SIGTERM cancels the tree and exits with status 143, unless the program
@@ -57,12 +65,20 @@ def run(
         raise RuntimeError("a loop is running here: use 'async with Commander() as commander'")
     if not isinstance(job, Node):  # pyright: ignore[reportUnnecessaryIsInstance]
         require_kind(job, "a job or a handler")
+    kept = None
+    if journal is not None:
+        if scope.keeper is None or not auto_exit:
+            why = "with auto_exit=False" if scope.keeper else f"for {job!r}: it is no Durable job"
+            raise TypeError(f"run has no journal= {why}")
+        kept = scope.keeper(job, journal, run_id, live)
+    elif run_id is not None or live is not None:
+        raise TypeError("run_id= and live= are for a run with journal=")
     loop = (loop_factory or asyncio.new_event_loop)()
     commander = Commander(
         max_concurrency=max_concurrency, policy=policy, slow_after=slow_after, limits=limits
     )
     tree = commander._tree
-    main = asyncio.Task(_main(commander, tree, job, auto_exit), loop=loop)
+    main = asyncio.Task(_main(commander, tree, job, auto_exit, kept), loop=loop)
     received, stopped = _Received(), None
     # What may end it from outside: signals, or a cancel of the node whose thread this is.
     in_main = threading.current_thread() is threading.main_thread()
@@ -105,7 +121,17 @@ def run(
             _close(loop, abandoned=not main.done())
 
 
-async def _main(commander: Commander, tree: Tree, job: Node[T], auto_exit: bool) -> T:
+async def _main(
+    commander: Commander,
+    tree: Tree,
+    job: Node[T],
+    auto_exit: bool,
+    kept: AbstractAsyncContextManager[scope.KeptRun] | None,
+) -> T:
+    if kept is not None:
+        async with kept as run, commander:
+            await run.drive(commander)
+        return run.outcome() if tree.exit is None else tree.exit[0]
     try:
         async with commander:
             record = enter(commander, job, claim=True)

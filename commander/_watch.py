@@ -57,11 +57,14 @@ class Watch:
     def look(self, now: float) -> None:
         """Ask the loop for a sign of life, or report that none has come."""
         task = asyncio.current_task(self._loop)
-        if task is None or self._loop.is_closed():
+        if task is None:
             return
         if not self._asked:
+            try:
+                self._loop.call_soon_threadsafe(self._answer)
+            except RuntimeError:  # it is closed, perhaps at this moment
+                return
             self._asked = True
-            self._loop.call_soon_threadsafe(self._answer)
         if self._task is None or self._task() is not task:
             # No longer than it lives: its context leads to its node.
             self._task, self._since, self._reported = ref(task), now, False

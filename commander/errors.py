@@ -7,6 +7,7 @@
     ├── WorkerLost            the process or machine that ran a node went away
     ├── MissingExtra          an optional package is not installed (also an ImportError)
     ├── ConfigurationError    a key, a model name or a setting is missing or unusable
+    ├── NotDurable            something durable outside a durable run (also a RuntimeError)
     ├── ToolError             a tool could not give a result; its text goes to the model
     └── BackendError          a model did not answer as asked
         ├── AuthenticationError   401, 403
@@ -42,6 +43,7 @@ __all__ = [
     "ModelNotFound",
     "NodeCancelled",
     "NodeClosed",
+    "NotDurable",
     "QuorumNotMet",
     "RateLimited",
     "StreamInterrupted",
@@ -138,6 +140,10 @@ class MissingExtra(AnabranchError, ImportError):
 
 class ConfigurationError(AnabranchError):
     """A key, a model name or a setting is missing or unusable; the message says what to do."""
+
+
+class NotDurable(AnabranchError, RuntimeError):
+    """A durable job, or a call of `self.durable`, outside a durable run; the message says why."""
 
 
 class ToolError(AnabranchError):

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import _get_running_loop, get_running_loop
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Container, Generator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ._entry import enter
 from ._failure import take_failure, untake_failure
-from ._reach import LocalFuture, Wait, waits_for_tree
+from ._reach import LocalFuture, Wait, awaited, reach, waits_for_tree
 from ._record import CURRENT, DONE, enclosing, node_in, parent_here, record_of
 from ._stack import drives, frames, sleeps
 
@@ -35,6 +35,7 @@ __all__ = [
     "sleeps",
     "wait_for_end",
     "waits_for_tree",
+    "waits_only_for",
 ]
 
 T = TypeVar("T")
@@ -75,6 +76,24 @@ def _current_seat(loop: asyncio.AbstractEventLoop) -> Seat | None:
     # A job's context may be carried to other loops.
     seat = record.seat
     return seat if seat is not None and seat.loop is loop else None
+
+
+def waits_only_for(
+    node: Node[Any], nodes: Container[Node[Any]], futures: Container[asyncio.Future[Any]]
+) -> bool:
+    """Say whether the body of `node` waits, and can go on by nothing but these.
+
+    One that runs, or has not begun, does not wait. The task that asks counts as one of these.
+    """
+    task = record_of(node).task
+    if task is None or task.done():
+        return False
+    tasks, waits, ends = reach(task.get_coro(), awaited(task))
+    for each in (task, *tasks):
+        future = awaited(each)
+        if each is not asyncio.current_task() and (future is None or future.done()):
+            return False
+    return all(wait.node in nodes for wait in waits) and all(end[1] in futures for end in ends)
 
 
 # --- awaiting a node

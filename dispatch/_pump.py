@@ -34,6 +34,8 @@ _DELTA = 64  # characters in a delta, for that
 class Pump(Node[None], internal=True):
     """Reads the source to its end, whoever listens; its failure is raised from the branches."""
 
+    _node_reads = True
+
     def __init__(
         self,
         source: Source,

@@ -23,11 +23,11 @@ def call_tools(
 ) -> CallTools:
     """Make the node that runs `calls` while they arrive; its result is a `ToolResult` for each.
 
-    A call of a read-only tool starts at once; any other when `calls` has ended, which is when the
-    reply is whole. If `calls` raises, the calls that run are cancelled and no other starts. The
-    results come in the order of the calls. What goes wrong with one call (wrong arguments, an
-    unknown tool, an exception, its timeout, its own cancellation) is told in its result and
-    concerns no other; an exception's traceback is logged at level INFO. Raises
+    A call of a read-only tool about which nobody is asked starts at once; any other when `calls`
+    has ended, which is when the reply is whole. If `calls` raises, the calls that run are cancelled
+    and no other starts. The results come in the order of the calls. What goes wrong with one call
+    (wrong arguments, an unknown tool, an exception, its timeout, its own cancellation) is told in
+    its result and concerns no other; an exception's traceback is logged at level INFO. Raises
     `ConfigurationError` if two tools have the same name.
     """
     return CallTools(calls, tools, view or View())
@@ -56,7 +56,7 @@ class CallTools(Node[list[ToolResult]], internal=True):
             tool = self._tools.get(call.name)
             if tool is None:
                 self._settle(place, ToolResult.of_unknown_tool(call, self._tools))
-            elif tool.read_only:
+            elif tool.read_only and not tool.approve:
                 self._start(place, call, tool)
             else:
                 waiting.append((place, call, tool))

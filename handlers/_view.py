@@ -8,6 +8,7 @@ from typing import TextIO
 
 from ..messages import ToolCall
 from ..tools import AnyTool, Approvals, Decision, ToolResult
+from ..tools.calls import NOBODY
 from .legible import legible
 
 __all__ = ["ConsoleView", "View"]
@@ -42,7 +43,7 @@ class View:
 
     async def approve(self, call: ToolCall) -> bool | Decision:
         """Ask whether a tool made with `approve=True` may run; here nobody is there to say yes."""
-        return False
+        return NOBODY
 
     async def ask(self, call: ToolCall, tool: AnyTool) -> bool | Decision:
         """Ask where the application answers, or with `approve` if it has named no such place."""

@@ -9,6 +9,7 @@ from typing import Self
 
 from ..backends import Backend
 from ..commander.awaitable import require_awaitable
+from ..commander.scope import once, scope_here
 from ..dispatch import Format
 from ..handlers import ConsoleView, View
 from ..messages import Conversation, Message
@@ -25,9 +26,12 @@ class ChatJob(Job[None]):
 
     The next round starts from a callback at the end of this one, under the commander, so rounds
     do not nest however long the chat is. The chat ends when `read` returns None. A subclass
-    changes `read`, `response`, `answer` or `again`; what is seen is up to `view`, by
-    default a `ConsoleView`. `formats` are the
-    ways in which the model writes calls into its text, if not as the backend knows of it.
+    changes `read`, `response`, `answer` or `again`; what is seen is up to `view`, by default a
+    `ConsoleView`. `formats` are the ways in which the model writes calls into its text, if not as
+    the backend knows of it.
+
+    Put in the body of a durable job, with a conversation of its run, the rounds stay below that
+    job, and what `read` has returned is kept: the chat goes on at the message where it stood.
     """
 
     backend: Backend
@@ -38,10 +42,11 @@ class ChatJob(Job[None]):
 
     async def task(self) -> None:
         """Do one round; a model that fails ends the round, not the chat."""
-        said = await require_awaitable(self.read(), self, "read")
+        above = self.commander if scope_here() is None else self.parent
+        said = await once("read", lambda: require_awaitable(self.read(), self, "read"))
         if said is None:
             return
-        self.at_end(lambda _: self.put_job(self.again(), parent=self.commander))
+        self.at_end(lambda _: self.put_job(self.again(), parent=above))
         if said:
             self.conversation.add(said)
         try:

@@ -9,6 +9,7 @@ requests. In between they are:
 - `_delta`: a piece of a reply that still streams
 - `_conversation`: messages in order, saved and loaded
 - `_request`: one question to a model, and what is offered with it
+- `kept`: messages as rows of a journal have them
 - `options`: the names that options have, and what is said of a misspelt one
 - `arguments`, `text`: for the rooms above: a call's arguments as text, and text that can be encoded
 """

@@ -62,7 +62,8 @@ class SeededLoop(asyncio.SelectorEventLoop):
     to choose. While a thread that was started since the loop was made is at work, or files are
     watched, an idle loop waits for them as long as a timer would in reality, but at most
     `patience` real seconds, before it lets the clock jump or calls a deadlock. The waiting threads
-    of a pool are not at work.
+    of a pool are not at work, nor is one that waits for an event for as long as it takes, as that
+    of a journal does.
     """
 
     def __init__(
@@ -116,7 +117,10 @@ class SeededLoop(asyncio.SelectorEventLoop):
 
 
 def _at_work(thread: threading.Thread) -> bool:
-    """Say whether a thread does anything but wait in a pool, asyncio's or anyio's, for work."""
+    """Say whether a thread does anything but wait for what somebody else has to begin.
+
+    That is one that waits for an event, without a timeout, or in a pool, asyncio's or anyio's.
+    """
     stack: list[FrameType] = []
     frame = sys._current_frames().get(thread.ident or 0)
     while frame is not None and len(stack) < 3:
@@ -126,6 +130,17 @@ def _at_work(thread: threading.Thread) -> bool:
     if names[:1] == ["_worker"]:  # of concurrent.futures
         pool = stack[0].f_locals
         return pool.get("work_item") is not None or pool["work_queue"].qsize() > 0
+    if names[:2] == ["Condition.wait", "Event.wait"]:
+        wait = stack[1].f_locals
+        if wait["timeout"] is not None or wait["self"].is_set():
+            return True
+        # It may have been woken meanwhile, and have cleared the event since.
+        return sys._current_frames().get(thread.ident or 0) is not stack[0]
+    if names[:1] == ["Bell.wait"]:  # of a journal
+        wait = stack[0].f_locals
+        if wait["timeout"] >= 0 or wait["self"].rung:
+            return True
+        return sys._current_frames().get(thread.ident or 0) is not stack[0]
     if names == ["Condition.wait", "Queue.get", "WorkerThread.run"]:  # anyio's
         return stack[1].f_locals["self"].qsize() > 0
     return True

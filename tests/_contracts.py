@@ -1,8 +1,8 @@
 """The rows of docs/contracts.md: the tests with their docstrings, as `make contracts` writes them.
 
 The prose is written by hand, and so is which test stands in which table. A row's text is the
-test's docstring; a test that is gone loses its row; a new test of the tree or the fork is added to
-the last table of its file, from where it may be moved.
+test's docstring; a test that is gone loses its row; a new test of the tree, the fork or durable
+runs is added to the last table of its file, from where it may be moved.
 """
 
 import ast
@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs/contracts.md"
 # Each test of these files belongs to a contract; other files hold other tests as well.
-WHOLE = ("tests/test_tree", "tests/test_dispatch")
+WHOLE = ("tests/test_tree", "tests/test_dispatch", "tests/test_store")
 TABLE = re.compile(r"^\| `(tests/\S+\.py)` \| \|\n\|---\|---\|\n((?:\| .*\n)*)", re.MULTILINE)
 ROW = re.compile(r"^\| `(test_\w+)` \|", re.MULTILINE)
 

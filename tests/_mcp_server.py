@@ -20,7 +20,7 @@ def add(a: int, b: int = 1) -> int:
     return a + b
 
 
-@server.tool(name="odd.name/here")
+@server.tool(name="odd.name/here", annotations=ToolAnnotations(idempotent_hint=True))
 def odd() -> str:
     return "odd"
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.backends import Backend, ModelBackend, connect
-from anabranch.backends._tape import _delta_from_json, _delta_to_json
+from anabranch.backends._tape import delta_from_json, delta_to_json
 from anabranch.commander import BackendError, ConfigurationError, RateLimited, StreamInterrupted
 from anabranch.messages import Delta, Message, Request, ToolCallDelta, Usage
 from anabranch.testing import ScriptedBackend
@@ -299,7 +299,7 @@ _DELTAS = st.builds(
 @given(delta=_DELTAS)
 def test_a_delta_survives_the_file(delta: Delta) -> None:
     """Every field of it; an empty id, name or finish_reason is the same as none."""
-    at, again = _delta_from_json(json.loads(json.dumps({"at": 1.5, **_delta_to_json(delta)})))
+    at, again = delta_from_json(json.loads(json.dumps({"at": 1.5, **delta_to_json(delta)})))
 
     for piece in delta.tool_calls:
         piece.id, piece.name = piece.id or None, piece.name or None

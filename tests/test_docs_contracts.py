@@ -1,4 +1,4 @@
-"""The page of contracts names every test of the tree and the fork, in the tests' own words."""
+"""The page of contracts names every test of the tree, the fork and durable runs, in their words."""
 
 import re
 
@@ -39,3 +39,10 @@ def test_each_contract_of_the_fork_has_a_table():
     for number in range(1, 7):
         section = TEXT.split(f"### F{number}:")[1].split("###")[0]
         assert "| `tests/test_dispatch_" in section
+
+
+def test_each_contract_of_durable_runs_is_there():
+    """D1 to D21; and each of their files has a table."""
+    assert re.findall(r"### (D\d+):", TEXT) == [f"D{number}" for number in range(1, 22)]
+    files = {path.name for path in (ROOT / "tests").glob("test_store_*.py")}
+    assert {*re.findall(r"^\| `tests/(test_store_\w+\.py)`", TEXT, re.MULTILINE)} == files

@@ -27,6 +27,14 @@ from anabranch.commander.errors import (
     WorkerLost,
 )
 from anabranch.messages import Delta, Request, ToolCallDelta, Usage
+from anabranch.store.errors import (
+    JournalError,
+    LeaseLost,
+    NotStorable,
+    RunBusy,
+    RunExists,
+    RunNotFound,
+)
 
 
 def sent(thing: Any) -> Any:
@@ -51,6 +59,12 @@ def errors() -> Iterator[AnabranchError]:
         yield own.get(kind) or kind("it failed")
     yield UnknownAgent("bob", ["alice"])
     yield ConversationTooLong(7)
+    yield JournalError("runs.db", "is damaged", "put a copy in its place")
+    yield LeaseLost("run")
+    yield RunBusy("run", 7, 1e9)
+    yield RunExists("run", "it has other inputs")
+    yield RunNotFound("run", "runs.db")
+    yield NotStorable("a socket")
 
 
 @pytest.mark.parametrize("error", list(errors()), ids=lambda error: type(error).__name__)

@@ -5,6 +5,7 @@ import contextvars
 import random
 import threading
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -269,6 +270,35 @@ def test_a_pool_at_rest_does_not_hold_the_clock() -> None:
     began = time.monotonic()
     assert run_seeded(main) == ("done", "done")
     assert time.monotonic() - began < 5
+
+
+def test_a_thread_that_waits_for_an_event_does_not_hold_the_clock() -> None:
+    """It can only go on when somebody sets it; from then on it is at work."""
+
+    async def main() -> tuple[str, float]:
+        loop = asyncio.get_running_loop()
+        asked, over = threading.Event(), threading.Event()
+
+        def work() -> None:
+            while not over.is_set():
+                asked.wait()
+                asked.clear()
+                loop.call_soon_threadsafe(answers.popleft().set_result, "answer")
+
+        answers = deque[asyncio.Future[str]]()
+        threading.Thread(target=work).start()
+        said = ""
+        for number in range(200):
+            await asyncio.sleep(1000)
+            answers.append(loop.create_future())
+            answer = answers[0]
+            if number == 199:
+                over.set()
+            asked.set()
+            said = await answer
+        return said, loop.time()
+
+    assert run_seeded(main, patience=60) == ("answer", 200_000)  # and not after hours
 
 
 def test_other_threads_change_no_order() -> None:

@@ -59,6 +59,8 @@ async def test_a_servers_tools_are_tools(server: McpServer):
     add = server.methods["add"]
     assert (add.name, add.description, add.read_only) == ("add", "Add two numbers.", True)
     assert add.parameters["required"] == ["a"]
+    effects = [server.methods[name].effect for name in ("add", "odd.name/here", "long")]
+    assert effects == [None, "keyed", None]
     assert await use(server, "add", a=2) == "3"
     assert "a" * 50 + "\n[... 900 characters left out ...]" in await use(server, "long")
     picture = await use(server, "picture")

@@ -268,3 +268,16 @@ async def test_what_the_package_loads_by_itself_is_not_the_users_block(
     first, second = (record.getMessage() for record in caplog.records)
     assert "library_of_ours.late is loaded" in first
     assert f"blocks the event loop for more than {AFTER:g} s at {__file__}" in second
+
+
+async def test_a_loop_that_closes_while_it_is_looked_at_ends_no_watcher(monkeypatch):
+    """The watcher looks from its own thread: other loops are watched on."""
+    watch = Watch(1_000)
+
+    def closed(*_):
+        raise RuntimeError("Event loop is closed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio.get_running_loop(), "call_soon_threadsafe", closed)
+        watch.look(time.monotonic())
+    watch.close()

@@ -2,7 +2,8 @@
 
 - `_tool`, `_schema`, `_docstring`: `@tool`; the schema of a signature, and the check of arguments;
   runs the function, and makes a text of what it returns
-- `calls`: one call as a node, with approval, time limit and failure
+- `calls`: one call as a node, with approval, time limit and failure; in a durable run an effect
+- `_effect`: what a tool says of what it does outside, for such runs
 - `results`: what a call gives, as the message for the model (`ToolResult.of`; a limit for all tools
   would stand there, today tools that say much shorten it themselves)
 - `toolkits`, `_load`: tools that belong together; tools by name, also those of other packages
@@ -31,6 +32,10 @@ from ._approval import Approve as Approve
 from ._approval import Decision as Decision
 from ._approval import ToolQuestion as ToolQuestion
 from ._approval import ask_approval as ask_approval
+from ._effect import Done as Done
+from ._effect import NotDone as NotDone
+from ._effect import Unknown as Unknown
+from ._effect import effect_key as effect_key
 from ._narrate import with_narration as with_narration
 from ._pending import Pending as Pending
 from ._pending import PendingList as PendingList

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..commander import ToolError
 from ..commander.waiting import outlast
+from ._effect import is_forgotten
 from ._kernel import Kernel, Output
 from ._kernel_loop import ask, submit
 from .results import Illustrated
@@ -56,6 +57,8 @@ class Interpreter:
         """Run code; raise `ToolError` with what it said if it failed or was ended."""
         if self._process != os.getpid():  # a fork has none of the kernels of its parent
             self._begin("the program was forked" if self._called else "")
+        if not self._called and is_forgotten():
+            self._lost = "the program was started again"
         self._called = True
         return await ask(self._run(code))
 

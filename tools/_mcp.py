@@ -55,7 +55,8 @@ class McpServer(Toolkit):
     words; a command gets a harmless environment and `env`. It has `connect_timeout` seconds to
     show its tools and `timeout` for each call. `headers` go with each request. With `approve`
     every call waits for a person's yes; a tool that its server calls read-only may start while the
-    reply still streams. `prefix` goes before the tools' names.
+    reply still streams, and a durable run sends a call of one that its server calls idempotent
+    again where its end is not known. `prefix` goes before the tools' names.
 
     The connection is held by a node of its own: a child of the node that enters this, so that it
     ends with it, or one under a commander of its own. The server's process ends with it. Entering
@@ -270,12 +271,15 @@ class _McpTool(Tool[..., Any]):
             return await server.call(remote.name, arguments)
 
         hints = remote.annotations
+        read_only = bool(hints and hints.read_only_hint)
+        idempotent = "keyed" if hints and hints.idempotent_hint else None
         super().__init__(
             call,
             name=name,
             description=(remote.description or remote.title or "")[:DESCRIPTION],
-            read_only=bool(hints and hints.read_only_hint),
+            read_only=read_only,
             approve=server.approve,
+            effect=None if read_only else server.effect or idempotent,
             parameters=remote.input_schema,
         )
         self.source = source

@@ -15,6 +15,7 @@ from pydantic_core import to_json
 from ..commander import Retry, ToolError, parent_here
 from ..commander.kinds import NUMBER, require
 from ._docstring import parse_docstring
+from ._effect import Done, EffectKind, NotDone, Reconcile, Unknown, check_effect
 from ._remote_schema import RemoteSchema
 from ._schema import Arguments, check_names
 from .results import describe_error
@@ -37,6 +38,15 @@ class Tool(Generic[P, R]):
     `timeout`; the model is told of the last failure alone.
     `source` says where the tool comes from: which function it is, or which server has it.
 
+    `effect` and `reconcile` say what a durable run does with a call that had begun when its process
+    died, and of whose end nothing is known. With `effect="keyed"` it is run again: whoever gets it
+    knows by `effect_key()` that it is the same. With `effect="nested"` too, as all that it does
+    outside are calls of other tools and models, which the run keeps by themselves (an agent as a
+    tool). `reconcile` is asked, `reconcile_after` seconds after the call began at the earliest; it
+    takes the tool's own arguments by name, and `effect_key`, and returns `Done(value)`, `NotDone()`
+    or `Unknown()`. In doubt, without any of these, a person is asked. A `read_only` one is run
+    again. What its `timeout` has cut off is in doubt as well.
+
     The schema comes from the function's signature. `parameters` may give another, as a JSON schema
     that came from elsewhere: the function is then called with the arguments by name as they are,
     once they have been checked as `McpServer` checks them (types, bounds, required fields).
@@ -56,6 +66,9 @@ class Tool(Generic[P, R]):
         approve: bool = False,
         retry: Retry | None = None,
         parameters: Mapping[str, Any] | None = None,
+        effect: EffectKind | None = None,
+        reconcile: Reconcile | None = None,
+        reconcile_after: float = 60.0,
     ) -> None:
         if isinstance(function, (staticmethod, classmethod)):
             raise TypeError("put @tool below @staticmethod, next to the function")
@@ -76,12 +89,23 @@ class Tool(Generic[P, R]):
         self.timeout = timeout
         self.approve = approve
         self.retry = retry
+        self.effect = effect
+        self.reconcile = reconcile
+        self.reconcile_after = reconcile_after
         self.source = f"{function.__module__}.{function.__qualname__}"
         if parameters is None:
             self._arguments = Arguments(function, descriptions)
         else:
             self._arguments = RemoteSchema(parameters)
             check_names(function, self._arguments.parameters["properties"])
+        check_effect(
+            self.name,
+            effect,
+            reconcile,
+            reconcile_after,
+            read_only=read_only,
+            arguments=self.parameters.get("properties", ()),
+        )
         functools.update_wrapper(self, function, updated=())
 
     @property
@@ -101,17 +125,31 @@ class Tool(Generic[P, R]):
         ends by `sys.exit()` or the like raises a `ToolError`. It is one attempt, of any length:
         `timeout`, `retry` and `approve` are for the node in which a call runs.
         """
-        bound = functools.partial(self.function, **self.check(arguments))
-        if inspect.iscoroutinefunction(self.function):
-            return result_text(await bound())
+        return result_text(await self.give(arguments))
 
-        def call() -> Any:
-            with contain_exit():  # a KeyboardInterrupt too: the user's own never comes to a thread
-                return bound()
+    async def give(self, arguments: Mapping[str, Any]) -> Any:
+        """Do as `run`, and return what the function returns."""
+        return await _call(self.function, self.check(arguments))
 
-        if (node := parent_here()) is None:
-            return result_text(await anyio.to_thread.run_sync(call, abandon_on_cancel=True))
-        return result_text(await node.in_thread(call, abandon=True))
+    async def look_up(self, arguments: Mapping[str, Any], key: str) -> Done | NotDone | Unknown:
+        """Ask `reconcile` what became of the call that has sent this key."""
+        assert self.reconcile is not None
+        known: object = await _call(self.reconcile, {**self.check(arguments), "effect_key": key})
+        if not isinstance(known, (Done, NotDone, Unknown)):
+            raise TypeError(
+                f"reconcile of {self.name} returns Done(value), NotDone() or Unknown(),"
+                f" not {known!r:.200}"
+            )
+        return known
+
+    @property
+    def bare(self) -> AnyTool:
+        """The tool without the hooks that are around it."""
+        return self
+
+    async def finish(self, text: str) -> str:
+        """Return what is told of a call that gave `text`: what the hooks after it make of that."""
+        return text
 
     async def prepare(self, arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], AnyTool]:
         """Return the arguments and the tool of a call about which a person is to be asked.
@@ -138,6 +176,8 @@ class Tool(Generic[P, R]):
         bound = cast("Tool[..., Any]", object.__new__(type(self)))
         bound.__dict__.update(self.__dict__)
         bound.function = cast("Any", self.function).__get__(instance, owner)
+        if self.reconcile is not None and "self" in inspect.signature(self.reconcile).parameters:
+            bound.reconcile = cast("Any", self.reconcile).__get__(instance, owner)
         return bound
 
     def __repr__(self) -> str:
@@ -159,6 +199,9 @@ def tool(
     approve: bool = False,
     retry: Retry | None = None,
     parameters: Mapping[str, Any] | None = None,
+    effect: EffectKind | None = None,
+    reconcile: Reconcile | None = None,
+    reconcile_after: float = 60.0,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a function or method a `Tool`, as `@tool` or `@tool(read_only=True, timeout=20)`.
@@ -174,6 +217,20 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 def result_text(value: object) -> str:
     """Return a tool's result as a model reads it: a string as it is, anything else as JSON."""
     return value if isinstance(value, str) else to_json(value, fallback=str).decode()
+
+
+async def _call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Call a function, in a thread if it is a plain one."""
+    if inspect.iscoroutinefunction(function):
+        return await function(**arguments)
+
+    def call() -> Any:
+        with contain_exit():  # a KeyboardInterrupt too: the user's own never comes to a thread
+            return function(**arguments)
+
+    if (node := parent_here()) is None:
+        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+    return await node.in_thread(call, abandon=True)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any, Self, cast
 
 from ..commander.errors import ConfigurationError
 from ..commander.kinds import require
+from ._effect import EffectKind
 from ._tool import AnyTool, Tool
 from .sessions import PerSession, close_all
 
@@ -26,10 +27,12 @@ class Toolkit:
 
     What it keeps in a `PerSession` each session has for itself, unless this is entered with
     `async with`: then it is of the block, shared by all, and closed at its end. With `approve`
-    every call of its tools waits for a person's yes.
+    every call of its tools waits for a person's yes. `effect` says what a durable run does with a
+    call whose end is not known, for those of its tools that do not say it: see `Tool`.
     """
 
     approve: bool = False
+    effect: EffectKind | None = None
     _blocks = 0  # that it is entered in
 
     @property
@@ -53,6 +56,8 @@ class Toolkit:
         }
         for bound in made.values():
             bound.approve = bound.approve or self.approve
+            if not bound.read_only and bound.reconcile is None:
+                bound.effect = bound.effect or self.effect
         return made
 
     async def aclose(self) -> None:

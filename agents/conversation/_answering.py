@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 
 from ...commander import act_as
 from ...commander.awaitable import require_awaitable
+from ...commander.errors import ConfigurationError
+from ...commander.scope import once
 from ..layers import AgentMessage
+from ..layers._call import ROUND
 from ..layers._stream import APPROVE
 from ..layers._usage import CountedCall
 from ._directory import Answer, Status
@@ -42,6 +45,11 @@ class Answering(CountedCall[Answer], internal=True):
     async def task(self) -> Answer:
         """Ask the person if it is their turn, else answer without one, or end."""
         agent, mode = self.agent, self.agent.human_input_mode
+        if agent.journal is not None or ROUND.get() is not None:
+            raise ConfigurationError(
+                f"{agent.name} talks with others, and no session of an agent's journal= keeps what"
+                " they remember: let them talk in a Durable job"
+            )
         self.count_for(agent.spending, agent.session_with(self.partner))
         if agent.approve is not None:
             APPROVE.set(agent.approve)
@@ -60,11 +68,15 @@ class Answering(CountedCall[Answer], internal=True):
                 for each in said[own[-1] + 1 if own else 0 :] or [self.message]
             )
             enter = "to end" if ending == "terminated" else f"to let {agent.name} answer by itself"
-            typing = agent.human_input(
+            question = (
                 f"{'' if seen else shown}Answer {self.partner} as {agent.name} (Enter {enter},"
                 f" '{EXIT}' to leave): "
             )
-            text = await require_awaitable(typing, agent, "human_input")
+
+            async def ask() -> str | None:
+                return await require_awaitable(agent.human_input(question), agent, "human_input")
+
+            text = await once("human input", ask)
             if text is None or text.strip() == EXIT:
                 return Answer(status="left")
             if text.strip():

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from ...commander import Node
+from ...commander.scope import cancel_again, once, scope_here
 from ..errors import ConversationTooLong
 from ..layers import AgentMessage, prompt
-from ._directory import Directory, Participant, Status
+from ._directory import Answer, Directory, Participant, Status
 from ._group import Group
 from ._messages import is_termination
 from ._scope import MAX_MESSAGES, mute
@@ -34,7 +36,8 @@ class GroupTalk(Group):
     person who thinks (a `UserProxyAgent`) holds up no one else.
 
     The talk ends when nobody has anything to say, when somebody ends it (`TERMINATE`), or after
-    `max_turns`, which is logged; who still thinks then is cancelled.
+    `max_turns`, which is logged; who still thinks then is cancelled, but waited for in a durable
+    run, whose lives have to remember the same.
     """
 
     def __init__(
@@ -59,11 +62,12 @@ class GroupTalk(Group):
         talk.on_news = floor.ring
         try:
             seats = [node.call_handler(_Seat(floor, name)) for name in self.members]
+            if floor.kept:
+                await floor.give_turns()
             await floor.over.wait()
         finally:
             talk.on_news = None
-        for seat in seats:
-            seat.cancel("the talk is over")
+        cancel_again(seats, "the talk is over")
         if floor.fault is not None:
             raise floor.fault
         if not floor.left:
@@ -91,6 +95,11 @@ class _Floor:
         # One for each seat, rung when there is news, and one for the end.
         self.bells = {name: asyncio.Event() for name in group.members}
         self.over = asyncio.Event()
+        # In a durable run: who waits for a turn, and whether somebody came, or has had it.
+        self.kept = scope_here() is not None
+        self.waiting: dict[str, asyncio.Future[None]] = {}
+        self.came = asyncio.Event()
+        self.done = asyncio.Event()
 
     def ring(self) -> None:
         """Wake those who wait for something to hear."""
@@ -101,6 +110,7 @@ class _Floor:
         """End the talk, if it has not ended."""
         self.ending = self.ending or how
         self.over.set()
+        self.came.set()
         self.ring()
 
     def end_if_quiet(self) -> None:
@@ -110,46 +120,107 @@ class _Floor:
 
     async def hear_next(self, name: str) -> bool:
         """Wait until a member has something to hear; False if the talk has ended."""
-        self.busy.discard(name)
-        self.end_if_quiet()
         while self.ending is None and not self.talk.unheard[name]:
             self.bells[name].clear()
             await self.bells[name].wait()
         self.busy.add(name)
         return self.ending is None
 
-    async def turn(self, name: str) -> bool:
-        """Let a member hear and answer; False if it leaves."""
-        talk = self.talk
-        with mute():
-            answer = await talk.ask(name)
-        message = answer.message
-        if message is None or not message.text.strip():
-            return answer.status != "left"
-        if talk.speaking is not None:
-            await talk.tell(name, f"No, {talk.speaking} is speaking.", request_reply=False)
-            return True
-        if self.asks(message):
-            talk.speaking = name
-            try:
-                answer = await talk.tell(name, f"Yes, {name}, you have the floor: speak now.")
-            finally:
-                talk.speaking = None
-            message = answer.message
-            if message is None or not message.text.strip() or self.asks(message):
-                return True
+    def rest(self, name: str) -> None:
+        """Take note that a member is free to hear more."""
+        self.busy.discard(name)
+        self.end_if_quiet()
+
+    def leave(self, name: str) -> None:
+        """Take note that a member is at the talk no more; twice is harmless."""
+        self.present.discard(name)
+        self.came.set()
+        self.rest(name)
+
+    def say(self, name: str, message: AgentMessage) -> None:
+        """Let all hear a member's speech, unless the talk has ended."""
         if self.ending is None:
-            talk.say(message)
+            self.talk.say(message)
             self.left -= 1
             if is_termination(message):
                 self.end("terminated")
             elif not self.left:
                 self.end("turn_limit")
-        return True
+        self.rest(name)
+
+    async def hear_and_answer(self, name: str) -> None:
+        """Let a member hear and answer, once."""
+        talk = self.talk
+        with mute():
+            answer = await talk.ask(name, turn=self.turn(name))
+        async with self.turn(name):
+            speaking = talk.speaking
+            if not (said := _speech(answer)):
+                left = answer.status == "left"
+                return self.leave(name) if left else self.rest(name)
+            if speaking is None and not self.asks(said):
+                return self.say(name, said)
+            talk.speaking = speaking or name
+        if speaking is not None:
+            await talk.tell(name, f"No, {speaking} is speaking.", request_reply=False)
+            async with self.turn(name):
+                return self.rest(name)
+        try:
+            answer = await talk.tell(name, f"Yes, {name}, you have the floor: speak now.")
+        except BaseException:
+            talk.speaking = None
+            raise
+        async with self.turn(name):
+            talk.speaking, said = None, _speech(answer)
+            return self.rest(name) if said is None or self.asks(said) else self.say(name, said)
+
+    # --- turns
+
+    @asynccontextmanager
+    async def turn(self, name: str) -> AsyncGenerator[None]:
+        """Let a member do what others see; the block does not wait.
+
+        In a durable run that is done in the same order in each life.
+        """
+        if not self.kept:
+            yield
+            return
+        self.waiting[name] = mine = asyncio.get_running_loop().create_future()
+        self.came.set()
+        await mine
+        try:
+            yield
+        finally:
+            self.done.set()
+
+    async def give_turns(self) -> None:
+        """Let one after the other have its turn: whoever came first in the first life."""
+        while (name := await once("turn", self._first_waiting)) is not None:
+            await self._until(lambda name=name: name in self.waiting)  # type: ignore[misc]
+            self.done.clear()
+            self.waiting.pop(name).set_result(None)
+            await self.done.wait()
+        # Who thinks comes to an end with it, or would remember other things in another life.
+        await self._until(lambda: self.present <= self.waiting.keys())
+
+    async def _first_waiting(self) -> str | None:
+        await self._until(lambda: self.waiting or self.over.is_set())
+        return None if self.over.is_set() else next(iter(self.waiting))
+
+    async def _until(self, condition: Callable[[], object]) -> None:
+        while not condition():
+            self.came.clear()
+            await self.came.wait()
 
     def asks(self, message: AgentMessage) -> bool:
         """Say whether a message asks for the floor."""
         return self.request in message.text.lower()
+
+
+def _speech(answer: Answer) -> AgentMessage | None:
+    """Return what was said, if that was anything."""
+    message = answer.message
+    return message if message is not None and message.text.strip() else None
 
 
 class _Seat(Node[None], internal=True):
@@ -160,16 +231,15 @@ class _Seat(Node[None], internal=True):
 
     async def task(self) -> None:
         floor, name = self._floor, self._name
+        floor.rest(name)
         try:
-            while await floor.hear_next(name) and await floor.turn(name):
-                pass
+            while name in floor.present and await floor.hear_next(name):
+                await floor.hear_and_answer(name)
         except ConversationTooLong as error:  # no more may be said in the outer conversation
             floor.fault = error
             floor.end("message_limit")
         finally:
-            floor.present.discard(name)
-            floor.busy.discard(name)
-            floor.end_if_quiet()
+            floor.leave(name)
 
 
 @prompt

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from ...backends import Backend
+from ...commander.scope import scope_here
 from ..layers import prompt
 
 if TYPE_CHECKING:
@@ -28,10 +29,15 @@ def round_robin(talk: Talk) -> str:
 
 
 def random_speaker(seed: int | None = None) -> Callable[[Talk], str]:
-    """Make a policy that names any member but the last speaker, always the same with a `seed`."""
+    """Make a policy that names any member but the last speaker, always the same with a `seed`.
+
+    Without one, each life of a durable run names the same.
+    """
     chance = random.Random(seed)  # noqa: S311 - not for secrets
 
     def choose(talk: Talk) -> str:
+        if seed is None and (scope := scope_here()) is not None:
+            chance.seed(scope.own_name("speaker"))
         return chance.choice(_others(talk))
 
     return choose

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ...commander import Node, current_node
@@ -21,6 +22,7 @@ __all__ = ["Talk", "TalkNode", "find_talk"]
 logger = logging.getLogger("anabranch.agents")
 
 GO_ON = "Please go on."
+FREE = nullcontext()
 
 
 class Talk:
@@ -70,10 +72,20 @@ class Talk:
         scope.tell(message)
         self.hear(message)
 
-    async def ask(self, name: str, nudge: str = GO_ON) -> Answer:
-        """Tell a member what it has not heard yet, and let it answer the last of that."""
+    async def ask(
+        self,
+        name: str,
+        nudge: str = GO_ON,
+        *,
+        turn: AbstractAsyncContextManager[None] = FREE,
+    ) -> Answer:
+        """Tell a member what it has not heard yet, and let it answer the last of that.
+
+        What that is, is looked for in the block of `turn`.
+        """
         member = await self.group.find(name)
-        unheard, self.unheard[name] = self.unheard[name], []
+        async with turn:
+            unheard, self.unheard[name] = self.unheard[name], []
         if not unheard:
             return await self.tell(name, nudge)
         for message in unheard[:-1]:

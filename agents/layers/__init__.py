@@ -4,6 +4,7 @@ Messages come in by a call of an agent and are remembered; an aggregator makes a
 memory, `handlers.respond` asks the model and runs its tools, a parser reads the reply.
 
 - `_agent`: `Agent`; `_call`: one call as a node; `_answer`: its steps
+- `_sessions`: sessions that a journal keeps
 - `_usage`: what calls take, counted for their agents and sessions
 - `_sequential`: agents one after the other, as one
 - `_message`: what is handed on; `_memory`: what is kept; `_aggregators`: what the model reads of it

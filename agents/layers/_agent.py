@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, Self, cast, get_args
+from typing import TYPE_CHECKING, Any, Generic, Self, cast, get_args
 
 from typing_extensions import TypeVar
 
@@ -24,7 +24,7 @@ from ...tools.toolkits import flatten
 from ._actions import AgentStep, check_formats, list_steps
 from ._aggregators import Aggregator, System, read_system
 from ._answer import answer
-from ._call import AgentCall, run_in_tree, stream_call
+from ._call import ROUND, AgentCall, KeptCall, run_in_tree, stream_call
 from ._hooks import (
     AgentHook,
     AgentHookHandle,
@@ -35,10 +35,14 @@ from ._hooks import (
     Moment,
     methods_of,
 )
-from ._memory import Memory, SessionId, read_again, read_records
+from ._memory import Memory, OwnSession, SessionId, read_again, read_records
 from ._message import AgentMessage, copy_message
 from ._parsers import Parser
 from ._usage import Spending
+
+if TYPE_CHECKING:
+    from ...store import Journal
+    from ._sessions import KeptSessions
 
 __all__ = ["Agent"]
 
@@ -72,6 +76,8 @@ class Agent(Generic[F]):
     - `view`: sees text, calls and results as they come, and is asked whether a tool may run.
     - `approve`: is asked in its place, also for agents below that name neither: a function of a
       `ToolQuestion`, or an `Approvals`.
+    - `journal`: a file's name or a `Journal`, which keeps each session under "NAME/SESSION": a call
+      goes on where an earlier process was ended in it. Every call names its session then.
     - `options`: for the model, by the wire's names; those of a call win, where what a subclass's
       `forward` names is taken too. Any other name is a `ConfigurationError` with the nearest one.
 
@@ -94,6 +100,7 @@ class Agent(Generic[F]):
         max_rounds: int = 10,
         view: View | None = None,
         approve: Approve | None = None,
+        journal: str | Journal | None = None,
         **options: Any,
     ) -> None:
         read_system(system)  # what is none is refused here
@@ -112,6 +119,7 @@ class Agent(Generic[F]):
         require(view, View | None, "view must be a View or None", like="ended")
         asked = Approvals | FUNCTION | None
         require(approve, asked, "approve must be a function that is asked, Approvals() or None")
+        require(journal, str | None, "journal must be a file's name or a Journal", like="session")
         self.backend = backend
         self.system = system
         self.tools = flatten(tools)
@@ -125,6 +133,8 @@ class Agent(Generic[F]):
         self.max_rounds = max_rounds
         self.view = view
         self.approve = approve
+        self.journal = journal
+        self._kept: KeptSessions | None = None
         self.options = options
         self.spending = Spending()
         self.tool_sessions = ToolSessions()
@@ -155,7 +165,16 @@ class Agent(Generic[F]):
         if not options.keys() <= WIRE_OPTIONS:
             takes = ["session_id", *parameters_of(type(self).forward)]
             check_options(options, f"a call of {self.name!r}", takes=takes)
-        return AgentCall(self, [copy_message(each) for each in messages], session_id, options)
+        nameless = session_id is None and not self.keeps_memory
+        kind: type[AgentCall[F]] = AgentCall
+        if self.journal is not None and not (nameless and ROUND.get() is not None):
+            if nameless or isinstance(session_id, OwnSession):
+                raise ConfigurationError(
+                    f"{self.name} keeps its sessions in a journal, and a call without a name for"
+                    " one would be lost: give it session_id="
+                )
+            kind = KeptCall
+        return kind(self, [copy_message(each) for each in messages], session_id, options)
 
     def run_sync(
         self, *messages: AgentMessage | str, session_id: SessionId | None = None, **options: Any
@@ -316,10 +335,40 @@ class Agent(Generic[F]):
         an `ExceptionGroup`.
         """
         agents = self.named_agents().values() if recursive else (self,)
+        for agent in agents:
+            if agent.journal is not None:
+                name = f"{agent.name}/{session_id}"
+                raise ConfigurationError(
+                    f"{agent.name} keeps its sessions in a journal, and that forgets nothing: begin"
+                    f" another session, or end this one, await journal.cancel({name!r})"
+                )
         do_all(partial(agent.forget, session_id) for agent in agents)
 
+    async def recall(self, session_id: SessionId = 0) -> list[AgentMessage]:
+        """Return what was said in a session, as its next call finds it; a journal is read for that.
+
+        Raises `RunBusy` while another process is in the session.
+        """
+        if self.journal is not None:
+            await self.kept_sessions().recall(session_id)
+        return self.memory.messages(session_id)
+
+    def kept_sessions(self) -> KeptSessions:
+        """Return the sessions that `journal` keeps."""
+        if self._kept is None or self._kept.journal is not self.journal:
+            from ._sessions import KeptSessions
+
+            assert self.journal is not None
+            self._kept = KeptSessions(self, self.journal)
+        return self._kept
+
     def forget(self, session_id: SessionId) -> None:
-        """Forget a session, here alone; also what a call without a session leaves behind."""
+        """Forget a session, here alone; also what a call without a session leaves behind.
+
+        What a journal keeps of it stays there, and is read again by the next call in it.
+        """
+        if self._kept is not None:
+            self._kept.let_go(session_id)
         self.spending.sessions.pop(session_id, None)
         kept = self.memory.reset, self.tool_sessions.forget
         do_all(partial(forget, session_id) for forget in kept)

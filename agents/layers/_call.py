@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, cast
 
 from typing_extensions import TypeVar
 
 from ...commander import Commander, Node, NodeLimits, act_as, parent_here
 from ...commander.awaitable import require_awaitable
+from ...commander.errors import ConfigurationError
 from ...commander.waiting import observe, outlast
 from ._memory import CALLS, OwnSession, SessionId
 from ._message import AgentMessage, copy_message
@@ -18,12 +20,36 @@ from ._stream import APPROVE, LISTENER, Feed
 from ._usage import CountedCall
 
 if TYPE_CHECKING:
+    from ...store import Session
     from ._agent import Agent
 
-__all__ = ["AgentCall", "run_in_tree", "stream_call"]
+__all__ = ["ROUND", "AgentCall", "KeptCall", "KeptSession", "run_in_tree", "stream_call"]
 
 F = TypeVar("F", default=Any)
 T = TypeVar("T")
+
+
+class KeptSession(NamedTuple):
+    """The session in a journal below whose call this is: it keeps these memories and no others."""
+
+    agent: Agent[Any]
+    session_id: SessionId
+
+    def require(self, agent: Agent[Any], session_id: SessionId) -> None:
+        """Refuse an agent that would remember what the journal does not have."""
+        agents = self.agent.named_agents().values()
+        if session_id == self.session_id and any(agent is each for each in agents):
+            return
+        raise ConfigurationError(
+            f"{agent.name} is called in the session {session_id!r} below {self.agent.name}, whose"
+            f" session {self.session_id!r} a journal keeps: it would forget that with the process;"
+            f" make it an attribute of {self.agent.name} and pass session_id= on, or call it"
+            " without a session"
+        )
+
+
+ROUND: ContextVar[KeptSession | None] = ContextVar("anabranch_agents_round", default=None)
+"""Set below a call that a journal keeps; nodes hand it down."""
 
 
 class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
@@ -71,6 +97,9 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         received = [await before.run(agent, each, session_id) for each in self._messages]
         kept = agent.memory.add(*received, session_id=session_id)
         try:
+            above = ROUND.get()
+            if above is not None and named is not None and agent.memory.messages(named):
+                above.require(agent, named)
             saying = agent.forward(*kept, session_id=session_id, **self._options)
             said = await require_awaitable(saying, agent, "forward")
             if isinstance(said, str):
@@ -86,6 +115,26 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         if (listener := LISTENER.get()) is not None:
             listener.put(answer)
         return answer
+
+
+class KeptCall(AgentCall[F], Generic[F], internal=True):
+    """A call in a session that a journal keeps; what it does is below a node of that session's."""
+
+    # While the call is made.
+    session: Session | None = None
+
+    async def task(self) -> AgentMessage[F]:
+        """Let the session make it, unless it is a part of a call of that."""
+        above = ROUND.get()
+        if above is not None and above.agent is self.agent:
+            return await super().task()
+        sessions = self.agent.kept_sessions()
+        return await sessions.call(self, self._messages, self.session_id, self._options)
+
+    async def suspend(self) -> None:
+        """Let tools that are under way come to their end, before all is cancelled."""
+        if self.session is not None:
+            await self.session.suspend()
 
 
 async def run_in_tree(
@@ -104,7 +153,14 @@ async def run_in_tree(
         parent = parent_here()
     if parent is None:
         async with Commander() as commander:
-            return await commander.run(node, timeout=timeout, limits=limits)
+            # Not `run`, which would cancel the node: that the block is left decides nothing of it.
+            commander.call_handler(node, claim=True, timeout=timeout, limits=limits)
+            try:
+                return await node
+            except asyncio.CancelledError:
+                if isinstance(node, KeptCall):
+                    await node.suspend()
+                raise
     parent.call_handler(node, claim=True, timeout=timeout, limits=limits)
     try:
         return await node

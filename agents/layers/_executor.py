@@ -12,7 +12,7 @@ from ...commander import Node, NodeCancelled
 from ...commander.kinds import require
 from ...messages import Message, ToolCall
 from ...tools import AnyTool, Approve, Decision, InvalidArguments, Toolkit, ToolResult, ask_approval
-from ...tools.calls import CallNode, start_call
+from ...tools.calls import NOBODY, CallNode, start_call
 from ...tools.results import describe_error
 from ...tools.sessions import CURRENT, ToolSessions
 from ...tools.toolkits import by_name
@@ -118,7 +118,7 @@ class ToolExecutor:
         """Ask a person whether `call` may run."""
         approve = self.approvals or APPROVE.get()
         if approve is None:
-            return Decision(False, reason="nobody is there to ask")
+            return NOBODY
         return await ask_approval(approve, call, tool)
 
 

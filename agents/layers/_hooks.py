@@ -192,11 +192,19 @@ class HookedTool(Tool[..., Any]):
         if self.before:
             arguments, tool = await self.prepare(arguments)
             return await tool.run(arguments)
-        given = await self.inner.run(arguments)
+        return await self.finish(await self.inner.run(arguments))
+
+    @property
+    def bare(self) -> AnyTool:
+        """The inner tool."""
+        return self.inner.bare
+
+    async def finish(self, text: str) -> str:
+        """Let the hooks after the call see what it gave."""
         answer = AgentMessage(
-            content=given, sender=self.name, receiver=self.agent.name, type="tool_result"
+            content=text, sender=self.name, receiver=self.agent.name, type="tool_result"
         )
-        text = (await self.after.run(self.agent, answer, self.session_id)).content
-        if not isinstance(given, Illustrated):
-            return text
-        return Illustrated(str(text), given.images, given.files)
+        shown = (await self.after.run(self.agent, answer, self.session_id)).content
+        if not isinstance(text, Illustrated):
+            return shown
+        return Illustrated(str(shown), text.images, text.files)

@@ -39,7 +39,13 @@ SessionId: TypeAlias = int | str
 
 
 class OwnSession(str):
-    """A session that nobody has named: it ends with what has it, a call or a nameless person."""
+    """A session that nobody has named: it ends with what has it, a call or a nameless person.
+
+    Its name is another one in each life of a durable run, so it says nothing of who is called: what
+    has slots is not written among a node's inputs.
+    """
+
+    __slots__ = ("forget",)
 
     def __new__(cls, prefix: str = "") -> Self:
         """Make a session that has no name in common with any other."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...commander.kinds import require
 from ._agent import Agent
 from ._memory import SessionId
 from ._message import AgentMessage
+
+if TYPE_CHECKING:
+    from ...store import Journal
 
 __all__ = ["Sequential"]
 
@@ -17,14 +20,17 @@ class Sequential(Agent[Any]):
     """Hands messages to the first agent, its answer to the second, and so on.
 
     `Sequential(writer, critic)`, or with names: `Sequential({"writer": ..., "critic": ...})`.
-    A call's `exit_at` is the number of the agent whose answer is enough. Raises `ValueError` if
-    there is no agent.
+    `journal` is as in `Agent`. A call's `exit_at` is the number of the agent whose answer is
+    enough. Raises `ValueError` if there is no agent.
     """
 
     def __init__(
-        self, *agents: Agent[Any] | Mapping[str, Agent[Any]], name: str | None = None
+        self,
+        *agents: Agent[Any] | Mapping[str, Agent[Any]],
+        name: str | None = None,
+        journal: str | Journal | None = None,
     ) -> None:
-        super().__init__(name=name)
+        super().__init__(name=name, journal=journal)
         self.agents: dict[str, Agent[Any]] = {}
         for each in agents:
             named = {str(len(self.agents)): each} if isinstance(each, Agent) else each

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...backends import Backend
 from ...commander.kinds import require
@@ -19,6 +19,9 @@ from ._executor import ToolExecutor
 from ._hooks import AgentHook
 from ._memory import SessionId
 from ._message import AgentMessage
+
+if TYPE_CHECKING:
+    from ...store import Journal
 
 __all__ = ["StepAgent"]
 
@@ -37,8 +40,8 @@ class StepAgent(Agent[ToolAction]):
 
     It goes on until a reply is `finished` (without a call, if nothing else is said), at most for
     `max_rounds` replies; then the last one is the answer, its `extra["status"]` "max_rounds", and
-    what it calls does not run. Action hooks see each call, and `approve` is as in `Agent`.
-    `options` go to the inner agent, whose memory has it all: `get_steps` reads it.
+    what it calls does not run. Action hooks see each call, `approve` and `journal` are as in
+    `Agent`. `options` go to the inner agent, whose memory has it all: `get_steps` reads it.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class StepAgent(Agent[ToolAction]):
         hooks: Iterable[AgentHook | object] = (),
         max_rounds: int = 4,
         approve: Approve | None = None,
+        journal: str | Journal | None = None,
         **options: Any,
     ) -> None:
         require(backend, Backend, "backend must be one that connect(...) makes", like="stream")
@@ -67,6 +71,7 @@ class StepAgent(Agent[ToolAction]):
             hooks=hooks,
             max_rounds=max_rounds,
             approve=approve,
+            journal=journal,
         )
         if max_rounds < 1:
             raise ValueError(f"max_rounds must be at least 1, not {max_rounds!r}")

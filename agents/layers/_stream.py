@@ -11,6 +11,7 @@ from inspect import isawaitable
 from ...handlers import View
 from ...messages import ToolCall
 from ...tools import AnyTool, Approve, Decision, ToolResult, ask_approval
+from ...tools.calls import NOBODY
 from ._message import AgentMessage, StreamState, copy_message
 
 __all__ = ["APPROVE", "LISTENER", "AgentView", "Feed", "Speech"]
@@ -172,5 +173,5 @@ class AgentView(View):
         if self._approve is not None:
             return await ask_approval(self._approve, call, tool)
         if self._view is None:
-            return Decision(False, reason="nobody is there to ask")
+            return NOBODY
         return await self._view.ask(call, tool)

@@ -1,0 +1,313 @@
+"""Sessions of an agent that are kept in a journal: `Agent(journal=...)`.
+
+A session is a run that stays open, by the name "AGENT/SESSION", and each call one of its calls. It
+is claimed for as long as a call lasts. Beside what the store keeps of any run, a call's rows say
+what it was called with and how it has changed the memories of the agent and of all below it; so the
+memories are put together again from the rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from ...commander import current_node
+from ...commander.errors import ConfigurationError
+from ...commander.scope import scope_here
+from ...store import Journal, NotStorable, Session, SessionCall
+from ._call import ROUND, AgentCall, KeptCall, KeptSession, run_in_tree
+from ._memory import SessionId, json_value, read_records
+from ._message import AgentMessage
+from ._stream import LISTENER
+
+if TYPE_CHECKING:
+    from ._agent import Agent
+
+__all__ = ["KeptSessions", "run_id_of"]
+
+logger = logging.getLogger("anabranch.agents")
+
+State: TypeAlias = dict[str, list[dict[str, Any]]]
+"""The memories of a session by the paths of their agents, as `state_dict` gives them."""
+
+
+Changes: TypeAlias = dict[str, list[Any]]
+"""How they have changed, by path: from which message on, how many are gone, which came instead."""
+
+# What `save` writes of a message about which nothing has been said.
+DEFAULTS = AgentMessage().model_dump(exclude={"usage"})
+
+
+class _Known(NamedTuple):
+    """What the memories here had of a session when its journal had so many rows."""
+
+    rows: int
+    state: State
+
+
+def run_id_of(agent: str, session_id: SessionId) -> str:
+    """Return the name of the run that a session is."""
+    session = str(session_id)
+    if isinstance(session_id, str) and (session.lstrip("+-").isdigit() or session[:1] in "'\""):
+        session = repr(session_id)  # another one than the number's
+    return f"{agent}/{session}"
+
+
+class KeptSessions:
+    """The sessions of one agent."""
+
+    def __init__(self, agent: Agent[Any], journal: str | Journal) -> None:
+        if "/" in agent.name:
+            raise ConfigurationError(
+                f"an agent whose sessions are kept needs a name= without '/', not {agent.name!r}"
+            )
+        self._agent = agent
+        self.journal = journal
+        # What the memories here have; None where that is not what the journal has.
+        self._known: dict[SessionId, _Known | None] = {}
+        # One call after the other in each session, in each loop.
+        self._turns: WeakKeyDictionary[
+            asyncio.AbstractEventLoop, WeakValueDictionary[SessionId, asyncio.Lock]
+        ] = WeakKeyDictionary()
+
+    async def call(
+        self,
+        node: KeptCall[Any],
+        messages: Sequence[AgentMessage],
+        session_id: SessionId,
+        options: Mapping[str, Any],
+    ) -> AgentMessage[Any]:
+        """Make a call below `node`, when one that was cut has come to its end."""
+        inputs = {"messages": [_write(each) for each in messages], "options": dict(options)}
+        async with self._taken(session_id) as session:
+            node.session = session
+            self._read(session, session_id)
+            last = session.calls[-1] if session.calls else None
+            if last is not None and not last.over:
+                if {**last.inputs, "before": None} == {**inputs, "before": None}:
+                    return await self._make(session, last, session_id)
+                await self._finish(session, last, session_id)
+            known = self._known.get(session_id)
+            here = self._agent.state_dict(session_id)
+            inputs["before"] = _differences({} if known is None else known.state, here)
+            return await self._make(session, session.begin(inputs), session_id)
+
+    def let_go(self, session_id: SessionId) -> None:
+        """Take note that the memories here have nothing of a session any more."""
+        self._known.pop(session_id, None)
+
+    async def recall(self, session_id: SessionId) -> None:
+        """Let the memories have what the journal has of a session."""
+        async with self._taken(session_id) as session:
+            self._read(session, session_id)
+
+    @asynccontextmanager
+    async def _taken(self, session_id: SessionId) -> AsyncGenerator[Session]:
+        if scope_here() is not None:
+            raise ConfigurationError(
+                f"{self._agent.name} keeps its sessions in a journal of its own, and is called"
+                " inside a durable run, which keeps what is done below it: call it outside, or use"
+                " one without journal="
+            )
+        turns = self._turns.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
+        async with turns.setdefault(session_id, asyncio.Lock()):
+            given = self.journal
+            name = run_id_of(self._agent.name, session_id)
+            if isinstance(given, Journal):
+                async with given.session(name) as session:
+                    yield session
+            else:
+                async with Journal(given) as journal, journal.session(name) as session:
+                    yield session
+
+    async def _finish(self, session: Session, call: SessionCall, session_id: SessionId) -> None:
+        """Let a call that was cut come to its end; nobody listens any more."""
+        logger.info("%s finishes a call that was cut, before the next", session.run_id)
+        token = LISTENER.set(None)
+        try:
+            await self._make(session, call, session_id)
+        except Exception:
+            if not call.over:
+                raise  # nothing can be kept
+            logger.warning("a call of %s that was cut has failed", session.run_id, exc_info=True)
+        finally:
+            LISTENER.reset(token)
+
+    async def _make(
+        self, session: Session, call: SessionCall, session_id: SessionId
+    ) -> AgentMessage[Any]:
+        agent, heard, written = self._agent, LISTENER.get(), _Answer(self._agent)
+        messages, options = read_records(call.inputs["messages"]), call.inputs["options"]
+        start, ended = agent.state_dict(session_id), call.ended
+
+        async def work() -> AgentMessage[Any]:
+            nonlocal heard
+            heard = None  # the call itself tells it
+            ROUND.set(KeptSession(agent, session_id))
+            said = None
+            try:
+                answer = await run_in_tree(AgentCall(agent, messages, session_id, options))
+                said = json.loads(written.encode(answer))
+                return answer
+            finally:
+                changes = _differences(start, agent.state_dict(session_id))
+                session.keep(call, _refer(changes, call.inputs["messages"], said))
+
+        self._known[session_id] = None
+        try:
+            answer = await session.make(call, current_node(), work, written)
+        finally:
+            if call.over:
+                state = agent.state_dict(session_id)
+                if not ended and call.result is None:
+                    # It was cancelled: before it did anything in this life, or after its answer.
+                    changes = _refer(_differences(start, state), call.inputs["messages"], None)
+                    if changes != (call.kept or {}):
+                        session.keep(call, changes)
+                self._known[session_id] = _Known(session.rows, state)
+        if heard is not None:
+            heard.put(answer)
+        return answer
+
+    def _read(self, session: Session, session_id: SessionId) -> None:
+        """Let the memories have what the journal has."""
+        agent, known = self._agent, self._known.get(session_id)
+        if known is not None and known.rows == session.rows:
+            return  # what was added here since then is written with the next call
+        here = agent.state_dict(session_id)
+        state: State = {}
+        for call in session.calls:
+            _apply(state, call.inputs["before"])
+            if call.ended:
+                _apply(state, _refer_back(call))
+        before = known.state if known is not None else {}
+        if (known is not None or session_id not in self._known) and _differences(before, here):
+            if not session.calls:
+                return  # it begins with what was remembered here
+            if _differences(state, here):
+                raise ConfigurationError(
+                    f"the journal has a session {session.run_id!r}, and its memory here is another:"
+                    f" put nothing into it before the first call, or name another session"
+                )
+        try:
+            agent.load_state_dict({**{key: [] for key in here}, **state}, session_id)
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"the journal has a session {session.run_id!r} of an agent that was made of others:"
+                f" {error}"
+            ) from error
+        self._known[session_id] = _Known(session.rows, state)
+
+
+class _Answer:
+    """How an agent's answer is written: what its parser made of it is made again."""
+
+    def __init__(self, agent: Agent[Any]) -> None:
+        self._agent = agent
+
+    def encode(self, value: AgentMessage[Any]) -> bytes:
+        """Return it as JSON; raise `NotStorable` for one that would come back as another."""
+        record = {**_record(value), "usage": json_value(value.usage)}
+        data = json.dumps(record).encode()
+        try:
+            same = _alike(self.decode(data), value)
+        except ConfigurationError as error:
+            raise NotStorable(f"the answer of {self._agent.name}: {error}") from error
+        if not same:
+            raise _not_storable(f"the answer of {self._agent.name}", value)
+        return data
+
+    def decode(self, data: bytes) -> AgentMessage[Any]:
+        """Return what was encoded."""
+        return self._agent.restore([json.loads(data)])[0]
+
+
+def _write(message: AgentMessage) -> dict[str, Any]:
+    record = _record(message)
+    (back,) = read_records([record])
+    if not _alike(back, message):
+        raise _not_storable("a message", message)
+    return record
+
+
+def _record(message: AgentMessage) -> dict[str, Any]:
+    return _shorten({name: json_value(each) for name, each in message if name != "usage"})
+
+
+def _shorten(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what every message has that says nothing else."""
+    return {
+        name: value
+        for name, value in record.items()
+        if name == "content" or name not in DEFAULTS or value != DEFAULTS[name]
+    }
+
+
+def _alike(one: AgentMessage, other: AgentMessage) -> bool:
+    """Say whether two messages have the same values, of the same types."""
+    return all(
+        type(value) is type(given) and json_value(value) == json_value(given)
+        for (_, value), (_, given) in zip(one, other, strict=True)
+    )
+
+
+def _not_storable(what: str, message: AgentMessage) -> NotStorable:
+    kinds = {name: type(value).__name__ for name, value in message}
+    return NotStorable(
+        f"{what} cannot be kept in a journal: content ({kinds['content']}), formatted"
+        f" ({kinds['formatted']}) and extra must be JSON, or be made by the agent's output_format"
+    )
+
+
+def _differences(before: Mapping[str, Any], now: State) -> Changes:
+    """Return what has changed: by path, from where on, how many are gone, and what came instead."""
+    changes: Changes = {}
+    for path, new in now.items():
+        old = before.get(path, [])
+        if old == new:
+            continue
+        shorter, start, end = min(len(old), len(new)), 0, 0
+        while start < shorter and old[start] == new[start]:
+            start += 1
+        while end < shorter - start and old[-1 - end] == new[-1 - end]:
+            end += 1
+        came = [_shorten(each) for each in new[start : len(new) - end]]
+        changes[path] = [start, len(old) - start - end, came]
+    return changes
+
+
+def _apply(state: State, changes: Changes) -> None:
+    for path, (start, gone, came) in changes.items():
+        state.setdefault(path, [])[start : start + gone] = [{**DEFAULTS, **each} for each in came]
+
+
+def _refer(changes: Changes, asked: list[Any], said: dict[str, Any] | None) -> Changes:
+    """Write numbers for messages that stand in the call's inputs, None for its answer."""
+    if said is not None:
+        said.pop("usage")
+
+    def short(record: dict[str, Any]) -> Any:
+        if record == said:
+            return None
+        return asked.index(record) if record in asked else record
+
+    return {path: [*where, [*map(short, came)]] for path, (*where, came) in changes.items()}
+
+
+def _refer_back(call: SessionCall) -> Changes:
+    asked, said = call.inputs["messages"], call.result
+
+    def whole(came: list[Any]) -> Iterator[dict[str, Any]]:
+        for short in came:
+            if short is not None:
+                yield asked[short] if isinstance(short, int) else short
+            elif said is not None:  # else it was killed, or cancelled, before its answer was kept
+                yield {name: value for name, value in said.items() if name != "usage"}
+
+    changes: Changes = call.kept or {}
+    return {path: [*where, [*whole(came)]] for path, (*where, came) in changes.items()}

@@ -1,0 +1,209 @@
+"""Replies that are kept: what a request is found by, and a reply as JSON.
+
+A cassette keeps each delta with its time; a journal keeps the whole message, which is a message of
+a conversation too, and what the reply took.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from contextlib import aclosing
+from contextvars import ContextVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from ..commander.errors import ConfigurationError
+from ..commander.scope import KeptReply, charge_again, scope_here
+from ..dispatch.assembly import assemble
+from ..messages import Delta, Message, Request, ToolCallDelta, Usage, request_body
+from ..messages.kept import read_message, write_json, write_message
+from ._secret import clean
+from ._tape import delta_from_json, delta_to_json
+
+if TYPE_CHECKING:
+    from ._backend import Backend
+
+__all__ = ["keep_replies", "key_of", "note_taken"]
+
+B = TypeVar("B", bound="Backend")
+
+Stream: TypeAlias = Callable[[B, Request], AsyncGenerator[Delta, None]]
+
+# Characters without a space that are held back, as they may be the beginning of a key.
+LONGEST_WORD = 512
+
+# What the reply that is being kept here has taken, by model; None where none is. A backend that
+# asks another one does so inside its own reply, which alone is kept.
+_TAKEN: ContextVar[list[tuple[str, Usage]] | None] = ContextVar("anabranch_taken", default=None)
+
+
+def key_of(request: Request) -> str:
+    """Write what a request is found by."""
+    body = request_body("", request, stream=False)
+    del body["model"]
+    try:
+        return json.dumps(body, sort_keys=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"the request cannot be recorded as JSON: {error}") from None
+
+
+def note_taken(model: str, usage: Usage) -> None:
+    """Say what an attempt took: it is charged again whenever the reply is played."""
+    if (taken := _TAKEN.get()) is not None:
+        taken.append((model, usage))
+
+
+def keep_replies(stream: Stream[B]) -> Stream[B]:
+    """Let `stream` keep each whole reply in the journal of its run, and play it from there."""
+
+    @wraps(stream)
+    def kept_stream(self: B, request: Request) -> AsyncGenerator[Delta, None]:
+        scope = scope_here(any_loop=True)
+        if scope is None or _TAKEN.get() is not None:
+            return stream(self, request)
+        reply = scope.reply(key_of(request))
+        reply.cleaned_by(self.redact, clean)
+        if reply.recorded is not None:
+            return _play(self, reply, reply.recorded)
+        taken: list[tuple[str, Usage]] = []
+        token = _TAKEN.set(taken)
+        try:
+            source = stream(self, request)
+        finally:
+            _TAKEN.reset(token)
+        if reply.hears:
+            source = _tell(source, reply, self.redact)
+        return _keep(self, source, reply, taken)
+
+    kept_stream.keeps_replies = True  # type: ignore[attr-defined] - `Backend` asks
+    return kept_stream
+
+
+async def _tell(
+    source: AsyncGenerator[Delta, None], reply: KeptReply, redact: Callable[[str], str]
+) -> AsyncGenerator[Delta, None]:
+    """Pass deltas on, and tell their text as it grows, in pieces that part no key in two."""
+    held = ""
+    async with aclosing(source):
+        async for delta in source:
+            held += delta.text or ""
+            end = max(held.rfind(" "), held.rfind("\n"), len(held) - LONGEST_WORD) + 1
+            if end > 0:
+                reply.hear(redact(held[:end]))
+                held = held[end:]
+            yield delta
+
+
+async def _keep(
+    backend: Backend,
+    source: AsyncGenerator[Delta, None],
+    reply: KeptReply,
+    taken: list[tuple[str, Usage]],
+) -> AsyncGenerator[Delta, None]:
+    """Pass deltas on; nobody sees the reply's end before it is kept, whatever end that is.
+
+    Else what was done about the reply could be in the journal without it.
+    """
+    came: list[Delta] = []
+    whole = 0  # how many had come before its end
+    with reply.coming():
+        try:
+            async with aclosing(source):
+                while True:
+                    token = _TAKEN.set(taken)
+                    try:
+                        delta = await anext(source)
+                    except StopAsyncIteration:
+                        break
+                    finally:
+                        _TAKEN.reset(token)
+                    came.append(delta)
+                    if whole or delta.finish_reason is not None or delta.done:
+                        whole = whole or len(came)
+                    else:
+                        yield delta
+        except BaseException as error:
+            seen = came[: whole - 1] if whole else came
+            saved = _write(backend, seen, taken, exact=True)
+            reply.break_off(write_json(saved), error, backend.redact)
+            raise
+        saved = _write(backend, came, taken)
+        if not whole:  # a backend of the user's own may know no end mark
+            saved["open"] = True
+        reply.keep(write_json(saved))
+    for delta in came[whole - 1 :] if whole else ():
+        yield delta
+
+
+def _write(
+    backend: Backend, came: list[Delta], taken: list[tuple[str, Usage]], *, exact: bool = False
+) -> dict[str, Any]:
+    """Write what came of a reply: its message, and the deltas where these say more, or if `exact`.
+
+    A key may be spread over deltas, so these are never written where the message has one.
+    """
+    assembled = assemble(came)
+    message = write_message(assembled)
+    saved: dict[str, Any] = {
+        "message": clean(message, backend.redact),
+        "taken": [[model, usage.model_dump(exclude_defaults=True)] for model, usage in taken],
+    }
+    if (exact or not _says_all(assembled, came)) and saved["message"] == message:
+        saved["deltas"] = [{"at": 0, **delta_to_json(delta)} for delta in came]
+    if exact:
+        saved["open"] = True
+    return saved
+
+
+async def _play(backend: Backend, reply: KeptReply, text: str) -> AsyncGenerator[Delta, None]:
+    """Give a reply that was kept, and charge what it took; it takes no turn of any limit."""
+    saved = json.loads(text)
+    for model, usage in saved["taken"]:
+        charge_again(model, Usage(**usage), own=backend.limits_of_model(model))
+    for delta in deltas_of(saved):
+        yield delta
+    await reply.end()
+
+
+def deltas_of(saved: dict[str, Any]) -> Iterator[Delta]:
+    """Give deltas that make the message that was saved, whatever calls are written in its text."""
+    if "deltas" in saved:
+        yield from (delta_from_json(delta)[1] for delta in saved["deltas"])
+        return
+    message = read_message(saved["message"])
+    if message.reasoning:
+        yield Delta(reasoning=message.reasoning)
+    if message.content:
+        yield Delta(text=message.content)
+    if message.refusal:
+        yield Delta(refusal=message.refusal)
+    for call in message.tool_calls:
+        yield Delta(tool_calls=(ToolCallDelta(call.index, call.id, call.name, call.raw or ""),))
+    if message.usage is not None or message.finish_reason is not None:
+        yield Delta(usage=message.usage, finish_reason=message.finish_reason)
+    if "open" not in saved:
+        yield Delta(done=True)
+
+
+def _says_all(message: Message, deltas: Iterable[Delta]) -> bool:
+    """Whether nothing more could be read in the deltas than in their message.
+
+    Most models say one kind of part after the other, and give calls an id. Else a thought or a call
+    that is written in the text may come to stand before one that is not, or take its id. Half a
+    surrogate pair waits for its other half, behind what comes meanwhile.
+    """
+    if "\ufffd" in f"{message.reasoning}{message.content}":
+        return False
+    heads = [piece for delta in deltas for piece in delta.tool_calls if piece.id or piece.name]
+    calls = [(call.index, call.id, call.name) for call in message.tool_calls]
+    if calls != [(piece.index, piece.id, piece.name) for piece in heads]:
+        return False
+    last = 0
+    for delta in deltas:
+        parts = (delta.reasoning, delta.text, delta.refusal, delta.tool_calls)
+        kinds = [kind for kind, part in enumerate(parts) if part]
+        if len(kinds) > 1 or kinds < [last][: len(kinds)]:
+            return False
+        last = max(kinds, default=last)
+    return True

@@ -1,0 +1,405 @@
+"""Runs of a journal as tables for people, and as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from shlex import quote
+from typing import Any, cast
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..handlers.legible import legible
+from ..store import PendingApproval, PendingDoubt, RunRow, RunView, Wait
+from ._mask import mask
+from ._question import lay_out
+from ._terminal import in_line
+
+__all__ = [
+    "COLOURS",
+    "age",
+    "count",
+    "describe_run",
+    "describe_view",
+    "describe_wait",
+    "print_json",
+    "say",
+    "show_run",
+    "show_runs",
+    "shown",
+]
+
+COLOURS = {
+    "pending": "dim",
+    "running": "bold cyan",
+    "suspended": "blue",
+    "parked": "bold magenta",
+    "completed": "green",
+    "failed": "red",
+    "cancelled": "yellow",
+    "abandoned": "bold red",
+}
+# Of a kind of row: what ended well, badly, or asks for something.
+KINDS = {
+    "result": "green",
+    "gave": "green",
+    "reply": "cyan",
+    "message": "cyan",
+    "failure": "red",
+    "failed": "red",
+    "cancelled": "yellow",
+    "withdrawn": "yellow",
+    "refused": "yellow",
+    "gone": "yellow",
+    "attempt": "yellow",
+    "question": "magenta",
+    "waits": "magenta",
+    "letter": "magenta",
+}
+# How wide a table is that no terminal shows; how many rows of a history, and characters of a value.
+WIDE, LAST, LONGEST = 200, 20, 300
+
+
+def say(text: str | Text) -> None:
+    """Print a line of the program's own on the standard output."""
+    _console().print(text)
+
+
+def print_json(value: object) -> None:
+    """Print a value for programs; what looks like a key is masked in it too."""
+    print(json.dumps(mask(value), ensure_ascii=sys.stdout.encoding.lower() != "utf-8", indent=2))
+
+
+def shown(value: Any, most: int = LONGEST) -> str:
+    """Return a JSON value in one line that is not too long, without keys; a text as it is."""
+    value = mask(value)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return in_line(text, most)
+
+
+def count(number: int, what: str) -> str:
+    """Say how many there are."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def age(seconds: float) -> str:
+    """Say a length of time in its largest unit."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def describe_wait(wait: Wait) -> str:
+    """Say in few words what a run waits for."""
+    until = "" if wait.until is None else f" until {_moment(wait.until)}"
+    match wait.kind:
+        case "approval" | "doubt":
+            return f"{wait.kind} {wait.number}: {legible(wait.name)}"
+        case "signal":
+            kind = f" ({legible(wait.type)})" if wait.type else ""
+            return f"signal {legible(wait.name)}{kind}{until}"
+        case "sleep":
+            return f"sleep{until}"
+        case "retry":
+            return f"next try at {_moment(wait.until or 0)}"
+        case _:
+            return f"{wait.kind}{until}"
+
+
+def show_runs(views: list[RunView]) -> None:
+    """Print a table of runs."""
+    now = time.time()
+    console = _console()
+    roomy = console.width >= 120
+    table = Table(
+        box=None, pad_edge=False, header_style="bold", padding=(0, 2 if roomy else 1, 0, 0)
+    )
+    table.add_column("run", overflow="fold", min_width=10)
+    table.add_column("class", overflow="ellipsis", no_wrap=True, min_width=5)
+    table.add_column("state", no_wrap=True)
+    for name in ("age", "updated", "rows", "recoveries" if roomy else "rec."):
+        table.add_column(name, no_wrap=True, justify="right")
+    table.add_column("waits for", overflow="fold", min_width=12)
+    for view in views:
+        run = view.run
+        module, _, name = run.class_name.partition(":")
+        state = "abandoned" if view.abandoned else run.state
+        table.add_row(
+            Text(legible(run.run_id)),
+            Text(legible(f"{module}:{name}" if roomy else name)),
+            Text(state, COLOURS.get(state, "")),
+            age(now - run.created),
+            age(now - run.updated),
+            f"{run.rows:,}",
+            str(run.recoveries or ""),
+            Text("; ".join(map(describe_wait, view.waits))),
+        )
+    console.print(table)
+
+
+def show_run(
+    view: RunView, questions: Iterable[PendingApproval | PendingDoubt], *, every: bool
+) -> None:
+    """Print what there is to know of a run; only the last rows of its history unless `every`."""
+    console, run = _console(), view.run
+    facts = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    facts.add_column(style="bold", no_wrap=True)
+    facts.add_column(overflow="fold")
+    for name, fact in _facts(view):
+        facts.add_row(name, fact)
+    console.print(Text(legible(run.run_id), "bold"))
+    console.print(facts)
+    for each in questions:
+        _show_question(console, each)
+    if view.letters:
+        console.print("\n[bold]letters[/bold]")
+        table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+        for letter in view.letters:
+            table.add_row(
+                str(letter.id),
+                _moment(letter.time),
+                letter.kind,
+                Text(in_line(letter.name, 40) if letter.kind == "signal" else ""),
+                Text(shown(_read(letter.value))),
+                Text(
+                    f"refused: {in_line(why, 200)}" if (why := view.refused.get(letter.id)) else ""
+                ),
+            )
+        console.print(table)
+    _show_history(console, view, every=every)
+
+
+def describe_run(run: RunRow) -> dict[str, Any]:
+    """Return what is known of a run as a JSON value."""
+    return {
+        "run_id": run.run_id,
+        "class": run.class_name,
+        "version": run.version,
+        "state": run.state,
+        "created": _iso(run.created),
+        "updated": _iso(run.updated),
+        "rows": run.rows,
+        "recoveries": run.recoveries,
+        "queue": run.queue,
+        "owner": run.owner,
+    }
+
+
+def describe_view(view: RunView, *, rows: bool) -> dict[str, Any]:
+    """Return a run as a JSON value: with its rows and letters, or without."""
+    found = describe_run(view.run) | {
+        "abandoned": view.abandoned,
+        "error": view.error,
+        "waits": [
+            {**each._asdict(), "until": None if each.until is None else _iso(each.until)}
+            for each in view.waits
+        ],
+    }
+    if not rows:
+        return found
+    history = [
+        {
+            "number": row.seq,
+            "time": _iso(row.time),
+            "kind": row.kind,
+            "ident": row.ident.hex(),
+            "name": view.names.get(row.ident),
+            "value": _read(row.value),
+        }
+        for row in view.rows
+    ]
+    letters = [
+        {
+            "number": each.id,
+            "time": _iso(each.time),
+            "kind": each.kind,
+            "name": each.name,
+            "value": _read(each.value),
+            "refused": view.refused.get(each.id),
+        }
+        for each in view.letters
+    ]
+    return found | {
+        "inputs": _read(view.run.inputs),
+        "result": None if view.result is None else _read(view.result),
+        "usage": view.usage,
+        "gone": view.gone,
+        "letters": letters,
+        "history": history,
+    }
+
+
+def _facts(view: RunView) -> Iterable[tuple[str, Text]]:
+    run, now = view.run, time.time()
+    yield "class", Text(legible(f"{run.class_name}, version {run.version}"))
+    state = Text(run.state, COLOURS.get(run.state, ""))
+    if view.abandoned:
+        state.append(" (its process is gone: it can be resumed)", COLOURS["abandoned"])
+    elif run.owner:
+        state.append(f" by {legible(run.owner)}")
+    if run.recoveries:
+        state.append(f", taken up {run.recoveries} times without a new row")
+    yield "state", state
+    for name, when in ("began", run.created), ("updated", run.updated):
+        yield name, Text(f"{datetime.fromtimestamp(when):%Y-%m-%d %H:%M:%S}, {age(now - when)} ago")
+    inputs: dict[str, Any] = _read(run.inputs)
+    lines = [f"{name}: {shown(value)}" for name, value in mask(inputs).items()]
+    yield "inputs", Text("\n".join(lines) if lines else "none")
+    if view.error is not None:
+        yield "error", Text(shown(view.error, 2000), COLOURS.get(run.state, ""))
+    if view.result is not None:
+        yield "result", Text(shown(_read(view.result), 2000))
+    if view.usage:
+        each = [f"{legible(model)}: {_usage(taken)}" for model, taken in view.usage.items()]
+        yield "usage", Text("\n".join(each))
+    if view.gone:
+        yield "gone", Text("\n".join(shown(each, 2000) for each in view.gone), "yellow")
+    if view.waits:
+        yield "waits for", Text("\n".join(map(describe_wait, view.waits)), KINDS["waits"])
+
+
+def _show_question(console: Console, question: PendingApproval | PendingDoubt) -> None:
+    """Print a question so that a person can decide about it: its arguments are whole and exact."""
+    by = f" by {legible(question.agent)}" if question.agent else ""
+    doubt = question.note if isinstance(question, PendingDoubt) else None
+    what = "approval" if doubt is None else "doubt"
+    head = f"\n{what} {question.number}: {in_line(question.tool, 80)}{by},"
+    console.print(Text(f"{head} {age(time.time() - question.asked.timestamp())} ago", "magenta"))
+    if doubt is not None:
+        console.print(Text(f"  was it done? {in_line(doubt, LONGEST)}"))
+    arguments: Mapping[str, Any] = mask(dict(question.arguments))
+    for rows in lay_out(arguments, console.width, console.encoding):
+        console.print(Text("\n".join(rows)), soft_wrap=True)
+    run_id, command = legible(quote(question.run_id)), "  anabranch runs approve"
+    if doubt is None:
+        options = [f"{run_id} {question.number}", f"{run_id} {question.number} --deny"]
+    else:
+        options = [f"{run_id} {question.number} {each}" for each in ("--done VALUE", "--not-done")]
+    for each in options:
+        console.print(Text(f"{command} {each}", "dim"), soft_wrap=True)
+
+
+def _show_history(console: Console, view: RunView, *, every: bool) -> None:
+    rows = view.rows if every else view.rows[-LAST:]
+    if not rows:
+        console.print(Text("\nno rows yet", "dim"))
+        return
+    # The last column takes what the others leave, however long its texts are.
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), expand=True)
+    table.add_column("row", justify="right", no_wrap=True)
+    table.add_column("time", no_wrap=True)
+    table.add_column("kind", no_wrap=True)
+    table.add_column("who", overflow="ellipsis", no_wrap=True, max_width=max(console.width // 5, 8))
+    table.add_column("what", overflow="fold" if every else "ellipsis", no_wrap=not every, ratio=1)
+    for row in rows:
+        name = view.names.get(row.ident, row.ident.hex()[:8])
+        table.add_row(
+            str(row.seq),
+            _moment(row.time),
+            Text(legible(row.kind), KINDS.get(row.kind, "")),
+            Text(in_line(name.rpartition(":")[2], 60)),
+            Text(shown(_say_row(row.kind, _read(row.value)))),
+        )
+    console.print()
+    if len(rows) < len(view.rows):
+        hidden = f"{len(view.rows) - len(rows):,} earlier rows: --rows shows all"
+        console.print(Text(hidden, "dim"))
+    console.print(table)
+
+
+def _say_row(kind: str, value: Any) -> Any:
+    """Return what a row says, without what only the program needs of it."""
+    say = _ROWS.get(kind)
+    if say is None or not isinstance(value, dict):
+        return "" if value is None else value
+    try:
+        return say(value)
+    except (LookupError, TypeError, AttributeError):
+        return cast("Any", value)  # of a version that wrote it otherwise
+
+
+def _say_root(value: Any) -> str:
+    key = f" [{value['key']}]" if value.get("key") else ""
+    return f"{shown(value['inputs'])}{key}"
+
+
+def _say_message(value: Any) -> Any:
+    said = value.get("message") or value.get("result")
+    if said is None:
+        return f"the reply of row {value['reply']}"
+    calls = ", ".join(f"{each['name']}(...)" for each in said.get("tool_calls", ()))
+    text = " ".join(filter(None, [said.get("content"), calls and f"[calls {calls}]"]))
+    return f"{said.get('role', 'tool')}: {text}"
+
+
+def _say_failure(value: Any) -> str:
+    """Say what failed: a node, or one of its effects."""
+    found = value.get("failure", value)
+    found = json.loads(found) if isinstance(found, str) else found
+    return f"{found['type'][1]}: {found['message']}"
+
+
+_ROWS: dict[str, Callable[[Any], Any]] = {
+    "root": _say_root,
+    "intent": lambda value: f"will do {value['name']}",
+    "failure": _say_failure,
+    "failed": _say_failure,
+    "reply": _say_message,
+    "message": _say_message,
+    "attempt": lambda value: f"failed; tries again at {_moment(value['due'])}",
+    "usage": lambda value: "; ".join(f"{name}: {_usage(each)}" for name, each in value.items()),
+    "letter": lambda value: (
+        "in time came none" if value["id"] is None else _read(value["value"].encode())
+    ),
+    "question": lambda value: (
+        f"may it run? {shown(value['arguments'])}"
+        if value["kind"] == "approval"
+        else f"was it done? {shown(value['arguments'])}"
+    ),
+    "waits": lambda value: describe_wait(
+        Wait(value["kind"], value.get("name", ""), 0, value.get("until"))
+    ),
+    "cancelled": lambda value: value["reason"],
+}
+
+
+def _usage(taken: Mapping[str, Any]) -> str:
+    counts = [
+        f"{count:,} {name.replace('_', ' ')}"
+        for name, count in taken.items()
+        if isinstance(count, int | float) and count
+    ]
+    return ", ".join(counts) or "nothing"
+
+
+def _read(value: bytes) -> Any:
+    """Return the JSON value, or the text where it is none."""
+    try:
+        return json.loads(value) if value else None
+    except ValueError:
+        return value.decode(errors="replace")
+
+
+def _moment(when: float) -> str:
+    """Say a time, of today without the day."""
+    local = datetime.fromtimestamp(when)
+    return (
+        f"{local:%H:%M:%S}"
+        if local.date() == datetime.now().date()
+        else f"{local:%Y-%m-%d %H:%M:%S}"
+    )
+
+
+def _iso(when: float) -> str:
+    return datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds")
+
+
+def _console() -> Console:
+    plain = Console(highlight=False, markup=True)
+    return plain if plain.is_terminal else Console(highlight=False, width=WIDE)

@@ -1,0 +1,446 @@
+"""What a run that is kept in a journal tells the engine of its nodes: the seam for such journals.
+
+A node of a run has a `Scope`. It is found when the node is put, and knows then whether the journal
+has the node's outcome already: such a node skips the queue, its callbacks before the body and its
+body; its final callbacks run. The engine tells the scope what becomes of the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+
+from ._cancel import cancel_subtrees, leaves
+from ._limits import NodeLimits
+from ._record import CURRENT, Callback, node_in, parent_here, record_of
+from ._usage import charge, limits_around, payer
+
+if TYPE_CHECKING:
+    from ._node import Node
+    from ._record import Record
+
+__all__ = [
+    "Effect",
+    "Keeper",
+    "KeptReply",
+    "KeptRun",
+    "Put",
+    "Scope",
+    "adopt",
+    "cancel_again",
+    "charge_again",
+    "find_scope",
+    "is_aside_here",
+    "is_awaited",
+    "is_leaving",
+    "leaves_here",
+    "once",
+    "put_of",
+    "scope_here",
+    "scope_of",
+    "spent",
+]
+
+T = TypeVar("T")
+
+
+class KeptRun(Protocol):
+    """A run that was claimed."""
+
+    async def drive(self, commander: Node[Any]) -> None:
+        """Put what is unfinished below `commander`, and wait for its end."""
+
+    def outcome(self) -> Any:
+        """Give its result, or raise its failure."""
+
+
+Keeper: TypeAlias = Callable[
+    ["Node[Any]", Any, "str | None", "Mapping[str, Any] | None"],
+    AbstractAsyncContextManager[KeptRun],
+]
+"""Takes up the run of a job in a journal: what `run(job, journal=, run_id=, live=)` calls."""
+
+# Set by the room that has journals, which a durable job has imported.
+keeper: Keeper | None = None
+
+
+class Scope(ABC):
+    """A node's place in a run: who it is there, and what the journal has of it."""
+
+    # The outcome is in the journal: `recall` gives it, and no attempt is made.
+    recorded: bool = False
+    # Its final callbacks are over too, and are not run again.
+    walked: bool = False
+    # It was put outside the run's tree: `over` is called of such a node alone.
+    is_root: bool = False
+    # The reason of a cancel that is in the journal: no attempt is made.
+    cancelled: str | None = None
+
+    @abstractmethod
+    def enter(
+        self,
+        node: Node[Any],
+        key: str | None,
+        *,
+        root: bool,
+        aside: bool,
+        retried: bool,
+        closing: bool,
+    ) -> Scope:
+        """Return the scope of `node`, which the node of this one puts; or raise, to refuse it.
+
+        `root` says that it is put outside the run's tree, as the next round of a loop is; `aside`
+        that a task does it which is not that of the putter's body, whose order is nobody's;
+        `retried` that it may be tried again; `closing` that a final callback of the putter does.
+        """
+
+    @abstractmethod
+    def past(self, node: Node[Any], now: float) -> tuple[list[float], float]:
+        """Return when the attempts began that the journal knows of, and the pause still to make.
+
+        By the loop's clock, which says `now`; the pause in seconds. What the node has spent in
+        earlier lives, and will not spend again, is charged to it.
+        """
+
+    @abstractmethod
+    async def wait_for_turn(self) -> None:
+        """Wait, before the body begins, for what has ended in an earlier life and ends first."""
+
+    @abstractmethod
+    def begin(self, node: Node[Any], timeout: float | None) -> float | None:
+        """Take note that an attempt begins; return what is left of its timeout.
+
+        Raises what the journal knows to abort it.
+        """
+
+    @abstractmethod
+    def replay(self, node: Node[Any], end: Callable[[T], None], of: T) -> None:
+        """Call `end(of)` when it is the turn of the recorded outcome, and not in this turn.
+
+        What the node has spent is charged to it at once.
+        """
+
+    @abstractmethod
+    def recall(self, node: Node[Any]) -> Any:
+        """Give the recorded result or raise the recorded failure: the node ends."""
+
+    @abstractmethod
+    async def wait_for_cancel(self, node: Node[Any]) -> None:
+        """Wait until a node whose cancel is in the journal is cancelled again."""
+
+    @abstractmethod
+    def retry(self, node: Node[Any], delay: float) -> None:
+        """Take note that the attempt has ended, and that the next begins in so many seconds."""
+
+    @abstractmethod
+    def close(
+        self,
+        node: Node[Any],
+        ending: Literal["completed", "failed", "cancelled"],
+        result: Any,
+        error: BaseException | None,
+        *,
+        leaving: bool,
+        left: Sequence[BaseException],
+    ) -> Any:
+        """Keep how the node ends, before its final callbacks; return the result that it gives.
+
+        What is returned counts if it has completed. Raises what it fails with instead. `leaving`
+        says that all ends as the commander does: a cancel is then no outcome. `left` are the
+        failures of children that nobody has had.
+        """
+
+    @abstractmethod
+    def abort(self, error: BaseException, *, timed_out: bool = False) -> None:
+        """Keep that this attempt fails with a child's failure, or as it `timed_out`.
+
+        With an interrupt, the run is suspended.
+        """
+
+    @abstractmethod
+    def leave(self) -> asyncio.Future[None] | None:
+        """Suspend the run, as its commander ends; None if there is nothing to wait for.
+
+        Else effects are under way, which get their time: when that is done, the run has cancelled
+        its tree.
+        """
+
+    @abstractmethod
+    def cancel(self, scopes: Sequence[Scope], reason: str, *, failed: Scope | None) -> None:
+        """Keep that these nodes are cancelled, all at once; `failed` above them, if that is why."""
+
+    @abstractmethod
+    def over(self, node: Node[Any]) -> None:
+        """Take note that a root has ended, and how: its final callbacks had a say in that."""
+
+    # --- what other rooms ask of it, for work that is done below the node
+
+    @abstractmethod
+    def effect(
+        self,
+        name: str,
+        inputs: Mapping[str, Any],
+        *,
+        harmless: bool = False,
+        early: bool = False,
+    ) -> Effect:
+        """Return what the node does outside under this name and with these inputs.
+
+        One that is `harmless` may be done again wherever it is not known what it gave, as what only
+        reads; what it gave counts in its attempt alone. Replies that are still coming to the node
+        are waited for, unless it may begin `early`: a later life may get others.
+        """
+
+    @abstractmethod
+    def own_name(self, what: str) -> str:
+        """Return a name for what is made here: no other has it, and each life of the run has it."""
+
+    @abstractmethod
+    def reply(self, request: str) -> KeptReply:
+        """Return the place of the next reply to a request of this text in the journal."""
+
+
+class KeptReply(ABC):
+    """A reply of a model's that the journal has, or will have when it is whole."""
+
+    # As it was kept in an earlier life; None if it has to be asked for.
+    recorded: str | None
+    # Whether its text is to be told as it grows.
+    hears: bool = False
+
+    @abstractmethod
+    def hear(self, text: str) -> None:
+        """Take the next piece of its text, which somebody else may read before it is whole."""
+
+    @abstractmethod
+    def cleaned_by(self, redact: Callable[[str], str], clean: Callable[[Any, Any], Any]) -> None:
+        """Take note of what takes keys out of a text, and does that to all text of a value."""
+
+    @abstractmethod
+    def coming(self) -> AbstractContextManager[None]:
+        """Take note, for the length of the block, that it is being read and is not whole yet."""
+
+    @abstractmethod
+    def keep(self, text: str) -> None:
+        """Keep it, before anybody sees that it is whole."""
+
+    @abstractmethod
+    def break_off(self, text: str, error: BaseException, redact: Callable[[str], str]) -> None:
+        """Keep what came of it before `error`, and keep that, without what `redact` takes out.
+
+        `GeneratorExit` and `CancelledError` say that its reader has left it, and is no failure.
+        """
+
+    @abstractmethod
+    async def end(self) -> None:
+        """End a recorded one as it ended, after all that came of it.
+
+        Does nothing for a whole one; raises what it failed with; waits to be left by a reader whose
+        wait was cancelled.
+        """
+
+
+class Effect(ABC):
+    """Something done outside, which is done once in the life of its run, in whatever attempt."""
+
+    @property
+    @abstractmethod
+    def key(self) -> str:
+        """A name of this effect alone: the same in each attempt and each life of the run."""
+
+    @property
+    @abstractmethod
+    def forgotten(self) -> bool:
+        """Whether an earlier life had such effects: what its process kept of them is gone."""
+
+    @abstractmethod
+    def changed(self, inputs: Mapping[str, Any]) -> Effect:
+        """Return the one with these inputs in its place; itself, if they are its own."""
+
+    @abstractmethod
+    async def ask(
+        self,
+        inputs: Mapping[str, Any],
+        here: Callable[[Mapping[str, Any]], Awaitable[dict[str, Any] | None]],
+        check: Callable[[Mapping[str, Any]], Any] | None = None,
+    ) -> tuple[Mapping[str, Any], dict[str, Any]]:
+        """Return about which inputs a person was asked, and the answer: once in the run's life.
+
+        The answer is the first that comes, from elsewhere or from `here`, which gives None if
+        nobody is there. Both are plain JSON. Raises what `here` raised, or `check` of the inputs
+        that the answer has, in each life; a run that has failed by that and is resumed asks anew.
+        """
+
+    @abstractmethod
+    async def do(
+        self,
+        work: Callable[[], Awaitable[Any]],
+        *,
+        again: bool = False,
+        reconcile: Callable[[str], Awaitable[Any]] | None = None,
+        horizon: float = 0.0,
+        timeout: float | None = None,
+        check: Callable[[Mapping[str, Any]], Any] | None = None,
+    ) -> Any:
+        """Return what `work` gave, in this life or an earlier one, or do it: text or an object.
+
+        It gets `timeout` seconds; one that is cut off by that fails with `TimeoutError`. One that
+        fails has ended, and what it raised is raised again for the same attempt in each life.
+
+        One that had begun and of whose end nothing is known is in doubt: it is done again
+        if it is harmless, or if it may be sent `again` under its key; else `reconcile` is asked,
+        `horizon` seconds after it began at the earliest: it gives what the effect gave, False if it
+        was not done, None if that cannot be known. Then, and without it, a person is waited for,
+        and again if `check` raises `ValueError` for the answer; what it returns is kept.
+        """
+
+
+class Put(NamedTuple):
+    """How a node was put, and the callbacks that it has."""
+
+    timeout: float | None
+    retry: Any
+    policy: Any
+    priority: int
+    on: Any
+    limits: Any
+    callbacks: list[tuple[str, Callback]]  # moments, as "end" or "start", in the order of adding
+
+
+def put_of(node: Node[Any]) -> Put:
+    """Return how `node` was put."""
+    record = record_of(node)
+    attempts = record.attempts
+    callbacks: list[tuple[str, Callback]] = []
+    if record.callback is not None:
+        callbacks.append((record.callback_moment, record.callback))
+    callbacks += record.later_callbacks(0)
+    for moment in ("start", "retry", "commander_end"):
+        callbacks += [(moment, each) for each in getattr(record, f"at_{moment}") or ()]
+    return Put(
+        None if attempts is None else attempts.timeout,
+        None if attempts is None else attempts.retry,
+        record.policy,
+        record.priority,
+        None if record.away is None else record.away.place,
+        record.limits,
+        callbacks,
+    )
+
+
+def scope_of(node: Node[Any]) -> Scope | None:
+    """Return the node's scope; None if it belongs to no run."""
+    return record_of(node).scope
+
+
+def scope_here(*, any_loop: bool = False) -> Scope | None:
+    """Return the scope of the node around this code; None outside a run.
+
+    With `any_loop` the node may live on another loop, as that of a thread of `in_thread` does.
+    """
+    node = payer() if any_loop else parent_here()
+    return None if node is None else _scope(record_of(node))
+
+
+def adopt(node: Node[Any], scope: Scope, parent: Node[Any]) -> None:
+    """Give `node`, which is about to be put below `parent`, the scope of a run's own root."""
+    record_of(node).scope = scope
+    record_of(parent).tree.scoped = True
+
+
+def leaves_here() -> Callable[[], bool]:
+    """Return what says whether all of the tree around this code ends, with its commander."""
+    return partial(leaves, record_of(cast("Node[Any]", payer())).tree)
+
+
+def is_leaving(node: Node[Any]) -> bool:
+    """Say whether all of the node's tree ends, with its commander: that decides nothing of it."""
+    return leaves(record_of(node).tree)
+
+
+def find_scope(parent: Record, node: Node[Any], record: Record, key: str | None) -> Scope | None:
+    """Return the scope of a node that is put below `parent`.
+
+    Who puts a node says who it is, and not where it is put: what a body or a callback puts, it puts
+    in an order of its own, whatever else is put there meanwhile.
+    """
+    if record.special and record.scope is not None:
+        return record.scope
+    around = CURRENT.get(None)
+    putter = None if around is None else around._node_record
+    if putter is None or putter.tree is not parent.tree or putter.parent_node is None:
+        putter = node_in(parent.tree)
+    if putter is None or (scope := _scope(putter)) is None:
+        putter = parent
+        if (scope := _scope(parent)) is None:
+            return None
+    own = record.attempts if record.special else None
+    return scope.enter(
+        node,
+        key,
+        root=putter is not parent and _scope(parent) is None,
+        aside=not putter.closing and putter.task is not asyncio.current_task(putter.tree.loop),
+        retried=own is not None and own.retry is not None,
+        closing=putter.closing,
+    )
+
+
+def spent(node: Node[Any]) -> Mapping[str, Any]:
+    """Return what was charged at and below `node` so far, by account."""
+    return record_of(node).charges or {}
+
+
+async def once(name: str, work: Callable[[], Awaitable[T]]) -> T:
+    """Return what `work` gives, plain JSON; in later lives of the run the same, without the work.
+
+    For what comes from outside and changes nothing there, as a line that a person has typed. Calls
+    of one name in a node are told apart by their order. Outside a run it is the work alone.
+    """
+    if (scope := scope_here()) is None:
+        return await work()
+
+    async def boxed() -> dict[str, T]:
+        return {"value": await work()}
+
+    return (await scope.effect(name, {}, harmless=True).do(boxed))["value"]
+
+
+def cancel_again(nodes: Iterable[Node[Any]], reason: str) -> None:
+    """Cancel nodes of whose putter each life of the run does so again: that is not kept."""
+    cancel_subtrees(map(record_of, nodes), reason, kept=False)
+
+
+def is_aside_here() -> bool:
+    """Whether a task does this that is not the one of the body of the node around this code."""
+    node = parent_here()
+    if node is None or (record := record_of(node)).closing:
+        return False
+    return record.task is not asyncio.current_task()
+
+
+def is_awaited(node: Node[Any]) -> bool:
+    """Whether somebody awaits `node`, which has been put, at this moment."""
+    return bool(record_of(node).waiters)
+
+
+def charge_again(
+    account: str, amount: Any, node: Node[Any] | None = None, own: Iterable[NodeLimits] = ()
+) -> None:
+    """Charge what was spent in an earlier life; budgets around go on where they stood.
+
+    So do those of `own`, which hold for the spender alone. Nobody is told by an event.
+    """
+    charge(account, amount, node, event=False)
+    for limits in {id(each): each for each in (*limits_around(node), *own)}.values():
+        limits.count_again(account, amount)
+
+
+def _scope(record: Record) -> Scope | None:
+    """Return a node's scope; a commander's is that of the node in which it was entered."""
+    if record.scope is not None or record.parent_node is not None or record.tree.outer is None:
+        return record.scope
+    return _scope(record_of(record.tree.outer))

@@ -1,0 +1,144 @@
+"""What runs ask a person: whether a call may run, and what became of one that is in doubt.
+
+A question is a row of its run, and so is the answer once it is taken; on its way that is a letter.
+The first letter counts, whoever has sent it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic_core import to_jsonable_python
+
+from ..commander import Node, actor_of
+from ..tools.calls import write_text
+from .errors import NotPending
+
+if TYPE_CHECKING:
+    from ._file import JournalFile, RunRow
+    from ._ledger import Ledger
+
+__all__ = ["APPROVAL", "DOUBT", "PendingApproval", "PendingDoubt", "pending", "write_question"]
+
+Q = TypeVar("Q", bound="_Question")
+
+APPROVAL, DOUBT = "approval", "doubt"
+OVER = ("completed", "failed", "cancelled")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Question:
+    """A question that waits for a person; its run may wait too, or be taken up later."""
+
+    run_id: str
+    number: int
+    """Which of its run's it is: it keeps it."""
+    tool: str
+    arguments: Mapping[str, Any]
+    path: str
+    """Of the node that asks."""
+    agent: str | None
+    """The agent that makes the call, None if it is no agent's."""
+    session_id: int | str | None
+    asked: datetime
+    """When, in UTC."""
+    _file: JournalFile = field(repr=False)
+    _ident: bytes = field(repr=False)
+
+    async def _answer(self, answer: dict[str, Any]) -> None:
+        """Send the answer; it counts when this returns. Raises `NotPending` if it never will."""
+        if (run := await self._file.run(self.run_id)).state in OVER:
+            raise NotPending(self.run_id, self.number, f"the run is over ({run.state})")
+        if self._ident not in await _open(self._file, run):
+            raise NotPending(self.run_id, self.number, "it was answered, or is asked no more")
+        name, value = self._ident.hex(), json.dumps(answer).encode()
+        number = await self._file.post(self.run_id, "answer", name, value)
+        letters = await self._file.letters(self.run_id)
+        first = next(each for each in letters if (each.kind, each.name) == ("answer", name))
+        if first.id != number:
+            raise NotPending(self.run_id, self.number, "it was answered at the same time")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendingApproval(_Question):
+    """A call that waits for a person's yes."""
+
+    async def approve(self, arguments: Mapping[str, Any] | None = None) -> None:
+        """Let the call run, with other arguments if given; on disk when this returns.
+
+        The arguments are checked where the call runs: of wrong ones the model is told, and a call
+        by code fails. Raises `NotPending` if it was answered, or the run is over.
+        """
+        changed = None if arguments is None else dict(arguments)
+        await self._answer({"approved": True, "arguments": changed, "reason": ""})
+
+    async def deny(self, reason: str = "") -> None:
+        """Refuse the call, and tell the model why; as `approve`."""
+        await self._answer({"approved": False, "arguments": None, "reason": reason})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendingDoubt(_Question):
+    """A call of which nobody knows whether it was done; it is not done again without a word."""
+
+    note: str
+    """Why a person is asked."""
+
+    async def done(self, value: object) -> None:
+        """Say that it was done, and what the tool would have returned; on disk when this returns.
+
+        Raises `NotPending` if it was answered, or the run is over.
+        """
+        plain = to_jsonable_python(value, fallback=str)
+        await self._answer({"done": write_text(value), "value": plain})
+
+    async def not_done(self) -> None:
+        """Say that it was not done, so that it is done now; as `done`."""
+        await self._answer({"not_done": True})
+
+
+def write_question(
+    ledger: Ledger, ident: bytes, question: dict[str, Any], node: Node[Any]
+) -> dict[str, Any]:
+    """Write what `node` asks, and return it: as an earlier life has asked it, if one has."""
+    row, withdrawn = ledger.find(ident, "question"), ledger.find(ident, "withdrawn")
+    if row is not None and (withdrawn is None or withdrawn.seq < row.seq):
+        return json.loads(row.value)
+    actor = actor_of(node)
+    by = (None, None) if actor is None else (actor.agent, actor.session_id)
+    data = json.dumps({**question, "path": node.path, "agent": by[0], "session_id": by[1]})
+    ledger.append(ident, "question", data.encode(), find=True)
+    return json.loads(data)
+
+
+async def pending(file: JournalFile, cls: type[Q], run_id: str | None = None) -> list[Q]:
+    """Return the questions of all runs that are not over, or of one, oldest first."""
+    kind = APPROVAL if cls is PendingApproval else DOUBT
+    found: list[Q] = []
+    for run in await file.runs() if run_id is None else [await file.run(run_id)]:
+        if run.state in OVER:
+            continue
+        for ident, (number, asked, question) in (await _open(file, run)).items():
+            if question.pop("kind") == kind:
+                when = datetime.fromtimestamp(asked, UTC)
+                more = {"run_id": run.run_id, "number": number, "asked": when}
+                found.append(cls(**more, **question, _file=file, _ident=ident))
+    return sorted(found, key=lambda each: each.asked)
+
+
+async def _open(file: JournalFile, run: RunRow) -> dict[bytes, tuple[int, float, dict[str, Any]]]:
+    """Return the questions of a run that wait: number, time and what is asked."""
+    waiting: dict[bytes, tuple[int, float, dict[str, Any]]] = {}
+    for row in await file.rows(run.run_id):
+        if row.kind == "question":
+            waiting[row.ident] = row.seq, row.time, json.loads(row.value)
+        elif row.kind in ("letter", "withdrawn"):
+            waiting.pop(row.ident, None)
+    for letter in await file.letters(run.run_id) if waiting else ():
+        if letter.kind == "answer":
+            waiting.pop(bytes.fromhex(letter.name), None)
+    return waiting

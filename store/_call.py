@@ -1,0 +1,146 @@
+"""A call of a tool by a run itself, and not by a model: an effect too, and its result is typed."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, get_type_hints
+
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from ..commander import Node, ToolError
+from ..commander.scope import Effect
+from ..tools import AnyTool, Illustrated
+from ..tools.calls import do_once, effect_of, read_text, write_text
+from ._codec import Codec
+from ._effect import storable
+from .errors import JournalMismatch, NotStorable
+
+__all__ = ["call_tool"]
+
+
+def call_tool(
+    caller: Node[Any], tool: AnyTool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Node[Any]:
+    """Put a call of `tool` below `caller`, as an effect of the caller's; it fails as the tool does.
+
+    Raises `InvalidArguments` for arguments that the tool does not take, `NotStorable` for those, or
+    a type of result, that cannot be written.
+    """
+    given = {**inspect.signature(tool.function).bind_partial(*args).arguments, **kwargs}
+    try:
+        arguments = to_jsonable_python(given)
+    except PydanticSerializationError as error:
+        raise NotStorable(f"the arguments of the tool {tool.name}: {error}") from error
+    tool.check(arguments)
+    effect = effect_of(caller, tool, arguments)
+    assert effect is not None
+    call = _Call(tool, effect, _codec(tool))
+    return caller.call_handler(_Called(arguments, call))
+
+
+def _codec(tool: AnyTool) -> Codec | None:
+    try:
+        hint = get_type_hints(tool.function).get("return", Any)
+    except (NameError, TypeError):
+        hint = Any
+    return None if hint is Illustrated else Codec(hint, f"what the tool {tool.name} returns")
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What is called, and how what it gives is kept."""
+
+    tool: AnyTool
+    effect: Effect
+    codec: Codec | None  # None if it gives texts with images
+
+    async def give(self, arguments: Mapping[str, Any]) -> Any:
+        """Call the tool; to return what cannot be kept is no failure: it is not called again."""
+        value = await self.tool.give(arguments)
+        try:
+            self.write(value)
+        except NotStorable as error:
+            return error
+        return value
+
+    def write(self, value: object) -> Any:
+        if isinstance(value, NotStorable):
+            return {"refused": str(value)}
+        if self.codec is None or isinstance(value, Illustrated):
+            return write_text(value)
+        return {"value": json.loads(self.codec.encode(value))}
+
+    def check(self, answer: Mapping[str, Any]) -> Any:
+        """Return what is kept of what a person says that it gave; raise `ValueError`."""
+        codec, value = self.codec, answer["value"]
+        if codec is None:
+            return answer["done"]
+        if codec.annotation in (None, type(None)):
+            return {"value": None}
+        said = [json.dumps(value)] + ([value] if isinstance(value, str) else [])
+        for data in said:
+            try:
+                return self.write(codec.decode(data.encode()))
+            except (JournalMismatch, NotStorable):
+                continue
+        raise ValueError(f"{self.tool.name} does not return {value!r:.200}")
+
+    def read(self, kept: Any) -> Any:
+        if self.codec is None:
+            return read_text(kept)
+        # A text is what a model has got for such a call, in an attempt before this one.
+        said = {"done": kept, "value": kept}
+        found: dict[str, Any] = self.check(said) if isinstance(kept, str) else kept
+        if "refused" in found:
+            raise NotStorable(found["refused"])
+        if "text" in found:
+            return read_text(found)
+        return self.codec.decode(json.dumps(found["value"]).encode())
+
+
+class _Called(Node[Any], internal=True):
+    """A call, after a person's yes if the tool wants one; it fails alike in each life."""
+
+    def __init__(self, arguments: Mapping[str, Any], call: _Call) -> None:
+        super().__init__(f"call:{call.tool.name}")
+        self._arguments = arguments
+        self._node_call = call  # no input: its name says what is called
+
+    async def task(self) -> Any:
+        async def nobody(_: object) -> None:
+            return None
+
+        call, arguments = self._node_call, self._arguments
+        tool, effect = call.tool, call.effect
+        if tool.approve:
+            arguments, answer = await effect.ask(arguments, nobody, tool.check)
+            if not answer["approved"]:
+                why = f": {answer['reason']}" if answer["reason"] else ""
+                raise ToolError(f"the call of {tool.name} was not allowed{why}")
+            if answer["arguments"] is not None:
+                arguments = answer["arguments"]
+            call = replace(call, effect=effect.changed(arguments))
+        try:
+            once = _Once(arguments, call)
+            return await self.call_handler(once, retry=tool.retry, claim=True)
+        except Exception as error:
+            if (told := storable(error)) is error:
+                raise
+            raise told from error
+
+
+class _Once(Node[Any], internal=True):
+    """An attempt; in a later life it gives what it gave."""
+
+    def __init__(self, arguments: Mapping[str, Any], call: _Call) -> None:
+        super().__init__(call.tool.name)
+        self._arguments = arguments
+        self._node_call = call
+
+    async def task(self) -> Any:
+        call, tool = self._node_call, self._node_call.tool
+        kept = await do_once(call.effect, tool, call.give, self._arguments, call.write, call.check)
+        return call.read(kept)

@@ -1,0 +1,451 @@
+"""Effects: what is done outside a run, and is not done twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from contextvars import ContextVar
+from copy import copy
+from typing import TYPE_CHECKING, Any
+
+from ..commander import (
+    ConfigurationError,
+    Node,
+    NodeCancelled,
+    NodeClosed,
+    ToolError,
+    current_node,
+)
+from ..commander.scope import Effect, is_aside_here, scope_of
+from ..commander.waiting import waits_only_for
+from ..tools.results import describe_error
+from ._approvals import APPROVAL, DOUBT, write_question
+from ._canonical import canonical, digest
+from ._failure import encode_failure, mark
+from .errors import NotStorable
+
+if TYPE_CHECKING:
+    from ._file import Row
+    from ._reply import ReplyRow
+    from ._scope import NodeScope
+
+__all__ = ["KeptEffect", "Limited", "storable"]
+
+PATIENCE = 60.0  # seconds that reconcile gets at least, before a person is asked
+LOOK = 0.01  # seconds between two looks whether one that is held may go on
+
+# Whether this code is the work of an effect, which the run's suspension waits for.
+_INSIDE: ContextVar[bool] = ContextVar("anabranch_inside_effect", default=False)
+
+
+class KeptEffect(Effect):
+    """An effect of a node: first its intent is written, then what it gave.
+
+    Who it is: a call of its caller's, by its place among equal ones, whatever attempt that is in.
+    If that call is new in an attempt, it is one with the same name and inputs that an earlier
+    attempt below the same durable or retried node has begun, as long as there is one that nobody
+    else has taken. Whatever is taken from an earlier attempt is written, so that it is the same in
+    each life. It is claimed when it is made; what is asked about it, and the inputs that it gets by
+    that, belong to it. A `harmless` one belongs to its attempt.
+
+    It waits for the replies that are `coming` to its caller and to those above it, as it may have
+    been made because of one: only a whole reply is kept, and another life may get another one.
+    """
+
+    def __init__(
+        self,
+        caller: NodeScope,
+        name: str,
+        inputs: Mapping[str, Any],
+        harmless: bool,
+        coming: Iterable[ReplyRow],
+    ) -> None:
+        coming = [*coming]
+        if any(reply.reader is asyncio.current_task() for reply in coming):
+            raise ConfigurationError(
+                f"{name} is called in the middle of a reply that the same code reads: a later life"
+                " may get another reply, so read it to its end or close it first, or use fork()"
+            )
+        # What reads a reply by itself may wait for this.
+        self._because = [reply for reply in coming if reply.is_forked]
+        self._caller = caller
+        self._ledger = caller.ledger
+        self._name = name
+        self._inputs = inputs
+        self._harmless = harmless
+        self._text, _ = canonical(inputs)
+        # By their inputs: those in its place.
+        self._others: dict[str, KeptEffect] = {}
+        self._gave: Any = None
+        # Where the next attempt looks for it: below what, and in which attempt it is.
+        self._shared: dict[str, str] = {}
+        self._ident = self._identify()
+        self._ledger.claimed.add(self._ident)
+
+    def _identify(self) -> bytes:
+        caller, ledger, name, text = self._caller, self._ledger, self._name, self._text
+        number = caller.number(f"effect {name} {text}", aside=is_aside_here())
+        here = digest(caller.now, "effect", name, text, number)
+        mine = digest(caller.free, "effect", name, text, number)
+        if self._harmless or not caller.retried:
+            return here if self._harmless else mine
+        holder = caller.holder
+        attempt, of = holder.now.hex(), digest(holder.free, name, text).hex()
+        self._shared = {"of": of, "in": attempt}
+        if (row := ledger.find(here, "takes")) is not None:
+            return bytes.fromhex(json.loads(row.value)["effect"])
+        begun, taken = ledger.begun[of], ledger.taken_effects
+        if begun.get(mine) == attempt:
+            return mine
+        left = [each for each in begun if begun[each] != attempt and taken.get(each) != attempt]
+        if not left:
+            return mine if mine not in begun else here
+        found = mine if mine in left else left[0]
+        taken[found] = attempt
+        value = {"effect": found.hex(), "in": attempt}
+        ledger.append(here, "takes", json.dumps(value).encode())
+        return found
+
+    @property
+    def key(self) -> str:
+        return digest(self._ledger.run_id, self._ident).hex()
+
+    @property
+    def forgotten(self) -> bool:
+        return any(name == self._name for _, name in self._ledger.intents)
+
+    def changed(self, inputs: Mapping[str, Any]) -> KeptEffect:
+        text, _ = canonical(inputs)
+        if text == self._text:
+            return self
+        if (other := self._others.get(text)) is None:
+            other = self._others[text] = copy(self)
+            other._inputs, other._text, other._others, other._shared = inputs, text, {}, {}
+            other._ident = digest(self._ident, "changed", text)
+            self._ledger.claimed.add(other._ident)
+        return other
+
+    async def ask(
+        self,
+        inputs: Mapping[str, Any],
+        here: Callable[[Mapping[str, Any]], Awaitable[dict[str, Any] | None]],
+        check: Callable[[Mapping[str, Any]], Any] | None = None,
+    ) -> tuple[Mapping[str, Any], dict[str, Any]]:
+        try:
+            json.dumps(inputs)
+        except (TypeError, ValueError) as error:
+            raise NotStorable(
+                f"the arguments of {self._name} about which a person is to be asked: {error}"
+            ) from error
+        await self._until_replies_are_whole()
+        ident = digest(self._ident, APPROVAL)
+        while ident in self._ledger.unanswered:
+            ident = digest(ident, "again")
+        question = {"kind": APPROVAL, "tool": self._name, "arguments": inputs}
+        question, answer = await self._wait_for_answer(ident, question, here)
+        if "failure" in answer:
+            raise self._ledger.failure(json.dumps(answer["failure"]).encode(), ident)
+        if check is not None and answer["arguments"] is not None:
+            try:
+                check(answer["arguments"])
+            except Exception as error:
+                mark(error, ident)
+                raise
+        return question["arguments"], answer
+
+    async def do(
+        self,
+        work: Callable[[], Awaitable[Any]],
+        *,
+        again: bool = False,
+        reconcile: Callable[[str], Awaitable[Any]] | None = None,
+        horizon: float = 0.0,
+        timeout: float | None = None,
+        check: Callable[[Mapping[str, Any]], Any] | None = None,
+    ) -> Any:
+        ledger = self._ledger
+        if (row := ledger.find(self._ident, "gave")) is not None:
+            self._gave = json.loads(row.value)
+        if self._gave is not None:
+            return self._gave
+        failures = [json.loads(row.value) for row in ledger.every(self._ident, "failed")]
+        for failed in failures:
+            if failed["by"] == self._attempt():
+                raise ledger.failure(json.dumps(failed["failure"]).encode(), self._ident)
+        await self._until_replies_are_whole()
+        if self._harmless:
+            return await self._work(work, timeout)
+        doubt = self._in_doubt()
+        if doubt is not None and not again:
+            limit = max(PATIENCE, timeout or 0.0)
+            known = await self._resolve(doubt, reconcile, horizon, limit, check)
+            if known is not False:
+                return self._keep(known)
+        elif doubt is None and not failures:
+            await self._until_unclaimed_is_none()
+        if ledger.suspending and not _INSIDE.get():
+            await asyncio.get_running_loop().create_future()  # until the tree is cancelled
+        ended = asyncio.get_running_loop().create_future()
+        ledger.under_way.add(ended)
+        inside = _INSIDE.set(True)
+        try:
+            if doubt is None or not again:
+                by = self._caller.now.hex()
+                self._append("intent", {"by": by, "name": self._name, **self._shared})
+                if self._shared:
+                    ledger.begun[self._shared["of"]][self._ident] = self._shared["in"]
+            await ledger.barrier()
+            return await self._work(work, timeout)
+        finally:
+            _INSIDE.reset(inside)
+            ledger.under_way.discard(ended)
+            ended.set_result(None)
+
+    async def _work(self, work: Callable[[], Awaitable[Any]], timeout: float | None) -> Any:
+        """Do it, and keep its end whatever that is: but for a cancel, which leaves it in doubt."""
+        limited = None
+        try:
+            if timeout is None:
+                gave = await work()
+            else:
+                limited = Limited(work)
+                gave = await current_node().call_handler(limited, timeout=timeout, claim=True)
+        except Exception as error:
+            cut_off = limited is not None and not limited.over
+            failed = {"by": self._attempt(), "failure": _failure(error), "cut_off": cut_off}
+            self._append("failed", failed)
+            mark(error, self._ident)
+            raise
+        return self._keep(gave)
+
+    def _keep(self, gave: Any) -> Any:
+        """Write what it gave, and return that as it will be read."""
+        data = self._append("gave", gave)
+        self._gave = json.loads(data)
+        return self._gave
+
+    def _attempt(self) -> str:
+        """Say which attempt this is: of its caller, and of the node in which it is done."""
+        scope: Any = scope_of(current_node())
+        return f"{self._caller.now.hex()} {scope.attempt}"
+
+    def _append(self, kind: str, value: Any) -> bytes:
+        data = json.dumps(value).encode()
+        # What it gave this object has itself: another attempt of a caller makes another one.
+        self._ledger.append(self._ident, kind, data, find=kind != "gave" or self._caller.retried)
+        return data
+
+    # --- in doubt
+
+    def _in_doubt(self) -> Row | None:
+        """Return its last intent, if nothing is known of what became of it."""
+        intent = self._ledger.find(self._ident, "intent")
+        for row in self._ledger.every(self._ident, "failed"):
+            if intent is not None and row.seq > intent.seq and not json.loads(row.value)["cut_off"]:
+                return None
+        return intent
+
+    async def _resolve(
+        self,
+        intent: Row,
+        reconcile: Callable[[str], Awaitable[Any]] | None,
+        horizon: float,
+        limit: float,
+        check: Callable[[Mapping[str, Any]], Any] | None,
+    ) -> Any:
+        """Return what it gave; False if it was not done.
+
+        A person may be asked since an earlier life: then `reconcile` is asked once more beside the
+        person, and whoever answers first counts.
+        """
+        note = "nobody else can say"
+
+        async def look(reconcile: Callable[[str], Awaitable[Any]]) -> Any:
+            nonlocal note
+            while (left := intent.time + horizon - time.time()) > 0:  # noqa: ASYNC110 - the wall clock tells nobody
+                await asyncio.sleep(min(left, 60.0))
+            late = asyncio.timeout(limit)  # no child: it may be asked in a final callback
+            try:
+                async with late:
+                    known = await reconcile(self.key)
+            except Exception as error:  # noqa: BLE001 - a person is asked instead, and sees it
+                note = f"reconcile raised {describe_error(error)}"
+                if late.expired():
+                    note = f"reconcile did not answer within {limit:g} seconds"
+                return None
+            if known is None:
+                note = "reconcile does not know"
+            return known
+
+        async def here(_: object) -> dict[str, Any] | None:
+            known = None if reconcile is None else await look(reconcile)
+            return (
+                None if known is None else {"not_done": True} if known is False else {"is": known}
+            )
+
+        # Each intent is a question of its own: what was said of one says nothing of the next. So is
+        # each that follows on an answer that cannot be.
+        ident = digest(self._ident, DOUBT, intent.seq)
+        asked = self._ledger.find(ident, "question") is not None
+        if reconcile is not None and not asked and (known := await look(reconcile)) is not None:
+            return known
+        arguments = json.loads(json.dumps(self._inputs, default=str))
+        while True:
+            question = {"kind": DOUBT, "tool": self._name, "arguments": arguments, "note": note}
+            _, answer = await self._wait_for_answer(ident, question, here if asked else None)
+            if "done" not in answer:
+                return answer.get("is", False)
+            try:
+                return answer["done"] if check is None else check(answer)
+            except ValueError as error:
+                note = f"what was said that it gave cannot be: {error}"
+                ident = digest(ident, "again")
+
+    async def _wait_for_answer(
+        self,
+        ident: bytes,
+        question: dict[str, Any],
+        here: Callable[[Mapping[str, Any]], Awaitable[dict[str, Any] | None]] | None,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Ask a person, in this process too if `here` is given: the first answer counts.
+
+        Each answer goes by letters to the run, whose order decides which was first.
+        """
+        ledger, node = self._ledger, current_node()
+        scope: Any = scope_of(node)
+        question = write_question(ledger, ident, question, node)
+        ledger.asks[scope.ident] = ident, scope
+        answered = ledger.find(ident, "letter") is not None
+        if not answered:
+            await ledger.barrier()
+            posted = await ledger.file.letters(ledger.run_id)
+            answered = any((each.kind, each.name) == ("answer", ident.hex()) for each in posted)
+        letter = asyncio.ensure_future(ledger.letter(ident, "answer", ident.hex()))
+        try:
+            asking = None
+            if here is not None and not answered:
+                with suppress(NodeClosed):  # in a final callback those who are elsewhere answer
+                    asking = node.call_handler(_AskHere(self, ident, here, question), claim=True)
+            if asking is not None:
+                letter.add_done_callback(lambda _: asking.cancel("it was answered elsewhere"))
+                try:
+                    await asking
+                except NodeCancelled:
+                    if not letter.done():
+                        raise
+            answer = json.loads(await letter)
+            del ledger.asks[scope.ident]
+            return question, answer
+        finally:
+            letter.cancel()
+
+    async def post(self, ident: bytes, answer: dict[str, Any]) -> None:
+        """Send an answer to the run, as those do who are not here."""
+        ledger = self._ledger
+        await ledger.file.post(ledger.run_id, "answer", ident.hex(), json.dumps(answer).encode())
+
+    async def _until_replies_are_whole(self) -> None:
+        for reply in self._because:
+            await reply.whole()
+
+    # --- changed code
+
+    async def _until_unclaimed_is_none(self) -> None:
+        """Hold a new effect while its caller could still come to a recorded one of its tool.
+
+        Once the caller's body waits only for what is held, or has returned, it never will: code or
+        inputs have changed under the run, and to do this would do again what was done. Nothing of
+        the run goes on then.
+        """
+        ledger, caller = self._ledger, self._caller
+        if not self._unclaimed():
+            return
+        # The nodes from here up to the caller's, which may wait for them.
+        nodes: set[Node[Any]] = set()
+        here = current_node()
+        node: Node[Any] | None = here
+        while node is not None and scope_of(node) is not caller:
+            nodes.add(node)
+            node = node.parent
+        held = ledger.held.setdefault(caller.now, (set(), set()))
+        future = asyncio.get_running_loop().create_future()
+        held[0].update(nodes)
+        held[1].add(future)
+        try:
+            while left := self._unclaimed():
+                await asyncio.wait([future], timeout=LOOK)
+                if (
+                    node is None
+                    or node.state == "joining"
+                    or waits_only_for(node, held[0], held[1])
+                ) and self._unclaimed():
+                    raise ledger.mismatch(
+                        f"{here.path} would do something that is not in the journal, while"
+                        f" {len(left)} recorded calls of {self._name!r} by the same caller were"
+                        " not made again"
+                    )
+        finally:
+            held[0].difference_update(nodes)
+            held[1].discard(future)
+
+    def _unclaimed(self) -> list[bytes]:
+        ledger = self._ledger
+        intents = ledger.intents.get((self._caller.now.hex(), self._name), ())
+        return [ident for ident in intents if ident not in ledger.claimed]
+
+
+class Limited(Node[Any], internal=True, name="work"):
+    """What an effect does, where that is limited in time."""
+
+    def __init__(self, work: Callable[[], Awaitable[Any]]) -> None:
+        self._work = work
+        self.over = False
+
+    async def task(self) -> Any:
+        try:
+            given = await self._work()
+        except Exception:
+            self.over = True
+            raise
+        self.over = True
+        return given
+
+
+class _AskHere(Node[None], internal=True, name="ask"):
+    """A question to whoever is in this process."""
+
+    def __init__(
+        self,
+        effect: KeptEffect,
+        ident: bytes,
+        here: Callable[[Mapping[str, Any]], Awaitable[dict[str, Any] | None]],
+        question: dict[str, Any],
+    ) -> None:
+        self._effect = effect
+        self._ident = ident
+        self._here = here
+        self._question = question
+
+    async def task(self) -> None:
+        try:
+            answer = await self._here(self._question["arguments"])
+        except Exception as error:  # noqa: BLE001 - it is the answer, in each life
+            answer = {"failure": _failure(error)}
+        if answer is not None:
+            await self._effect.post(self._ident, answer)
+
+
+def storable(error: Exception) -> Exception:
+    """Return a failure, or what stands for it in each life if it could not be made again."""
+    try:
+        encode_failure(error)
+    except NotStorable:
+        return ToolError(describe_error(error))
+    return error
+
+
+def _failure(error: Exception) -> Any:
+    return json.loads(encode_failure(storable(error)))

@@ -1,0 +1,208 @@
+"""A failure as it is kept in a journal, and raised again as the type it was.
+
+Kept are its class by name, `args`, attributes, notes, the members of a group, and one line for each
+of its causes. Nothing is pickled and no constructor of a user's is called: an exception is put
+together as Python's own class below it does. Messages are written as they are: backends have taken
+out keys before they raise, and whoever raises an error with a secret in it writes that down.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import suppress
+from importlib import import_module
+from types import MemberDescriptorType
+from typing import Any, cast
+
+from ._canonical import class_name, named
+from ._codec import Codec, dump, pack, unpack
+from .errors import JournalMismatch, NotStorable
+
+__all__ = ["decode_failure", "encode_failure", "mark", "marks", "message_of"]
+
+MARK = "__anabranch_kept__"  # the attribute of an exception that says in which rows it is kept
+MARKS = 100  # that one error may have
+CAUSES = 10  # that are named in notes, the nearest first
+LONGEST = 200  # characters of what is said of a cause
+
+# As Python itself gets at them: a subclass, or its metaclass, may have put code in their place.
+_attributes: Any = BaseException.__dict__["__dict__"].__get__
+_cause: Any = BaseException.__dict__["__cause__"].__get__
+_context: Any = BaseException.__dict__["__context__"].__get__
+_suppress_context: Any = BaseException.__dict__["__suppress_context__"].__get__
+_members: Any = BaseExceptionGroup.__dict__["exceptions"].__get__
+_base: Any = type.__dict__["__base__"].__get__
+_own: Any = type.__dict__["__dict__"].__get__
+_qualname: Any = type.__dict__["__qualname__"].__get__
+
+
+def encode_failure(error: BaseException) -> bytes:
+    """Return what is kept of `error`; `decode_failure` makes one of it that is equal.
+
+    Equal means: of the same type, with the same arguments, attributes, text and notes; the members
+    of a group too. All of these have to be data. The traceback is not kept, and of causes a note.
+    Raises `NotStorable`, which says why, for an error that cannot be made again: its class is not
+    found in its module, or it holds what is no data. Raises nothing else, however odd the error is.
+    """
+    try:
+        written = _write(error)
+        data = dump(written)
+        if _write(_read(unpack(data, _READERS))) != written:
+            raise NotStorable("made again from its arguments and attributes it is another")
+    except Exception as fault:
+        why = fault if type(fault) is NotStorable else f"on the way, {class_name(type(fault))}"
+        raise NotStorable(
+            f"the failure {class_name(type(error))} cannot be kept in a journal: {why}"
+        ) from fault
+    return data
+
+
+def decode_failure(data: bytes) -> BaseException:
+    """Return the failure that was kept.
+
+    The module of its class is imported if it is not loaded. A failure that cannot be made again,
+    since its class is gone or is another, is returned as a `JournalMismatch` that says what it was.
+    """
+    try:
+        return _read(unpack(data, _READERS))
+    except (Exception, SystemExit) as fault:  # noqa: BLE001 - what a module does at its import
+        found = json.loads(data)
+        mismatch = JournalMismatch(
+            f"the failure {':'.join(found['type'])} cannot be raised again, since the code has"
+            f" changed ({fault}): {found['message']}"
+        )
+        mismatch.__cause__ = fault
+        return mismatch
+
+
+def mark(error: BaseException, *idents: bytes) -> None:
+    """Note on `error` that it is kept under these identities."""
+    before: tuple[bytes, ...] = _attributes(error).get(MARK, ())
+    # One object may be raised again and again.
+    _attributes(error)[MARK] = tuple(dict.fromkeys((*before, *idents)))[-MARKS:]
+
+
+def marks(*errors: BaseException) -> set[bytes]:
+    """Return under which identities errors are kept, or else what they were made of.
+
+    That is a cause, the members of a group, and what was being handled when it was raised.
+    """
+    found: set[bytes] = set()
+    left: list[BaseException | None] = [*errors]
+    seen: set[int] = set()
+    while left:
+        if (each := left.pop()) is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        if own := _attributes(each).get(MARK):
+            found.update(own)
+            continue
+        left += [_cause(each), _context(each)]
+        if isinstance(each, BaseExceptionGroup):
+            left += _members(each)
+    return found
+
+
+def _write(error: BaseException) -> dict[str, Any]:
+    kind = type(error)
+    module, _, qualname = class_name(kind).partition(":")
+    if named(module, qualname) is not kind:
+        raise NotStorable(f"its class is not found as {qualname} in the module {module}")
+    _, args, *state = _builtin(kind).__reduce__(error)
+    if issubclass(kind, BaseExceptionGroup):
+        args = (args[0], list(_members(error)))
+    attributes: dict[str, Any] = {**(*state, {})[0], **_slots(error), **_attributes(error)}
+    attributes.pop(MARK, None)
+    noted: Any = attributes.pop("__notes__", None)
+    notes = cast("list[Any]", noted) if type(noted) is list else []
+    return {
+        "type": [module, qualname],
+        "message": message_of(error),
+        "args": pack(list(args), _other),
+        "attributes": pack(attributes, _other),
+        "notes": [each for each in notes if type(each) is str] + _causes(error),
+    }
+
+
+def _read(found: dict[str, Any]) -> BaseException:
+    module, qualname = found["type"]
+    if module not in sys.modules:
+        import_module(module)
+    kind = named(module, qualname)
+    if not (issubclass(type(kind), type) and issubclass(kind, BaseException)):
+        raise NotStorable(f"the module {module} has no exception {qualname}")
+    base = _builtin(kind)
+    error = base.__new__(kind, *found["args"])
+    base.__init__(error, *found["args"])
+    for name, value in found["attributes"].items():
+        object.__setattr__(error, name, value)
+    if found["notes"]:
+        _attributes(error)["__notes__"] = found["notes"]
+    return error
+
+
+def _builtin(kind: type[BaseException]) -> Any:
+    """Return the class of Python's own that `kind` is made of: what it does is known."""
+    found: Any = kind
+    while not class_name(found).startswith("builtins:"):
+        found = _base(found)
+    return found
+
+
+def _other(value: Any) -> Any:
+    """Write what an error holds and is no plain data: another error, or an object of a class."""
+    kind = type(cast("object", value))
+    if issubclass(kind, BaseException):
+        return {"$error": _write(value)}
+    module, _, qualname = class_name(kind).partition(":")
+    if named(module, qualname) is kind:
+        with suppress(NotStorable):
+            return {"$of": [module, qualname, Codec(kind, "").encode(value).decode()]}
+    raise NotStorable(f"it holds a {qualname}, which is no data")
+
+
+def _made(parts: list[str]) -> Any:
+    module, qualname, text = parts
+    if module not in sys.modules:
+        import_module(module)
+    return Codec(named(module, qualname), qualname).decode(text.encode())
+
+
+_READERS: dict[str, Any] = {"$error": _read, "$of": _made}
+
+
+def _slots(error: BaseException) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    kind, end = type(error), _builtin(type(error))
+    while kind is not end:
+        for name, member in _own(kind).items():
+            if type(member) is MemberDescriptorType:
+                with suppress(AttributeError):  # it is empty
+                    found[name] = member.__get__(error)
+        kind = _base(kind)
+    return found
+
+
+def message_of(error: BaseException) -> str:
+    """Return the text of an exception; none if it cannot be had."""
+    try:
+        return f"{error}"
+    except Exception:  # noqa: BLE001 - a `__str__` that raises
+        return ""
+
+
+def _causes(error: BaseException) -> list[str]:
+    """Say what each cause was, and the cause of that: a line for a note."""
+    lines: list[str] = []
+    seen = {id(error)}
+    while len(lines) < CAUSES:
+        cause = _cause(error)
+        if cause is None and not _suppress_context(error):
+            cause = _context(error)
+        if cause is None or id(cause) in seen:
+            break
+        seen.add(id(error := cause))
+        message = " ".join(message_of(error).split())[:LONGEST]
+        lines.append(f"caused by {_qualname(type(error))}" + (f": {message}" if message else ""))
+    return lines

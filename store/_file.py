@@ -1,0 +1,493 @@
+"""A journal's file, as the rest of the room uses it: runs, their rows, and letters to runs.
+
+The SQL stands here; the thread that runs it, and when it commits, in `_writer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from contextvars import Context
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, cast
+
+from ..commander import ConfigurationError
+from ._lock import RunLock
+from ._schema import MEMORY
+from ._seal import BytesCodec, Seal, check_size
+from ._writer import Claim, Row, Writer, about_row
+from .errors import JournalError, LeaseLost, RunBusy, RunExists, RunNotFound
+
+__all__ = ["ENDED", "JournalFile", "Letter", "Row", "RunRow", "check_name"]
+
+T = TypeVar("T")
+
+ENDED = ("completed", "failed", "cancelled")
+NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,1000}")
+LOOK = 0.25  # seconds between two looks whether another process has written
+
+_RUN = """select run_id, class_name, version, state, inputs, queue, created,
+    max(updated, coalesce((select time from anabranch_row where run = id order by seq desc limit 1),
+        0)),
+    fence, owner, lease_until, recoveries, error,
+    coalesce((select max(seq) from anabranch_row where run = id), 0), clock
+    from anabranch_run """
+_ROWS = """select ident, kind, r.value, r.digest, b.value, seq, time
+    from anabranch_row r left join anabranch_blob b on b.digest = r.digest
+    where run = ? order by seq"""
+
+
+class RunRow(NamedTuple):
+    """What is known of a run. Times are in seconds since the epoch."""
+
+    run_id: str
+    class_name: str
+    version: int  # of the class
+    state: str  # pending, running, suspended, parked, or one of `ENDED`
+    inputs: bytes
+    queue: str
+    created: float
+    updated: float  # of its last row, or its last change of state
+    fence: int  # rises with each claim
+    owner: str  # empty if nobody has it
+    lease_until: float | None
+    recoveries: int  # claims after an owner that died, without a new row between them
+    error: bytes | None
+    rows: int  # the number of its last row
+    clock: float = 0.0  # seconds for which it had an owner, up to the last claim or release
+
+
+class Letter(NamedTuple):
+    """What came into a run from elsewhere: a signal, an answer, a cancel."""
+
+    id: int  # rises in the order of arrival, over all runs
+    kind: str
+    name: str
+    value: bytes
+    time: float  # of arrival, in seconds since the epoch
+
+
+def check_name(name: object, what: str = "a run_id") -> None:
+    """Refuse a name that could not be written, or shown."""
+    if not _is_name(name):
+        shown = name if not isinstance(name, str) or len(name) < 100 else name[:100] + "..."
+        raise ConfigurationError(
+            f"{what} is a text of 1 to 1,000 characters, none of them a control character, and not"
+            f" {shown!r}"
+        )
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and NAME.fullmatch(name) is not None
+
+
+class JournalFile:
+    """One open file, to be used from one event loop.
+
+    Every method that waits raises `JournalError` once the file cannot be used any more, and
+    `append` does so at once.
+    """
+
+    def __init__(self, name: str, codec: BytesCodec | None = None) -> None:
+        self.name = name
+        self._seal = Seal(name, codec)
+        self._writer = Writer(name, self._seal)
+        self._claims: dict[str, Claim] = {}
+        self._posts = 0
+        self._posted = asyncio.Event()
+        # What the file said last when it was asked for `watch`; whoever asks it, for all who watch.
+        self._version = -1
+        self._look: asyncio.Task[None] | None = None
+        self._looked = asyncio.Event()
+        self._watching = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened in this process, and not closed since."""
+        return self._writer.is_alive
+
+    async def open(self) -> None:
+        """Open the file, or make it; again when it was closed. Raises `JournalError`."""
+        if self._writer.is_alive:
+            raise JournalError(self.name, "is open already", "use it as it is, or open another one")
+        self._writer = Writer(self.name, self._seal)
+        self._look, self._version = None, -1
+        await self._writer.start()
+
+    async def close(self) -> None:
+        """Write what was appended and close the file; twice is harmless.
+
+        Runs that were not released are free for the next claim, and count as left by an owner that
+        died. Raises `JournalError` if something could not be written and nobody has been told.
+        """
+        try:
+            await self._writer.stop()
+        finally:
+            for claim in self._claims.values():
+                _unlock(claim)
+            self._claims.clear()
+
+    # Rows
+
+    def append(self, run_id: str, fence: int, row: Row) -> int:
+        """Give a row its number and time and queue it; return the number. Never waits.
+
+        The rows of a run keep their order, and those that survive are a prefix. Raises `LeaseLost`
+        once it is known that the run is not owned here under this fence, and `NotStorable` for a
+        value of more than 64 MiB. Whether the row is on disk, `barrier` says.
+        """
+        return self._writer.append(self._claim(run_id, fence), row)
+
+    async def barrier(self, run_id: str = "", fence: int = 0) -> None:
+        """Return when all that was appended before is on disk.
+
+        With a run, also when nothing was appended: `LeaseLost` if it is not owned here under this
+        fence, as the file has it now. All who wait at once share a commit.
+        """
+        await self._writer.ask(None, self._claim(run_id, fence) if run_id else None, writes=False)
+
+    async def call(self, function: Callable[[sqlite3.Connection], T], *, writes: bool = True) -> T:
+        """Call a function of the store in the writer's thread, after what was appended before.
+
+        It is part of the same transaction. Its exception takes back what it did itself and is
+        raised here; the rows before stay. Cancelling this wait does not undo it. One that only
+        reads (`writes=False`) does not wait for other processes' commits.
+        """
+        return await self._writer.ask(function, writes=writes)
+
+    async def transact(
+        self, run_id: str, fence: int, function: Callable[[sqlite3.Connection], Row]
+    ) -> int:
+        """Call a user's function and write the row that it returns: both are on disk, or neither.
+
+        Returns the row's number, which stays unused if the function raises. It cannot end the
+        transaction, not even by `executescript`: `sqlite3.DatabaseError`, "not authorized".
+        """
+        claim = self._claim(run_id, fence)
+        claim.seq = seq = claim.seq + 1
+        await self._writer.ask(function, claim, seq=seq)
+        return seq
+
+    async def rows(self, run_id: str) -> list[Row]:
+        """Return all rows of a run, in their order. Raises `RunNotFound`."""
+        return await self.call(lambda sql: self._rows(sql, self._key(sql, run_id)), writes=False)
+
+    # Runs
+
+    async def start(
+        self, run_id: str, class_name: str, version: int, inputs: bytes, queue: str = ""
+    ) -> RunRow:
+        """Accept a run: it is on disk when this returns. The same again is the same run.
+
+        Raises `RunExists` if the name belongs to a run of another class or with other inputs,
+        `ConfigurationError` if it cannot be a name.
+        """
+        check_name(run_id)
+        check_size(inputs)
+
+        def insert(sql: sqlite3.Connection) -> RunRow:
+            now, sealed = time.time(), self._seal.write(inputs, f"{class_name} {version}".encode())
+            sql.execute(
+                "insert or ignore into anabranch_run (run_id, class_name, version, state, inputs,"
+                " queue, created, updated) values (?, ?, ?, 'pending', ?, ?, ?, ?)",
+                (run_id, class_name, version, sealed, queue, now, now),
+            )
+            run = self._run(sql, run_id)
+            if run.class_name != class_name:
+                raise RunExists(run_id, f"it is a {run.class_name}, and not a {class_name}")
+            if run.inputs != inputs:
+                raise RunExists(run_id, "it was started with other inputs")
+            return run
+
+        return await self.call(insert)
+
+    async def claim(self, run_id: str, owner: str) -> tuple[RunRow, list[Row]]:
+        """Take a run, to go on with it; return it with all its rows. Nobody else has it then.
+
+        `recoveries` counts this claim if the last owner died without a new row, and begins anew
+        after a new row. The run's clock has gone on up to the last owner's end; of one that died,
+        its last row is all that is known. Raises `RunNotFound`, or `RunBusy` while another process,
+        another journal or this one has it.
+        """
+        made: list[Claim] = []
+
+        def take(sql: sqlite3.Connection) -> tuple[RunRow, list[Row]]:
+            key = self._key(sql, run_id)
+            if run_id in self._claims:
+                raise RunBusy(run_id, os.getpid())
+            lock = RunLock(self._writer.path, run_id) if self.name != MEMORY else None
+            try:
+                old = self._run(sql, run_id)
+                sql.execute(
+                    "update anabranch_run set fence = fence + 1, state = 'running', owner = ?1,"
+                    " updated = ?2, claimed_at_row = ?3, recoveries = case"
+                    " when ?3 > claimed_at_row then 0 else recoveries + ?4 end,"
+                    " clock = clock + ?4 * (?6 - updated) where id = ?5",
+                    (owner, time.time(), old.rows, old.state == "running", key, old.updated),
+                )
+                run, rows = self._run(sql, run_id), self._rows(sql, key)
+            except BaseException:
+                if lock is not None:
+                    lock.release()
+                raise
+            made.append(Claim(key, run_id, run.fence, run.rows, lock))
+            self._claims[run_id] = made[0]
+            return run, rows
+
+        try:
+            return await self.call(take)
+        except asyncio.CancelledError:
+            # Whoever asked is gone, and the claim is made or will be: it is given back.
+            self._writer.follow(lambda sql: [self._let_go(sql, each, "suspended") for each in made])
+            raise
+
+    async def release(
+        self, run_id: str, fence: int, state: str, error: bytes | None = None
+    ) -> None:
+        """Give a run back in a new state, in one commit with the rows before it.
+
+        From this call on nothing more can be appended for it. Raises `LeaseLost`.
+        """
+        claim = self._claim(run_id, fence)
+        claim.left = True
+        await self.call(lambda sql: self._let_go(sql, claim, state, error))
+
+    async def runs(
+        self, state: str | None = None, prefix: str | None = None, limit: int | None = None
+    ) -> list[RunRow]:
+        """Return the runs in a state, with ids that begin so; the newest first, at most `limit`."""
+
+        def select(sql: sqlite3.Connection) -> list[RunRow]:
+            found = sql.execute(
+                _RUN + "where (?1 is null or state = ?1)"
+                " and (?2 is null or run_id >= ?2 and run_id < ?2 || char(0x10ffff))"
+                " order by id desc limit ?3",
+                (state, prefix, -1 if limit is None else limit),
+            )
+            return [self._read_run(columns) for columns in found]
+
+        return await self.call(select, writes=False)
+
+    async def run(self, run_id: str) -> RunRow:
+        """Return one run. Raises `RunNotFound`."""
+        return await self.call(lambda sql: self._run(sql, run_id), writes=False)
+
+    async def fork(self, run_id: str, at: int, new_run_id: str, clock: float = 0.0) -> RunRow:
+        """Make a new run, `pending`, with another's inputs and its rows up to number `at`.
+
+        `clock` is what its clock said then. Letters are not copied. Raises `RunNotFound`, or
+        `RunExists` if the new name is taken.
+        """
+        check_name(new_run_id)
+
+        def copy(sql: sqlite3.Connection) -> RunRow:
+            key, now = self._key(sql, run_id), time.time()
+            try:
+                (new,) = sql.execute(
+                    "insert into anabranch_run (run_id, class_name, version, state, inputs, queue,"
+                    " created, updated, clock) select ?, class_name, version, 'pending', inputs,"
+                    " queue, ?, ?, ? from anabranch_run where id = ? returning id",
+                    (new_run_id, now, now, clock, key),
+                ).fetchone()
+            except sqlite3.IntegrityError:
+                raise RunExists(new_run_id, "a fork needs a name of its own") from None
+            sql.execute(
+                "insert into anabranch_row select ?, seq, ident, kind, value, digest, time"
+                " from anabranch_row where run = ? and seq <= ? order by seq",
+                (new, key, at),
+            )
+            return self._run(sql, new_run_id)
+
+        return await self.call(copy)
+
+    async def purge(self, before: float, batch: int = 100, states: Sequence[str] = ENDED) -> int:
+        """Remove runs that ended so before a time, so many in a transaction; return how many."""
+
+        def remove(sql: sqlite3.Connection) -> int:
+            marks = ", ".join("?" * len(states))
+            keys = sql.execute(
+                f"select id from anabranch_run where state in ({marks}) and updated < ? limit ?",  # noqa: S608
+                (*states, before, batch),
+            ).fetchall()
+            digests = [
+                digest
+                for key in keys
+                for digest in sql.execute(
+                    "select distinct digest from anabranch_row"
+                    " where run = ? and digest is not null",
+                    key,
+                )
+            ]
+            sql.executemany("delete from anabranch_row where run = ?", keys)
+            sql.executemany("delete from anabranch_mail where run = ?", keys)
+            sql.executemany("delete from anabranch_run where id = ?", keys)
+            sql.executemany(
+                "delete from anabranch_blob where digest = ?1"
+                " and not exists (select 1 from anabranch_row where digest = ?1)",
+                digests,
+            )
+            return len(keys)
+
+        purged = 0
+        while removed := await self.call(remove):
+            purged += removed
+        return purged
+
+    # What comes from elsewhere
+
+    async def post(self, run_id: str, kind: str, name: str, value: bytes) -> int:
+        """Send something into a run; it is on disk when this returns its number.
+
+        Anybody may, also from another process. Raises `RunNotFound`.
+        """
+        check_size(value)
+
+        def insert(sql: sqlite3.Connection) -> int:
+            now = time.time()
+            sealed = self._seal.write(value, f"{kind} {name} {now}".encode())
+            (number,) = sql.execute(
+                "insert into anabranch_mail (run, kind, name, value, time)"
+                " values (?, ?, ?, ?, ?) returning id",
+                (self._key(sql, run_id), kind, name, sealed, now),
+            ).fetchone()
+            return number
+
+        number = await self.call(insert)
+        self._posts += 1
+        self._posted.set()
+        self._posted = asyncio.Event()
+        return number
+
+    async def letters(self, run_id: str, after: int = 0) -> list[Letter]:
+        """Return what came into a run after the letter of that number. Raises `RunNotFound`."""
+
+        read = self._seal.read
+
+        def select(sql: sqlite3.Connection) -> list[Letter]:
+            found = sql.execute(
+                "select id, kind, name, value, time from anabranch_mail"
+                " where run = ? and id > ? order by id",
+                (self._key(sql, run_id), after),
+            )
+            return [
+                Letter(number, kind, name, read(value, f"{kind} {name} {when}".encode()), when)
+                for number, kind, name, value, when in found
+            ]
+
+        return await self.call(select, writes=False)
+
+    async def watch(self, seen: int | None = None) -> int:
+        """Return a number once it differs from `seen`; it changes when there may be new letters.
+
+        That is at a commit of another process or journal, which is noticed within 0.25 s, and at a
+        `post` here. First take the number, then read the letters, then watch: nothing is missed.
+        However many watch, the file is looked at once.
+        """
+        while self._version < 0 or self._version + self._posts == seen:
+            if self._look is None or self._look.done():
+                self._looked = asyncio.Event()
+                # In no run's context, or that run would live as long.
+                self._look = asyncio.create_task(
+                    self._look_once(self._posted, self._version), context=Context()
+                )
+                self._look.add_done_callback(partial(_end_look, self._looked))
+            look, looked = self._look, self._looked
+            self._watching += 1
+            try:
+                await looked.wait()
+            finally:
+                self._watching -= 1
+                if not self._watching:
+                    look.cancel()
+            if not look.cancelled():  # as `asyncio.run` does with all tasks when it is left
+                look.result()
+        return self._version + self._posts
+
+    async def _look_once(self, posted: asyncio.Event, before: int) -> None:
+        """Return when the file is not as it was `before`, or at a `post`."""
+        while not posted.is_set():
+            (self._version,) = await self.call(
+                lambda sql: sql.execute("pragma data_version").fetchone(), writes=False
+            )
+            if self._version != before:
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK):
+                    await posted.wait()
+
+    # What the calls have in common
+
+    def _claim(self, run_id: str, fence: int) -> Claim:
+        claim = self._claims.get(run_id)
+        if claim is None or claim.fence != fence or claim.left:
+            raise LeaseLost(run_id)
+        return claim
+
+    def _key(self, sql: sqlite3.Connection, run_id: str) -> int:
+        return self._find(sql, "select id from anabranch_run ", run_id)[0]
+
+    def _run(self, sql: sqlite3.Connection, run_id: str) -> RunRow:
+        return self._read_run(self._find(sql, _RUN, run_id))
+
+    def _find(self, sql: sqlite3.Connection, select: str, run_id: str) -> tuple[Any, ...]:
+        if _is_name(run_id):
+            found = sql.execute(select + "where run_id = ?", (run_id,)).fetchone()
+            if found is not None:
+                return found
+        raise RunNotFound(run_id, self.name)
+
+    def _read_run(self, columns: tuple[Any, ...]) -> RunRow:
+        run, read = RunRow(*columns), self._seal.read
+        error = None if run.error is None else read(run.error, b"")
+        inputs = read(run.inputs, f"{run.class_name} {run.version}".encode())
+        return run._replace(inputs=inputs, error=error)
+
+    def _rows(self, sql: sqlite3.Connection, key: int) -> list[Row]:
+        read, found = self._seal.read, list[Row]()
+        make: Any = partial(
+            cast("Any", tuple).__new__, Row
+        )  # as `Row` does, in a third of the time
+        for ident, kind, value, digest, large, seq, when in sql.execute(_ROWS, (key,)):
+            # In the row of a large value stands only the sum.
+            small = read(value, about_row(seq, when, ident, kind, digest))
+            found.append(make((ident, kind, read(large, b"") if digest else small, seq, when)))
+        return found
+
+    def _let_go(
+        self, sql: sqlite3.Connection, claim: Claim, state: str, error: bytes | None = None
+    ) -> None:
+        """Give a run back, in the writer's thread."""
+        if self._claims.get(claim.run_id) is claim:
+            del self._claims[claim.run_id]
+        try:
+            changed = sql.execute(
+                "update anabranch_run set state = ?1, error = ?2, owner = '', lease_until = null,"
+                " clock = clock + max(0, ?3 - updated), updated = ?3 where id = ?4 and fence = ?5",
+                (
+                    state,
+                    error and self._seal.write(error, b""),
+                    time.time(),
+                    claim.key,
+                    claim.fence,
+                ),
+            )
+            if not changed.rowcount:
+                raise LeaseLost(claim.run_id)
+        finally:
+            _unlock(claim)
+
+
+def _end_look(looked: asyncio.Event, look: asyncio.Task[None]) -> None:
+    if not look.cancelled():
+        look.exception()  # else asyncio would log it, if nobody watches any more
+    looked.set()
+
+
+def _unlock(claim: Claim) -> None:
+    if claim.lock is not None:
+        claim.lock.release()

@@ -1,0 +1,62 @@
+"""What a run's journal has, and the run does not come to any more: code has changed under it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._ledger import Ledger
+
+__all__ = ["Gone", "child_ident", "child_name"]
+
+DIGEST, OWN = 11, 16  # where the putter's part of a child's identity begins, and where the name
+LONGEST = 80  # bytes of a name
+MOST = 10  # names in one report
+
+logger = logging.getLogger("anabranch.store")
+
+
+def child_ident(putter: bytes, own: bytes, name: str) -> bytes:
+    """Return who a durable node is: `own` of it, of whoever puts it, and what it is called.
+
+    So what one putter has put is found, and can be named, though no row says anything but outcomes.
+    """
+    return own[:DIGEST] + putter[: OWN - DIGEST] + name.encode("utf-8", "replace")[:LONGEST]
+
+
+def child_name(ident: bytes) -> str:
+    """Return what a node is called, "" if its identity does not say it."""
+    return ident[OWN:].decode(errors="replace")
+
+
+class Gone:
+    """Knows what earlier lives have put and done, by who did."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        # By the part of it that its identity has of a putter: names, by identity.
+        self._recorded: defaultdict[bytes, dict[bytes, str]] = defaultdict(dict)
+        for ident, rows in ledger.by_ident.items():
+            if len(ident) > OWN and any(row.kind in ("result", "failure") for row in rows):
+                self._recorded[ident[DIGEST:OWN]][ident] = child_name(ident)
+        for (by, name), idents in ledger.intents.items():
+            self._recorded[bytes.fromhex(by)[: OWN - DIGEST]].update(dict.fromkeys(idents, name))
+
+    def report(self, putter: bytes, path: str) -> None:
+        """Say what a putter that has ended did not come to, in the log and in a row."""
+        ledger, recorded = self._ledger, self._recorded.pop(putter[: OWN - DIGEST], {})
+        gone = Counter(name for ident, name in recorded.items() if ident not in ledger.claimed)
+        if not gone or ledger.find(putter, "gone") is not None:
+            return
+        names = [f"{name} ({n} times)" if n > 1 else name for name, n in gone.items()]
+        if len(names) > MOST:
+            names[MOST:] = [f"{len(names) - MOST} others"]
+        ledger.append(putter, "gone", json.dumps({"by": path, "what": names}).encode(), find=True)
+        logger.warning(
+            "the run %r goes on without what its journal has below %s and its code does not come"
+            " to any more: %s",
+            *(ledger.run_id, path, ", ".join(names)),
+        )

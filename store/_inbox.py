@@ -1,0 +1,53 @@
+"""What is sent to a run from elsewhere, also from other processes: signals, answers, a cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict, deque
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._file import JournalFile, Letter
+
+__all__ = ["LOOK", "Inbox"]
+
+# Seconds after which a long wait looks at the wall's clock again, which may have been set.
+LOOK = 60.0
+
+
+class Inbox:
+    """Letters by kind and name, in the order in which they came; each is taken once."""
+
+    def __init__(self) -> None:
+        self._letters: defaultdict[tuple[str, str], deque[Letter]] = defaultdict(deque)
+        self._came = asyncio.Event()
+        self._last = 0
+
+    async def read(self, file: JournalFile, run_id: str, taken: set[int]) -> list[Letter]:
+        """Look for new letters, and return them; those that were `taken` already are left out."""
+        new = [
+            letter for letter in await file.letters(run_id, self._last) if letter.id not in taken
+        ]
+        for letter in new:
+            self._last = max(self._last, letter.id)
+            self._letters[letter.kind, letter.name].append(letter)
+        came, self._came = self._came, asyncio.Event()
+        came.set()
+        return new
+
+    async def take(self, kind: str, name: str, due: float | None = None) -> Letter | None:
+        """Wait for a letter, and take it; whoever waits longest is first.
+
+        None if none has been sent until `due`, by the wall's clock.
+        """
+        letters = self._letters[kind, name]
+        while not letters:
+            left = LOOK if due is None else min(LOOK, due - time.time())
+            if left <= 0:
+                return None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._came.wait()
+        return letters.popleft() if due is None or letters[0].time <= due else None

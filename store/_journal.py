@@ -1,0 +1,330 @@
+"""`Journal`: the runs in one file, as a program sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
+from math import isnan
+from shlex import quote
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+
+from ..commander import Commander, ConfigurationError, Node, parent_here
+from ..commander import scope as seam
+from ..commander.waiting import outlast
+from ._approvals import PendingApproval, PendingDoubt, pending
+from ._codec import Codec
+from ._durable import Durable
+from ._file import ENDED, JournalFile, check_name
+from ._ledger import last_clock
+from ._look import RunView, view
+from ._run import KeptRun, cancel_unowned, resume, start, take_up
+from ._session import Session, open_session
+from .errors import JournalError, RunBusy
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from ._file import RunRow
+    from ._seal import BytesCodec
+
+__all__ = ["Journal"]
+
+T = TypeVar("T")
+K = TypeVar("K", bound=KeptRun)
+
+STATES = ("pending", "running", "suspended", "parked", *ENDED)
+
+
+class Journal:
+    """Where runs are kept: a file of SQLite, or ":memory:" for tests.
+
+        async with Journal("runs.db") as journal:
+            answer = await journal.run(Order("A-17"), run_id="order-A-17")
+
+    `grace` is how many seconds the effects that are under way get to end when a run is suspended.
+    A run that was taken up more than `max_recoveries` times without a new row is parked. All values
+    are written and read through `codec`, as one that encrypts them. It belongs to the event loop in
+    which it is opened; it can be opened again when it is closed. With `partials` what a model says
+    is written while it grows, every so many seconds, for those who `look` at the run: no life of it
+    goes on from that.
+    """
+
+    def __init__(
+        self,
+        name: str | os.PathLike[str],
+        *,
+        grace: float = 5.0,
+        max_recoveries: int = 5,
+        partials: float | None = None,
+        codec: BytesCodec | None = None,
+    ) -> None:
+        name = os.fspath(name) if isinstance(name, os.PathLike) else name
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"a journal is the name of a file, or a path, and not {name!r}")
+        scheme, is_address, _ = name.partition("://")
+        if is_address:  # which may have a password in it
+            raise JournalError(f"{scheme}://...", "is no file", "name a file of this machine")
+        if not grace >= 0:
+            raise ValueError(f"grace= is a number of seconds, and not {grace!r}")
+        if not max_recoveries >= 0:
+            raise ValueError(f"max_recoveries= is a number from 0 on, and not {max_recoveries!r}")
+        if partials is not None and not partials > 0:
+            raise ValueError(f"partials= is a number of seconds above 0, and not {partials!r}")
+        self.name = name
+        self.partials = partials
+        self.grace = grace
+        self.max_recoveries = max_recoveries
+        self._file = JournalFile(name, codec)
+        # The runs and sessions here, each with what is done when it has been given back.
+        self._driven: dict[KeptRun, asyncio.Future[None]] = {}
+
+    async def __aenter__(self) -> Self:
+        await self._file.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for kept in self._driven:
+            kept.begin_to_suspend()
+        for kept, given_back in list(self._driven.items()):
+            if not (isinstance(kept, Session) and not kept.is_calling):  # nobody is in its block
+                await outlast(given_back)
+        await self._file.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened in this process, and not closed since."""
+        return self._file.is_open
+
+    async def start(self, job: Durable[Any], *, run_id: str, queue: str = "") -> RunRow:
+        """Accept a run: it is on disk when this returns, and is run when somebody takes it up.
+
+        The same again is the same run. Raises `RunExists` if the name belongs to another.
+        """
+        return await start(self._file, _require_durable(job), run_id, queue)
+
+    async def runs(
+        self, state: str | None = None, prefix: str | None = None, limit: int | None = None
+    ) -> list[RunRow]:
+        """Return the runs in a state, with names that begin so; the newest first, at most `limit`.
+
+        The states are pending (nobody has taken it up yet), running, suspended, parked (somebody
+        has to see to it), completed, failed and cancelled.
+        """
+        if state is not None and state not in STATES:
+            raise ValueError(f"there is no state {state!r}: one of {', '.join(STATES)}")
+        if prefix:
+            check_name(prefix, "prefix=")
+        if limit is not None and (type(limit) is not int or limit < 0):
+            raise ValueError(f"limit= is a number from 0 on, not {limit!r}")
+        return await self._file.runs(state, prefix, limit)
+
+    async def look(self, run_id: str) -> RunView:
+        """Return a run with its rows and what they say, whoever drives it. Raises `RunNotFound`."""
+        letters = await self._file.letters(run_id)
+        run, rows = await self._file.run(run_id), await self._file.rows(run_id)
+        return view(run, rows, letters)
+
+    async def fork(self, run_id: str, new_run_id: str, *, at: int | None = None) -> RunRow:
+        """Make a new run of another's inputs and its rows up to number `at`, or all; return it.
+
+        It is `pending`; what was sent to the other run is not sent to it. What the other one did
+        outside after that row, the new one does again, and with keys of its own. Raises
+        `RunNotFound`, `RunExists` if the new name is taken, `ValueError` if there is no such row.
+        """
+        rows = await self._file.rows(run_id)
+        number = len(rows) if at is None else at
+        if not 0 <= number <= len(rows):
+            most = f"has {len(rows)} rows, so at= is from 0 to {len(rows)}"
+            raise ValueError(f"the run {run_id!r} {most}")
+        return await self._file.fork(run_id, number, new_run_id, last_clock(rows[:number]))
+
+    async def purge(self, before: float, *, state: str | None = None) -> int:
+        """Remove the runs that ended before a time, in seconds since the epoch; return how many.
+
+        With `state` only those that are completed, failed or cancelled. A run that is not over is
+        never removed.
+        """
+        if not isinstance(before, int | float) or isnan(before):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"before= is a time as time.time() gives it, and not {before!r}")
+        if state is not None and state not in ENDED:
+            raise ValueError(f"only runs that are over are removed: {', '.join(ENDED)}")
+        return await self._file.purge(before, states=ENDED if state is None else (state,))
+
+    async def run(
+        self, job: Durable[T], *, run_id: str, live: Mapping[str, Any] | None = None
+    ) -> T:
+        """Start a run, or take it up where it was; wait for its end and return its result.
+
+        A run that has ended gives what it gave. Inside a tree it belongs to that tree: its jobs
+        stand below the commander. Cancelling this call suspends the run, as every way of leaving
+        does; nothing of it is kept as cancelled.
+        """
+        return await self._drive(job, run_id, live)
+
+    async def take_up(self, run_id: str, *, live: Mapping[str, Any] | None = None) -> Any:
+        """Take a run up by its name, its job made anew from the journal; else as `run`.
+
+        Raises `RunNotFound`, and `JournalMismatch` if its class is gone or another version.
+        """
+        return await self._drive(None, run_id, live)
+
+    async def _drive(
+        self, job: Durable[Any] | None, run_id: str, live: Mapping[str, Any] | None
+    ) -> Any:
+        async with self.taken_up(job, run_id, live) as kept:
+            node = parent_here()
+            if node is None:
+                async with Commander() as commander:
+                    await kept.drive(commander)
+            else:
+                await kept.drive(node.commander)
+        return kept.outcome()
+
+    async def signal(self, run_id: str, name: str, value: Any = None) -> None:
+        """Send a value to a run, for `self.durable.signal(name, ...)`; on disk when this returns.
+
+        It is kept until the run asks for it. Raises `RunNotFound`, `JournalError` for a run that
+        is over, `NotStorable` for a value that cannot be written.
+        """
+        check_name(name, "the name of a signal")
+        await self._require_unended(run_id, "signal")
+        data = Codec(type(value), f"the signal {name!r}").encode(value)
+        await self._file.post(run_id, "signal", name, data)
+
+    async def cancel(self, run_id: str, reason: str = "") -> None:
+        """Cancel a run, whoever drives it; also one that nobody does. It stays cancelled.
+
+        On disk when this returns; whoever drives the run hears of it then. Of one that nobody
+        drives nothing runs any more, neither callbacks nor clean-up. Raises `RunNotFound`,
+        `JournalError` for a run that is over.
+        """
+        await self._require_unended(run_id, "cancel")
+        await self._file.post(run_id, "cancel", "", json.dumps(reason).encode())
+        with suppress(RunBusy):
+            await cancel_unowned(self._file, run_id)
+
+    async def resume(self, run_id: str) -> None:
+        """Let what has failed in a run, and what was cancelled for it, run again at its next claim.
+
+        What has completed stays, and so do the numbers of attempts. A parked run may go on then.
+        Raises `RunNotFound`, `RunBusy`, and `JournalError` for a run that has completed.
+        """
+        run = await self._file.run(run_id)
+        if run.state == "completed":
+            why = f"has nothing to resume in the run {run_id!r}, which has completed"
+            raise JournalError(
+                self.name, why, f"anabranch runs show {quote(run_id)} shows what it gave"
+            )
+        await resume(self._file, run_id)
+
+    async def _require_unended(self, run_id: str, what: str) -> None:
+        run = await self._file.run(run_id)
+        if run.state in ENDED:
+            why = f"takes no {what} for the run {run_id!r}, which is over ({run.state})"
+            remedy = f"anabranch runs show {quote(run_id)} shows how it ended"
+            raise JournalError(self.name, why, remedy)
+
+    async def approvals(self, run_id: str | None = None) -> list[PendingApproval]:
+        """Return the calls that wait for a person's yes, of all runs or of one, oldest first.
+
+        Also those of runs that wait for somebody to take them up. Each is answered by its
+        `approve()` or `deny()`, in any order, from any process.
+        """
+        return await pending(self._file, PendingApproval, run_id)
+
+    async def doubts(self, run_id: str | None = None) -> list[PendingDoubt]:
+        """Return the calls of which only a person can say whether they were done, oldest first.
+
+        Each is answered by its `done(value)` or `not_done()`, as `approvals` are.
+        """
+        return await pending(self._file, PendingDoubt, run_id)
+
+    @asynccontextmanager
+    async def session(self, run_id: str) -> AsyncGenerator[Session]:
+        """Claim a run that stays open, for as long as the block lasts: what agents' sessions are.
+
+        It is begun if there is none of this name. Raises `RunBusy` while another process, or
+        another journal, has it, `RunExists` if the name belongs to a run of another kind, and
+        `JournalError` for one that was cancelled.
+        """
+        file, grace, most = self._file, self.grace, self.max_recoveries
+        opening = open_session(file, run_id, grace=grace, max_recoveries=most)
+        async with self._held(opening) as session:
+            yield session
+
+    @asynccontextmanager
+    async def taken_up(
+        self, job: Durable[Any] | None, run_id: str, live: Mapping[str, Any] | None
+    ) -> AsyncGenerator[KeptRun]:
+        """Claim a run for as long as the block lasts."""
+        if not isinstance(live, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"live= is a dict of values by the names of fields, and not {live!r}")
+        taking = take_up(
+            self._file,
+            job if job is None else _require_durable(job),
+            run_id,
+            live or {},
+            grace=self.grace,
+            max_recoveries=self.max_recoveries,
+        )
+        async with self._held(taking) as kept:
+            yield kept
+
+    @asynccontextmanager
+    async def _held(self, taking: AbstractAsyncContextManager[K]) -> AsyncGenerator[K]:
+        """Hold what is claimed, for the end of the journal to suspend it and to wait for it."""
+        given_back = asyncio.get_running_loop().create_future()
+        kept = None
+        try:
+            async with taking as kept:
+                self._driven[kept] = given_back
+                kept.write_partials(self.partials)
+                yield kept
+        finally:
+            if kept is not None:
+                del self._driven[kept]
+            given_back.set_result(None)
+
+
+def _require_durable(job: object) -> Durable[Any]:
+    if not isinstance(job, Durable):
+        raise TypeError(f"{job!r} is not durable: a run in a journal is a Durable job")
+    return cast("Durable[Any]", job)
+
+
+@asynccontextmanager
+async def _kept(
+    job: Node[Any],
+    journal: str | os.PathLike[str] | Journal,
+    run_id: str | None,
+    live: Mapping[str, Any] | None,
+) -> AsyncGenerator[KeptRun]:
+    """Do what `run(job, journal=...)` asks."""
+    if run_id is None:
+        raise ConfigurationError(
+            "run(..., journal=...) needs run_id=: by this name the run is taken up again"
+        )
+    async with AsyncExitStack() as stack:
+        durable = _require_durable(job)
+        if not isinstance(journal, Journal):
+            journal = Journal(journal)
+        if not journal.is_open:
+            await stack.enter_async_context(journal)
+        yield await stack.enter_async_context(journal.taken_up(durable, run_id, live))
+
+
+seam.keeper = _kept

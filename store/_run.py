@@ -1,0 +1,370 @@
+"""Taking up a run: its first start and each one after it are the same path, a claim."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from ..commander import ConfigurationError, Node, NodeCancelled
+from ..commander.scope import adopt, scope_of
+from ..commander.waiting import observe, outlast
+from ._canonical import canonical, digest
+from ._durable import Durable, make_again
+from ._failure import decode_failure
+from ._file import ENDED, Row
+from ._ledger import FIRST, Ledger
+from ._put import put_again
+from ._scope import NodeScope
+from .errors import (
+    JournalError,
+    JournalMismatch,
+    LeaseLost,
+    NotStorable,
+    RunBusy,
+    RunExists,
+    RunNotFound,
+    RunParked,
+)
+
+if TYPE_CHECKING:
+    from ._file import JournalFile, Letter, RunRow
+
+__all__ = [
+    "SESSION",
+    "KeptRun",
+    "cancel_unowned",
+    "claimed",
+    "note_taken",
+    "resume",
+    "start",
+    "take_up",
+]
+
+K = TypeVar("K", bound="KeptRun")
+
+MAX_RECOVERIES = 5
+
+SESSION = "anabranch.store:Session"
+"""The class of a run that stays open: nothing but a call of it goes on with it."""
+
+
+class KeptRun:
+    """A run that this process has claimed, or one that has ended."""
+
+    def __init__(
+        self, job: Durable[Any] | None, ledger: Ledger, *, ended: bool, grace: float
+    ) -> None:
+        self._job: Any = job
+        self._ledger = ledger
+        self._ended = ended
+        ledger.grace = grace
+        self.error: BaseException | None = None
+        self._result: Any = None
+        # Cancels that came before the roots were put; None once they are.
+        self._early: list[Letter] | None = []
+        # Done once the roots may be put.
+        self._began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def write_partials(self, every: float | None) -> None:
+        """Let what is said in replies that grow be written as often, in seconds; None: not."""
+        self._ledger.partials = every
+
+    async def drive(self, commander: Node[Any]) -> None:
+        """Put what is unfinished below `commander`, and wait until nothing of the run is left.
+
+        Cancelled, it suspends the run: effects under way get `grace` seconds to end, then its tree
+        is cancelled. What has not been done by then is done when the run is taken up again.
+        """
+        if self._ended:
+            self._read_outcome()
+            return
+        ledger = self._ledger
+        reader = asyncio.create_task(self._read_letters())
+        try:
+            await self._began  # with what was sent to the run before
+            if ledger.suspending:
+                raise NodeCancelled(ledger.run_id, "the run is suspended")
+            self._put_roots(commander)
+            early, self._early = self._early or [], None
+            for letter in early:
+                self._take_cancel(letter)
+            while ledger.roots:
+                await observe(next(iter(ledger.roots.values())))
+                if not (ledger.roots or ledger.suspended):
+                    self._put_rounds(commander)  # whose putters did not come to them again
+        except asyncio.CancelledError:
+            await self._suspend()
+            raise
+        finally:
+            reader.cancel()
+        if isinstance(ledger.trouble, JournalMismatch):
+            raise ledger.trouble
+        if ledger.trouble is not None:
+            self.error = ledger.trouble
+            return
+        await ledger.barrier()
+        if self._job.state == "pending":  # only later rounds were left
+            self._read_outcome()
+            return
+        try:
+            self._result = await self._job
+        except BaseException as error:  # noqa: BLE001 - whoever asks for the outcome gets it
+            self.error = error
+
+    def outcome(self) -> Any:
+        """Give the first root's result, or raise its failure."""
+        if self.error is not None:
+            raise self.error
+        return self._result
+
+    def ending(self) -> tuple[str, str | None]:
+        """Return the state of the run when nobody drives it any more, and what to say of it."""
+        if isinstance(self.error, JournalMismatch):
+            return "parked", str(self.error)
+        ledger = self._ledger
+        idents = [FIRST, *(row.ident for row in ledger.of_kind("root"))]
+        if any(ledger.find(ident, "over") is None for ident in idents):
+            return "suspended", None
+        outcomes = [ledger.outcome(ident) for ident in idents]
+        if any(row is not None and row.kind == "failure" for row in outcomes):
+            return "failed", None
+        cancelled = any(each in ledger.cancelled for each in idents)
+        return ("cancelled" if cancelled else "completed"), None
+
+    def _put_roots(self, commander: Node[Any]) -> None:
+        ledger = self._ledger
+        if ledger.find(FIRST, "over") is None:
+            self._put(commander, self._job, FIRST, FIRST, {"claim": True})
+        self._put_rounds(commander, waited_for=ledger.puts_again)
+
+    def _put_rounds(
+        self, commander: Node[Any], waited_for: Callable[[dict[str, Any]], bool] = lambda _: False
+    ) -> None:
+        """Put the rounds that are not over, nor put yet; but for those that a putter comes to."""
+        ledger = self._ledger
+        for row in ledger.of_kind("root"):
+            written = json.loads(row.value)
+            left = ledger.find(row.ident, "over") is None and row.ident not in ledger.put
+            if left and not waited_for(written):
+                job = make_again(written, ledger.live)
+                refused = written["put"].get("refused")
+                options = {} if refused else put_again(job, written["put"])
+                options["key"] = written["key"]
+                self._put(commander, job, row.ident, bytes.fromhex(written["free"]), options)
+                scope = cast("NodeScope", scope_of(job))
+                scope.retried = written["retried"]
+                if refused:
+                    scope.refused = ConfigurationError(refused)
+
+    def _put(
+        self,
+        commander: Node[Any],
+        job: Durable[Any],
+        ident: bytes,
+        free: bytes,
+        options: dict[str, Any],
+    ) -> None:
+        job._node_prepare(self._ledger)
+        scope = NodeScope(self._ledger, ident, free, None, ident)
+        adopt(job, scope, commander)
+        self._ledger.roots[ident] = job
+        self._ledger.put.add(ident)
+        commander.put_job(job, **options)
+
+    async def _read_letters(self) -> None:
+        """Hand on what is sent to the run while it runs here."""
+        ledger, seen = self._ledger, None
+        try:
+            while True:
+                seen = await ledger.file.watch(seen)
+                for letter in await ledger.inbox.read(ledger.file, ledger.run_id, ledger.taken):
+                    if letter.kind == "cancel":
+                        self._take_cancel(letter)
+                if not self._began.done():
+                    self._began.set_result(None)
+        except (JournalError, LeaseLost) as error:
+            if not self._began.done():
+                self._began.set_exception(error)
+            ledger.fail(error)
+
+    def _take_cancel(self, letter: Letter) -> None:
+        if self._ledger.suspending:
+            return  # the next life takes it
+        if self._early is not None:
+            self._early.append(letter)
+            return
+        self._ledger.stop_roots(json.loads(letter.value))
+        note_taken(self._ledger, letter)
+
+    async def _suspend(self) -> None:
+        await outlast(self._ledger.suspend())
+        for root in list(self._ledger.roots.values()):
+            await outlast(observe(root))
+
+    def begin_to_suspend(self) -> None:
+        """Let effects under way end, for `grace` seconds, and cancel the tree then."""
+        self._ledger.suspend()
+
+    def _read_outcome(self) -> None:
+        if (row := self._ledger.outcome(FIRST)) is not None and row.kind == "result":
+            self._result = self._job._node_codec().decode(row.value)
+        elif row is not None:
+            self.error = decode_failure(row.value)
+        elif (cancel := self._ledger.cancelled.get(FIRST)) is not None:
+            self.error = NodeCancelled(self._ledger.run_id, cancel.reason)
+        else:
+            self.error = RunParked(self._ledger.run_id, "has ended without an outcome")
+
+
+@asynccontextmanager
+async def take_up(
+    file: JournalFile,
+    job: Durable[Any] | None,
+    run_id: str,
+    live: Mapping[str, Any],
+    *,
+    queue: str = "",
+    grace: float = 5.0,
+    max_recoveries: int = MAX_RECOVERIES,
+) -> AsyncGenerator[KeptRun]:
+    """Claim a run, which is started if there is none of this name, and hand it back when left.
+
+    Raises `RunExists` for a run with another class or other inputs, `RunNotFound` for one that is
+    not there and no job is given, `RunBusy` for one that somebody else has, `JournalMismatch` for
+    one whose code is gone, `RunParked` for one that was taken up too often in vain.
+    """
+    try:
+        run = await start(file, job, run_id, queue)
+        if job is None:
+            if run.class_name == SESSION:
+                raise ConfigurationError(
+                    f"{run_id!r} is a session of an agent: it goes on when the agent is called in"
+                    " it (journal=, session_id=)"
+                )
+            written = {"class": run.class_name, "version": run.version}
+            job = make_again({**written, "inputs": json.loads(run.inputs)}, dict(live))
+    except JournalMismatch as error:
+        if (await file.run(run_id)).state not in ENDED:
+            with suppress(RunBusy):  # then it goes on with the code that it has there
+                run, _ = await file.claim(run_id, owner_here())
+                await file.release(run_id, run.fence, "parked", str(error).encode())
+        raise
+    if run.state in ENDED:
+        rows = await file.rows(run_id)
+        yield KeptRun(job, Ledger(file, run, rows, live), ended=True, grace=grace)
+        return
+    made = partial(KeptRun, job, ended=False, grace=grace)
+    async with claimed(file, run_id, live, made, max_recoveries=max_recoveries) as kept:
+        yield kept
+
+
+@asynccontextmanager
+async def claimed(
+    file: JournalFile,
+    run_id: str,
+    live: Mapping[str, Any],
+    make: Callable[[Ledger], K],
+    *,
+    max_recoveries: int,
+) -> AsyncGenerator[K]:
+    """Claim a run for as long as the block lasts; `make` makes of it what drives it."""
+    run, rows = await file.claim(run_id, owner_here())
+    ledger: Ledger | None = None
+    state, note = "suspended", None
+    try:
+        ledger = Ledger(file, run, rows, live)
+        if run.recoveries > max_recoveries:
+            state = "parked"
+            note = f"was taken up {run.recoveries} times and added nothing"
+            raise RunParked(run_id, note)
+        kept = make(ledger)
+        try:
+            yield kept
+        finally:
+            state, note = kept.ending()
+    except JournalMismatch as error:
+        state, note = "parked", str(error)
+        raise
+    finally:
+        if ledger is not None:
+            ledger.suspended = True
+        with suppress(LeaseLost):
+            await file.release(run_id, run.fence, state, None if note is None else note.encode())
+
+
+def owner_here() -> str:
+    """Say who this process is, in the journal."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def note_taken(ledger: Ledger, letter: Letter) -> None:
+    """Keep that a letter was dealt with: it says nothing to a run that is resumed."""
+    taken = json.dumps({"id": letter.id, "value": None}).encode()
+    ledger.append(digest("letter", letter.id), "letter", taken)
+
+
+async def cancel_unowned(file: JournalFile, run_id: str) -> None:
+    """Cancel a run that nobody drives, by the letters that it has got. Raises `RunBusy`."""
+    run, rows = await file.claim(run_id, "cancel")
+    ledger = Ledger(file, run, rows, {})
+    state = run.state
+    try:
+        for letter in await file.letters(run_id):
+            if letter.kind == "cancel" and letter.id not in ledger.taken:
+                idents = [FIRST, *(row.ident for row in ledger.of_kind("root"))]
+                left = [each for each in idents if ledger.find(each, "over") is None]
+                whom = [each.hex() for each in left if ledger.outcome(each) is None]
+                cancel = {"reason": json.loads(letter.value), "whom": whom, "failed": False}
+                cancel |= {"by": [[FIRST.hex(), FIRST.hex()]], "after": 0}
+                ledger.append(FIRST, "cancelled", json.dumps(cancel).encode())
+                for ident in left:
+                    ledger.append(ident, "over", find=True)
+                note_taken(ledger, letter)
+                state = "cancelled"
+    finally:
+        await file.release(run_id, run.fence, "suspended" if state == "running" else state)
+
+
+async def resume(file: JournalFile, run_id: str) -> None:
+    """Let what has failed run again, when the run is taken up; without that it stays as it is."""
+    before = (await file.run(run_id)).state
+    if before in ("pending", "cancelled"):
+        return
+    run, rows = await file.claim(run_id, "resume")
+    if before == "parked" or Ledger(file, run, rows, {}).failed_roots():
+        # What has failed in a session is over: others have followed.
+        kind = "unparked" if run.class_name == SESSION else "resumed"
+        file.append(run_id, run.fence, Row(FIRST, kind, b""))
+    await file.release(run_id, run.fence, "suspended")
+
+
+async def start(file: JournalFile, job: Durable[Any] | None, run_id: str, queue: str) -> RunRow:
+    """Return the run of this name, which is made, and on disk, if there is none."""
+    if job is None:
+        return await file.run(run_id)
+    written = job._node_write()
+    name, version = written["class"], written["version"]
+    given = make_again(written, job._node_live(), type(job))._node_inputs()
+    if canonical(given, numbers=True) != canonical(job._node_inputs(), numbers=True):
+        raise NotStorable(
+            f"{job!r} made again of its inputs has others: its __post_init__ must leave inputs as"
+            " they are, or change them only once"
+        )
+    try:
+        run = await file.run(run_id)
+    except RunNotFound:
+        inputs = json.dumps(written["inputs"]).encode()
+        return await file.start(run_id, name, version, inputs, queue)
+    if run.class_name != name:
+        raise RunExists(run_id, f"it is a {run.class_name}, and not a {name}")
+    before = {"class": name, "version": run.version, "inputs": json.loads(run.inputs)}
+    kept = make_again(before, job._node_live(), type(job))._node_inputs()
+    if other := [each for each in given if canonical(given[each]) != canonical(kept[each])]:
+        raise RunExists(run_id, f"it was started with other inputs ({', '.join(other)})")
+    return run

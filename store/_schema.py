@@ -1,0 +1,209 @@
+"""The SQLite file of a journal: where it may lie, its tables, and what SQLite's errors mean.
+
+A file of another program is never changed: what it is gets known before anything is written.
+Nothing here opens the file but SQLite itself: whoever closes a descriptor of it would take away
+the locks that SQLite holds on it in this process.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+import time
+from pathlib import Path
+
+from ._failure import message_of
+from .errors import JournalError
+
+__all__ = ["MEMORY", "MIGRATIONS", "connect", "is_trouble", "network_disk", "trouble"]
+
+MEMORY = ":memory:"
+PATIENCE = 30.0  # seconds to wait for another process's commit
+WAL = 8 << 20  # bytes of the WAL that stay when it begins anew: a long reader lets it grow
+APPLICATION = 0x416E6162  # "Anab", in SQLite's header
+OLDEST = (3, 37, 0)  # STRICT tables
+NETWORK = {"9p", "afs", "cifs", "davfs", "ncpfs", "nfs", "nfs4", "smb3", "smbfs"} | {
+    f"fuse.{kind}" for kind in ("davfs2", "glusterfs", "rclone", "s3fs", "sshfs")
+}
+
+# Each brings a file from the version of its index to the next; the last is the program's own. Rows
+# of `anabranch_row` are never changed. A run has an integer `id`, so that rows are short.
+MIGRATIONS: list[tuple[str, ...]] = [
+    (
+        """create table anabranch_run (
+            id integer primary key autoincrement, run_id text not null unique,
+            class_name text not null, version integer not null, state text not null,
+            inputs blob not null, queue text not null, created real not null,
+            updated real not null, fence integer not null default 0,
+            owner text not null default '', lease_until real,
+            recoveries integer not null default 0, claimed_at_row integer not null default 0,
+            error blob, clock real not null default 0
+        ) strict""",
+        "create index anabranch_run_state on anabranch_run (state, queue)",
+        """create table anabranch_row (
+            run integer not null, seq integer not null, ident blob not null, kind text not null,
+            value blob, digest blob, time real not null, unique (run, seq)
+        ) strict""",
+        "create index anabranch_row_digest on anabranch_row (digest) where digest is not null",
+        "create table anabranch_blob (digest blob not null unique, value blob not null) strict",
+        """create table anabranch_mail (
+            id integer primary key autoincrement, run integer not null, kind text not null,
+            name text not null, value blob not null, time real not null
+        ) strict""",
+        "create index anabranch_mail_run on anabranch_mail (run, id)",
+        "create table anabranch_check (value blob not null) strict",
+    ),
+]
+
+# What became of the file, by SQLite's primary result code; the remedy is the same for some.
+_ELSEWHERE = "give the journal a folder in which this user may write"
+_BROKEN = "put a copy from a backup in its place, or move it away to begin a new one"
+_TROUBLES = {
+    sqlite3.SQLITE_FULL: (
+        "has no room left to grow",
+        "make room on the disk, then take up its runs",
+    ),
+    sqlite3.SQLITE_IOERR: ("could not be read or written", "check the disk, then take up its runs"),
+    sqlite3.SQLITE_READONLY: ("may not be written to", _ELSEWHERE),
+    sqlite3.SQLITE_PERM: ("may not be used", _ELSEWHERE),
+    sqlite3.SQLITE_CANTOPEN: ("cannot be opened", _ELSEWHERE),
+    sqlite3.SQLITE_CORRUPT: ("is damaged", _BROKEN),
+    sqlite3.SQLITE_NOTADB: ("is no SQLite file", "name another file, or move this one away"),
+    sqlite3.SQLITE_FORMAT: ("is no SQLite file", "name another file, or move this one away"),
+    sqlite3.SQLITE_BUSY: (
+        f"was locked by another process for more than {PATIENCE:g} seconds",
+        "end what holds it, such as an open transaction in a SQLite shell",
+    ),
+    sqlite3.SQLITE_PROTOCOL: ("could not be locked", "use a disk of this machine"),
+    sqlite3.SQLITE_NOMEM: ("could not be used for want of memory", "give the process more memory"),
+    sqlite3.SQLITE_NOLFS: ("has no room left to grow", "use a disk that takes large files"),
+    sqlite3.SQLITE_INTERNAL: ("could not be used", "check the installation of SQLite"),
+}
+
+_PAGES = ("count", "size")
+
+
+def is_trouble(error: BaseException) -> bool:
+    """Say whether something happened to the file, so that the fault is not the statement's."""
+    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF in _TROUBLES
+
+
+def trouble(name: str, error: BaseException) -> JournalError:
+    """Return the error that says what happened to the file and what to do."""
+    code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+    why, remedy = _TROUBLES.get(code, ("could not be used", "see what this error was caused by"))
+    made = JournalError(name, f"{why} ({type(error).__name__}: {message_of(error)})", remedy)
+    made.__cause__ = error
+    return made
+
+
+def connect(name: str) -> sqlite3.Connection:
+    """Open the file, or make it; it has the program's tables then, and can be written to.
+
+    Raises `JournalError`. Several processes may make the same file at once.
+    """
+    if sqlite3.sqlite_version_info < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        why = f"needs SQLite {oldest}, and this Python has {sqlite3.sqlite_version}"
+        raise JournalError(name, why, "use a newer Python")
+    if name != MEMORY:
+        _check_place(name)
+    give_up = time.monotonic() + PATIENCE
+    while True:
+        connection = None
+        try:
+            connection = sqlite3.connect(name, timeout=PATIENCE, isolation_level=None)
+            _prepare(connection, name)
+            return connection
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            if not isinstance(error, sqlite3.Error | ValueError | OSError):
+                raise
+            # SQLite itself does not wait for whoever changes the file to WAL at this moment.
+            busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+            if not busy or time.monotonic() > give_up:
+                raise trouble(name, error) from error
+            time.sleep(0.01)
+
+
+def _prepare(connection: sqlite3.Connection, name: str) -> None:
+    connection.execute("begin")  # all of one moment: another process may be making the file
+    version = _version(connection, name)
+    connection.execute("commit")
+    (mode,) = connection.execute("pragma journal_mode = wal").fetchone()
+    if mode not in {"wal", "memory"}:
+        why = f"lies on a disk without shared memory (SQLite's journal mode is {mode!r})"
+        raise JournalError(name, why, "use a disk of this machine")
+    connection.execute("pragma synchronous = full")
+    connection.execute(f"pragma journal_size_limit = {WAL}")
+    connection.execute("pragma fullfsync = on")  # macOS: else the disk may still hold it back
+    connection.execute("begin immediate")  # also when there is nothing to do: is it writable?
+    version = _version(connection, name)  # another process may have been faster
+    for migration in MIGRATIONS[version:]:
+        for statement in migration:
+            connection.execute(statement)
+    if version < len(MIGRATIONS):
+        connection.execute(f"pragma application_id = {APPLICATION}")
+        connection.execute(f"pragma user_version = {len(MIGRATIONS)}")
+    connection.execute("commit")
+    # SQLite takes what is missing of the last page for zeros. Pages may be in the WAL alone: then
+    # they are brought into the file first, if no other process is doing so or reads them there.
+    (pages,), (size,) = (connection.execute(f"pragma page_{each}").fetchone() for each in _PAGES)
+    if name != MEMORY and os.stat(name).st_size < pages * size:
+        busy, frames, done = connection.execute("pragma wal_checkpoint(passive)").fetchone()
+        if not busy and frames == done and os.stat(name).st_size < pages * size:
+            raise JournalError(name, "is damaged (a part of it was cut off)", _BROKEN)
+
+
+def _version(connection: sqlite3.Connection, name: str) -> int:
+    """Return which version the file's tables have, 0 for a new file; refuse a strange one."""
+    (application,) = connection.execute("pragma application_id").fetchone()
+    (version,) = connection.execute("pragma user_version").fetchone()
+    (tables,) = connection.execute("select count(*) from sqlite_schema").fetchone()
+    if application != APPLICATION and (application or version or tables):
+        why = "is a SQLite file of another program"
+        raise JournalError(name, why, "name another file: a journal has one of its own")
+    if version > len(MIGRATIONS):
+        why = f"has tables of version {version}, and this anabranch knows {len(MIGRATIONS)}"
+        raise JournalError(name, why, "upgrade anabranch")
+    return version
+
+
+def _check_place(name: str) -> None:
+    """Refuse what SQLite would not, or would with less to say."""
+    folder = Path(os.path.realpath(name)).parent if name and "\0" not in name else None
+    if folder is None:
+        raise JournalError(name, "has no name that a file can have", "name a file")
+    if os.path.isdir(name):
+        raise JournalError(name, "is a folder", "name a file in it")
+    if os.path.exists(name) and not (os.path.isfile(name) and os.stat(name).st_size != 1):
+        # A pipe or a device; and SQLite takes a file of one byte for an empty one.
+        raise JournalError(name, *_TROUBLES[sqlite3.SQLITE_NOTADB])
+    if not os.path.isdir(folder):
+        why = f"cannot be made, for there is no folder {str(folder)!r}"
+        raise JournalError(name, why, "make the folder first")
+    if sys.platform == "linux":
+        try:
+            mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+        except OSError:
+            return
+        if kind := network_disk(str(folder), mounts):
+            why = f"lies on a network disk ({kind}), whose locks do not hold"
+            raise JournalError(name, why, "use a disk of this machine, or PostgreSQL")
+
+
+def network_disk(folder: str, mounts: str) -> str | None:
+    """Return the kind of network disk a folder lies on, None if it is none, by Linux's list."""
+    longest, found = -1, ""
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        if len(fields := before.split(" ")) < 5 or not after:
+            continue
+        point = fields[4].encode("utf-8", "surrogateescape").decode("unicode_escape")  # \040
+        point = point.encode("latin-1").decode("utf-8", "surrogateescape").rstrip("/")
+        # Of two at the same place the later one covers the earlier.
+        if f"{folder}/".startswith(f"{point}/") and len(point) >= longest:
+            longest, found = len(point), after.split(" ")[0]
+    return found if found in NETWORK else None

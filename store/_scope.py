@@ -1,0 +1,501 @@
+"""Who a node of a run is, what the journal has of it, and what is added as it goes on.
+
+A node is known by who puts it, its class or function, the key it was given or else its inputs, the
+how-manieth of these, and the attempt of each node above it. So it finds what it did in an earlier
+life whatever else ran beside it, in whatever order.
+
+What holds:
+
+- What is plain runs again in each life, also where it has failed: others may have seen what it did.
+  So each thing in it that may go otherwise is a row: replies, effects, steps, timeouts, cancels.
+- A durable node that has an outcome does not run again. It is not cancelled either: it had ended
+  before any cancel that comes now.
+- A node whose cancel is a row does not run again, and ends when it is cancelled again (`_held`).
+- Before a row by which a body does not run again (its end, its next attempt, a timeout, a cancel),
+  the rounds are rows that it has put.
+- An error bears the identities under which it is kept, on its way up (`mark`). So a node that fails
+  knows of what, and what has been caught is in no such list: a resume leaves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import weakref
+from asyncio import _get_running_loop
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+
+from ..commander import ConfigurationError, Node
+from ..commander.scope import Scope, is_aside_here, scope_here
+from ._canonical import canonical_inputs, digest, digest_put
+from ._effect import KeptEffect, Limited
+from ._endings import Endings
+from ._failure import encode_failure, mark, marks
+from ._gone import child_ident
+from ._held import end_again
+from ._ledger import Cancel, Ledger, PutBy
+from ._reply import ReplyRow
+from ._usage import charge, usage_of
+from .errors import JournalError, JournalMismatch, LeaseLost, NotDurable, NotStorable
+
+if TYPE_CHECKING:
+    from ._ledger import Kept
+    from ._writer import Row
+
+__all__ = ["IN_TRANSACTION", "NodeScope"]
+
+ONCE = (1, None)
+
+T = TypeVar("T")
+
+IN_TRANSACTION: ContextVar[bool] = ContextVar("anabranch.in_transaction", default=False)
+
+
+class NodeScope(Scope):
+    """A node of a run. `ident` says who it is; `now` also in which attempt."""
+
+    __slots__ = (
+        "_counts",
+        "_now",
+        "attempt",
+        "began",
+        "free",
+        "holds",
+        "ident",
+        "kept",
+        "ledger",
+        "outcome",
+        "parent",
+        "recorded",
+        "root",
+    )
+
+    # What few nodes have is set where it is needed.
+
+    # What it had spent when its outcome was recorded.
+    _spent: Row | None = None
+    # Whether it, or a node above it, may be tried again.
+    retried = False
+    # Whether its outcome is kept.
+    durable = False
+    # Which attempt has a timeout that counts on in a later life.
+    timed: bytes | None = None
+    # Under which identities failures below it are kept that nobody has had.
+    lost: frozenset[bytes] = frozenset()
+    # Why it could not be put again as it was put.
+    refused: ConfigurationError | None = None
+    # Those it has put whose outcome the journal has, and that are to end.
+    _endings: Endings | None = None
+
+    def __init__(
+        self, ledger: Ledger, ident: bytes, free: bytes, parent: NodeScope | None, root: bytes
+    ) -> None:
+        self.ledger = ledger
+        self.ident = ident
+        # The same without the attempts.
+        self.free = free
+        self.parent = parent
+        # The root it is below, and itself if it is one.
+        self.root = root
+        # Who it is in this attempt; None for its end, of which few have to know.
+        self._now: bytes | None = ident
+        # By what it puts: how many of these in this attempt, and which task put the last aside.
+        self._counts: (
+            dict[str | bytes, tuple[int, weakref.ref[asyncio.Task[Any]] | None]] | None
+        ) = None
+        self.attempt = 1
+        self.began = 0.0
+        # Whether it can be the one below which an effect is looked for in another attempt.
+        self.holds = parent is None
+        # The recorded outcome.
+        self.outcome: Row | None = None
+        self.recorded = False
+        usage: Row | None = None
+        for row in ledger.by_ident.get(ident, ()):
+            kind = row.kind
+            if kind == "result" or kind == "failure":
+                # A second outcome is what callbacks have made of the first: they are over.
+                self.walked = self.recorded
+                self.outcome, self._spent = row, usage
+                self.recorded = True
+            elif kind == "usage":
+                usage = row
+            elif kind == "over":
+                self.walked = True
+        # Whether how it ends, by itself, is known: of a node that is only left, nothing is.
+        self.kept = self.recorded
+        if not self.recorded and ident in ledger.cancelled:
+            self.cancelled, self.kept, self._spent = ledger.cancelled[ident].reason, True, usage
+        if root == ident:
+            self.is_root = self.durable = True
+
+    @property
+    def now(self) -> bytes:
+        """Who it is in this attempt. Its final callbacks have one of their own."""
+        if self._now is None:
+            self._now = digest(self.ident, "end")
+        return self._now
+
+    @property
+    def holder(self) -> NodeScope:
+        """The nearest at or above it whose effects belong together: a durable or a retried node."""
+        scope = self
+        while not scope.holds and scope.parent is not None:
+            scope = scope.parent
+        return scope
+
+    # --- what it puts
+
+    def enter(
+        self,
+        node: Node[Any],
+        key: str | None,
+        *,
+        root: bool,
+        aside: bool,
+        retried: bool,
+        closing: bool,
+    ) -> NodeScope:
+        if IN_TRANSACTION.get():
+            self.require_no_transaction()
+        kept: Any = node if node._node_durable else None
+        if kept is not None:
+            inputs, whole = kept._node_prepare(self.ledger)
+        else:
+            inputs, whole = canonical_inputs(node)
+        what = f"{_kind(type(node), node._node_name)} {inputs if key is None else f'[{key}]'}"
+        counts = self._counts
+        if counts is None:
+            counts = self._counts = {}
+        now, free, number = self._now or self.now, self.free, 0
+        ident = digest_put(now, what, 0)
+        if ident not in counts and (whole or not aside):
+            counts[ident] = ONCE
+        elif number := self.number(ident, key, aside=aside and not whole, what=what):
+            ident = digest_put(now, what, number)
+        if kept is not None:
+            self.require_own_loop(node)
+            name = node._node_name
+            ident = child_ident(now, ident, name if key is None else f"{name}[{key}]")
+            if self.ledger.before:
+                self.ledger.claimed.add(ident)
+        free = ident if free == now else digest_put(free, what, number)
+        scope = NodeScope(self.ledger, ident, free, self, ident if root else self.root)
+        if retried or self.retried:
+            scope.retried, scope.holds = True, retried
+        if kept is not None:
+            scope.holds = scope.durable = True
+        elif root:
+            raise ConfigurationError(
+                f"{node!r} is put outside the tree of its run, as a next round is, and would be"
+                " lost with the process: make it a Durable job"
+            )
+        if root:
+            scope.ledger.add_root(scope, node, key, PutBy(self.path(), not closing))
+        if aside and scope.recorded:
+            if self._endings is None:
+                self._endings = Endings(self.ledger.loop)
+            self._endings.hold()
+        return scope
+
+    def require_no_transaction(self) -> None:
+        """Refuse what may not stand inside a transaction."""
+        if IN_TRANSACTION.get():
+            raise ConfigurationError(
+                "a transaction is one commit: nodes, steps, effects, sleeps and signals stand"
+                " before or after it"
+            )
+
+    def require_own_loop(self, what: object) -> None:
+        """Refuse what a thread asks for, also on a loop of its own: rows have one order."""
+        if _get_running_loop() is not self.ledger.loop:
+            raise NotDurable(
+                f"{what} is asked for in a thread, and not on the loop of its run: what the run is"
+                " to keep is asked for by its async code; a plain function is a step, or a tool"
+            )
+
+    def number(
+        self, of: str | bytes, key: str | None = None, *, aside: bool = False, what: str = ""
+    ) -> int:
+        """Return the how-manieth of these it is, from 0, in this attempt; or refuse it.
+
+        `what` says what it is, where `of` does not.
+        """
+        what = what or f"{of}"
+        task = asyncio.current_task() if aside else None
+        counts = self._counts
+        if counts is None:
+            counts = self._counts = {}
+        number, before = counts.get(of, (0, None))
+        if number and key is not None:
+            raise ConfigurationError(f"the key {key!r} is given to two {what.split(' [')[0]}")
+        if number and (other := before and before()) is not task and aside and other is not None:
+            raise ConfigurationError(
+                f"several tasks put {what.split(' ')[1]} at once, and nothing that could be written"
+                " tells one from the other: give each a key=, or put them in handlers, or a journal"
+                " could not say whose result is whose"
+            )
+        counts[of] = (number + 1, None if task is None else weakref.ref(task))
+        return number
+
+    # --- what becomes of it
+
+    def past(self, node: Node[Any], now: float) -> tuple[list[float], float]:
+        if self.kept:
+            if self._spent is not None:
+                charge(json.loads(self._spent.value), node)
+            return [], 0.0
+        if self.ident not in self.ledger.by_ident:
+            return [], 0.0
+        attempts = self.ledger.every(self.ident, "attempt")
+        if not attempts:
+            return [], 0.0
+        rows = [json.loads(row.value) for row in attempts]
+        self.attempt, self._now = self.ledger.attempt(self.ident)
+        self.ledger.talks.catch_up(self, until=attempts[-1].seq)
+        charge(rows[-1]["usage"], node)
+        clock = self.ledger.clock()
+        return [now - (clock - row["clock"]) for row in rows], rows[-1]["due"] - time.time()
+
+    def begin(self, node: Node[Any], timeout: float | None) -> float | None:
+        self.ledger.keep_roots(self.ident)
+        if self.refused is not None:
+            raise self.refused
+        self.began = self.ledger.clock()
+        self._counts = None
+        if (row := self.ledger.find(self.now, "aborted")) is not None:
+            self.ledger.talks.catch_up(self)
+            raise self.ledger.failure(row.value, self.now)
+        # What an effect does is begun anew: what an earlier life has sent is gone with it.
+        if timeout is None or isinstance(node, Limited):
+            return timeout
+        self.timed = self.now
+        if self.ledger.find(self.now, "ended") is not None:
+            return timeout
+        if (row := self.ledger.find(self.now, "began")) is None:
+            self.ledger.append(self.now, "began", json.dumps({"clock": self.began}).encode())
+            return timeout
+        return timeout - (self.ledger.clock_before - json.loads(row.value)["clock"])
+
+    async def wait_for_cancel(self, node: Node[Any]) -> None:
+        await end_again(self, node)
+
+    def replay(self, node: Node[Any], end: Callable[[T], None], of: T) -> None:
+        if self._spent is not None:
+            charge(json.loads(self._spent.value), node)
+        parent, outcome = self.parent, self.outcome
+        if parent is None or outcome is None:
+            self.ledger.loop.call_soon(end, of)
+            return
+        if parent._endings is None:
+            parent._endings = Endings(self.ledger.loop)
+        parent._endings.add(outcome.seq, node, outcome.kind == "failure", end, of)
+
+    async def wait_for_turn(self) -> None:
+        parent = self.parent
+        if parent is None or (endings := parent._endings) is None or not self.durable:
+            return
+        await endings.over()
+        if not endings and parent._endings is endings:
+            parent._endings = None  # who begins later has nobody to wait for
+
+    def recall(self, node: Any) -> Any:
+        outcome = self.outcome
+        assert outcome is not None
+        self._now = self._counts = None
+        self.ledger.talks.catch_up(self)
+        if outcome.kind == "failure":
+            raise self.ledger.failure(outcome.value, self.ident)
+        try:
+            return node._node_codec().decode(outcome.value)
+        except JournalMismatch as mismatch:
+            self.ledger.fail(mismatch)
+            raise
+
+    def retry(self, node: Node[Any], delay: float) -> None:
+        due = time.time() + delay
+        with suppress(JournalError, LeaseLost):  # which stops the run, and this node with it
+            self.ledger.keep_roots()  # what this attempt has put is not put again
+            self._append("attempt", {"clock": self.began, "due": due, "usage": usage_of(node)})
+        self.attempt += 1
+        self._now = digest(self.ident, self.attempt)
+
+    def close(
+        self,
+        node: Node[Any],
+        ending: Literal["completed", "failed", "cancelled"],
+        result: Any,
+        error: BaseException | None,
+        *,
+        leaving: bool,
+        left: Sequence[BaseException],
+    ) -> Any:
+        ledger = self.ledger
+        if left:
+            self.lost |= marks(*left)
+        if self.cancelled is not None:
+            ledger.doomed.pop(node, None)
+            ledger.talks.catch_up(self)
+        kept = cast("Kept", node) if node._node_durable else None
+        if not ledger.suspended:
+            if ledger.before and ending == "completed" and not self.recorded:
+                ledger.gone.report(self.now, node.path)
+            if self.timed is not None and kept is None and not leaving:
+                # It runs again in a later life, whose timeout then is not cut short by this one.
+                ledger.append(self.timed, "ended")
+        now = self._now
+        # Final callbacks run also where no attempt is made: what they put has no attempt's number.
+        self._now = self._counts = None
+        if ending == "completed" and kept is not None and not self.recorded:
+            codec = kept._node_codec()
+            return codec.decode(self._keep_end(node, "result", lambda: codec.encode(result)))
+        if self.kept or ledger.suspended:
+            return result
+        if ending == "cancelled":
+            if self.lost and self.parent is not None:
+                self.parent.lost |= self.lost  # if that fails, both run again when it is resumed
+            if not leaving and kept is not None:
+                self.kept = True
+                self._keep_usage(node)
+        elif ending == "failed":
+            assert error is not None
+            aborted = now is not None and ledger.find(now, "aborted") is not None
+            mark(error, *marks(error), *self.lost, *((now,) if now is not None and aborted else ()))
+            if kept is not None or aborted:
+                self._keep_causes(error)
+                with nullcontext() if kept is not None else suppress(NotStorable):
+                    self._keep_end(node, "failure", lambda: encode_failure(error))
+            mark(error, self.ident)
+        return result
+
+    def _keep_causes(self, error: BaseException) -> None:
+        """Keep what the node fails of, for whoever resumes the run: what nobody has caught."""
+        if causes := marks(error):
+            self._append("because", sorted(each.hex() for each in causes))
+
+    def abort(self, error: BaseException, *, timed_out: bool = False) -> None:
+        ledger = self.ledger
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            ledger.suspend()  # it ends the process, and says nothing of the run
+            return
+        # A plain body runs again, and so fails again by its child.
+        decided = timed_out or self.durable
+        if decided and not ledger.suspended and ledger.find(self.now, "aborted") is None:
+            with suppress(NotStorable, LeaseLost, JournalError):
+                ledger.keep_roots()
+                ledger.append(self.now, "aborted", encode_failure(error), find=True)
+
+    def path(self) -> list[list[str]]:
+        """Return who it is and in which attempt, and all above it up to its root."""
+        above = [] if self.parent is None or self.is_root else self.parent.path()
+        return [[self.ident.hex(), self.now.hex()], *above]
+
+    def leave(self) -> asyncio.Future[None] | None:
+        ledger = self.ledger
+        return ledger.suspend() if ledger.under_way and not ledger.suspended else None
+
+    def cancel(self, scopes: Sequence[Scope], reason: str, *, failed: Scope | None) -> None:
+        if self.ledger.suspending:
+            self.ledger.suspended = True  # somebody does not wait for the end of effects
+        whom = [
+            scope.ident.hex()
+            for scope in scopes
+            if isinstance(scope, NodeScope) and not scope.recorded and scope.cancelled is None
+        ]
+        if whom and not self.ledger.suspended:
+            by = failed or scope_here()
+            path = (by if isinstance(by, NodeScope) else self).path()
+            after = self.ledger.loop.time() - self.ledger.start
+            cancel = {"reason": reason, "whom": whom, "failed": failed is not None}
+            cancel |= {"by": path, "after": after}
+            with suppress(LeaseLost, JournalError):
+                self.ledger.keep_roots()
+                number = self._append("cancelled", cancel)
+                for ident in map(bytes.fromhex, whom):
+                    decision = Cancel(number, reason, path, after)
+                    self.ledger.cancelled.setdefault(ident, decision)
+                # What the cancelled, and the nodes below them, ask a person is taken back.
+                ended = set(whom)
+                for asker, (question, asking) in list(self.ledger.asks.items()):
+                    scope: NodeScope | None = asking
+                    while scope is not None and scope.ident.hex() not in ended:
+                        scope = scope.parent
+                    if scope is not None:
+                        del self.ledger.asks[asker]
+                        self.ledger.append(question, "withdrawn")
+
+    def effect(
+        self,
+        name: str,
+        inputs: Mapping[str, Any],
+        *,
+        harmless: bool = False,
+        early: bool = False,
+    ) -> KeptEffect:
+        self.require_no_transaction()
+        self.require_own_loop(name)
+        awaited: list[ReplyRow] = []  # that it, and those above it, have asked for
+        scope: NodeScope | None = self if self.ledger.coming and not early else None
+        while scope is not None:
+            awaited += [reply for reply in self.ledger.coming if reply.asker is scope]
+            scope = scope.parent
+        return KeptEffect(self, name, inputs, harmless, awaited)
+
+    def own_name(self, what: str) -> str:
+        return digest(self.ledger.run_id, self.now, what, self.number(what)).hex()
+
+    def reply(self, request: str) -> ReplyRow:
+        asked = f"reply {digest(request).hex()}"
+        number = self.number(asked, aside=is_aside_here())
+        return ReplyRow(self, digest(self.now, asked, number))
+
+    def _keep_end(self, node: Node[Any], kind: str, encode: Callable[[], bytes]) -> bytes:
+        """Keep how the node ends; what cannot be written is a failure, which is kept too."""
+        refused = None
+        try:
+            value = encode()
+        except NotStorable as error:
+            kind, value, refused = "failure", encode_failure(error), error
+        self.ledger.keep_roots()  # what the body has put is not put again
+        self._keep_usage(node)
+        self.ledger.append(self.ident, kind, value, find=self.is_root)
+        self.kept = True
+        if refused is not None:
+            mark(refused, self.ident)
+            raise refused
+        return value
+
+    def over(self, node: Node[Any]) -> None:
+        ledger = self.ledger
+        del ledger.roots[self.ident]
+        before = ledger.outcome(self.ident)
+        changed = before is not None and (before.kind == "failure") != (node.state == "failed")
+        # The node has ended, and has nobody who could be told: a journal that fails stops the run.
+        with suppress(JournalError, LeaseLost):
+            # What its final callbacks have made of its outcome.
+            if changed and node._node_durable and not ledger.suspended:
+                if node.state == "completed":
+                    codec = cast("Kept", node)._node_codec()
+                    self._keep_end(node, "result", lambda: codec.encode(node.result))
+                elif isinstance(error := node.error, Exception) and node.state == "failed":
+                    self._keep_causes(error)
+                    self._keep_end(node, "failure", lambda: encode_failure(error))
+            ledger.end_root(self)
+
+    def _append(self, kind: str, value: Any) -> int:
+        return self.ledger.append(self.ident, kind, json.dumps(value).encode())
+
+    def _keep_usage(self, node: Node[Any]) -> None:
+        if usage := usage_of(node):
+            self._append("usage", usage)
+
+
+# Where a class stands is in the identities of its nodes: one that moves is another to old journals.
+@lru_cache
+def _kind(cls: type[Node[Any]], name: str) -> str:
+    return f"{cls.__module__}.{cls.__qualname__} {name}"

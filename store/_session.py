@@ -1,0 +1,221 @@
+"""Sessions: runs that stay open, whose roots are calls that are made one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from ..commander import Node
+from ..commander.scope import adopt, is_leaving
+from ..commander.waiting import observe, outlast
+from ._canonical import digest
+from ._codec import Codec
+from ._file import ENDED
+from ._ledger import FIRST, Cancel, Ledger
+from ._run import SESSION, KeptRun, claimed, note_taken
+from ._scope import NodeScope
+from .errors import JournalError
+
+if TYPE_CHECKING:
+    from ._file import JournalFile, Letter
+
+__all__ = ["Session", "SessionCall", "open_session"]
+
+T = TypeVar("T")
+
+
+class Written(Protocol[T]):
+    """How the result of a call is written."""
+
+    def encode(self, value: T) -> bytes:
+        """Return it as JSON, or raise `NotStorable`."""
+        ...
+
+    def decode(self, data: bytes) -> T:
+        """Return what was encoded."""
+        ...
+
+
+class SessionCall:
+    """A call of a session that the journal has.
+
+    Attributes: `inputs`, as they were given to `Session.begin`; `ended`, whether its result, its
+    failure or its cancel is known; `over`, whether nothing of it is left to do; `result` and
+    `kept`, what was written of it.
+    """
+
+    def __init__(self, ledger: Ledger, ident: bytes, inputs: Any) -> None:
+        self._ledger = ledger
+        self.ident = ident
+        self.inputs = inputs
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of it is left to do."""
+        return self._ledger.find(self.ident, "over") is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is known how it ended."""
+        ledger = self._ledger
+        cut = self.ident in ledger.cancelled or ledger.find(self.ident, "aborted") is not None
+        return cut or self.over or ledger.outcome(self.ident) is not None
+
+    @property
+    def result(self) -> Any:
+        """Its result as it was written; None if it has none."""
+        row = self._ledger.outcome(self.ident)
+        return json.loads(row.value) if row is not None and row.kind == "result" else None
+
+    @property
+    def kept(self) -> Any:
+        """What was kept of it last beside its result; None if that was nothing."""
+        row = self._ledger.find(self.ident, "kept")
+        return None if row is None else json.loads(row.value)
+
+
+class Session(KeptRun):
+    """A run that is never over by itself, and claimed here: `Journal.session` gives it.
+
+    Its calls are made one after the other. One that was cut, by a crash or because its tree ended,
+    is the last in `calls` and not `over`: it is made again, or rather goes on, before any other
+    begins.
+    """
+
+    def __init__(self, ledger: Ledger, *, grace: float) -> None:
+        super().__init__(None, ledger, ended=False, grace=grace)
+        self.is_calling = False
+        self.calls = [
+            SessionCall(ledger, row.ident, json.loads(row.value)["inputs"])
+            for row in ledger.of_kind("root")
+        ]
+
+    def begin(self, inputs: Any) -> SessionCall:
+        """Keep that a call is made, with these inputs, plain JSON; `make` then makes it."""
+        ledger, number = self._ledger, len(self.calls) + 1
+        text = Codec(Any, f"what {ledger.run_id} is called with").encode(inputs).decode()
+        ident = digest("call", number)
+        root = {"name": f"call {number}", "inputs": json.loads(text)}
+        ledger.append(ident, "root", json.dumps(root).encode(), find=True)
+        self.calls.append(SessionCall(ledger, ident, inputs))
+        return self.calls[-1]
+
+    async def make(
+        self,
+        call: SessionCall,
+        parent: Node[Any],
+        work: Callable[[], Awaitable[T]],
+        written: Written[T],
+    ) -> T:
+        """Do the work of a call in a node below `parent`, or what is left of it.
+
+        Its result is on disk when this returns. A call that has ended gives what it gave.
+        """
+        self._early = []
+        self._began = asyncio.get_running_loop().create_future()
+        self._job, self._parent, self.error = _Call(call, work, written), parent, None
+        self.is_calling = True
+        try:
+            await self.drive(parent)
+        finally:
+            self.is_calling = False
+        return self.outcome()
+
+    def keep(self, call: SessionCall, value: Any) -> None:
+        """Keep something, plain JSON, beside a call's result; whatever is kept last counts."""
+        if not self._ledger.suspended:
+            self._ledger.append(call.ident, "kept", json.dumps(value).encode(), find=True)
+
+    async def suspend(self) -> None:
+        """Let what is done outside come to its end, for `grace` seconds; then nothing goes on."""
+        if not self._ledger.suspended:
+            await super()._suspend()
+
+    @property
+    def run_id(self) -> str:
+        """The run's name."""
+        return self._ledger.run_id
+
+    @property
+    def rows(self) -> int:
+        """The number of its last row."""
+        return self._ledger.last
+
+    # --- how it differs from other runs
+
+    def ending(self) -> tuple[str, str | None]:
+        return ("cancelled" if FIRST in self._ledger.cancelled else "suspended"), None
+
+    def _put_roots(self, commander: Node[Any]) -> None:
+        ledger, ident = self._ledger, self._job.call.ident
+        ledger.roots[ident] = self._job
+        adopt(self._job, NodeScope(ledger, ident, ident, None, ident), commander)
+        commander.call_handler(self._job, claim=True)
+
+    def _put_rounds(self, *_: object, **__: object) -> None:
+        """Put none: what a call has left is over with it."""
+
+    def _take_cancel(self, letter: Letter) -> None:
+        if self._early is not None:
+            self._early.append(letter)
+            return
+        ledger = self._ledger
+        reason = json.loads(letter.value)
+        cancel = {"reason": reason, "whom": [FIRST.hex()], "failed": False}
+        cancel |= {"by": [[FIRST.hex(), FIRST.hex()]], "after": 0}
+        ledger.append(FIRST, "cancelled", json.dumps(cancel).encode())
+        ledger.append(FIRST, "over", find=True)
+        ledger.cancelled[FIRST] = Cancel(0, reason, [[FIRST.hex(), FIRST.hex()]], 0.0)
+        ledger.stop_roots(reason)
+        note_taken(ledger, letter)
+
+    async def _suspend(self) -> None:
+        ledger = self._ledger
+        if ledger.suspended or is_leaving(self._parent):
+            await self.suspend()
+        elif not ledger.roots:  # the call was cancelled, which is its end, before it was put
+            ledger.append(self._job.call.ident, "over", find=True)
+        if ledger.roots:
+            await outlast(observe(self._job))
+
+
+class _Call(Node[T], Generic[T], internal=True):
+    """One call of a session, in this life."""
+
+    _node_durable = True
+
+    def __init__(
+        self, call: SessionCall, work: Callable[[], Awaitable[T]], written: Written[T]
+    ) -> None:
+        super().__init__("call")
+        self.call = call
+        self._work = work
+        self._written = written
+
+    async def task(self) -> T:
+        """Do its work."""
+        return await self._work()
+
+    def _node_codec(self) -> Written[T]:
+        return self._written
+
+
+@asynccontextmanager
+async def open_session(
+    file: JournalFile, run_id: str, *, grace: float, max_recoveries: int
+) -> AsyncGenerator[Session]:
+    """Claim a session for as long as the block lasts; begin it if there is none of this name."""
+    run = await file.start(run_id, SESSION, 1, b"{}")
+    if run.state in ENDED:
+        raise JournalError(
+            file.name,
+            f"has ended the session {run_id!r} ({run.state})",
+            "give another session_id=, or remove it: anabranch runs purge",
+        )
+    made = partial(Session, grace=grace)
+    async with claimed(file, run_id, {}, made, max_recoveries=max_recoveries) as session:
+        yield session

@@ -1,0 +1,122 @@
+"""Statements of a run in the journal's own database, in one commit with the row that says so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import sqlite3
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from ._canonical import canonical
+from ._file import Row
+from ._schema import is_trouble
+
+if TYPE_CHECKING:
+    from ._ledger import Ledger
+
+__all__ = ["Transaction"]
+
+LOOK = 0.25  # seconds between two looks whether a block's loop is closed
+
+
+class _LeftBlock(Exception):
+    """The block was left by an exception: all is taken back."""
+
+
+class Transaction:
+    """One block. `done` says that an earlier life has done it: its statements answer from there."""
+
+    def __init__(self, ledger: Ledger, ident: bytes) -> None:
+        self._ledger = ledger
+        self._ident = ident
+        self._loop = asyncio.get_running_loop()
+        row = ledger.find(ident, "transaction")
+        self.done = row is not None
+        # The statements, each with its answer.
+        self._kept: list[Any] = [] if row is None else json.loads(row.value)
+        self._at = 0
+        # What the writer's thread is to do next; None ends it, an exception takes all back.
+        self._asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        # The end of that: the journal may fail, or be lost, before it comes to a statement.
+        self._end: asyncio.Future[int] | None = None
+
+    async def execute(self, sql: str, *params: Any) -> list[list[Any]]:
+        """Do a statement; return the rows that it gives, of numbers, texts and None.
+
+        Raises what SQLite raises, `TypeError` for rows with bytes; `JournalMismatch` if an earlier
+        life has done another statement here.
+        """
+        said = canonical([sql, list(params)])[0]
+        if self.done:
+            self._at += 1
+            if len(self._kept) < self._at or self._kept[self._at - 1][0] != said:
+                raise self._ledger.mismatch(
+                    f"the journal has another statement in the place of {sql!r}"
+                )
+            return self._kept[self._at - 1][1]
+        answer: asyncio.Future[list[list[Any]]] = self._loop.create_future()
+        self._asked.put((sql, params, answer))
+        assert self._end is not None
+        await asyncio.wait([answer, self._end], return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            self._end.result()
+        rows = await answer
+        self._kept.append([said, json.loads(json.dumps(rows))])
+        return rows
+
+    @asynccontextmanager
+    async def done_once(self) -> AsyncGenerator[None]:
+        """Do what the block asks for, and keep it when the block is left."""
+        if self.done:
+            yield
+            return
+        ledger = self._ledger
+        work = asyncio.ensure_future(ledger.file.transact(ledger.run_id, ledger.fence, self._work))
+        self._end = work
+        work.add_done_callback(lambda _: None if work.cancelled() else work.exception())
+        try:
+            yield
+        except BaseException as error:
+            self._asked.put(_LeftBlock())
+            with suppress(_LeftBlock):
+                await asyncio.shield(work)
+            raise error
+        self._asked.put(None)
+        await asyncio.shield(work)
+
+    def _work(self, connection: sqlite3.Connection) -> Row:
+        """Run in the writer's thread until the block is left, or its loop is closed."""
+        while (asked := self._next()) is not None:
+            if isinstance(asked, _LeftBlock):
+                raise asked
+            sql, params, answer = asked
+            try:
+                rows: Any = [list(row) for row in connection.execute(sql, params)]
+                json.dumps(rows)
+            except Exception as error:
+                if is_trouble(error) or not connection.in_transaction:
+                    raise  # nothing of the block is left in the file, whatever its author does
+                self._loop.call_soon_threadsafe(_set, answer, None, error)
+            else:
+                self._loop.call_soon_threadsafe(_set, answer, rows, None)
+        return Row(self._ident, "transaction", json.dumps(self._kept).encode())
+
+    def _next(self) -> Any:
+        while True:
+            try:
+                return self._asked.get(timeout=LOOK)
+            except queue.Empty:
+                if self._loop.is_closed():  # nobody will say any more how the block is left
+                    return _LeftBlock()
+
+
+def _set(answer: asyncio.Future[Any], rows: Any, error: Exception | None) -> None:
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(rows)
+    else:
+        answer.set_exception(error)

@@ -1,0 +1,127 @@
+"""Groups in a durable run: who speaks, and in which order, is the same in each life."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from _lives import Kill, act, every_kill, play
+from _scale import SEED, many
+
+from anabranch import tool
+from anabranch.agents import ConversableAgent, GroupChat, GroupTalk
+from anabranch.agents.conversation import Talk, choose_by_model, random_speaker
+from anabranch.backends import Backend
+from anabranch.commander.scope import scope_here
+from anabranch.messages import Message, Request, ToolCall
+from anabranch.store import Durable, Live
+from anabranch.store import live as later
+from anabranch.testing import ScriptedBackend
+
+
+@tool(effect="nested")
+async def look(at: str) -> str:
+    """Look at something."""
+    return await act("look", at)
+
+
+def answers(seed: int) -> Callable[[Request], Message | str]:
+    """Ask for the floor, speak, say nothing or look at something, by chance and what was read."""
+
+    def answer(request: Request) -> Message | str:
+        read = "|".join(f"{each.role}{each.content}" for each in request.messages)
+        chance = random.Random(f"{seed} {read}")
+        last = request.messages[-1]
+        if "choose" in read or "speak next" in read:
+            return chance.choice("abc")
+        if last.role != "tool" and chance.random() < 0.2:
+            call = ToolCall(id="c", name="look", arguments={"at": f"{len(read)}"})
+            return Message(role="assistant", tool_calls=[call])
+        if "you have the floor" in str(last.content):
+            return f"speech {chance.randrange(1000)}"
+        return chance.choice(["Can I speak?", "Can I speak?", " ", f"word {chance.random():.3f}"])
+
+    return answer
+
+
+class Talks(Durable[list[str]]):
+    """A talk of three in one of the ways."""
+
+    how: str
+    backend: Live[Backend] = later()
+
+    async def task(self) -> list[str]:
+        members = [
+            ConversableAgent(name, self.backend, f"You are {name}.", tools=[look]) for name in "abc"
+        ]
+        speaker: dict[str, Any] = {
+            "random": random_speaker(),
+            "seeded": random_speaker(3),
+            "model": choose_by_model(self.backend),
+        }
+        if self.how == "floor":
+            team: Any = GroupTalk("team", members, max_turns=4)
+        else:
+            team = GroupChat("team", members, speaker=speaker[self.how], max_turns=4)
+        await ConversableAgent("user").initiate_chat(team, "Go.")
+        said = [f"{each.sender}: {each.text}" for each in team.talks["user"].messages]
+        heard = [f"{m.name} {each.text}" for m in members for each in m.chat_messages["team"]]
+        return said + heard
+
+
+HEARD: list[tuple[int, str]] = []
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Note what is said in a talk, and how many rows its run had then."""
+    hear = Talk.hear
+
+    def note(self: Talk, message: Any) -> None:
+        scope: Any = scope_here()
+        rows: int = scope.ledger.last
+        HEARD.append((rows, f"{message.sender}: {message.text}"))
+        hear(self, message)
+
+    monkeypatch.setattr(Talk, "hear", note)
+
+
+@pytest.mark.usefixtures("heard")
+def test_everybody_at_a_talk_goes_on_where_it_stood_after_any_kill() -> None:
+    """What was said stays said, in that order, whatever the order of the loop; then the talk ends.
+
+    A talk that has ended is the same for all who were there, and asks no model again.
+    """
+    for seed in range(SEED, SEED + many(2, 60)):
+        asked: list[Request] = []
+
+        def answer(request: Request, seed: int = seed, asked: list[Request] = asked) -> Any:
+            asked.append(request)
+            return answers(seed)(request)
+
+        def talk(answer: Any = answer) -> Talks:
+            return Talks("floor", ScriptedBackend(otherwise=answer))
+
+        HEARD.clear()
+        first = play(talk, seed=seed)
+        said = list(HEARD)
+        for rows in range(seed % 2, len(first.rows) + 1, many(2, 1)):
+            kill = Kill(rows, frozenset())
+            HEARD.clear()
+            life = play(talk, kill.of(first), seed=seed + rows)
+            before = [text for number, text in said if number <= rows]
+            assert [text for _, text in HEARD][: len(before)] == before or not HEARD
+            ended = life.rows[
+                -1 - sum(row.kind in ("result", "over", "usage") for row in life.rows)
+            ]
+            asked.clear()
+            again = play(talk, Kill(ended.seq, frozenset()).of(life), seed=rows)
+            assert (again.outcome, asked) == (life.outcome, []), (seed, rows)
+
+
+@pytest.mark.parametrize("how", ["random", "model", "seeded"])
+def test_who_is_next_is_the_same_in_each_life(how: str) -> None:
+    """Whether chance or a model names the speaker."""
+    for seed in range(SEED, SEED + many(1, 20)):
+        backend = ScriptedBackend(otherwise=answers(seed))
+        every_kill(lambda b=backend: Talks(how, b), seeds=(None, seed))  # type: ignore[misc]

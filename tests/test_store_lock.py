@@ -1,0 +1,96 @@
+"""The lock on a run: one holder at any moment, whoever comes and goes meanwhile."""
+
+import os
+import random
+import shutil
+import threading
+
+import pytest
+from _scale import SEED, many
+
+from anabranch.store import _lock
+from anabranch.store._lock import RunLock
+from anabranch.store.errors import RunBusy
+
+
+def test_there_is_never_a_second_holder(tmp_path):
+    """Also while the file of the lock is made and removed all the time."""
+    holders, most, taken, failures = [], [0], [0], []
+
+    def work(number):
+        rng = random.Random(f"{SEED} {number}")
+        try:
+            for _ in range(many(200, 20_000)):
+                try:
+                    lock = RunLock(str(tmp_path / "runs.db"), "run")
+                except RunBusy:
+                    continue
+                holders.append(number)
+                most[0], taken[0] = max(most[0], len(holders)), taken[0] + 1
+                for _ in range(rng.randrange(3)):
+                    os.stat(tmp_path)  # lets others run
+                most[0] = max(most[0], len(holders))
+                holders.remove(number)
+                lock.release()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert most == [1]
+    assert taken[0] > 10
+    assert list((tmp_path / "runs.db-locks").iterdir()) == []
+
+
+def test_a_file_that_is_removed_between_its_opening_and_its_locking_keeps_others_out(
+    tmp_path, monkeypatch
+):
+    """The last holder removes it at that moment: the lock on it would be known to nobody."""
+    first, lock_file = RunLock(str(tmp_path / "runs.db"), "run"), _lock._lock
+
+    def late(file):
+        first.release()
+        lock_file(file)
+
+    monkeypatch.setattr(_lock, "_lock", late)
+    second = RunLock(str(tmp_path / "runs.db"), "run")
+    with pytest.raises(RunBusy):
+        RunLock(str(tmp_path / "runs.db"), "run")
+    second.release()
+
+
+def test_runs_are_told_apart_whatever_their_names_are(tmp_path):
+    """Names that no file could have among them; paths to one file are one."""
+    (tmp_path / "link.db").symlink_to(tmp_path / "runs.db")
+    names = ["", "a/b", "..", "a\0b", "x" * 1000, "\ud800", "grün"]
+    locks = [RunLock(str(tmp_path / "runs.db"), name) for name in names]
+    for name in names:
+        with pytest.raises(RunBusy):
+            RunLock(str(tmp_path / "link.db"), name)
+    for lock in locks:
+        lock.release()
+        lock.release()
+
+
+def test_a_reader_of_the_file_takes_nothing_away(tmp_path):
+    """As a backup reads it, in this process: a lock of the process would be gone."""
+    lock = RunLock(str(tmp_path / "runs.db"), "run")
+    shutil.copytree(tmp_path, tmp_path.parent / "copy")
+    with pytest.raises(RunBusy):
+        RunLock(str(tmp_path / "runs.db"), "run")
+    lock.release()
+
+
+def test_a_lock_that_nobody_filled_in_names_nobody(tmp_path):
+    """Its holder was stopped between the lock and its name."""
+    lock = RunLock(str(tmp_path / "runs.db"), "run")
+    (path,) = (tmp_path / "runs.db-locks").iterdir()
+    os.truncate(path, 0)
+    with pytest.raises(RunBusy, match="taken by another process: it can") as error:
+        RunLock(str(tmp_path / "runs.db"), "run")
+    assert (error.value.pid, error.value.since) == (None, None)
+    lock.release()

@@ -1,0 +1,125 @@
+"""Journals of every earlier version are taken up, and nothing in them is done again.
+
+If this fails since the format or the identities have changed: write a migration (`MIGRATIONS` in
+`store/_schema.py`) that takes the old files up, and make a new file beside them with
+`python tests/_old_journals.py`. The file of a version that has been released is never made anew:
+it stands for the runs that users have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _old_journals import DATA, DID, LIVE, RUNS, STANDS, Failure
+
+from anabranch.commander import NodeCancelled
+from anabranch.store import Journal
+from anabranch.store._schema import MIGRATIONS
+
+VERSIONS = range(1, len(MIGRATIONS) + 1)
+TOLD = ["system: Be short.", "user: Hello, é 😀", "assistant: After 2."]
+OVER = {
+    "sums": [3, 3],
+    "loaded": ["load x", "é 😀"],
+    "error": ["caught", 7],
+    "now": "2023-11-14T22:13:20+00:00",
+    "random": 0.8444218515250481,
+    "sent": ["mail 0", "mail 0"],
+}
+
+
+@pytest.fixture(params=VERSIONS, ids=lambda version: f"v{version}")
+async def journal(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Journal]:
+    """A journal of this version, as its file has it."""
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as sql:
+        sql.executescript((DATA / f"durable-v{request.param}.sql").read_text())
+    DID.clear()
+    async with Journal(str(tmp_path / "runs.db")) as opened:
+        yield opened
+
+
+async def taken_up(journal: Journal, name: str) -> Any:
+    assert (await journal.look(name)).run.state == STANDS[name]
+    async with asyncio.timeout(30):  # one that began anew would wait for what is over
+        return await journal.run(RUNS[name](), run_id=name, live=LIVE)
+
+
+def test_each_version_has_its_file() -> None:
+    """A migration comes with a new file, and none is taken away."""
+    assert {path.name for path in DATA.glob("durable-v*.sql")} == {
+        f"durable-v{version}.sql" for version in VERSIONS
+    }
+
+
+async def test_a_run_that_is_over_gives_what_it_gave(journal: Journal) -> None:
+    """Its result comes back, of whatever kind it is, and nothing is done; so do failure, cancel."""
+    assert await taken_up(journal, "over") == OVER
+    with pytest.raises(Failure, match="for good") as failure:
+        await taken_up(journal, "failed")
+    assert failure.value.code == 7
+    with pytest.raises(NodeCancelled, match="not wanted"):
+        await taken_up(journal, "cancelled")
+    assert DID == []
+
+
+async def test_a_run_that_was_only_accepted_begins(journal: Journal) -> None:
+    """With the inputs that it was started with, made again from what is written."""
+    assert await journal.take_up("pending") == 9
+    assert DID == ["sum (4, 5)"]
+
+
+async def test_a_failed_run_is_resumed(journal: Journal) -> None:
+    """What had completed in it stays."""
+    await journal.resume("failed")
+    with pytest.raises(Failure):
+        await journal.run(RUNS["failed"](), run_id="failed")
+    assert DID == []
+
+
+async def test_a_chain_of_rounds_goes_on_in_the_middle_of_one(journal: Journal) -> None:
+    """The round's step is not done again; the next round is put."""
+    await journal.signal("round", "go", "went on")
+    assert await taken_up(journal, "round") == 2
+    assert DID == ["went on", "load round 0"]
+    assert (await journal.look("round")).run.state == "completed"
+
+
+async def test_an_approval_is_given(journal: Journal) -> None:
+    """The question is still asked, and its answer lets the call be done."""
+    (question,) = await journal.approvals()
+    assert (question.run_id, question.tool, question.arguments) == (
+        "approval",
+        "refund",
+        {"cents": 500},
+    )
+    await question.approve()
+    said = await taken_up(journal, "approval")
+    assert said[-3:] == ["assistant: I ask.", "tool: refund 500", "assistant: After 6."]
+    assert DID == ["refund 500", "asked with 6"]
+
+
+async def test_a_conversation_goes_on(journal: Journal) -> None:
+    """Its messages stand where they stood, and no reply is asked for again."""
+    told = [*TOLD, "user: It goes on.", "user: And now?", "assistant: After 5."]
+    assert await taken_up(journal, "talk") == told
+    assert DID == ["asked with 5"]
+
+
+@pytest.mark.parametrize(("name", "n"), [("doubt", 1), ("not done", 2)])
+async def test_what_was_in_doubt_is_asked_for(journal: Journal, name: str, n: int) -> None:
+    """It is done if it was not, and what was done is not done again."""
+    assert await taken_up(journal, name) == ["mail 0", f"mail {n}"]
+    expected = [f"was {n} mailed?", "mail 2"][:n]
+    assert expected == DID
+
+
+async def test_attempts_and_timers_go_on(journal: Journal) -> None:
+    """They are due by now; the third attempt is the first that is made here."""
+    assert await taken_up(journal, "tries") == ["attempt 3", True]
+    assert DID == ["attempt 3"]
