@@ -69,9 +69,10 @@ def enter(
         raise wrong_loop(parent, f"commander.{call}_threadsafe(...)")
     doomed = False
     if parent.special:
-        enough = isinstance(parent.policy, Quorum) and parent.completed >= parent.policy.n
+        rare = parent.rare
+        enough = isinstance(parent.policy, Quorum) and rare.completed >= parent.policy.n
         left = bool(tree.ending) and parent is tree.root
-        doomed = enough or left or parent.ending
+        doomed = enough or left or rare.cancelled is not None or rare.abort is not None
         # A node that was doomed itself puts no other: a round whose at_done puts the next would
         # never end.
         if doomed and any(record_of(putter).doomed for putter in enclosing()):
@@ -121,7 +122,7 @@ def _take_up(record: Record, scope: Scope) -> bool:
     record.special, record.rare.scope = True, scope
     if scope.recorded and record.cancelled is None:
         record.context = copy_context()
-        scope.replay(record.node, replay, record)
+        scope.replay(record.node, replay)
         return True  # what has its outcome takes no turn and no seat
     starts, pause = scope.past(record.node, record.tree.loop.time())
     if scope.cancelled is not None or record.cancelled is not None:

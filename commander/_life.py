@@ -118,8 +118,10 @@ async def _drive(record: Record, *, later: bool = False) -> None:
                 publish(record, "joining")
 
 
-def replay(record: Record) -> None:
+def replay(node: NodeBase) -> None:
     """End a node whose outcome is recorded; that takes no task, so there are no steps of a body."""
+    record = node._node_record
+    assert record is not None
     if record.state != "pending" or record.task is not None:
         return  # it was cancelled meanwhile, and ends by that
     record.state = STARTED[record.state]  # `advance`, written out

@@ -13,7 +13,16 @@ from ._stack import chain, frame_of, frames
 if TYPE_CHECKING:
     from ._node import Node
 
-__all__ = ["LocalFuture", "Wait", "awaited", "ends_here", "goes_on", "reach", "waits_for_tree"]
+__all__ = [
+    "LocalFuture",
+    "Wait",
+    "awaited",
+    "ends_here",
+    "gathering",
+    "goes_on",
+    "reach",
+    "waits_for_tree",
+]
 
 End: TypeAlias = "tuple[object, asyncio.Future[Any]]"
 
@@ -94,6 +103,25 @@ def _behind(coroutine: object, future: asyncio.Future[Any]) -> list[asyncio.Futu
     return [each for each in _futures(_held_by_library(coroutine)) if each is not future]
 
 
+def gathering(wait: asyncio.Future[Any]) -> asyncio.Future[Any] | None:
+    """Return the future of `gather` that alone hears of `wait`, by a task of its own for that.
+
+    None if others may do something when `wait` is done.
+    """
+    task: Any = getattr(_only_callback(wait), "__self__", None)
+    coroutine = task.get_coro() if isinstance(task, asyncio.Task) else None
+    hears: Any = _only_callback(cast("Any", task))
+    code = getattr(hears, "__code__", None)
+    if getattr(cast("Any", coroutine), "__name__", "") != WRAPPER or code not in GATHERS:
+        return None
+    return hears.__closure__[code.co_freevars.index("outer")].cell_contents
+
+
+def _only_callback(future: object) -> object:
+    callbacks: list[tuple[object, object]] = getattr(future, "_callbacks", None) or []
+    return callbacks[0][0] if len(callbacks) == 1 else None
+
+
 def _held_by_library(coroutine: object) -> Iterator[object]:
     """Yield what the innermost frames hold, as far as they are asyncio's or anyio's.
 
@@ -120,6 +148,13 @@ def _held_by_library(coroutine: object) -> Iterator[object]:
 
 LIBRARIES = ("asyncio", "anyio")
 GATHERING: type[asyncio.Future[Any]] = cast("Any", asyncio.tasks)._GatheringFuture
+# The task that `gather` makes for what is no future, and its callback of each.
+WRAPPER = cast("Any", asyncio.tasks)._wrap_awaitable.__name__
+GATHERS = {
+    const
+    for const in asyncio.gather.__code__.co_consts
+    if isinstance(const, CodeType) and const.co_name == "_done_callback"
+}
 # The callback of `shield` that knows what is behind the future which it returns.
 SHIELDS = {
     const

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias,
 
 from ._cancel import cancel_subtrees, leaves
 from ._limits import NodeLimits
+from ._reach import gathering
 from ._record import CURRENT, Callback, node_in, parent_here, record_of
 from ._usage import charge, limits_around, payer
 
@@ -34,8 +35,8 @@ __all__ = [
     "cancel_again",
     "charge_again",
     "find_scope",
+    "hearer",
     "is_aside_here",
-    "is_awaited",
     "is_leaving",
     "leaves_here",
     "once",
@@ -86,6 +87,7 @@ class Scope(ABC):
         node: Node[Any],
         key: str | None,
         *,
+        loop: asyncio.AbstractEventLoop,
         root: bool,
         aside: bool,
         retried: bool,
@@ -93,9 +95,10 @@ class Scope(ABC):
     ) -> Scope:
         """Return the scope of `node`, which the node of this one puts; or raise, to refuse it.
 
-        `root` says that it is put outside the run's tree, as the next round of a loop is; `aside`
-        that a task does it which is not that of the putter's body, whose order is nobody's;
-        `retried` that it may be tried again; `closing` that a final callback of the putter does.
+        `loop` is the one that runs here; `root` says that it is put outside the run's tree, as the
+        next round of a loop is; `aside` that a task does it which is not that of the putter's body,
+        whose order is nobody's; `retried` that it may be tried again; `closing` that a final
+        callback of the putter does.
         """
 
     @abstractmethod
@@ -118,8 +121,8 @@ class Scope(ABC):
         """
 
     @abstractmethod
-    def replay(self, node: Node[Any], end: Callable[[T], None], of: T) -> None:
-        """Call `end(of)` when it is the turn of the recorded outcome, and not in this turn.
+    def replay(self, node: Node[Any], end: Callable[[Node[Any]], None]) -> None:
+        """Call `end(node)` when it is the turn of the recorded outcome, and not in this turn.
 
         What the node has spent is charged to it at once.
         """
@@ -379,11 +382,13 @@ def find_scope(parent: Record, node: Node[Any], record: Record, key: str | None)
         if (scope := _scope(parent)) is None:
             return None
     own = record.attempts if record.special else None
+    loop = putter.tree.loop
     return scope.enter(
         node,
         key,
+        loop=loop,
         root=putter is not parent and _scope(parent) is None,
-        aside=not putter.closing and putter.task is not asyncio.current_task(putter.tree.loop),
+        aside=not putter.closing and putter.task is not asyncio.current_task(loop),
         retried=own is not None and own.retry is not None,
         closing=putter.closing,
     )
@@ -422,9 +427,15 @@ def is_aside_here() -> bool:
     return record.task is not asyncio.current_task()
 
 
-def is_awaited(node: Node[Any]) -> bool:
-    """Whether somebody awaits `node`, which has been put, at this moment."""
-    return bool(record_of(node).waiters)
+def hearer(node: Node[Any]) -> object | None:
+    """Return who hears at once of the end of `node`, which has been put; None if nobody does.
+
+    That is a `gather` if only it awaits the node, and else another for each node.
+    """
+    record = node._node_record
+    if record is None or not (waiters := record.waiters):
+        return None
+    return (len(waiters) == 1 and gathering(waiters[0])) or node
 
 
 def charge_again(
@@ -441,6 +452,7 @@ def charge_again(
 
 def _scope(record: Record) -> Scope | None:
     """Return a node's scope; a commander's is that of the node in which it was entered."""
-    if record.scope is not None or record.parent_node is not None or record.tree.outer is None:
-        return record.scope
+    scope: Scope | None = record.rare.scope
+    if scope is not None or record.parent_node is not None or record.tree.outer is None:
+        return scope
     return _scope(record_of(record.tree.outer))

@@ -105,8 +105,8 @@ def digest(*parts: str | bytes | int) -> bytes:
 
 def digest_put(putter: bytes, what: str, number: int) -> bytes:
     """Return likewise who it is that is put: in half the time, as every node is asked for."""
-    text = b"n%b%x:%b" % (putter, number, what.encode("utf-8", "surrogatepass"))
-    return blake2b(text, digest_size=16).digest()
+    begin = b"n" + putter + (b"%x:" % number if number else b"0:")
+    return blake2b(begin + what.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def class_name(kind: type) -> str:

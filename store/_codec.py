@@ -36,7 +36,7 @@ from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import to_jsonable_python
 
-from ._canonical import CONTENT, canonical
+from ._canonical import CONTENT, SCALARS, canonical
 from ._seal import check_size
 from .errors import JournalMismatch, NotStorable
 
@@ -67,6 +67,8 @@ class Codec:
         # The types of which any value is taken, and comes back as it is: JSON has them. pydantic,
         # which says so of all others, takes a hundred times as long.
         self.plain: frozenset[type] = frozenset()
+        # And how they stand in the text of a node's inputs.
+        self.scalars: dict[type, Callable[[Any], str]] = {}
         self._adapter: TypeAdapter[Any] | None = None
         self._resolve(last=False)
 
@@ -161,6 +163,7 @@ class Codec:
         if get_origin(hint) in (Union, UnionType):
             plain = get_args(hint)
         self.plain = frozenset(plain if all(each in kinds for each in plain) else ())
+        self.scalars = {kind: SCALARS[kind] for kind in self.plain}
         self._adapter = adapter
         self._owner = None  # whose codec this may be, by a weak reference
         return adapter

@@ -31,7 +31,7 @@ from ..jobs import Job
 from ..messages import Conversation
 from ..tools import AnyTool, Tool
 from ._call import call_tool
-from ._canonical import SCALARS, canonical, canonical_inputs, digest
+from ._canonical import canonical, canonical_inputs, digest
 from ._codec import Codec
 from ._inbox import LOOK
 from ._ledger import Ledger
@@ -119,9 +119,9 @@ class Durable(Job[T_co], internal=True):
         texts: list[str] = []
         whole = not shape.live
         for name, begin, codec in shape.written:
-            value = getattr(self, name)
-            if type(value) in codec.plain:
-                texts.append(begin + SCALARS[type(value)](value))
+            value: object = getattr(self, name)
+            if (scalar := codec.scalars.get(type(value))) is not None:
+                texts.append(begin + scalar(value))
                 continue
             codec.encode(value)
             text, says_all = canonical(value)

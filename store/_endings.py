@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
-from heapq import heappop, heappush
-from typing import Any, TypeVar
+from typing import Any
 
 from ..commander import Node
-from ..commander.scope import is_awaited
+from ..commander.scope import hearer
 
 __all__ = ["Endings"]
 
@@ -18,8 +18,6 @@ __all__ = ["Endings"]
 TURNS = 5
 AT_ONCE = 100  # recorded nodes that end in one turn of the loop
 
-T = TypeVar("T")
-
 
 class Endings:
     """Those that one node has put and that are to end: of an earlier row first."""
@@ -27,22 +25,30 @@ class Endings:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         # By the number of the outcome's row; how the node is ended.
-        self._waiting: list[tuple[int, Node[Any], Callable[[Any], None], Any]] = []
+        self._waiting: deque[tuple[int, Node[Any], Callable[[Node[Any]], None]]] = deque()
+        # Whether they stand in the order of their rows, as they do if they were put as before.
+        self._sorted = True
+        # Whether the loop calls `_end_some`.
+        self._called = False
         # For how many more turns they wait.
         self._turns = 0
         # Set when all of these have ended; None if nobody waits for that.
         self._over: asyncio.Event | None = None
 
     def add(
-        self, number: int, node: Node[Any], fails: bool, end: Callable[[T], None], of: T
+        self, number: int, node: Node[Any], fails: bool, end: Callable[[Node[Any]], None]
     ) -> None:
-        """Let `end(of)` be called in its turn."""
+        """Let `end(node)` be called in its turn."""
         waiting = self._waiting
-        if waiting or fails:
+        if waiting:
             self._turns = TURNS
-        if not waiting:
+            self._sorted = self._sorted and waiting[-1][0] < number
+        elif fails:
+            self._turns = TURNS
+        waiting.append((number, node, end))
+        if not self._called:
+            self._called = True
             self._loop.call_soon(self._end_some)
-        heappush(waiting, (number, node, end, of))
 
     def hold(self) -> None:
         """Let them wait, as other tasks may put more."""
@@ -63,23 +69,31 @@ class Endings:
     def _end_some(self) -> None:
         """End the next ones; other tasks go on in between.
 
-        Of two that are awaited already the second waits: the first may have decided something.
+        Of two that are awaited already the second waits: the first may have decided something. What
+        one `gather` awaits ends at once, up to one that fails: nobody can tell one from the next.
         """
-        waiting, told = self._waiting, False
+        waiting, told = self._waiting, None
         try:
             if self._turns:
                 self._turns -= 1
                 return
             for _ in range(min(len(waiting), AT_ONCE)):
-                awaited = is_awaited(waiting[0][1])
-                if told and awaited:
-                    break
-                told = told or awaited
-                _, _, end, of = heappop(waiting)
-                end(of)
-            if told and waiting:
+                if not self._sorted:
+                    self._sorted = True
+                    waiting = self._waiting = deque(sorted(waiting))
+                _, node, end = waiting[0]
+                if (heard := hearer(node)) is not None:
+                    if told is not None and told is not heard:
+                        break
+                    told = heard
+                waiting.popleft()
+                end(node)
+                if heard is not None and node.state != "completed":
+                    told = node
+            if told is not None and waiting:
                 self._turns = TURNS
         finally:
+            self._called = bool(waiting)
             if waiting:
                 self._loop.call_soon(self._end_some)
             elif self._over is not None:

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 from ..commander import ConfigurationError
 from ._lock import RunLock
 from ._schema import MEMORY
-from ._seal import BytesCodec, Seal, check_size
-from ._writer import Claim, Row, Writer, about_row
+from ._seal import BytesCodec, Row, Seal, check_size
+from ._writer import Claim, Writer
 from .errors import JournalError, LeaseLost, RunBusy, RunExists, RunNotFound
 
 __all__ = ["ENDED", "JournalFile", "Letter", "Row", "RunRow", "check_name"]
@@ -37,8 +37,7 @@ _RUN = """select run_id, class_name, version, state, inputs, queue, created,
     fence, owner, lease_until, recoveries, error,
     coalesce((select max(seq) from anabranch_row where run = id), 0), clock
     from anabranch_run """
-_ROWS = """select ident, kind, r.value, r.digest, b.value, seq, time
-    from anabranch_row r left join anabranch_blob b on b.digest = r.digest
+_ROWS = """select ident, kind, value, digest, seq, time from anabranch_row
     where run = ? order by seq"""
 
 
@@ -448,15 +447,7 @@ class JournalFile:
         return run._replace(inputs=inputs, error=error)
 
     def _rows(self, sql: sqlite3.Connection, key: int) -> list[Row]:
-        read, found = self._seal.read, list[Row]()
-        make: Any = partial(
-            cast("Any", tuple).__new__, Row
-        )  # as `Row` does, in a third of the time
-        for ident, kind, value, digest, large, seq, when in sql.execute(_ROWS, (key,)):
-            # In the row of a large value stands only the sum.
-            small = read(value, about_row(seq, when, ident, kind, digest))
-            found.append(make((ident, kind, read(large, b"") if digest else small, seq, when)))
-        return found
+        return self._seal.read_rows(sql, sql.execute(_ROWS, (key,)))
 
     def _let_go(
         self, sql: sqlite3.Connection, claim: Claim, state: str, error: bytes | None = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ._ledger import Ledger
 
-__all__ = ["Gone", "child_ident", "child_name"]
+__all__ = ["Gone", "child_ident", "child_name", "name_bytes"]
 
 DIGEST, OWN = 11, 16  # where the putter's part of a child's identity begins, and where the name
 LONGEST = 80  # bytes of a name
@@ -19,12 +19,17 @@ MOST = 10  # names in one report
 logger = logging.getLogger("anabranch.store")
 
 
-def child_ident(putter: bytes, own: bytes, name: str) -> bytes:
+def child_ident(putter: bytes, own: bytes, name: bytes) -> bytes:
     """Return who a durable node is: `own` of it, of whoever puts it, and what it is called.
 
     So what one putter has put is found, and can be named, though no row says anything but outcomes.
     """
-    return own[:DIGEST] + putter[: OWN - DIGEST] + name.encode("utf-8", "replace")[:LONGEST]
+    return own[:DIGEST] + putter[: OWN - DIGEST] + name
+
+
+def name_bytes(name: str) -> bytes:
+    """Return what stands in an identity for a name."""
+    return name.encode("utf-8", "replace")[:LONGEST]
 
 
 def child_name(ident: bytes) -> str:
@@ -33,14 +38,14 @@ def child_name(ident: bytes) -> str:
 
 
 class Gone:
-    """Knows what earlier lives have put and done, by who did."""
+    """Knows what earlier lives have put and done, and this one not so far, by who did."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         # By the part of it that its identity has of a putter: names, by identity.
         self._recorded: defaultdict[bytes, dict[bytes, str]] = defaultdict(dict)
-        for ident, rows in ledger.by_ident.items():
-            if len(ident) > OWN and any(row.kind in ("result", "failure") for row in rows):
+        for ident in [each for each in ledger.by_ident if each not in ledger.claimed]:
+            if len(ident) > OWN and ledger.outcome(ident) is not None:
                 self._recorded[ident[DIGEST:OWN]][ident] = child_name(ident)
         for (by, name), idents in ledger.intents.items():
             self._recorded[bytes.fromhex(by)[: OWN - DIGEST]].update(dict.fromkeys(idents, name))

@@ -108,8 +108,8 @@ class Ledger:
         self.under_way: set[asyncio.Future[Any]] = set()
         self.grace = 0.0
         self._suspension: asyncio.Future[None] | None = None
-        # By identity, oldest first.
-        self.by_ident: defaultdict[bytes, list[Row]] = defaultdict(list)
+        # By identity, oldest first; of most there is one.
+        self.by_ident: dict[bytes, tuple[Row, ...]] = {}
         # Those that are asked for by their kind.
         self._kinds: dict[str, list[Row]] = {
             kind: [] for kind in ("root", "reply", "message", "cancelled")
@@ -144,11 +144,14 @@ class Ledger:
         # until they are cancelled again.
         self.cancelled: dict[bytes, Cancel] = {}
         self.doomed: dict[Node[Any], Cancel] = {}
+        by_ident = self.by_ident
         for row in rows:
-            if row.kind == "result":  # most are
-                self.by_ident[row.ident].append(row)
-            else:
+            if row.kind != "result":
                 self._load(row)
+            elif (ident := row.ident) in by_ident:
+                by_ident[ident] += (row,)
+            else:  # as most are
+                by_ident[ident] = (row,)
 
     def _load(self, row: Row) -> None:
         if row.kind == "partial":
@@ -198,9 +201,10 @@ class Ledger:
                 if self.find(ident, "letter") is not None:
                     self.unanswered.add(ident)
                 rows = [row for row in self.by_ident[ident] if row.kind not in FORGOTTEN]
-                self.by_ident[ident] = [_without_attempt(row) for row in rows]
-        for rows in self.by_ident.values():  # what runs again has all of its time
-            rows[:] = [row for row in rows if row.kind != "began"]
+                self.by_ident[ident] = tuple(map(_without_attempt, rows))
+        for ident, rows in self.by_ident.items():  # what runs again has all of its time
+            if any(row.kind == "began" for row in rows):
+                self.by_ident[ident] = tuple(row for row in rows if row.kind != "began")
         for row in self.of_kind("cancelled"):
             cancel = json.loads(row.value)
             by = bytes.fromhex(cancel["by"][0][0])
@@ -265,7 +269,7 @@ class Ledger:
 
     def _add(self, row: Row) -> None:
         """Let this life find a row."""
-        self.by_ident[row.ident].append(row)
+        self.by_ident[row.ident] = (*self.by_ident.get(row.ident, ()), row)
         if row.kind in self._kinds:
             self._kinds[row.kind].append(row)
 

@@ -23,12 +23,11 @@ import asyncio
 import json
 import time
 import weakref
-from asyncio import _get_running_loop
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ..commander import ConfigurationError, Node
 from ..commander.scope import Scope, is_aside_here, scope_here
@@ -36,7 +35,7 @@ from ._canonical import canonical_inputs, digest, digest_put
 from ._effect import KeptEffect, Limited
 from ._endings import Endings
 from ._failure import encode_failure, mark, marks
-from ._gone import child_ident
+from ._gone import child_ident, name_bytes
 from ._held import end_again
 from ._ledger import Cancel, Ledger, PutBy
 from ._reply import ReplyRow
@@ -44,14 +43,12 @@ from ._usage import charge, usage_of
 from .errors import JournalError, JournalMismatch, LeaseLost, NotDurable, NotStorable
 
 if TYPE_CHECKING:
+    from ._file import Row
     from ._ledger import Kept
-    from ._writer import Row
 
 __all__ = ["IN_TRANSACTION", "NodeScope"]
 
 ONCE = (1, None)
-
-T = TypeVar("T")
 
 IN_TRANSACTION: ContextVar[bool] = ContextVar("anabranch.in_transaction", default=False)
 
@@ -64,6 +61,7 @@ class NodeScope(Scope):
         "_now",
         "attempt",
         "began",
+        "durable",
         "free",
         "holds",
         "ident",
@@ -81,8 +79,6 @@ class NodeScope(Scope):
     _spent: Row | None = None
     # Whether it, or a node above it, may be tried again.
     retried = False
-    # Whether its outcome is kept.
-    durable = False
     # Which attempt has a timeout that counts on in a later life.
     timed: bytes | None = None
     # Under which identities failures below it are kept that nobody has had.
@@ -115,24 +111,34 @@ class NodeScope(Scope):
         # The recorded outcome.
         self.outcome: Row | None = None
         self.recorded = False
+        # Whether how it ends, by itself, is known: of a node that is only left, nothing is.
+        self.kept = False
+        # Whether its outcome is kept.
+        self.durable = False
+        if (rows := ledger.by_ident.get(ident)) is not None:
+            self._read(rows)
+        if not self.recorded and ident in ledger.cancelled:
+            self.cancelled, self.kept = ledger.cancelled[ident].reason, True
+            self._spent = ledger.find(ident, "usage")
+        if root == ident:
+            self.is_root = self.durable = True
+
+    def _read(self, rows: Sequence[Row]) -> None:
+        """Take what the journal has of it."""
         usage: Row | None = None
-        for row in ledger.by_ident.get(ident, ()):
+        for row in rows:
             kind = row.kind
             if kind == "result" or kind == "failure":
-                # A second outcome is what callbacks have made of the first: they are over.
-                self.walked = self.recorded
-                self.outcome, self._spent = row, usage
-                self.recorded = True
+                if self.recorded:
+                    # A second outcome is what callbacks have made of the first: they are over.
+                    self.walked = True
+                self.outcome, self.recorded, self.kept = row, True, True
+                if usage is not None:
+                    self._spent = usage
             elif kind == "usage":
                 usage = row
             elif kind == "over":
                 self.walked = True
-        # Whether how it ends, by itself, is known: of a node that is only left, nothing is.
-        self.kept = self.recorded
-        if not self.recorded and ident in ledger.cancelled:
-            self.cancelled, self.kept, self._spent = ledger.cancelled[ident].reason, True, usage
-        if root == ident:
-            self.is_root = self.durable = True
 
     @property
     def now(self) -> bytes:
@@ -156,6 +162,7 @@ class NodeScope(Scope):
         node: Node[Any],
         key: str | None,
         *,
+        loop: asyncio.AbstractEventLoop,
         root: bool,
         aside: bool,
         retried: bool,
@@ -163,12 +170,18 @@ class NodeScope(Scope):
     ) -> NodeScope:
         if IN_TRANSACTION.get():
             self.require_no_transaction()
+        ledger = self.ledger
         kept: Any = node if node._node_durable else None
         if kept is not None:
-            inputs, whole = kept._node_prepare(self.ledger)
+            inputs, whole = kept._node_prepare(ledger)
         else:
             inputs, whole = canonical_inputs(node)
-        what = f"{_kind(type(node), node._node_name)} {inputs if key is None else f'[{key}]'}"
+        name = node._node_name
+        kind, called = _kind(type(node), name)
+        if key is None:
+            what = f"{kind} {inputs}"
+        else:
+            what, called = f"{kind} [{key}]", name_bytes(f"{name}[{key}]")
         counts = self._counts
         if counts is None:
             counts = self._counts = {}
@@ -179,13 +192,13 @@ class NodeScope(Scope):
         elif number := self.number(ident, key, aside=aside and not whole, what=what):
             ident = digest_put(now, what, number)
         if kept is not None:
-            self.require_own_loop(node)
-            name = node._node_name
-            ident = child_ident(now, ident, name if key is None else f"{name}[{key}]")
-            if self.ledger.before:
-                self.ledger.claimed.add(ident)
+            if loop is not ledger.loop:
+                self.require_own_loop(node)
+            ident = child_ident(now, ident, called)
+            if ledger.before:
+                ledger.claimed.add(ident)
         free = ident if free == now else digest_put(free, what, number)
-        scope = NodeScope(self.ledger, ident, free, self, ident if root else self.root)
+        scope = NodeScope(ledger, ident, free, self, ident if root else self.root)
         if retried or self.retried:
             scope.retried, scope.holds = True, retried
         if kept is not None:
@@ -196,10 +209,10 @@ class NodeScope(Scope):
                 " lost with the process: make it a Durable job"
             )
         if root:
-            scope.ledger.add_root(scope, node, key, PutBy(self.path(), not closing))
+            ledger.add_root(scope, node, key, PutBy(self.path(), not closing))
         if aside and scope.recorded:
             if self._endings is None:
-                self._endings = Endings(self.ledger.loop)
+                self._endings = Endings(ledger.loop)
             self._endings.hold()
         return scope
 
@@ -213,7 +226,7 @@ class NodeScope(Scope):
 
     def require_own_loop(self, what: object) -> None:
         """Refuse what a thread asks for, also on a loop of its own: rows have one order."""
-        if _get_running_loop() is not self.ledger.loop:
+        if asyncio._get_running_loop() is not self.ledger.loop:
             raise NotDurable(
                 f"{what} is asked for in a thread, and not on the loop of its run: what the run is"
                 " to keep is asked for by its async code; a plain function is a step, or a tool"
@@ -285,16 +298,16 @@ class NodeScope(Scope):
     async def wait_for_cancel(self, node: Node[Any]) -> None:
         await end_again(self, node)
 
-    def replay(self, node: Node[Any], end: Callable[[T], None], of: T) -> None:
+    def replay(self, node: Node[Any], end: Callable[[Node[Any]], None]) -> None:
         if self._spent is not None:
             charge(json.loads(self._spent.value), node)
         parent, outcome = self.parent, self.outcome
         if parent is None or outcome is None:
-            self.ledger.loop.call_soon(end, of)
+            self.ledger.loop.call_soon(end, node)
             return
         if parent._endings is None:
             parent._endings = Endings(self.ledger.loop)
-        parent._endings.add(outcome.seq, node, outcome.kind == "failure", end, of)
+        parent._endings.add(outcome.seq, node, outcome.kind == "failure", end)
 
     async def wait_for_turn(self) -> None:
         parent = self.parent
@@ -497,5 +510,6 @@ class NodeScope(Scope):
 
 # Where a class stands is in the identities of its nodes: one that moves is another to old journals.
 @lru_cache
-def _kind(cls: type[Node[Any]], name: str) -> str:
-    return f"{cls.__module__}.{cls.__qualname__} {name}"
+def _kind(cls: type[Node[Any]], name: str) -> tuple[str, bytes]:
+    """Return what tells nodes of this class and name from others, and what the name is there."""
+    return f"{cls.__module__}.{cls.__qualname__} {name}", name_bytes(name)

@@ -16,7 +16,6 @@ import atexit
 import hashlib
 import os
 import sqlite3
-import struct
 import threading
 import time
 from collections import deque
@@ -26,10 +25,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from ._lock import RunLock
 from ._schema import MEMORY, connect, is_trouble, trouble
-from ._seal import Seal, check_size
+from ._seal import Row, Seal, about_row, check_size
 from .errors import JournalError, LeaseLost
 
-__all__ = ["Claim", "Row", "Writer", "about_row"]
+__all__ = ["Claim", "Writer"]
 
 T = TypeVar("T")
 
@@ -42,16 +41,6 @@ _INSERT = (
     "insert into anabranch_row (run, seq, ident, kind, value, digest, time)"
     " values (?, ?, ?, ?, ?, ?, ?)"
 )
-
-
-class Row(NamedTuple):
-    """One thing that happened in a run; `seq` and `time` are given by the file."""
-
-    ident: bytes  # the identity it belongs to: 16 bytes, and the name of a durable node
-    kind: str
-    value: bytes
-    seq: int = 0  # its number in the run, from 1, in the order of append
-    time: float = 0.0  # of the append, in seconds since the epoch
 
 
 class Claim:
@@ -75,14 +64,6 @@ _Columns = tuple[int, int, bytes, str, bytes, bytes | None, float]
 
 # A row that waits to be written, as if its value were short, and for whom.
 _Written = tuple[Claim, _Columns]
-
-
-_NUMBERS = struct.Struct("<qd").pack
-
-
-def about_row(seq: int, at: float, ident: bytes, kind: str, digest: bytes | None) -> bytes:
-    """Return what stands in a row beside its value, for its sum."""
-    return _NUMBERS(seq, at) + ident + kind.encode() + (digest or b"")
 
 
 class _Asked(NamedTuple):
