@@ -109,10 +109,12 @@ def gathering(wait: asyncio.Future[Any]) -> asyncio.Future[Any] | None:
     None if others may do something when `wait` is done.
     """
     task: Any = getattr(_only_callback(wait), "__self__", None)
-    coroutine = task.get_coro() if isinstance(task, asyncio.Task) else None
+    if not isinstance(task, asyncio.Task):
+        return None
+    coroutine: Any = task.get_coro()
     hears: Any = _only_callback(cast("Any", task))
     code = getattr(hears, "__code__", None)
-    if getattr(cast("Any", coroutine), "__name__", "") != WRAPPER or code not in GATHERS:
+    if getattr(coroutine, "__name__", "") != WRAPPER or code not in GATHERS:
         return None
     return hears.__closure__[code.co_freevars.index("outer")].cell_contents
 

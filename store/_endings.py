@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 from ..commander import Node
@@ -16,7 +17,7 @@ __all__ = ["Endings"]
 # are made together with the nodes come to await them meanwhile, as they had when these first ended,
 # and what waits for the first of several goes on before there is a second.
 TURNS = 5
-AT_ONCE = 100  # recorded nodes that end in one turn of the loop
+AT_ONCE = 500  # recorded nodes that end in one turn of the loop
 
 
 class Endings:
@@ -24,8 +25,12 @@ class Endings:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        # By the number of the outcome's row; how the node is ended.
-        self._waiting: deque[tuple[int, Node[Any], Callable[[Node[Any]], None]]] = deque()
+        # Ends a node; the engine's.
+        self._end: Callable[[Node[Any]], None]
+        # And the numbers of the rows of their outcomes. Two lists, and not one of pairs, which the
+        # garbage collector would have to go through.
+        self._waiting: deque[Node[Any]] = deque()
+        self._numbers: deque[int] = deque()
         # Whether they stand in the order of their rows, as they do if they were put as before.
         self._sorted = True
         # Whether the loop calls `_end_some`.
@@ -39,13 +44,16 @@ class Endings:
         self, number: int, node: Node[Any], fails: bool, end: Callable[[Node[Any]], None]
     ) -> None:
         """Let `end(node)` be called in its turn."""
-        waiting = self._waiting
-        if waiting:
+        numbers = self._numbers
+        if numbers:
             self._turns = TURNS
-            self._sorted = self._sorted and waiting[-1][0] < number
+            if numbers[-1] > number:
+                self._sorted = False
         elif fails:
             self._turns = TURNS
-        waiting.append((number, node, end))
+        numbers.append(number)
+        self._waiting.append(node)
+        self._end = end
         if not self._called:
             self._called = True
             self._loop.call_soon(self._end_some)
@@ -72,21 +80,21 @@ class Endings:
         Of two that are awaited already the second waits: the first may have decided something. What
         one `gather` awaits ends at once, up to one that fails: nobody can tell one from the next.
         """
-        waiting, told = self._waiting, None
+        waiting, numbers, end, told = self._waiting, self._numbers, self._end, None
         try:
             if self._turns:
                 self._turns -= 1
                 return
             for _ in range(min(len(waiting), AT_ONCE)):
                 if not self._sorted:
-                    self._sorted = True
-                    waiting = self._waiting = deque(sorted(waiting))
-                _, node, end = waiting[0]
+                    self._sort()
+                node = waiting[0]
                 if (heard := hearer(node)) is not None:
                     if told is not None and told is not heard:
                         break
                     told = heard
                 waiting.popleft()
+                numbers.popleft()
                 end(node)
                 if heard is not None and node.state != "completed":
                     told = node
@@ -99,3 +107,12 @@ class Endings:
             elif self._over is not None:
                 self._over.set()
                 self._over = None
+
+    def _sort(self) -> None:
+        pairs = sorted(zip(self._numbers, self._waiting, strict=True), key=itemgetter(0))
+        self._sorted = True
+        for each in self._numbers, self._waiting:
+            each.clear()
+        for number, node in pairs:
+            self._numbers.append(number)
+            self._waiting.append(node)

@@ -16,7 +16,7 @@ import json
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from math import inf
@@ -108,8 +108,8 @@ class Ledger:
         self.under_way: set[asyncio.Future[Any]] = set()
         self.grace = 0.0
         self._suspension: asyncio.Future[None] | None = None
-        # By identity, oldest first; of most there is one.
-        self.by_ident: dict[bytes, tuple[Row, ...]] = {}
+        # By identity; the only one there is, as of most, or all of them, oldest first.
+        self.by_ident: dict[bytes, Row | list[Row]] = {}
         # Those that are asked for by their kind.
         self._kinds: dict[str, list[Row]] = {
             kind: [] for kind in ("root", "reply", "message", "cancelled")
@@ -146,12 +146,10 @@ class Ledger:
         self.doomed: dict[Node[Any], Cancel] = {}
         by_ident = self.by_ident
         for row in rows:
-            if row.kind != "result":
+            if row.kind == "result" and row.ident not in by_ident:  # as most are
+                by_ident[row.ident] = row
+            else:
                 self._load(row)
-            elif (ident := row.ident) in by_ident:
-                by_ident[ident] += (row,)
-            else:  # as most are
-                by_ident[ident] = (row,)
 
     def _load(self, row: Row) -> None:
         if row.kind == "partial":
@@ -200,11 +198,11 @@ class Ledger:
             if ident in self.by_ident:
                 if self.find(ident, "letter") is not None:
                     self.unanswered.add(ident)
-                rows = [row for row in self.by_ident[ident] if row.kind not in FORGOTTEN]
-                self.by_ident[ident] = tuple(map(_without_attempt, rows))
-        for ident, rows in self.by_ident.items():  # what runs again has all of its time
-            if any(row.kind == "began" for row in rows):
-                self.by_ident[ident] = tuple(row for row in rows if row.kind != "began")
+                rows = [row for row in self.rows(ident) if row.kind not in FORGOTTEN]
+                self.by_ident[ident] = [_without_attempt(row) for row in rows]
+        for ident in self.by_ident:  # what runs again has all of its time
+            if self.find(ident, "began") is not None:
+                self.by_ident[ident] = [row for row in self.rows(ident) if row.kind != "began"]
         for row in self.of_kind("cancelled"):
             cancel = json.loads(row.value)
             by = bytes.fromhex(cancel["by"][0][0])
@@ -228,16 +226,21 @@ class Ledger:
         """Return for how many seconds this run has had an owner: `timeout=` goes by that."""
         return self.clock_before + max(0.0, time.time() - self._claimed)
 
+    def rows(self, ident: bytes) -> Sequence[Row]:
+        """Return all rows of an identity, oldest first."""
+        found = self.by_ident.get(ident, ())
+        return (found,) if isinstance(found, Row) else found
+
     def find(self, ident: bytes, kind: str) -> Row | None:
         """Return the last row of this kind; None if there is none."""
-        for row in reversed(self.by_ident.get(ident, ())):
+        for row in reversed(self.rows(ident)):
             if row.kind == kind:
                 return row
         return None
 
     def every(self, ident: bytes, kind: str) -> list[Row]:
         """Return all rows of this kind, oldest first."""
-        return [row for row in self.by_ident.get(ident, ()) if row.kind == kind]
+        return [row for row in self.rows(ident) if row.kind == kind]
 
     def of_kind(self, kind: Literal["root", "reply", "message", "cancelled"]) -> list[Row]:
         """Return all rows of this kind, oldest first."""
@@ -269,7 +272,13 @@ class Ledger:
 
     def _add(self, row: Row) -> None:
         """Let this life find a row."""
-        self.by_ident[row.ident] = (*self.by_ident.get(row.ident, ()), row)
+        before = self.by_ident.get(row.ident)
+        if before is None:
+            self.by_ident[row.ident] = row
+        elif isinstance(before, list):
+            before.append(row)
+        else:
+            self.by_ident[row.ident] = [before, row]
         if row.kind in self._kinds:
             self._kinds[row.kind].append(row)
 
@@ -379,7 +388,7 @@ class Ledger:
 
     def outcome(self, ident: bytes) -> Row | None:
         """Return a node's result or failure, which its final callbacks may have changed."""
-        for row in reversed(self.by_ident.get(ident, ())):
+        for row in reversed(self.rows(ident)):
             if row.kind in ("result", "failure"):
                 return row
         return None

@@ -35,6 +35,7 @@ from ._canonical import canonical_inputs, digest, digest_put
 from ._effect import KeptEffect, Limited
 from ._endings import Endings
 from ._failure import encode_failure, mark, marks
+from ._file import Row
 from ._gone import child_ident, name_bytes
 from ._held import end_again
 from ._ledger import Cancel, Ledger, PutBy
@@ -43,7 +44,6 @@ from ._usage import charge, usage_of
 from .errors import JournalError, JournalMismatch, LeaseLost, NotDurable, NotStorable
 
 if TYPE_CHECKING:
-    from ._file import Row
     from ._ledger import Kept
 
 __all__ = ["IN_TRANSACTION", "NodeScope"]
@@ -115,8 +115,11 @@ class NodeScope(Scope):
         self.kept = False
         # Whether its outcome is kept.
         self.durable = False
-        if (rows := ledger.by_ident.get(ident)) is not None:
-            self._read(rows)
+        found = ledger.by_ident.get(ident)
+        if isinstance(found, Row) and found.kind == "result":  # all that there is of most
+            self.outcome, self.recorded, self.kept = found, True, True
+        elif found is not None:
+            self._read(ledger.rows(ident))
         if not self.recorded and ident in ledger.cancelled:
             self.cancelled, self.kept = ledger.cancelled[ident].reason, True
             self._spent = ledger.find(ident, "usage")
