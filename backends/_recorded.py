@@ -62,8 +62,7 @@ def keep_replies(stream: Stream[B]) -> Stream[B]:
         scope = scope_here(any_loop=True)
         if scope is None or _TAKEN.get() is not None:
             return stream(self, request)
-        reply = scope.reply(key_of(request))
-        reply.cleaned_by(self.redact, clean)
+        reply = scope.reply(key_of(request), self.redact)
         if reply.recorded is not None:
             return _play(self, reply, reply.recorded)
         taken: list[tuple[str, Usage]] = []
@@ -126,7 +125,7 @@ async def _keep(
         except BaseException as error:
             seen = came[: whole - 1] if whole else came
             saved = _write(backend, seen, taken, exact=True)
-            reply.break_off(write_json(saved), error, backend.redact)
+            reply.break_off(write_json(saved), error)
             raise
         saved = _write(backend, came, taken)
         if not whole:  # a backend of the user's own may know no end mark

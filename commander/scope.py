@@ -203,8 +203,11 @@ class Scope(ABC):
         """Return a name for what is made here: no other has it, and each life of the run has it."""
 
     @abstractmethod
-    def reply(self, request: str) -> KeptReply:
-        """Return the place of the next reply to a request of this text in the journal."""
+    def reply(self, request: str, redact: Callable[[str], str]) -> KeptReply:
+        """Return the place of the next reply to a request of this text in the journal.
+
+        Nothing is written of the run from now on from which `redact` would take a key.
+        """
 
 
 class KeptReply(ABC):
@@ -220,10 +223,6 @@ class KeptReply(ABC):
         """Take the next piece of its text, which somebody else may read before it is whole."""
 
     @abstractmethod
-    def cleaned_by(self, redact: Callable[[str], str], clean: Callable[[Any, Any], Any]) -> None:
-        """Take note of what takes keys out of a text, and does that to all text of a value."""
-
-    @abstractmethod
     def coming(self) -> AbstractContextManager[None]:
         """Take note, for the length of the block, that it is being read and is not whole yet."""
 
@@ -232,8 +231,8 @@ class KeptReply(ABC):
         """Keep it, before anybody sees that it is whole."""
 
     @abstractmethod
-    def break_off(self, text: str, error: BaseException, redact: Callable[[str], str]) -> None:
-        """Keep what came of it before `error`, and keep that, without what `redact` takes out.
+    def break_off(self, text: str, error: BaseException) -> None:
+        """Keep what came of it before `error`, and keep that.
 
         `GeneratorExit` and `CancelledError` say that its reader has left it, and is no failure.
         """

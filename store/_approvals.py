@@ -111,8 +111,7 @@ def write_question(
     actor = actor_of(node)
     by = (None, None) if actor is None else (actor.agent, actor.session_id)
     data = json.dumps({**question, "path": node.path, "agent": by[0], "session_id": by[1]})
-    ledger.append(ident, "question", data.encode(), find=True)
-    return json.loads(data)
+    return json.loads(ledger.append(ident, "question", data.encode(), find=True))
 
 
 async def pending(file: JournalFile, cls: type[Q], run_id: str | None = None) -> list[Q]:

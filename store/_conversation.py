@@ -8,7 +8,7 @@ again is applied where it stood. So the messages always stand in the order of th
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
@@ -38,8 +38,6 @@ class Talks:
         self._open: dict[str, KeptConversation] = {}
         # The row of each reply, by its message, for messages that are replies.
         self._heard: dict[bytes, int] = {}
-        # What takes the keys out of a text, of each backend that was asked in this life.
-        self.redactors: dict[Callable[[str], str], Callable[[Any, Any], Any]] = {}
 
     def open(self, scope: NodeScope, name: str, system: str | None = None) -> KeptConversation:
         """Return the one of this name as it was when the root above `scope` began, or later."""
@@ -68,12 +66,11 @@ class Talks:
 
     def clean(self, message: Message) -> Message:
         """Return a message without keys: a reply is played without them, and has to be the same."""
-        said = cleaned = write_message(message)
-        for redact, clean in [*self.redactors.items()]:  # a thread may add one
-            cleaned = clean(cleaned, redact)
+        said = write_message(message)
+        cleaned = self._ledger.keys.cut(said)
         return message if cleaned == said else read_message(cleaned, _kind(message))
 
-    def hear(self, number: int, text: str) -> None:
+    def hear(self, number: int, text: bytes) -> None:
         """Take note of a reply that was kept in the row of this number."""
         self._heard[_digest(json.loads(text)["message"])] = number
 

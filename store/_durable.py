@@ -106,8 +106,9 @@ class Durable(Job[T_co], internal=True):
     def _node_prepare(self, ledger: Ledger) -> tuple[str, bool]:
         shape = self._node_shape or self._node_of()
         for name in shape.live:
-            if getattr(self, name, MISSING) is not MISSING:
-                ledger.live.setdefault(name, getattr(self, name))
+            if (value := getattr(self, name, MISSING)) is not MISSING:
+                ledger.live.setdefault(name, value)
+                ledger.keys.learn(value)
             elif name in ledger.live:
                 setattr(self, name, ledger.live[name])
             else:

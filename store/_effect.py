@@ -76,7 +76,7 @@ class KeptEffect(Effect):
         self._name = name
         self._inputs = inputs
         self._harmless = harmless
-        self._text, _ = canonical(inputs)
+        self._text = self._ledger.keys.cut_text(canonical(inputs)[0])
         # By their inputs: those in its place.
         self._others: dict[str, KeptEffect] = {}
         self._gave: Any = None
@@ -118,7 +118,7 @@ class KeptEffect(Effect):
         return any(name == self._name for _, name in self._ledger.intents)
 
     def changed(self, inputs: Mapping[str, Any]) -> KeptEffect:
-        text, _ = canonical(inputs)
+        text = self._ledger.keys.cut_text(canonical(inputs)[0])
         if text == self._text:
             return self
         if (other := self._others.get(text)) is None:
@@ -216,7 +216,9 @@ class KeptEffect(Effect):
         except Exception as error:
             cut_off = limited is not None and not limited.over
             failed = {"by": self._attempt(), "failure": _failure(error), "cut_off": cut_off}
-            self._append("failed", failed)
+            kept = json.loads(self._append("failed", failed))["failure"]
+            if kept != failed["failure"]:
+                raise self._ledger.failure(json.dumps(kept).encode(), self._ident) from None
             mark(error, self._ident)
             raise
         return self._keep(gave)
@@ -235,8 +237,8 @@ class KeptEffect(Effect):
     def _append(self, kind: str, value: Any) -> bytes:
         data = json.dumps(value).encode()
         # What it gave this object has itself: another attempt of a caller makes another one.
-        self._ledger.append(self._ident, kind, data, find=kind != "gave" or self._caller.retried)
-        return data
+        find = kind != "gave" or self._caller.retried
+        return self._ledger.append(self._ident, kind, data, find=find)
 
     # --- in doubt
 

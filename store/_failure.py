@@ -2,8 +2,7 @@
 
 Kept are its class by name, `args`, attributes, notes, the members of a group, and one line for each
 of its causes. Nothing is pickled and no constructor of a user's is called: an exception is put
-together as Python's own class below it does. Messages are written as they are: backends have taken
-out keys before they raise, and whoever raises an error with a secret in it writes that down.
+together as Python's own class below it does.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from ..commander import ConfigurationError
+from ._keys import Keys
 from ._lock import RunLock
 from ._schema import MEMORY
 from ._seal import BytesCodec, Row, Seal, check_size
@@ -97,6 +98,8 @@ class JournalFile:
         self._seal = Seal(name, codec)
         self._writer = Writer(name, self._seal)
         self._claims: dict[str, Claim] = {}
+        # Of the runs that are worked on here: what no letter to them may have in it.
+        self.keys: dict[str, Keys] = {}
         self._posts = 0
         self._posted = asyncio.Event()
         # What the file said last when it was asked for `watch`; whoever asks it, for all who watch.
@@ -344,6 +347,8 @@ class JournalFile:
 
         Anybody may, also from another process. Raises `RunNotFound`.
         """
+        if run_id in self.keys:
+            value = self.keys[run_id].cut_json(value)
         check_size(value)
 
         def insert(sql: sqlite3.Connection) -> int:

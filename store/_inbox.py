@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ._file import JournalFile, Letter
+    from ._file import Letter
+    from ._ledger import Ledger
 
 __all__ = ["LOOK", "Inbox"]
 
@@ -25,10 +26,12 @@ class Inbox:
         self._came = asyncio.Event()
         self._last = 0
 
-    async def read(self, file: JournalFile, run_id: str, taken: set[int]) -> list[Letter]:
-        """Look for new letters, and return them; those that were `taken` already are left out."""
+    async def read(self, ledger: Ledger) -> list[Letter]:
+        """Look for new letters, and return them; those that were taken already are left out."""
         new = [
-            letter for letter in await file.letters(run_id, self._last) if letter.id not in taken
+            letter._replace(value=ledger.keys.cut_json(letter.value))
+            for letter in await ledger.file.letters(ledger.run_id, self._last)
+            if letter.id not in ledger.taken
         ]
         for letter in new:
             self._last = max(self._last, letter.id)

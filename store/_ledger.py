@@ -39,6 +39,7 @@ from ._failure import decode_failure, mark
 from ._file import Row
 from ._gone import Gone
 from ._inbox import Inbox
+from ._keys import Keys
 from .errors import JournalError, JournalMismatch, LeaseLost
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class Ledger:
         self.clock_before = run.clock
         self._claimed = time.time()
         self.live = dict(live)
+        self.keys = Keys(*live.values())
         # The number of the last row, of an earlier life or of this one; and of an earlier life.
         self.last = self.before = rows[-1].seq if rows else 0
         self.start = self.loop.time()
@@ -251,24 +253,24 @@ class Ledger:
         row = self.find(root, "root")
         return row.seq if row is not None else 0 if root == FIRST else inf
 
-    def append(self, ident: bytes, kind: str, value: bytes = b"", *, find: bool = False) -> int:
-        """Add a row, and return its number; it is on disk after the next barrier.
+    def append(self, ident: bytes, kind: str, value: bytes = b"", *, find: bool = False) -> bytes:
+        """Add a row, and return its value without keys; it is on disk after the next barrier.
 
         With `find` this life finds it too, as it may come to it again. Raises what the journal
         failed with.
         """
         if self.trouble is not None:
             raise self.trouble
+        value = self.keys.cut_json(value)
         row = Row(ident, kind, value)
         try:
-            number = self.file.append(self.run_id, self.fence, row)
+            self.last = self.file.append(self.run_id, self.fence, row)
         except (LeaseLost, JournalError) as error:
             self.fail(error)
             raise
-        self.last = number
         if find:
-            self._add(Row(ident, kind, value, number, time.time()))
-        return number
+            self._add(row._replace(seq=self.last, time=time.time()))
+        return value
 
     def _add(self, row: Row) -> None:
         """Let this life find a row."""
@@ -338,9 +340,12 @@ class Ledger:
 
     def add_root(self, scope: NodeScope, node: Node[Any], key: str | None, put: PutBy) -> None:
         """Let a round begin; what it was put with is kept as soon as its maker has said it all."""
+        new = self.find(scope.ident, "root") is None
+        if new:
+            self.keys.refuse_inputs(cast("Durable[Any]", node)._node_write())
         self.roots[scope.ident] = node
         self.put.add(scope.ident)
-        if self.find(scope.ident, "root") is None:
+        if new:
             self._new[scope.ident] = Round(scope, node, key, put)
 
     def keep_roots(self, only: bytes | None = None) -> None:
@@ -424,12 +429,13 @@ class Ledger:
                     *(self.run_id, name, codec.shown, letter.id, why),
                 )
                 letter = await self.inbox.take(kind, name, due)
-            value: dict[str, Any] = {"id": None, "value": None}
+            value = {"id": None, "value": None}
             if letter is not None:
                 value = {"id": letter.id, "value": letter.value.decode()}
-            self.append(ident, "letter", json.dumps(value).encode())
+            data = self.append(ident, "letter", json.dumps(value).encode())
         else:
-            value = json.loads(row.value)
+            data = row.value
+        value = json.loads(data)
         if value["value"] is None:
             error = TimeoutError(f"no {kind} {name!r} has come in time")
             mark(error, ident)

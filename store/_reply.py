@@ -53,9 +53,6 @@ class ReplyRow(KeptReply):
         self._written = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def cleaned_by(self, redact: Callable[[str], str], clean: Callable[[Any, Any], Any]) -> None:
-        self._ledger.talks.redactors[redact] = clean
-
     @contextmanager
     def coming(self) -> Generator[None]:
         failure: BaseException | None = None
@@ -87,13 +84,13 @@ class ReplyRow(KeptReply):
     def hear(self, text: str) -> None:
         self._in_loop(self._grow, text)
 
-    def break_off(self, text: str, error: BaseException, redact: Callable[[str], str]) -> None:
+    def break_off(self, text: str, error: BaseException) -> None:
         self._in_loop(self._drop)
         if self._ledger.suspended or self._leaves():
             return  # it is asked again
         ended: dict[str, Any]
         if isinstance(error, Exception):
-            ended = {"failure": json.loads(redact(encode_failure(error).decode()))}
+            ended = {"failure": json.loads(encode_failure(error))}
             mark(error, self._ident)
         elif isinstance(error, asyncio.CancelledError | GeneratorExit):
             ended = {"left": type(error).__name__}
@@ -131,8 +128,8 @@ class ReplyRow(KeptReply):
 
     def _append(self, text: str) -> None:
         self._stop()
-        number = self._ledger.append(self._ident, "reply", text.encode())
-        self._ledger.talks.hear(number, text)
+        kept = self._ledger.append(self._ident, "reply", text.encode())
+        self._ledger.talks.hear(self._ledger.last, kept)
 
     # --- while it grows
 

@@ -18,6 +18,7 @@ from ._canonical import canonical, digest
 from ._durable import Durable, make_again
 from ._failure import decode_failure
 from ._file import ENDED, Row
+from ._keys import Keys
 from ._ledger import FIRST, Ledger
 from ._put import put_again
 from ._scope import NodeScope
@@ -183,7 +184,7 @@ class KeptRun:
         try:
             while True:
                 seen = await ledger.file.watch(seen)
-                for letter in await ledger.inbox.read(ledger.file, ledger.run_id, ledger.taken):
+                for letter in await ledger.inbox.read(ledger):
                     if letter.kind == "cancel":
                         self._take_cancel(letter)
                 if not self._began.done():
@@ -240,7 +241,7 @@ async def take_up(
     one whose code is gone, `RunParked` for one that was taken up too often in vain.
     """
     try:
-        run = await start(file, job, run_id, queue)
+        run = await start(file, job, run_id, queue, live)
         if job is None:
             if run.class_name == SESSION:
                 raise ConfigurationError(
@@ -279,6 +280,7 @@ async def claimed(
     state, note = "suspended", None
     try:
         ledger = Ledger(file, run, rows, live)
+        file.keys[run_id] = ledger.keys
         if run.recoveries > max_recoveries:
             state = "parked"
             note = f"was taken up {run.recoveries} times and added nothing"
@@ -294,6 +296,8 @@ async def claimed(
     finally:
         if ledger is not None:
             ledger.suspended = True
+            note = note and ledger.keys.cut_text(note)
+            del file.keys[run_id]
         with suppress(LeaseLost):
             await file.release(run_id, run.fence, state, None if note is None else note.encode())
 
@@ -344,12 +348,19 @@ async def resume(file: JournalFile, run_id: str) -> None:
     await file.release(run_id, run.fence, "suspended")
 
 
-async def start(file: JournalFile, job: Durable[Any] | None, run_id: str, queue: str) -> RunRow:
+async def start(
+    file: JournalFile,
+    job: Durable[Any] | None,
+    run_id: str,
+    queue: str,
+    live: Mapping[str, Any] | None = None,
+) -> RunRow:
     """Return the run of this name, which is made, and on disk, if there is none."""
     if job is None:
         return await file.run(run_id)
     written = job._node_write()
     name, version = written["class"], written["version"]
+    Keys(*job._node_live().values(), *(live or {}).values()).refuse_inputs(written)
     given = make_again(written, job._node_live(), type(job))._node_inputs()
     if canonical(given, numbers=True) != canonical(job._node_inputs(), numbers=True):
         raise NotStorable(

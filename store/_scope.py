@@ -185,6 +185,9 @@ class NodeScope(Scope):
             what = f"{kind} {inputs}"
         else:
             what, called = f"{kind} [{key}]", name_bytes(f"{name}[{key}]")
+        if ledger.keys:  # in another life they may have been cut out
+            what = ledger.keys.cut_text(what)
+            called = name_bytes(ledger.keys.cut_text(name if key is None else f"{name}[{key}]"))
         counts = self._counts
         if counts is None:
             counts = self._counts = {}
@@ -368,8 +371,7 @@ class NodeScope(Scope):
         # Final callbacks run also where no attempt is made: what they put has no attempt's number.
         self._now = self._counts = None
         if ending == "completed" and kept is not None and not self.recorded:
-            codec = kept._node_codec()
-            return codec.decode(self._keep_end(node, "result", lambda: codec.encode(result)))
+            return kept._node_codec().decode(self._keep_result(node, result))
         if self.kept or ledger.suspended:
             return result
         if ending == "cancelled":
@@ -385,7 +387,10 @@ class NodeScope(Scope):
             if kept is not None or aborted:
                 self._keep_causes(error)
                 with nullcontext() if kept is not None else suppress(NotStorable):
-                    self._keep_end(node, "failure", lambda: encode_failure(error))
+                    data = self._keep_end(node, "failure", lambda: encode_failure(error))
+                    if ledger.keys and data != encode_failure(error):
+                        again = ledger.failure(data, self.ident)
+                        raise again.with_traceback(error.__traceback__) from None
             mark(error, self.ident)
         return result
 
@@ -431,7 +436,8 @@ class NodeScope(Scope):
             cancel |= {"by": path, "after": after}
             with suppress(LeaseLost, JournalError):
                 self.ledger.keep_roots()
-                number = self._append("cancelled", cancel)
+                self._append("cancelled", cancel)
+                number = self.ledger.last
                 for ident in map(bytes.fromhex, whom):
                     decision = Cancel(number, reason, path, after)
                     self.ledger.cancelled.setdefault(ident, decision)
@@ -465,10 +471,16 @@ class NodeScope(Scope):
     def own_name(self, what: str) -> str:
         return digest(self.ledger.run_id, self.now, what, self.number(what)).hex()
 
-    def reply(self, request: str) -> ReplyRow:
-        asked = f"reply {digest(request).hex()}"
+    def reply(self, request: str, redact: Callable[[str], str]) -> ReplyRow:
+        keys = self.ledger.keys
+        keys.add(redact)
+        asked = f"reply {digest(keys.cut_text(request)).hex()}"
         number = self.number(asked, aside=is_aside_here())
         return ReplyRow(self, digest(self.now, asked, number))
+
+    def _keep_result(self, node: Node[Any], result: Any) -> bytes:
+        codec, keys = cast("Kept", node)._node_codec(), self.ledger.keys
+        return self._keep_end(node, "result", lambda: keys.write(codec, result))
 
     def _keep_end(self, node: Node[Any], kind: str, encode: Callable[[], bytes]) -> bytes:
         """Keep how the node ends; what cannot be written is a failure, which is kept too."""
@@ -479,7 +491,7 @@ class NodeScope(Scope):
             kind, value, refused = "failure", encode_failure(error), error
         self.ledger.keep_roots()  # what the body has put is not put again
         self._keep_usage(node)
-        self.ledger.append(self.ident, kind, value, find=self.is_root)
+        value = self.ledger.append(self.ident, kind, value, find=self.is_root)
         self.kept = True
         if refused is not None:
             mark(refused, self.ident)
@@ -496,15 +508,14 @@ class NodeScope(Scope):
             # What its final callbacks have made of its outcome.
             if changed and node._node_durable and not ledger.suspended:
                 if node.state == "completed":
-                    codec = cast("Kept", node)._node_codec()
-                    self._keep_end(node, "result", lambda: codec.encode(node.result))
+                    self._keep_result(node, node.result)
                 elif isinstance(error := node.error, Exception) and node.state == "failed":
                     self._keep_causes(error)
                     self._keep_end(node, "failure", lambda: encode_failure(error))
             ledger.end_root(self)
 
-    def _append(self, kind: str, value: Any) -> int:
-        return self.ledger.append(self.ident, kind, json.dumps(value).encode())
+    def _append(self, kind: str, value: Any) -> None:
+        self.ledger.append(self.ident, kind, json.dumps(value).encode())
 
     def _keep_usage(self, node: Node[Any]) -> None:
         if usage := usage_of(node):

@@ -100,8 +100,8 @@ class Session(KeptRun):
         text = Codec(Any, f"what {ledger.run_id} is called with").encode(inputs).decode()
         ident = digest("call", number)
         root = {"name": f"call {number}", "inputs": json.loads(text)}
-        ledger.append(ident, "root", json.dumps(root).encode(), find=True)
-        self.calls.append(SessionCall(ledger, ident, inputs))
+        data = ledger.append(ident, "root", json.dumps(root).encode(), find=True)
+        self.calls.append(SessionCall(ledger, ident, json.loads(data)["inputs"]))
         return self.calls[-1]
 
     async def make(
@@ -134,6 +134,14 @@ class Session(KeptRun):
         """Let what is done outside come to its end, for `grace` seconds; then nothing goes on."""
         if not self._ledger.suspended:
             await super()._suspend()
+
+    def learn_keys(self, *owners: object) -> None:
+        """Let nothing be written of the session that has a key of these backends in it."""
+        self._ledger.keys.learn(*owners)
+
+    def without_keys(self, value: Any) -> Any:
+        """Return plain JSON as it would be kept."""
+        return self._ledger.keys.cut(value)
 
     @property
     def run_id(self) -> str:

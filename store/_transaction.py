@@ -49,7 +49,7 @@ class Transaction:
         Raises what SQLite raises, `TypeError` for rows with bytes; `JournalMismatch` if an earlier
         life has done another statement here.
         """
-        said = canonical([sql, list(params)])[0]
+        said = self._ledger.keys.cut_text(canonical([sql, list(params)])[0])
         if self.done:
             self._at += 1
             if len(self._kept) < self._at or self._kept[self._at - 1][0] != said:
@@ -63,7 +63,7 @@ class Transaction:
         await asyncio.wait([answer, self._end], return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             self._end.result()
-        rows = await answer
+        rows = self._ledger.keys.cut(await answer)
         self._kept.append([said, json.loads(json.dumps(rows))])
         return rows
 

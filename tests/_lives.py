@@ -106,6 +106,7 @@ class MemoryFile:
         self.disk = disk
         self.name = ":disk:"
         self._taken: set[str] = set()
+        self.keys: dict[str, Any] = {}
         self._posted = asyncio.Event()
         self._one = asyncio.Lock()  # one transaction after the other
 

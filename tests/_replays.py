@@ -27,6 +27,7 @@ class MemoryFile:
         self.kept = list(rows or ())
         self._run = inputs
         self._left = False
+        self.keys: dict[str, Any] = {}
 
     @property
     def run_row(self) -> RunRow:

@@ -86,6 +86,8 @@ class KeptSessions:
         inputs = {"messages": [_write(each) for each in messages], "options": dict(options)}
         async with self._taken(session_id) as session:
             node.session = session
+            session.learn_keys(*(each.backend for each in self._agent.named_agents().values()))
+            inputs = session.without_keys(inputs)
             self._read(session, session_id)
             last = session.calls[-1] if session.calls else None
             if last is not None and not last.over:

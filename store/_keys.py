@@ -1,0 +1,92 @@
+"""The keys of a run's backends: none of them is in anything that is written of the run."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from ._codec import Codec
+from .errors import NotStorable
+
+__all__ = ["Keys"]
+
+
+class Keys:
+    """Takes out of what is written the keys of all that it has learnt of.
+
+    Whatever has a key says so by its method `redact(text)`, as every backend does.
+    """
+
+    def __init__(self, *owners: object) -> None:
+        self._redactors: dict[Callable[[str], str], None] = {}
+        self.learn(*owners)
+
+    def __bool__(self) -> bool:
+        return bool(self._redactors)
+
+    def learn(self, *owners: object) -> None:
+        """Take note of those that may have a key; others are passed over."""
+        for each in owners:
+            if callable(getattr(type(each), "redact", None)):
+                self.add(each.redact)  # type: ignore[attr-defined]
+
+    def add(self, redact: Callable[[str], str]) -> None:
+        """Take note of what takes a key out of a text."""
+        self._redactors[redact] = None
+
+    def cut_text(self, text: str) -> str:
+        """Return a text without keys."""
+        for redact in [*self._redactors]:  # a thread may add one
+            text = redact(text)
+        return text
+
+    def cut(self, value: Any) -> Any:
+        """Return a value of JSON's kinds without keys; itself, if it has none."""
+        match value:
+            case str():
+                return self.cut_text(value)
+            case list():
+                return [self.cut(each) for each in cast("list[Any]", value)]
+            case {"$bytes": str(written)}:
+                text = self.cut_text(b64decode(written).decode("latin-1"))
+                return {"$bytes": b64encode(text.encode("latin-1")).decode()}
+            case dict():
+                fields = cast("dict[str, Any]", value)
+                return {self.cut_text(name): self.cut(each) for name, each in fields.items()}
+            case _:
+                return value
+
+    def cut_json(self, data: bytes) -> bytes:
+        """Return JSON without keys; byte for byte what it was, if it has none."""
+        if not self._redactors or not data:
+            return data
+        text = data.decode()
+        # Most rows have none. A key may have been broken into lines, whose ends are escaped here.
+        flat = text.replace("\\n", " ").replace("\\r", " ").replace("\\t", " ")
+        if self.cut_text(flat) == flat:
+            return data
+        value = json.loads(text)
+        cut = self.cut(value)
+        return data if cut == value else json.dumps(cut).encode()
+
+    def write(self, codec: Codec, value: Any) -> bytes:
+        """Return a value as JSON without keys. Raises `NotStorable` if it would be none then."""
+        data = codec.encode(value)
+        if (cut := self.cut_json(data)) != data:
+            try:
+                codec.decode(cut)
+            except Exception as error:
+                why = "it has the key of a backend in it, and is nothing without that"
+                raise NotStorable(f"a result cannot be kept: {why}") from error
+        return cut
+
+    def refuse_inputs(self, written: Mapping[str, Any]) -> None:
+        """Raise `NotStorable` for a job with a key in its inputs, which say which run it is."""
+        for name, value in written["inputs"].items():
+            if self.cut(value) != value:
+                raise NotStorable(
+                    f"the field {written['class']}.{name} has the key of a backend in it, which no"
+                    " journal keeps: annotate it Live[...], and give it when the run is taken up"
+                )
