@@ -20,7 +20,15 @@ import typer
 
 from ..commander import ConfigurationError
 from ..handlers.legible import legible
-from ..store import Journal, PendingApproval, PendingDoubt, RunExists, RunNotFound, RunView
+from ..store import (
+    Journal,
+    PendingApproval,
+    PendingDoubt,
+    RunExists,
+    RunNotFound,
+    RunRow,
+    RunView,
+)
 from ._exit import FAILED, report_errors
 from ._named import import_named
 from ._runs_view import (
@@ -41,8 +49,9 @@ runs = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     help="See the runs of a journal, take them up, answer what they ask. Ends with status 0; 1 if"
-    " it failed, or the run did; 2 for wrong usage, as a name that is not there; 128 and its number"
-    " after a signal. A journal with a codec needs ANABRANCH_CODEC=module:attribute.",
+    " it failed, or the run did, or is over; 2 for wrong usage, as a name that is not there; 128"
+    " and its number after a signal. A journal with a codec needs"
+    " ANABRANCH_CODEC=module:attribute.",
 )
 
 ENDED = ("completed", "failed", "cancelled")
@@ -234,7 +243,9 @@ def cancel(
 @runs.command()
 def approve(
     run: RunId,
-    number: Annotated[int, typer.Argument(help="Of the question, as list and show have it.")],
+    number: Annotated[
+        int, typer.Argument(metavar="NUMBER", help="Of the question, as list and show have it.")
+    ],
     deny: Annotated[bool, typer.Option("--deny", help="Refuse the call.")] = False,
     reason: Annotated[str, typer.Option(help="Why it is refused; the model is told.")] = "",
     arguments: Annotated[
@@ -317,8 +328,8 @@ async def _answer(
 @runs.command()
 def signal(
     run: RunId,
-    name: Annotated[str, typer.Argument(help="The signal's name.")],
-    value: Annotated[str, typer.Argument(help="JSON, or else a text.")] = "null",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The signal's name.")],
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="JSON, or else a text.")] = "null",
     text: Annotated[bool, typer.Option("--text", help="VALUE is a text, not JSON.")] = False,
     journal: File = DEFAULT,
     as_json: AsJson = False,
@@ -386,36 +397,42 @@ def purge(
 ) -> None:
     """Remove runs that are over, with all their rows; never one that is not."""
 
-    async def work(file: Journal) -> int | None:
+    now, found = time.time(), list[RunRow]()
+
+    async def look(file: Journal) -> None:
         if state is not None and state not in ENDED:
             raise ConfigurationError(f"only runs that are over are removed: {', '.join(ENDED)}")
-        moment = _moment(before)
-        states = ENDED if state is None else (state,)
-        found = [run for each in states for run in await file.runs(each) if run.updated < moment]
-        oldest = max((time.time() - run.updated for run in found), default=0.0)
-        if found and not yes:
-            if not sys.stdin.isatty():
-                raise ConfigurationError(
-                    f"{count(len(found), 'run')} would be removed: --yes removes them"
-                )
-            question = f"remove {count(len(found), 'run')}, the oldest {age(oldest)} old?"
-            if not await asyncio.to_thread(typer.confirm, question, err=True):
-                say("nothing is removed")
-                return FAILED
-        removed = await file.purge(moment, state=state) if found else 0
+        moment = _moment(before, now)
+        for each in ENDED if state is None else (state,):
+            found.extend(run for run in await file.runs(each) if run.updated < moment)
+        if found and not yes and not (sys.stdin and sys.stdin.isatty()):
+            raise ConfigurationError(
+                f"{count(len(found), 'run')} would be removed: --yes removes them"
+            )
+
+    async def remove(file: Journal) -> None:
+        removed = await file.purge(_moment(before, now), state=state) if found else 0
         if as_json:
             print_json({"removed": removed})
         else:
             say(f"{count(removed, 'run')} removed")
-        return None
 
-    _do(journal, debug, as_json, work)
+    _do(journal, debug, as_json, look)
+    if found and not yes:  # asked outside of the loop, which would keep Ctrl-C to itself
+        oldest = age(now - min(run.updated for run in found))
+        question = f"remove {count(len(found), 'run')}, the oldest {oldest} old? [y/N]: "
+        with report_errors(FAILED, debug):
+            print(question, end="", file=sys.stderr, flush=True)
+            if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+                say("nothing is removed")
+                raise SystemExit(FAILED)
+    _do(journal, debug, as_json, remove)
 
 
-def _moment(text: str) -> float:
+def _moment(text: str, now: float) -> float:
     try:
         if (span := SPAN.fullmatch(text.strip())) is not None:
-            return time.time() - timedelta(seconds=float(span[1]) * UNITS[span[2]]).total_seconds()
+            return now - timedelta(seconds=float(span[1]) * UNITS[span[2]]).total_seconds()
         return datetime.fromisoformat(text.strip()).timestamp()
     except (ValueError, OverflowError):
         raise ConfigurationError(

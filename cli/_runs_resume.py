@@ -21,7 +21,7 @@ from rich.text import Text
 
 from ..commander import AnabranchError, ConfigurationError
 from ..handlers.legible import legible
-from ..store import Journal, RunView, Wait
+from ..store import Journal, JournalError, RunView, Wait
 from ._exit import FAILED, KILLED, handle_signals
 from ._mask import mask
 from ._named import import_named, import_users_module
@@ -44,9 +44,11 @@ async def resume_run(
         notes.print(Text(legible(f"{run_id} has completed before"), "dim"))
         return _print_end(view, as_json)
     if state == "cancelled":
-        raise ConfigurationError(
-            f"the run {run_id!r} was cancelled and stays so: a new run can go on from one of its"
-            f" rows, anabranch runs fork {quote(run_id)} NEW --at N"
+        raise JournalError(
+            journal.name,
+            f"has nothing to resume in the run {run_id!r}, which was cancelled and stays so",
+            f"a new run can go on from one of its rows, anabranch runs fork {quote(run_id)} NEW"
+            " --at N",
         )
     logging.getLogger().addHandler(LegibleLog())
     _import_class(view.run.class_name, app)
@@ -158,7 +160,7 @@ def _hint(run_id: str, wait: Wait) -> str:
 def _import_class(class_name: str, app: list[str]) -> None:
     """Import what a run needs, before the run is touched."""
     for module in app:
-        import_users_module(module, "--app")
+        import_users_module(module, f"--app {module}")
     module, _, qualname = class_name.partition(":")
     if module == "__main__":
         raise ConfigurationError(

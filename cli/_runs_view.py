@@ -72,7 +72,8 @@ def say(text: str | Text) -> None:
 
 def print_json(value: object) -> None:
     """Print a value for programs; what looks like a key is masked in it too."""
-    print(json.dumps(mask(value), ensure_ascii=sys.stdout.encoding.lower() != "utf-8", indent=2))
+    encoding = getattr(sys.stdout, "encoding", "")  # none where it is closed
+    print(json.dumps(mask(value), ensure_ascii=encoding.lower() != "utf-8", indent=2))
 
 
 def shown(value: Any, most: int = LONGEST) -> str:

@@ -79,6 +79,8 @@ class Journal:
             raise ValueError(f"max_recoveries= is a number from 0 on, and not {max_recoveries!r}")
         if partials is not None and not partials > 0:
             raise ValueError(f"partials= is a number of seconds above 0, and not {partials!r}")
+        if codec is not None and not all(hasattr(codec, each) for each in ("encode", "decode")):
+            raise TypeError(f"codec= is an object with encode and decode, and not {codec!r}")
         self.name = name
         self.partials = partials
         self.grace = grace

@@ -248,7 +248,7 @@ async def test_a_signal_and_a_cancel_reach_a_run_in_another_process(tmp_path: Pa
     assert run["state"] == "cancelled"
     assert "no more pens" in run["error"]
     status, _, err = await runs(tmp_path, "resume", "other", *SHOP)
-    assert status == 2
+    assert status == 1
     assert "stays so" in err
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,9 @@ turned = Turned()
         (["list", "--state", "nix"], 2, "ConfigurationError: there is no state 'nix'"),
         (["purge", "--before", "99999999999d"], 2, "--before is a time span"),
         (["fork", "nap", "a\nb", "--at", "0"], 2, "a run_id is a text of 1 to 1,000 characters"),
+        (["resume", "gone"], 1, "which was cancelled and stays so"),
+        (["cancel", "gone"], 1, "which is over (cancelled)"),
+        (["resume", "nap", "--app", "nix"], 2, "--app nix cannot be imported"),
         (["list", "--journal", "orders.py"], 1, "JournalError: the journal 'orders.py' is no SQL"),
     ],
 )
@@ -34,7 +40,8 @@ async def test_an_error_is_json_too(
     options: list[str], status: int, said: str, tmp_path: Path
 ) -> None:
     """On the standard output, beside the line on the standard error."""
-    await begin(tmp_path, "nap=Nap(1)")
+    await begin(tmp_path, "nap=Nap(1)", "gone=Nap(1)")
+    await runs(tmp_path, "cancel", "gone")
     found, out, err = await runs(tmp_path, *options, "--json")
     assert found == status
     assert said in json.loads(out)["error"]
@@ -96,3 +103,28 @@ async def test_a_journal_with_a_codec(tmp_path: Path) -> None:
         status, out, err = await runs(tmp_path, *coded, ANABRANCH_CODEC=name)
         assert said in err
         assert status
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        ("list --json >&-", 0, ""),
+        ("show nap >&-", 0, ""),
+        ("show nobody 2>&-", 2, ""),
+        ("purge --before 0s <&-", 2, "--yes removes them"),
+        ("show nap --rows >/dev/full", 1, "No space left"),
+    ],
+)
+async def test_a_stream_that_is_closed_or_full(
+    command: str, status: int, said: str, tmp_path: Path
+) -> None:
+    """Changes nothing else, and no traceback is shown."""
+    await begin(tmp_path, "nap=Nap(1)", "gone=Nap(1)")
+    await runs(tmp_path, "cancel", "gone")
+    program = f"{sys.executable} -m anabranch runs {command}"
+    found = await asyncio.to_thread(
+        subprocess.run, program, shell=True, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert found.returncode == status
+    assert said in found.stderr
+    assert found.stderr.count("\n") <= 1

@@ -124,3 +124,19 @@ async def test_a_purge_asks(key: str, left: list[str], tmp_path: Path) -> None:
     await asyncio.to_thread(child.expect, "1 run removed" if key == "y" else "nothing is removed")
     await asyncio.to_thread(child.expect, pexpect.EOF)
     assert sorted(each["run_id"] for each in await runs_json(tmp_path, "list")) == left
+
+
+@pytest.mark.parametrize(("key", "status"), [("c", 130), ("d", 1)])
+async def test_a_purge_that_is_interrupted_removes_nothing(
+    key: str, status: int, tmp_path: Path
+) -> None:
+    """Ctrl-C ends the program at once, and Ctrl-D is a no."""
+    await begin(tmp_path, "done=Nap(0)")
+    await runs(tmp_path, "resume", "done")
+    child = screen(tmp_path, "purge", "--before", "0s")
+    await asyncio.to_thread(child.expect_exact, "[y/N]: ")
+    child.sendcontrol(key)
+    await asyncio.to_thread(child.expect, pexpect.EOF)
+    child.close()
+    assert child.exitstatus == status
+    assert len(await runs_json(tmp_path, "list")) == 1

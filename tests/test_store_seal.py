@@ -165,3 +165,9 @@ async def test_a_fork_and_a_purge_need_no_key_of_their_own(tmp_path: Path) -> No
     with sqlite3.connect(path) as raw:
         assert raw.execute("select count(*) from anabranch_blob").fetchone() == (0,)
     raw.close()
+
+
+def test_a_codec_that_is_none_is_refused() -> None:
+    """Before the file is opened, and with a word about what it is to have."""
+    with pytest.raises(TypeError, match=r"codec= is an object with encode and decode"):
+        Journal(":memory:", codec=len)  # type: ignore[arg-type]
