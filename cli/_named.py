@@ -35,5 +35,5 @@ def import_named(place: str, what: str) -> Any:
         for part in attribute.split("."):
             found = getattr(found, part)
     except AttributeError:
-        raise ConfigurationError(f"{what}: {module} has no {attribute}") from None
+        raise ConfigurationError(f"{what}: the module {module} has no {attribute}") from None
     return found

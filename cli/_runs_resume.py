@@ -167,14 +167,7 @@ def _import_class(class_name: str, app: list[str]) -> None:
             f"its class {qualname} is in a script, where nobody else finds it: run that script"
             " again, which takes the run up; or move the class to a module, for the next run"
         )
-    found: Any = import_users_module(module, f"the run's class {class_name}")
-    try:
-        for part in qualname.split("."):
-            found = getattr(found, part)
-    except AttributeError:
-        raise ConfigurationError(
-            f"the class {class_name} is gone: the module {module} has no {qualname} any more"
-        ) from None
+    import_named(class_name, f"the run's class {class_name}")
 
 
 async def _bring(spec: str, stack: AsyncExitStack) -> tuple[str, Any]:

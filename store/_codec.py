@@ -299,19 +299,11 @@ def _write_str(value: str) -> bytes:
         return dump(value)
 
 
-def _write_int(value: int) -> bytes:
-    return b"%d" % value if value.bit_length() < MOST_BITS else dump(pack(value))
-
-
-def _write_float(value: float) -> bytes:
-    return float.__repr__(value).encode() if isfinite(value) else dump(pack(value))
-
-
 # What `encode` gives for a value of just this type.
 _WRITERS: dict[type, Callable[[Any], bytes]] = {
     str: _write_str,
-    int: _write_int,
-    float: _write_float,
+    int: lambda value: b"%d" % value if value.bit_length() < MOST_BITS else dump(pack(value)),
+    float: lambda value: float.__repr__(value).encode() if isfinite(value) else dump(pack(value)),
     bool: lambda value: b"true" if value else b"false",
     type(None): lambda _: b"null",
 }

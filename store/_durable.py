@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import json
 import random
-import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -35,10 +33,10 @@ from ._canonical import canonical, canonical_inputs, digest
 from ._codec import Codec
 from ._inbox import LOOK
 from ._ledger import Ledger
-from ._put import write_put
-from ._scope import IN_TRANSACTION, NodeScope
+from ._put import find_named, write_put
+from ._scope import NodeScope
 from ._shape import MISSING, Shape, shape_of
-from ._transaction import Transaction
+from ._transaction import IN_TRANSACTION, Transaction, require_no_transaction
 from .errors import JournalError, JournalMismatch, LeaseLost, NotDurable, NotStorable
 
 __all__ = ["Durable", "DurableCalls", "make_again"]
@@ -183,13 +181,7 @@ def make_again(
 
     Its class is looked up by its name, unless it is given: it may be one inside a function.
     """
-    module, _, qualname = written["class"].partition(":")
-    try:
-        found: Any = kind or sys.modules.get(module) or importlib.import_module(module)
-        for part in qualname.split(".") if kind is None else ():
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise JournalMismatch(f"the class {written['class']} is gone: {error}") from error
+    found: Any = kind or find_named(written["class"])
     if not (isinstance(found, type) and issubclass(found, Durable)):
         raise JournalMismatch(f"{written['class']} is no durable job any more")
     if found._node_version != written["version"]:
@@ -321,8 +313,7 @@ class DurableCalls:
         but its statements, as every other commit waits for it; nodes, steps, effects, sleeps and
         signals are refused in it. One that is left by an exception has done nothing.
         """
-        ident = self._ident("transaction")
-        transaction = Transaction(self._scope.ledger, ident)
+        transaction = Transaction(self._scope.ledger, self._ident("transaction"))
         token = IN_TRANSACTION.set(True)
         try:
             async with transaction.done_once():
@@ -377,7 +368,7 @@ class DurableCalls:
         scope = scope_here()
         if not isinstance(scope, NodeScope) or scope.ledger is not self._scope.ledger:
             scope = self._scope
-        scope.require_no_transaction()
+        require_no_transaction()
         scope.require_own_loop(f"self.durable's {what}")
         # Sleeps of one length are alike, whoever of them was first.
         aside = is_aside_here() and not what.startswith("sleep")

@@ -171,10 +171,13 @@ class Ledger:
         elif row.kind in ("letter", "refused"):
             self.taken.add(json.loads(row.value)["id"])
         elif row.kind == "cancelled":
-            cancel = json.loads(row.value)
-            for ident in cancel["whom"]:
-                decision = Cancel(row.seq, cancel["reason"], cancel["by"], cancel["after"])
-                self.cancelled.setdefault(bytes.fromhex(ident), decision)
+            self._know_cancel(row.seq, row.value)
+
+    def _know_cancel(self, number: int, data: bytes) -> None:
+        cancel = json.loads(data)
+        decision = Cancel(number, cancel["reason"], cancel["by"], cancel["after"])
+        for ident in cancel["whom"]:
+            self.cancelled.setdefault(bytes.fromhex(ident), decision)
 
     def _forget_failures(self) -> None:
         """Take away the failures that made roots fail, and the cancels that followed from them.
@@ -283,6 +286,25 @@ class Ledger:
             self.by_ident[row.ident] = [before, row]
         if row.kind in self._kinds:
             self._kinds[row.kind].append(row)
+
+    def cancel(
+        self,
+        whom: list[bytes],
+        reason: str,
+        *,
+        of: bytes = FIRST,
+        by: list[list[str]] | None = None,
+        failed: bool = False,
+        after: float = 0,
+    ) -> None:
+        """Keep that these nodes are cancelled, below the node `of`: one decision, for all lives.
+
+        `by` is the path of the node that has decided it, which has `failed` if that is why.
+        """
+        cancel = {"reason": reason, "whom": [each.hex() for each in whom], "failed": failed}
+        cancel |= {"by": by or [[FIRST.hex(), FIRST.hex()]], "after": after}
+        data = self.append(of, "cancelled", json.dumps(cancel).encode())
+        self._know_cancel(self.last, data)
 
     def fail(self, error: BaseException) -> None:
         """Stop the run, as nothing more of it can be kept: its tree is suspended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any, cast
 
 from ..commander import Callback, ConfigurationError, Node, Quorum, Restart, Retry
@@ -13,7 +14,7 @@ from .errors import JournalMismatch
 if TYPE_CHECKING:
     from ._durable import Durable
 
-__all__ = ["put_again", "write_put"]
+__all__ = ["find_named", "put_again", "write_put"]
 
 
 def write_put(job: Durable[Any], again: Durable[Any]) -> dict[str, Any]:
@@ -49,14 +50,14 @@ def write_put(job: Durable[Any], again: Durable[Any]) -> dict[str, Any]:
 def put_again(job: Node[Any], put: dict[str, Any]) -> dict[str, Any]:
     """Give `job` its callbacks, and return the options of its put."""
     for moment, name in put["callbacks"]:
-        getattr(job, f"at_{moment}")(_named(name))
+        getattr(job, f"at_{moment}")(find_named(name))
     options = dict(put["options"])
     if isinstance(options["policy"], dict):
         options["policy"] = Quorum(put["options"]["policy"]["n"])
     retry: dict[str, Any] | None = options.get("retry")
     if retry is not None:
         if "on" in retry:
-            on = tuple(_named(name) for name in retry["on"])
+            on = tuple(find_named(name) for name in retry["on"])
             retry["on"] = on if isinstance(on[0], type) else on[0]
         options["retry"] = (Retry if "on" in retry else Restart)(**retry)
     return options
@@ -66,7 +67,7 @@ def _name(job: Durable[Any], thing: Callback | Any) -> str:
     """Return the name by which a function or a class is found again."""
     name = f"{getattr(thing, '__module__', '')}:{getattr(thing, '__qualname__', '')}"
     try:
-        found = _named(name)
+        found = find_named(name)
     except JournalMismatch:
         found = None
     if found is not thing:
@@ -78,10 +79,11 @@ def _name(job: Durable[Any], thing: Callback | Any) -> str:
     return name
 
 
-def _named(name: str) -> Any:
+def find_named(name: str) -> Any:
+    """Return the class or function `module:name`, also one of a module that is not loaded yet."""
     module, _, qualname = name.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        found: Any = sys.modules.get(module) or importlib.import_module(module)
         for part in qualname.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError) as error:

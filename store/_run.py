@@ -323,10 +323,8 @@ async def cancel_unowned(file: JournalFile, run_id: str) -> None:
             if letter.kind == "cancel" and letter.id not in ledger.taken:
                 idents = [FIRST, *(row.ident for row in ledger.of_kind("root"))]
                 left = [each for each in idents if ledger.find(each, "over") is None]
-                whom = [each.hex() for each in left if ledger.outcome(each) is None]
-                cancel = {"reason": json.loads(letter.value), "whom": whom, "failed": False}
-                cancel |= {"by": [[FIRST.hex(), FIRST.hex()]], "after": 0}
-                ledger.append(FIRST, "cancelled", json.dumps(cancel).encode())
+                whom = [each for each in left if ledger.outcome(each) is None]
+                ledger.cancel(whom, json.loads(letter.value))
                 for ident in left:
                     ledger.append(ident, "over", find=True)
                 note_taken(ledger, letter)

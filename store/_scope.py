@@ -23,9 +23,8 @@ import asyncio
 import json
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from contextvars import ContextVar
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -38,19 +37,19 @@ from ._failure import encode_failure, mark, marks
 from ._file import Row
 from ._gone import child_ident, name_bytes
 from ._held import end_again
-from ._ledger import Cancel, Ledger, PutBy
+from ._ledger import Ledger, PutBy
 from ._reply import ReplyRow
+from ._transaction import IN_TRANSACTION, require_no_transaction
 from ._usage import charge, usage_of
 from .errors import JournalError, JournalMismatch, LeaseLost, NotDurable, NotStorable
 
 if TYPE_CHECKING:
     from ._ledger import Kept
 
-__all__ = ["IN_TRANSACTION", "NodeScope"]
+__all__ = ["NodeScope"]
 
 ONCE = (1, None)
 
-IN_TRANSACTION: ContextVar[bool] = ContextVar("anabranch.in_transaction", default=False)
 
 
 class NodeScope(Scope):
@@ -172,7 +171,7 @@ class NodeScope(Scope):
         closing: bool,
     ) -> NodeScope:
         if IN_TRANSACTION.get():
-            self.require_no_transaction()
+            require_no_transaction()
         ledger = self.ledger
         kept: Any = node if node._node_durable else None
         if kept is not None:
@@ -221,14 +220,6 @@ class NodeScope(Scope):
                 self._endings = Endings(ledger.loop)
             self._endings.hold()
         return scope
-
-    def require_no_transaction(self) -> None:
-        """Refuse what may not stand inside a transaction."""
-        if IN_TRANSACTION.get():
-            raise ConfigurationError(
-                "a transaction is one commit: nodes, steps, effects, sleeps and signals stand"
-                " before or after it"
-            )
 
     def require_own_loop(self, what: object) -> None:
         """Refuse what a thread asks for, also on a loop of its own: rows have one order."""
@@ -411,6 +402,13 @@ class NodeScope(Scope):
                 ledger.keep_roots()
                 ledger.append(self.now, "aborted", encode_failure(error), find=True)
 
+    def up(self) -> Iterator[NodeScope]:
+        """Give it and all above it."""
+        scope: NodeScope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.parent
+
     def path(self) -> list[list[str]]:
         """Return who it is and in which attempt, and all above it up to its root."""
         above = [] if self.parent is None or self.is_root else self.parent.path()
@@ -421,35 +419,28 @@ class NodeScope(Scope):
         return ledger.suspend() if ledger.under_way and not ledger.suspended else None
 
     def cancel(self, scopes: Sequence[Scope], reason: str, *, failed: Scope | None) -> None:
-        if self.ledger.suspending:
-            self.ledger.suspended = True  # somebody does not wait for the end of effects
+        ledger = self.ledger
+        if ledger.suspending:
+            ledger.suspended = True  # somebody does not wait for the end of effects
         whom = [
-            scope.ident.hex()
+            scope.ident
             for scope in scopes
             if isinstance(scope, NodeScope) and not scope.recorded and scope.cancelled is None
         ]
-        if whom and not self.ledger.suspended:
-            by = failed or scope_here()
-            path = (by if isinstance(by, NodeScope) else self).path()
-            after = self.ledger.loop.time() - self.ledger.start
-            cancel = {"reason": reason, "whom": whom, "failed": failed is not None}
-            cancel |= {"by": path, "after": after}
-            with suppress(LeaseLost, JournalError):
-                self.ledger.keep_roots()
-                self._append("cancelled", cancel)
-                number = self.ledger.last
-                for ident in map(bytes.fromhex, whom):
-                    decision = Cancel(number, reason, path, after)
-                    self.ledger.cancelled.setdefault(ident, decision)
-                # What the cancelled, and the nodes below them, ask a person is taken back.
-                ended = set(whom)
-                for asker, (question, asking) in list(self.ledger.asks.items()):
-                    scope: NodeScope | None = asking
-                    while scope is not None and scope.ident.hex() not in ended:
-                        scope = scope.parent
-                    if scope is not None:
-                        del self.ledger.asks[asker]
-                        self.ledger.append(question, "withdrawn")
+        if not whom or ledger.suspended:
+            return
+        by = failed or scope_here()
+        path = (by if isinstance(by, NodeScope) else self).path()
+        after = ledger.loop.time() - ledger.start
+        with suppress(LeaseLost, JournalError):
+            ledger.keep_roots()
+            ledger.cancel(whom, reason, of=self.ident, by=path, failed=bool(failed), after=after)
+            # What the cancelled, and the nodes below them, ask a person is taken back.
+            ended = set(whom)
+            for asker, (question, asking) in list(ledger.asks.items()):
+                if any(scope.ident in ended for scope in asking.up()):
+                    del ledger.asks[asker]
+                    ledger.append(question, "withdrawn")
 
     def effect(
         self,
@@ -459,13 +450,11 @@ class NodeScope(Scope):
         harmless: bool = False,
         early: bool = False,
     ) -> KeptEffect:
-        self.require_no_transaction()
+        require_no_transaction()
         self.require_own_loop(name)
-        awaited: list[ReplyRow] = []  # that it, and those above it, have asked for
-        scope: NodeScope | None = self if self.ledger.coming and not early else None
-        while scope is not None:
-            awaited += [reply for reply in self.ledger.coming if reply.asker is scope]
-            scope = scope.parent
+        coming = [] if early else self.ledger.coming
+        above = list(self.up()) if coming else []  # those who may have asked for them
+        awaited = [reply for scope in above for reply in coming if reply.asker is scope]
         return KeptEffect(self, name, inputs, harmless, awaited)
 
     def own_name(self, what: str) -> str:

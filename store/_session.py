@@ -15,7 +15,7 @@ from ..commander.waiting import observe, outlast
 from ._canonical import digest
 from ._codec import Codec
 from ._file import ENDED
-from ._ledger import FIRST, Cancel, Ledger
+from ._ledger import FIRST, Ledger
 from ._run import SESSION, KeptRun, claimed, note_taken
 from ._scope import NodeScope
 from .errors import JournalError
@@ -173,11 +173,8 @@ class Session(KeptRun):
             return
         ledger = self._ledger
         reason = json.loads(letter.value)
-        cancel = {"reason": reason, "whom": [FIRST.hex()], "failed": False}
-        cancel |= {"by": [[FIRST.hex(), FIRST.hex()]], "after": 0}
-        ledger.append(FIRST, "cancelled", json.dumps(cancel).encode())
+        ledger.cancel([FIRST], reason)
         ledger.append(FIRST, "over", find=True)
-        ledger.cancelled[FIRST] = Cancel(0, reason, [[FIRST.hex(), FIRST.hex()]], 0.0)
         ledger.stop_roots(reason)
         note_taken(ledger, letter)
 

@@ -8,8 +8,10 @@ import queue
 import sqlite3
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from ..commander import ConfigurationError
 from ._canonical import canonical
 from ._file import Row
 from ._schema import is_trouble
@@ -17,9 +19,21 @@ from ._schema import is_trouble
 if TYPE_CHECKING:
     from ._ledger import Ledger
 
-__all__ = ["Transaction"]
+__all__ = ["IN_TRANSACTION", "Transaction", "require_no_transaction"]
 
 LOOK = 0.25  # seconds between two looks whether a block's loop is closed
+
+
+IN_TRANSACTION: ContextVar[bool] = ContextVar("anabranch.in_transaction", default=False)
+
+
+def require_no_transaction() -> None:
+    """Refuse what may not stand inside a transaction."""
+    if IN_TRANSACTION.get():
+        raise ConfigurationError(
+            "a transaction is one commit: nodes, steps, effects, sleeps and signals stand before or"
+            " after it"
+        )
 
 
 class _LeftBlock(Exception):

@@ -497,7 +497,7 @@ async def test_a_class_that_cannot_be_imported_is_one_line_and_changes_nothing(
         ("import nothing_like_it", "No module named 'nothing_like_it'"),
         ("def", "SyntaxError"),
         ("raise SystemExit(3)", "SystemExit: 3"),
-        (text.replace("class Nap", "class Rest"), "the module orders has no Nap any more"),
+        (text.replace("class Nap", "class Rest"), "the module orders has no Nap"),
     ):
         module.unlink() if changed is None else module.write_text(changed)
         status, out, err = await runs(tmp_path, "resume", "order-17")
