@@ -284,6 +284,10 @@ class Life:
     def state(self) -> str:
         return self.disk.runs[RUN_ID].state
 
+    def count(self, kind: str) -> int:
+        """Return how many rows there are of a kind."""
+        return sum(row.kind == kind for row in self.rows)
+
 
 Sender = Callable[[Journal], Any]
 

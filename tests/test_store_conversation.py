@@ -6,7 +6,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from _replays import MemoryFile, after, every_life, live
+from _lives import RUN_ID, Disk
+from _replays import after, every_life, live
 from _scale import SEED, many
 
 from anabranch import Conversation, Node, NodeCancelled, Retry, StreamInterrupted, handler, tool
@@ -249,12 +250,12 @@ async def test_messages_are_not_edited_and_nobody_adds_from_outside() -> None:
 async def test_rows_that_were_changed_are_noticed() -> None:
     """Each message names a digest of those before it."""
     first = await live(Talks(scripted()))
-    file = after(first, len(first.rows) - 2)
-    place = next(n for n, row in enumerate(file.kept) if b"please" in row.value)
-    changed = file.kept[place].value.replace(b"please", b"never")
-    file.kept[place] = file.kept[place]._replace(value=changed)
+    disk = after(first, len(first.rows) - 2)
+    rows = disk.rows[RUN_ID]
+    place = next(n for n, row in enumerate(rows) if b"please" in row.value)
+    rows[place] = rows[place]._replace(value=rows[place].value.replace(b"please", b"never"))
     with pytest.raises(JournalError, match="damaged"):
-        await live(Talks(scripted()), file)
+        await live(Talks(scripted()), disk)
 
 
 class Long(Durable[int]):
@@ -336,7 +337,9 @@ async def test_results_of_tools_come_back_as_such() -> None:
             talk.apply(last)
             kinds.extend(type(message) for message in talk)
 
-    await live(Applies(), MemoryFile(first.rows[:last]))
+    disk = Disk()
+    disk.rows[RUN_ID] = first.rows[:last]
+    await live(Applies(), disk)
     assert kinds.count(ToolResult) == 2
 
 

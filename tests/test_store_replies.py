@@ -8,7 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from _replays import MemoryFile, after, live
+from _lives import RUN_ID, Disk
+from _replays import after, live
 from _scale import SEED, many
 
 from anabranch import BackendUnavailable, ConfigurationError, Node, handler
@@ -192,7 +193,7 @@ async def test_the_end_of_a_reply_is_seen_only_when_it_is_kept() -> None:
             ledger: Any = self.durable._scope.ledger
             async for delta in self.backend.stream(request()):
                 if delta.finish_reason or delta.done:
-                    kept = [row for row in ledger.file.kept if row.kind == "reply"]
+                    kept = [row for row in ledger.file.disk.rows[RUN_ID] if row.kind == "reply"]
                     seen.append(len(kept))
 
     await live(Looks(ScriptedBackend("reply")))
@@ -281,16 +282,16 @@ async def test_what_a_callback_has_spent_is_charged_once() -> None:
     seen: list[int] = []
     with pytest.raises(ValueError, match="after all"):
         await live(AsksInTheEnd(ScriptedBackend(paid(100), paid(200)), seen))
-    file = MemoryFile()
+    disk = Disk()
     with suppress(ValueError):
-        await live(AsksInTheEnd(ScriptedBackend(paid(100), paid(200)), []), file)
-    over = next(row.seq for row in file.kept if row.kind == "over")
+        await live(AsksInTheEnd(ScriptedBackend(paid(100), paid(200)), []), disk)
+    kept = disk.rows[RUN_ID]
+    over = next(row.seq for row in kept if row.kind == "over")
     for rows in range(over):
-        known = sum(row.kind == "reply" for row in file.kept[:rows])
+        known = sum(row.kind == "reply" for row in kept[:rows])
         again = AsksInTheEnd(ScriptedBackend(*[paid(100), paid(200)][known:]), seen)
-        left = MemoryFile(file.kept[:rows], file.run_row._replace(state="running", error=None))
         with suppress(ValueError):
-            await live(again, left)
+            await live(again, disk.cut(rows, {}))
     assert seen == [300] * over  # once the failure is kept, no callback runs again
 
 
