@@ -100,6 +100,9 @@ class JournalFile:
         self._claims: dict[str, Claim] = {}
         # Of the runs that are worked on here: what no letter to them may have in it.
         self.keys: dict[str, Keys] = {}
+        self._begin_to_watch()
+
+    def _begin_to_watch(self) -> None:
         self._posts = 0
         self._posted = asyncio.Event()
         # What the file said last when it was asked for `watch`; whoever asks it, for all who watch.
@@ -118,7 +121,7 @@ class JournalFile:
         if self._writer.is_alive:
             raise JournalError(self.name, "is open already", "use it as it is, or open another one")
         self._writer = Writer(self.name, self._seal)
-        self._look, self._version = None, -1
+        self._begin_to_watch()  # this may be another loop, in which no old event can be waited for
         await self._writer.start()
 
     async def close(self) -> None:

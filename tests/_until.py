@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-__all__ = ["first_turn", "held_until", "settled", "turns", "until"]
+__all__ = ["PATIENCE", "first_turn", "held_until", "settled", "turns", "until"]
 
 LOOK = 0.01  # seconds between two looks at what another process or thread does
 PATIENCE = 30.0  # seconds

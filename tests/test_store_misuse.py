@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from _journal import program
+from _until import PATIENCE
 
-from anabranch import ConfigurationError, run
+from anabranch import ConfigurationError, NodeCancelled, run
 from anabranch.store import (
     Durable,
     Journal,
@@ -156,6 +157,40 @@ async def test_a_journal_belongs_to_the_loop_that_opened_it(tmp_path: Path) -> N
     async with Journal(tmp_path / "runs.db") as journal:
         await asyncio.to_thread(elsewhere, journal)
         assert await journal.run(Plain(), run_id="r") == "ok"
+
+
+class Hears(Durable[list[str]]):
+    async def task(self) -> list[str]:
+        return [await self.durable.signal("word", str) for _ in range(4)]
+
+
+@pytest.mark.parametrize("name", ["runs.db", ":memory:"])
+def test_a_journal_hears_what_is_sent_in_each_loop_that_opens_it(name: str, tmp_path: Path) -> None:
+    """One after the other, as `asyncio.run` makes them: none is in the way of the next."""
+    journal = Journal(name if name == ":memory:" else tmp_path / name)
+
+    async def letters_of(run_id: str) -> int:
+        for _ in range(5):  # the journal comes to wait for what is sent meanwhile
+            rows = (await journal.look(run_id)).rows
+        return sum(row.kind == "letter" for row in rows)
+
+    async def live(word: str) -> None:
+        async with journal:
+            await journal.start(Hears(), run_id="r")
+            before = await letters_of("r")
+            running = asyncio.create_task(journal.run(Hears(), run_id="r"))
+            async with asyncio.timeout(PATIENCE):
+                while not await journal.runs("running"):
+                    pass
+                await letters_of("r")
+                await journal.signal("r", "word", word)
+                while await letters_of("r") == before:
+                    pass
+        await asyncio.wait([running])
+        assert isinstance(running.exception(), NodeCancelled)  # it is suspended
+
+    for word in "abc":
+        asyncio.run(live(word))
 
 
 @pytest.mark.parametrize("given", [5, "thing", [("thing", 1)]])
