@@ -7,8 +7,8 @@ a conversation too, and what the reply took.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
+from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -54,6 +54,16 @@ def note_taken(model: str, usage: Usage) -> None:
         taken.append((model, usage))
 
 
+@contextmanager
+def _noting(taken: list[tuple[str, Usage]]) -> Generator[None]:
+    """Note in `taken` what attempts take that end in this block."""
+    token = _TAKEN.set(taken)
+    try:
+        yield
+    finally:
+        _TAKEN.reset(token)
+
+
 def keep_replies(stream: Stream[B]) -> Stream[B]:
     """Let `stream` keep each whole reply in the journal of its run, and play it from there."""
 
@@ -63,14 +73,13 @@ def keep_replies(stream: Stream[B]) -> Stream[B]:
         if scope is None or _TAKEN.get() is not None:
             return stream(self, request)
         reply = scope.reply(key_of(request), self.redact)
+        for model, usage in reply.spent:
+            charge_again(model, usage, own=self.limits_of_model(model))
         if reply.recorded is not None:
             return _play(self, reply, reply.recorded)
         taken: list[tuple[str, Usage]] = []
-        token = _TAKEN.set(taken)
-        try:
+        with _noting(taken):
             source = stream(self, request)
-        finally:
-            _TAKEN.reset(token)
         if reply.hears:
             source = _tell(source, reply, self.redact)
         return _keep(self, source, reply, taken)
@@ -108,20 +117,21 @@ async def _keep(
     whole = 0  # how many had come before its end
     with reply.coming():
         try:
-            async with aclosing(source):
+            try:
                 while True:
-                    token = _TAKEN.set(taken)
                     try:
-                        delta = await anext(source)
+                        with _noting(taken):
+                            delta = await anext(source)
                     except StopAsyncIteration:
                         break
-                    finally:
-                        _TAKEN.reset(token)
                     came.append(delta)
                     if whole or delta.finish_reason is not None or delta.done:
                         whole = whole or len(came)
                     else:
                         yield delta
+            finally:
+                with _noting(taken):  # one that is left before its end takes something too
+                    await source.aclose()
         except BaseException as error:
             seen = came[: whole - 1] if whole else came
             saved = _write(backend, seen, taken, exact=True)

@@ -81,6 +81,11 @@ class Scope(ABC):
     # The reason of a cancel that is in the journal: no attempt is made.
     cancelled: str | None = None
 
+    @property
+    @abstractmethod
+    def counted(self) -> Iterable[NodeLimits]:
+        """The limits that have counted what the run had spent, before this life of it began."""
+
     @abstractmethod
     def enter(
         self,
@@ -215,6 +220,8 @@ class KeptReply(ABC):
 
     # As it was kept in an earlier life; None if it has to be asked for.
     recorded: str | None
+    # What it has taken in earlier lives that ended before it did, by account.
+    spent: Sequence[tuple[str, Any]] = ()
     # Whether its text is to be told as it grows.
     hears: bool = False
 
@@ -442,10 +449,16 @@ def charge_again(
 ) -> None:
     """Charge what was spent in an earlier life; budgets around go on where they stood.
 
-    So do those of `own`, which hold for the spender alone. Nobody is told by an event.
+    So do those of `own`, which hold for the spender alone. Those around the run have counted it
+    when the run was taken up. Nobody is told by an event.
     """
     charge(account, amount, node, event=False)
-    for limits in {id(each): each for each in (*limits_around(node), *own)}.values():
+    by = payer() if node is None else node
+    scope = None if by is None else _scope(record_of(by))
+    every = {id(each): each for each in (*limits_around(by), *own)}
+    for limits in () if scope is None else scope.counted:
+        every.pop(id(limits), None)
+    for limits in every.values():
         limits.count_again(account, amount)
 
 

@@ -31,7 +31,7 @@ from typing import (
     cast,
 )
 
-from ..commander import ConfigurationError, Node
+from ..commander import ConfigurationError, Node, NodeLimits
 from ._canonical import digest
 from ._codec import Codec
 from ._conversation import Talks
@@ -40,6 +40,7 @@ from ._file import Row
 from ._gone import Gone
 from ._inbox import Inbox
 from ._keys import Keys
+from ._usage import taken
 from .errors import JournalError, JournalMismatch, LeaseLost
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ logger = logging.getLogger("anabranch.store")
 
 # The rows that say that something has failed; and those that are taken away of what runs again.
 ENDS = ("failure", "failed", "broken", "letter")
-FORGOTTEN = ("failure", "aborted", "broken", "letter", "waits", "because", "over", "usage")
+FORGOTTEN = ("failure", "aborted", "letter", "waits", "because", "over", "usage")
 
 FIRST = digest("root")
 """Who the first root of every run is."""
@@ -98,6 +99,8 @@ class Ledger:
         self._claimed = time.time()
         self.live = dict(live)
         self.keys = Keys(*live.values())
+        # The limits around the run, which have counted what earlier lives have spent.
+        self.counted: list[NodeLimits] = []
         # The number of the last row, of an earlier life or of this one; and of an earlier life.
         self.last = self.before = rows[-1].seq if rows else 0
         self.start = self.loop.time()
@@ -114,7 +117,7 @@ class Ledger:
         self.by_ident: dict[bytes, Row | list[Row]] = {}
         # Those that are asked for by their kind.
         self._kinds: dict[str, list[Row]] = {
-            kind: [] for kind in ("root", "reply", "message", "cancelled")
+            kind: [] for kind in ("root", "reply", "broken", "cut", "message", "cancelled")
         }
         # Of effects below nodes that may be tried again: in which attempt each was begun last, and
         # which attempt has last taken it from an earlier one.
@@ -204,7 +207,7 @@ class Ledger:
                 if self.find(ident, "letter") is not None:
                     self.unanswered.add(ident)
                 rows = [row for row in self.rows(ident) if row.kind not in FORGOTTEN]
-                self.by_ident[ident] = [_without_attempt(row) for row in rows]
+                self.by_ident[ident] = [_resumed(row) for row in rows]
         for ident in self.by_ident:  # what runs again has all of its time
             if self.find(ident, "began") is not None:
                 self.by_ident[ident] = [row for row in self.rows(ident) if row.kind != "began"]
@@ -227,6 +230,17 @@ class Ledger:
         """What earlier lives have put and done."""
         return Gone(self)
 
+    def count_in(self, limits: list[NodeLimits]) -> None:
+        """Let the limits around the run count what earlier lives have spent, before this one does.
+
+        Not all of it is played again: not what stands below cancelled nodes, or in ended rounds.
+        """
+        self.counted = limits
+        for row in [*self.of_kind("reply"), *self.of_kind("broken"), *self.of_kind("cut")]:
+            for account, usage in taken(row) if limits else ():
+                for each in limits:
+                    each.count_again(account, usage)
+
     def clock(self) -> float:
         """Return for how many seconds this run has had an owner: `timeout=` goes by that."""
         return self.clock_before + max(0.0, time.time() - self._claimed)
@@ -247,7 +261,9 @@ class Ledger:
         """Return all rows of this kind, oldest first."""
         return [row for row in self.rows(ident) if row.kind == kind]
 
-    def of_kind(self, kind: Literal["root", "reply", "message", "cancelled"]) -> list[Row]:
+    def of_kind(
+        self, kind: Literal["root", "reply", "broken", "cut", "message", "cancelled"]
+    ) -> list[Row]:
         """Return all rows of this kind, oldest first."""
         return [*self._kinds[kind]]
 
@@ -504,8 +520,14 @@ class Cancel(NamedTuple):
     after: float  # the seconds that this took, in its life
 
 
-def _without_attempt(row: Row) -> Row:
-    """Return the end of an effect as that of no attempt: it has ended, and is in no doubt."""
-    if row.kind != "failed":
-        return row
-    return row._replace(value=json.dumps({**json.loads(row.value), "by": ""}).encode())
+def _resumed(row: Row) -> Row:
+    """Return what is left of a row of what runs again.
+
+    The end of an effect is that of no attempt: it has ended, and is in no doubt. What a reply that
+    failed has taken is spent.
+    """
+    if row.kind == "failed":
+        return row._replace(value=json.dumps({**json.loads(row.value), "by": ""}).encode())
+    if row.kind == "broken":
+        return row._replace(kind="cut", value=json.dumps(json.loads(row.value)["said"]).encode())
+    return row

@@ -88,10 +88,10 @@ def view(run: RunRow, rows: list[Row], letters: list[Letter]) -> RunView:
             refused[value["id"]] = f"{value['why']} (it is to be {value['type']})"
         elif row.kind == "gone":
             gone.append(f"{value['by']}: {', '.join(value['what'])}")
-        elif row.kind in ("reply", "broken"):
-            for model, taken in (value if row.kind == "reply" else value["said"])["taken"]:
+        elif row.kind in ("reply", "broken", "cut"):
+            for model, spent in (value["said"] if row.kind == "broken" else value)["taken"]:
                 total = usage.setdefault(model, {})
-                for name, count in taken.items():
+                for name, count in spent.items():
                     if isinstance(count, int | float):
                         total[name] = total.get(name, 0) + count
         elif row.ident == FIRST and row.kind in ("result", "failure", "cancelled"):

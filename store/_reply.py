@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..commander import StreamInterrupted
 from ..commander.scope import KeptReply, leaves_here, scope_here
 from ._failure import encode_failure, mark
+from ._usage import taken
 from .errors import JournalError, LeaseLost
 
 if TYPE_CHECKING:
@@ -26,13 +27,14 @@ class ReplyRow(KeptReply):
     The request itself is not written, only a digest of it. A `reply` is whole. One that is `broken`
     says what had come, and how it ended: its `failure`, or `left`, by which its reader left it.
     Where partials are asked for, what is said until it is whole stands in rows of its own, each
-    with what is new.
+    with what is new. What it took in lives that ended before it did is `cut`: that is spent.
     """
 
     def __init__(self, asker: NodeScope, ident: bytes) -> None:
         ledger = asker.ledger
         self._leaves = leaves_here()
         self._broken: dict[str, Any] = {}
+        self.spent = [each for row in ledger.every(ident, "cut") for each in taken(row)]
         self.recorded = None
         if (row := ledger.find(ident, "reply")) is not None:
             self.recorded = row.value.decode()
@@ -86,8 +88,12 @@ class ReplyRow(KeptReply):
 
     def break_off(self, text: str, error: BaseException) -> None:
         self._in_loop(self._drop)
+        said = json.loads(text)
         if self._ledger.suspended or self._leaves():
-            return  # it is asked again
+            # It is asked for again; what it has taken is spent.
+            if said["taken"] and self._ledger.trouble is None:
+                self._in_loop(self._append_cut, json.dumps({"taken": said["taken"]}).encode())
+            return
         ended: dict[str, Any]
         if isinstance(error, Exception):
             ended = {"failure": json.loads(encode_failure(error))}
@@ -96,7 +102,7 @@ class ReplyRow(KeptReply):
             ended = {"left": type(error).__name__}
         else:
             return  # it ends the process
-        value = json.dumps({"said": json.loads(text), **ended}).encode()
+        value = json.dumps({"said": said, **ended}).encode()
         self._in_loop(self._ledger.append, self._ident, "broken", value)
 
     async def end(self) -> None:
@@ -125,6 +131,10 @@ class ReplyRow(KeptReply):
         else:  # a thread of the run's asked; whatever it does next reaches the loop after this
             with suppress(RuntimeError):  # the loop is closed: the run is suspended
                 ledger.loop.call_soon_threadsafe(call_later)
+
+    def _append_cut(self, value: bytes) -> None:
+        with suppress(LeaseLost, JournalError):  # the run is left, for whatever reason
+            self._ledger.append(self._ident, "cut", value)
 
     def _append(self, text: str) -> None:
         self._stop()

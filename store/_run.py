@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from ..commander import ConfigurationError, Node, NodeCancelled
+from ..commander import ConfigurationError, Node, NodeCancelled, limits_around
 from ..commander.scope import adopt, scope_of
 from ..commander.waiting import observe, outlast
 from ._canonical import canonical, digest
@@ -140,6 +140,7 @@ class KeptRun:
 
     def _put_roots(self, commander: Node[Any]) -> None:
         ledger = self._ledger
+        ledger.count_in(limits_around(commander))
         if ledger.find(FIRST, "over") is None:
             self._put(commander, self._job, FIRST, FIRST, {"claim": True})
         self._put_rounds(commander, waited_for=ledger.puts_again)

@@ -28,7 +28,7 @@ from contextlib import nullcontext, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from ..commander import ConfigurationError, Node
+from ..commander import ConfigurationError, Node, NodeLimits
 from ..commander.scope import Scope, is_aside_here, scope_here
 from ._canonical import canonical_inputs, digest, digest_put
 from ._effect import KeptEffect, Limited
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 __all__ = ["NodeScope"]
 
 ONCE = (1, None)
-
 
 
 class NodeScope(Scope):
@@ -148,6 +147,10 @@ class NodeScope(Scope):
         if self._now is None:
             self._now = digest(self.ident, "end")
         return self._now
+
+    @property
+    def counted(self) -> list[NodeLimits]:
+        return self.ledger.counted
 
     @property
     def holder(self) -> NodeScope:
@@ -256,13 +259,9 @@ class NodeScope(Scope):
     # --- what becomes of it
 
     def past(self, node: Node[Any], now: float) -> tuple[list[float], float]:
-        if self.kept:
-            if self._spent is not None:
-                charge(json.loads(self._spent.value), node)
-            return [], 0.0
-        if self.ident not in self.ledger.by_ident:
-            return [], 0.0
-        attempts = self.ledger.every(self.ident, "attempt")
+        if self.kept and self._spent is not None:
+            charge(json.loads(self._spent.value), node)
+        attempts = [] if self.kept else self.ledger.every(self.ident, "attempt")
         if not attempts:
             return [], 0.0
         rows = [json.loads(row.value) for row in attempts]
@@ -368,8 +367,8 @@ class NodeScope(Scope):
         if ending == "cancelled":
             if self.lost and self.parent is not None:
                 self.parent.lost |= self.lost  # if that fails, both run again when it is resumed
-            if not leaving and kept is not None:
-                self.kept = True
+            self.kept = not leaving and kept is not None
+            if self.kept or (not leaving and self.ident in ledger.cancelled):
                 self._keep_usage(node)
         elif ending == "failed":
             assert error is not None

@@ -1,14 +1,25 @@
-"""What a node has spent, as JSON, and charged again in a later life."""
+"""What a node or a reply has spent, as JSON, and charged again in a later life."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import TYPE_CHECKING, Any
 
 from ..commander import Node
 from ..commander.scope import charge_again, spent
 from ..messages import Usage
 
-__all__ = ["charge", "usage_of"]
+if TYPE_CHECKING:
+    from ._writer import Row
+
+__all__ = ["charge", "taken", "usage_of"]
+
+
+def taken(row: Row) -> list[tuple[str, Usage]]:
+    """Return what a reply has spent, by account: one that is whole, broken or was cut."""
+    value = json.loads(row.value)
+    said = value["said"] if row.kind == "broken" else value
+    return [(account, Usage(**usage)) for account, usage in said["taken"]]
 
 
 def usage_of(node: Node[Any]) -> dict[str, Any]:

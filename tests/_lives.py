@@ -14,10 +14,11 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from anabranch.commander import Commander, NodeLimits
 from anabranch.commander.scope import scope_here
 from anabranch.store import Journal
 from anabranch.store._canonical import digest
@@ -274,6 +275,7 @@ class Life:
     error: BaseException | None = None
     before: int = 0
     rows: list[Row] = field(default_factory=list)
+    limits: Any = None
 
     @property
     def outcome(self) -> tuple[Any, ...]:
@@ -299,22 +301,26 @@ def play(
     seed: int | None = None,
     live: Mapping[str, Any] | None = None,
     beside: Callable[[Journal], Any] | None = None,
+    limits: Callable[[], NodeLimits] | None = None,
     **options: Any,
 ) -> Life:
     """Run what is left of a run on `disk` to its end, under asyncio's order or that of a seed.
 
     A real `file` may take the place of the disk's rows; else it is one that does something odd.
-    `beside` runs in a task beside it, with the journal. Time is virtual, also that of the wall.
+    `beside` runs in a task beside it, with the journal; `limits` makes those of its commander. Time
+    is virtual, also that of the wall.
     """
     disk = disk or Disk()
     life = Life(disk, before=len(disk.rows.get(RUN_ID, ())))
+    life.limits = None if limits is None else limits()
 
     async def main() -> None:
         with wall_of(disk):
             async with journal_of(disk, **options) as journal:
                 other = None if beside is None else asyncio.create_task(beside(journal))
                 try:
-                    life.result = await journal.run(make(), run_id=RUN_ID, live=live)
+                    async with Commander(limits=life.limits) if limits else nullcontext():
+                        life.result = await journal.run(make(), run_id=RUN_ID, live=live)
                 except (Exception, asyncio.CancelledError) as error:
                     life.error = error
                 if other is not None:
