@@ -267,7 +267,9 @@ class KeptEffect(Effect):
 
         async def look(reconcile: Callable[[str], Awaitable[Any]]) -> Any:
             nonlocal note
-            while (left := intent.time + horizon - time.time()) > 0:  # noqa: ASYNC110 - the wall clock tells nobody
+            clock, due = self._ledger.loop.time, intent.time + horizon
+            latest = clock() + horizon  # the wall's clock may be set back
+            while (left := min(due - time.time(), latest - clock())) > 0:  # noqa: ASYNC110 - the wall clock tells nobody
                 await asyncio.sleep(min(left, 60.0))
             late = asyncio.timeout(limit)  # no child: it may be asked in a final callback
             try:

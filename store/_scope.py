@@ -106,7 +106,6 @@ class NodeScope(Scope):
         self.began = 0.0
         # Whether it can be the one below which an effect is looked for in another attempt.
         self.holds = parent is None
-        # The recorded outcome.
         self.outcome: Row | None = None
         self.recorded = False
         # Whether how it ends, by itself, is known: of a node that is only left, nothing is.
@@ -269,7 +268,8 @@ class NodeScope(Scope):
         self.ledger.talks.catch_up(self, until=attempts[-1].seq)
         charge(rows[-1]["usage"], node)
         clock = self.ledger.clock()
-        return [now - (clock - row["clock"]) for row in rows], rows[-1]["due"] - time.time()
+        pause = rows[-1]["due"] - max(time.time(), attempts[-1].time)  # the wall's may be set back
+        return [now - max(0.0, clock - row["clock"]) for row in rows], pause
 
     def begin(self, node: Node[Any], timeout: float | None) -> float | None:
         self.ledger.keep_roots(self.ident)
@@ -289,7 +289,7 @@ class NodeScope(Scope):
         if (row := self.ledger.find(self.now, "began")) is None:
             self.ledger.append(self.now, "began", json.dumps({"clock": self.began}).encode())
             return timeout
-        return timeout - (self.ledger.clock_before - json.loads(row.value)["clock"])
+        return timeout - max(0.0, self.ledger.clock_before - json.loads(row.value)["clock"])
 
     async def wait_for_cancel(self, node: Node[Any]) -> None:
         await end_again(self, node)

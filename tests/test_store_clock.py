@@ -8,7 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _lives import RUN_ID, Disk, Life, act, every_kill, journal_of, play, wall_of
+from _lives import (
+    RUN_ID,
+    Disk,
+    Kill,
+    Life,
+    act,
+    disk_here,
+    doubtful,
+    every_kill,
+    journal_of,
+    play,
+    wall_of,
+)
 
 from anabranch.commander import Node, Retry
 from anabranch.commander.scope import scope_here
@@ -228,3 +240,52 @@ async def acts(node: Node[Any]) -> str:
 def test_what_is_sent_again_has_all_of_its_time() -> None:
     """A call in doubt that is done once more is a new one: it is not cut off by the old one."""
     assert every_kill(Sends, away=DAY).result[0] == "sent"
+
+
+class Repeats(Durable[float]):
+    """Tries twice with a pause of 50 s, works for 20, and does what is asked about after 60 s."""
+
+    async def task(self) -> float:
+        retry = Retry(attempts=2, on=KeyError, backoff=50, jitter=0)
+        await self.call_handler(fails_once(), retry=retry)
+        await self.call_handler(quiet(), timeout=100)
+        effect = scope_here().effect("send", {})  # type: ignore[union-attr]
+
+        async def send() -> str:
+            return disk_here().do(effect.key, "send")
+
+        async def was_sent(key: str) -> str | bool:
+            return disk_here().done.get(key, False)
+
+        await effect.do(send, reconcile=was_sent, horizon=60)
+        return asyncio.get_running_loop().time()
+
+
+@handler
+async def fails_once(node: Node[Any]) -> None:
+    if scope_here().attempt == 1:  # type: ignore[union-attr]
+        raise KeyError
+
+
+def test_a_wall_clock_that_is_set_back_makes_nothing_wait_longer() -> None:
+    """Pauses and what is asked about an effect are late by their own length at most."""
+    first = play(Repeats)
+    assert first.result == 120
+    for rows in range(len(first.rows)):
+        for done in {frozenset[str](), frozenset(doubtful(first, rows))}:
+            left = Kill(rows, done).of(first)
+            left.now -= DAY
+            life = play(Repeats, left)
+            assert life.error is None
+            assert life.result is None or life.result <= 120 + 60
+
+
+def test_a_timeout_is_never_longer_than_it_was_said_to_be() -> None:
+    """Also where the wall's clock was set back after the node began."""
+    first = play(lambda: Limits(False))
+    began = next(row.seq for row in first.rows if row.kind == "began")
+    left = Kill(began, frozenset()).of(first)
+    left.runs[RUN_ID] = left.runs[RUN_ID]._replace(clock=-DAY)
+    USED.clear()
+    play(lambda: Limits(False), left)
+    assert [pytest.approx(100)] == USED
