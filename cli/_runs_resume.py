@@ -51,6 +51,8 @@ async def resume_run(
             " --at N",
         )
     logging.getLogger().addHandler(LegibleLog())
+    if state in ("failed", "parked") and view.run.class_name.startswith("__main__:"):
+        await journal.resume(run_id)  # or to run its script again would fail as it has failed
     _import_class(view.run.class_name, app)
     async with AsyncExitStack() as stack:
         given = dict([await _bring(each, stack) for each in live])

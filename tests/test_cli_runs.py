@@ -518,6 +518,35 @@ async def test_a_class_that_cannot_be_imported_is_one_line_and_changes_nothing(
     assert "run that script again" in err
 
 
+SCRIPT = """
+from pathlib import Path
+from anabranch import run
+from anabranch.store import Durable
+
+class Opens(Durable[str]):
+    async def task(self):
+        return Path("door").read_text()
+
+print(run(Opens(), journal="runs.db", run_id="r"))
+"""
+
+
+async def test_a_failed_run_of_a_script_goes_on_when_that_is_run_again(tmp_path: Path) -> None:
+    """As the command says, which cannot take it up itself: its failure is taken away by then."""
+    (tmp_path / "opens.py").write_text(SCRIPT)
+    with pytest.raises(AssertionError):
+        await python(tmp_path, "opens.py")
+    (tmp_path / "door").write_text("open")
+    with pytest.raises(AssertionError):
+        await python(tmp_path, "opens.py")  # it stays as it has ended
+    status, _, err = await runs(tmp_path, "resume", "r")
+    assert status == 2
+    assert "run that script again" in err
+    await python(tmp_path, "opens.py")
+    (run,) = await runs_json(tmp_path, "list")
+    assert run["state"] == "completed"
+
+
 async def test_a_class_of_another_version_parks_its_run_visibly(tmp_path: Path) -> None:
     """With the code of that version it goes on."""
     await begin(tmp_path, "nap=Nap(0)")
