@@ -117,7 +117,7 @@ class Ledger:
         self.by_ident: dict[bytes, Row | list[Row]] = {}
         # Those that are asked for by their kind.
         self._kinds: dict[str, list[Row]] = {
-            kind: [] for kind in ("root", "reply", "broken", "cut", "message", "cancelled")
+            kind: [] for kind in ("root", "reply", "broken", "spent", "message", "cancelled")
         }
         # Of effects below nodes that may be tried again: in which attempt each was begun last, and
         # which attempt has last taken it from an earlier one.
@@ -236,8 +236,9 @@ class Ledger:
         Not all of it is played again: not what stands below cancelled nodes, or in ended rounds.
         """
         self.counted = limits
-        for row in [*self.of_kind("reply"), *self.of_kind("broken"), *self.of_kind("cut")]:
-            for account, usage in taken(row) if limits else ():
+        rows = [*self.of_kind("reply"), *self.of_kind("broken"), *self.of_kind("spent")]
+        for row in rows if limits else ():
+            for account, usage in taken(row):
                 for each in limits:
                     each.count_again(account, usage)
 
@@ -262,7 +263,7 @@ class Ledger:
         return [row for row in self.rows(ident) if row.kind == kind]
 
     def of_kind(
-        self, kind: Literal["root", "reply", "broken", "cut", "message", "cancelled"]
+        self, kind: Literal["root", "reply", "broken", "spent", "message", "cancelled"]
     ) -> list[Row]:
         """Return all rows of this kind, oldest first."""
         return [*self._kinds[kind]]
@@ -529,5 +530,5 @@ def _resumed(row: Row) -> Row:
     if row.kind == "failed":
         return row._replace(value=json.dumps({**json.loads(row.value), "by": ""}).encode())
     if row.kind == "broken":
-        return row._replace(kind="cut", value=json.dumps(json.loads(row.value)["said"]).encode())
+        return row._replace(kind="spent", value=json.dumps(json.loads(row.value)["said"]).encode())
     return row

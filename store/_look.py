@@ -88,7 +88,7 @@ def view(run: RunRow, rows: list[Row], letters: list[Letter]) -> RunView:
             refused[value["id"]] = f"{value['why']} (it is to be {value['type']})"
         elif row.kind == "gone":
             gone.append(f"{value['by']}: {', '.join(value['what'])}")
-        elif row.kind in ("reply", "broken", "cut"):
+        elif row.kind in ("reply", "broken", "spent"):
             for model, spent in (value["said"] if row.kind == "broken" else value)["taken"]:
                 total = usage.setdefault(model, {})
                 for name, count in spent.items():

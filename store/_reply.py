@@ -27,14 +27,14 @@ class ReplyRow(KeptReply):
     The request itself is not written, only a digest of it. A `reply` is whole. One that is `broken`
     says what had come, and how it ended: its `failure`, or `left`, by which its reader left it.
     Where partials are asked for, what is said until it is whole stands in rows of its own, each
-    with what is new. What it took in lives that ended before it did is `cut`: that is spent.
+    with what is new. What it took in lives that ended before it did is `spent`.
     """
 
     def __init__(self, asker: NodeScope, ident: bytes) -> None:
         ledger = asker.ledger
         self._leaves = leaves_here()
         self._broken: dict[str, Any] = {}
-        self.spent = [each for row in ledger.every(ident, "cut") for each in taken(row)]
+        self.spent = [each for row in ledger.every(ident, "spent") for each in taken(row)]
         self.recorded = None
         if (row := ledger.find(ident, "reply")) is not None:
             self.recorded = row.value.decode()
@@ -92,7 +92,7 @@ class ReplyRow(KeptReply):
         if self._ledger.suspended or self._leaves():
             # It is asked for again; what it has taken is spent.
             if said["taken"] and self._ledger.trouble is None:
-                self._in_loop(self._append_cut, json.dumps({"taken": said["taken"]}).encode())
+                self._in_loop(self._append_spent, json.dumps({"taken": said["taken"]}).encode())
             return
         ended: dict[str, Any]
         if isinstance(error, Exception):
@@ -132,9 +132,9 @@ class ReplyRow(KeptReply):
             with suppress(RuntimeError):  # the loop is closed: the run is suspended
                 ledger.loop.call_soon_threadsafe(call_later)
 
-    def _append_cut(self, value: bytes) -> None:
+    def _append_spent(self, value: bytes) -> None:
         with suppress(LeaseLost, JournalError):  # the run is left, for whatever reason
-            self._ledger.append(self._ident, "cut", value)
+            self._ledger.append(self._ident, "spent", value)
 
     def _append(self, text: str) -> None:
         self._stop()

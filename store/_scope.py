@@ -29,7 +29,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ..commander import ConfigurationError, Node, NodeLimits
-from ..commander.scope import Scope, is_aside_here, scope_here
+from ..commander.scope import Scope, is_aside_here, put_of, scope_here
 from ._canonical import canonical_inputs, digest, digest_put
 from ._effect import KeptEffect, Limited
 from ._endings import Endings
@@ -508,6 +508,8 @@ class NodeScope(Scope):
     def _keep_usage(self, node: Node[Any]) -> None:
         if usage := usage_of(node):
             self._append("usage", usage)
+            if put_of(node).on is not None:  # no reply in the journal says so
+                self._append("spent", {"taken": [*usage.items()]})
 
 
 # Where a class stands is in the identities of its nodes: one that moves is another to old journals.

@@ -16,7 +16,7 @@ __all__ = ["charge", "taken", "usage_of"]
 
 
 def taken(row: Row) -> list[tuple[str, Usage]]:
-    """Return what a reply has spent, by account: one that is whole, broken or was cut."""
+    """Return what a `reply`, a `broken` one, or what has no such row has `spent`, by account."""
     value = json.loads(row.value)
     said = value["said"] if row.kind == "broken" else value
     return [(account, Usage(**usage)) for account, usage in said["taken"]]

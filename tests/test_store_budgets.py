@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
-from _lives import RUN_ID, Disk, Kill, Life, journal_of, play, wall_of
+from _lives import RUN_ID, Disk, Kill, Life, act, doubtful, journal_of, play, wall_of
 from _scale import many, seeds
 
 from anabranch.backends import Limits
@@ -18,6 +18,7 @@ from anabranch.commander import (
     Node,
     NodeCancelled,
     Retry,
+    charge,
     quorum,
 )
 from anabranch.handlers import handler
@@ -143,7 +144,7 @@ def draw_plan(draw: random.Random, numbers: list[int], depth: int = 3) -> Plan:
 
 def known(life: Life, rows: int | None = None) -> float:
     """Return what the journal says that all replies so far have taken."""
-    kept = [row for row in life.rows[:rows] if row.kind in ("reply", "broken", "cut")]
+    kept = [row for row in life.rows[:rows] if row.kind in ("reply", "broken", "spent")]
     return sum(usage.total_tokens for row in kept for _, usage in taken(row))
 
 
@@ -223,6 +224,44 @@ def test_a_reply_that_is_cut_when_the_run_is_suspended_is_paid_for(how: str) -> 
         assert run_seeded(lambda seconds=seconds: live(seconds)) is None
     assert 0 < spent[0] < spent[1] < spent[2]
     assert run_seeded(lambda: live(1000)) == spent[-1] == spent[2] + 100
+
+
+class Elsewhere:
+    """A place where bodies charge what they spend, as a report from another machine does."""
+
+    host = place = None
+
+    def prepare(self, node: Node[Any]) -> Elsewhere:
+        return self
+
+    async def run(self, node: Node[Any]) -> None:
+        charge("scripted", Usage(input_tokens=70), event=False)
+
+    def below(self, depth: int) -> list[Any]:
+        return []
+
+    def explain(self) -> str:
+        return ""
+
+
+class Sends(Durable[float]):
+    async def task(self) -> float:
+        await self.put_job(Kept(["asks", 1], ScriptedBackend(otherwise=say)), on=Elsewhere())
+        await act("between")
+        used: Any = self.commander.usage(self)["scripted"]
+        return used.total_tokens
+
+
+def test_what_was_spent_at_another_place_counts_too() -> None:
+    """No reply of it is in the journal; the job that is kept says it."""
+    first = play(Sends, limits=Limits)
+    assert first.result == 70
+    for rows in range(len(first.rows)):
+        left = Kill(rows, frozenset(doubtful(first, rows))).of(first)
+        life = play(Sends, left, limits=Limits)
+        assert life.result == 70
+        kept = any(row.kind == "spent" for row in first.rows[:rows])
+        assert life.limits.spent == (70 if kept else 0)  # here those elsewhere count nothing
 
 
 class Breaks(Durable[None]):
