@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from ._cancel import cancel_subtrees, leaves
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ._record import Record
 
 __all__ = [
+    "Attempt",
     "Effect",
     "Keeper",
     "KeptReply",
@@ -67,6 +69,36 @@ Keeper: TypeAlias = Callable[
 
 # Set by the room that has journals, which a durable job has imported.
 keeper: Keeper | None = None
+
+
+class Attempt:
+    """One attempt of a node in one life of its run, inside that of the node that has put it.
+
+    It says what becomes of all that is done in it and not kept, as what an agent remembers.
+    """
+
+    __slots__ = ("above", "life", "over")
+
+    def __init__(self, above: Attempt | None, life: tuple[str, object]) -> None:
+        self.above = above
+        # The run, and which of its lives.
+        self.life = life
+        # Why later lives do not run it again: it was "cut" short, or what it gave is "kept".
+        self.over: Literal["", "cut", "kept"] = ""
+
+    def lacks(self, other: Attempt) -> Literal["", "cut", "kept"]:
+        """Say why a later life that comes here may not have come to what was done in `other`."""
+        if other.life != self.life:
+            return "cut" if other.life[0] == self.life[0] else ""
+        around, each = {*self._around()}, other._around()
+        ends = {attempt.over for attempt in takewhile(lambda one: one not in around, each)}
+        return "cut" if "cut" in ends else "kept" if "kept" in ends else ""
+
+    def _around(self) -> Iterator[Attempt]:
+        each: Attempt | None = self
+        while each is not None:
+            yield each
+            each = each.above
 
 
 class Scope(ABC):
@@ -186,6 +218,10 @@ class Scope(ABC):
         """Take note that a root has ended, and how: its final callbacks had a say in that."""
 
     # --- what other rooms ask of it, for work that is done below the node
+
+    @abstractmethod
+    def attempt_here(self) -> Attempt:
+        """Return the attempt of the node that is being made."""
 
     @abstractmethod
     def effect(

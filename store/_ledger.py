@@ -94,6 +94,8 @@ class Ledger:
         self.loop = asyncio.get_running_loop()
         self.run_id = run.run_id
         self.fence = run.fence
+        # This life among all in this process, of whatever journal.
+        self.life = (run.run_id, object())
         # What the run's clock said when this life began, and when that was.
         self.clock_before = run.clock
         self._claimed = time.time()

@@ -29,7 +29,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ..commander import ConfigurationError, Node, NodeLimits
-from ..commander.scope import Scope, is_aside_here, put_of, scope_here
+from ..commander.scope import Attempt, Scope, is_aside_here, put_of, scope_here
 from ._canonical import canonical_inputs, digest, digest_put
 from ._effect import KeptEffect, Limited
 from ._endings import Endings
@@ -85,6 +85,8 @@ class NodeScope(Scope):
     refused: ConfigurationError | None = None
     # Those it has put whose outcome the journal has, and that are to end.
     _endings: Endings | None = None
+    # What others know its attempt by.
+    _attempt: Attempt | None = None
 
     def __init__(
         self, ledger: Ledger, ident: bytes, free: bytes, parent: NodeScope | None, root: bytes
@@ -333,6 +335,7 @@ class NodeScope(Scope):
             self._append("attempt", {"clock": self.began, "due": due, "usage": usage_of(node)})
         self.attempt += 1
         self._now = digest(self.ident, self.attempt)
+        self._end_attempt("cut")
 
     def close(
         self,
@@ -358,6 +361,9 @@ class NodeScope(Scope):
                 # It runs again in a later life, whose timeout then is not cut short by this one.
                 ledger.append(self.timed, "ended")
         now = self._now
+        if self._attempt is not None:
+            cut = ending == "cancelled" or ledger.find(self.now, "aborted") is not None
+            self._end_attempt("cut" if cut else "" if kept is None else "kept")
         # Final callbacks run also where no attempt is made: what they put has no attempt's number.
         self._now = self._counts = None
         if ending == "completed" and kept is not None and not self.recorded:
@@ -455,6 +461,16 @@ class NodeScope(Scope):
         above = list(self.up()) if coming else []  # those who may have asked for them
         awaited = [reply for scope in above for reply in coming if reply.asker is scope]
         return KeptEffect(self, name, inputs, harmless, awaited)
+
+    def attempt_here(self) -> Attempt:
+        if self._attempt is None:
+            above = None if self.parent is None or self.is_root else self.parent.attempt_here()
+            self._attempt = Attempt(above, self.ledger.life)
+        return self._attempt
+
+    def _end_attempt(self, over: Literal["", "cut", "kept"]) -> None:
+        if self._attempt is not None:
+            self._attempt.over, self._attempt = over, None
 
     def own_name(self, what: str) -> str:
         return digest(self.ledger.run_id, self.now, what, self.number(what)).hex()

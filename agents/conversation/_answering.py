@@ -10,7 +10,7 @@ from ...commander.awaitable import require_awaitable
 from ...commander.errors import ConfigurationError
 from ...commander.scope import once
 from ..layers import AgentMessage
-from ..layers._call import ROUND
+from ..layers._call import ROUND, require_again
 from ..layers._stream import APPROVE
 from ..layers._usage import CountedCall
 from ._directory import Answer, Status
@@ -54,6 +54,7 @@ class Answering(CountedCall[Answer], internal=True):
         if agent.approve is not None:
             APPROVE.set(agent.approve)
         agent.tool_sessions.enter(agent.session_with(self.partner))
+        require_again(agent, agent.session_with(self.partner))
         self.message = await agent.hear(self.message, self.partner)
         ending = self._ending()
         if mode == "ALWAYS" or (mode == "TERMINATE" and ending is not None):

@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from ...store import Session
     from ._agent import Agent
 
-__all__ = ["ROUND", "AgentCall", "KeptCall", "KeptSession", "run_in_tree", "stream_call"]
+__all__ = [
+    "ROUND",
+    "AgentCall",
+    "KeptCall",
+    "KeptSession",
+    "require_again",
+    "run_in_tree",
+    "stream_call",
+]
 
 F = TypeVar("F", default=Any)
 T = TypeVar("T")
@@ -50,6 +58,19 @@ class KeptSession(NamedTuple):
 
 ROUND: ContextVar[KeptSession | None] = ContextVar("anabranch_agents_round", default=None)
 """Set below a call that a journal keeps; nodes hand it down."""
+
+
+def require_again(agent: Agent[Any], session_id: SessionId) -> None:
+    """Let a session have what each later life of the durable run around this will have in it too.
+
+    Raises `ConfigurationError` if some of that is a job's whose result is kept.
+    """
+    if not agent.memory.drop_cut(session_id):
+        raise ConfigurationError(
+            f"{agent.name} has heard in the session {session_id!r} what was said below a durable"
+            " job that has ended: that job does not run again in a later life, which would forget"
+            " it; let one job make all calls of a session, or hand on what was said as a result"
+        )
 
 
 class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
@@ -89,6 +110,7 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         self.count_for(agent.spending, named)
         if isinstance(session_id, OwnSession):  # this call's, or that of one above
             session_id.forget[agent] = partial(agent.forget, session_id)
+        require_again(agent, session_id)
         agent.tool_sessions.enter(session_id)
         CALLS.set((*CALLS.get(), object()))  # one attempt of this call
         if agent.approve is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from math import isfinite
@@ -15,6 +15,7 @@ from pydantic_core import to_jsonable_python
 from ...backends import Backend
 from ...commander.errors import BadResponse, ConfigurationError
 from ...commander.kinds import FUNCTION, require
+from ...commander.scope import Attempt, scope_here
 from ...messages import Message, Request
 from ...messages.text import encodable
 from ...tools import ToolResult
@@ -73,6 +74,8 @@ CALLS: ContextVar[tuple[object, ...]] = ContextVar("anabranch_agents_calls", def
 # Where a message keeps the calls in which it was added; what is no field is neither saved nor
 # compared.
 ADDED_IN = "_added_in"
+# Likewise the attempt of a node, in a durable run, and what a summary has replaced there.
+DONE_IN, INSTEAD_OF = "_done_in", "_instead_of"
 
 Filter: TypeAlias = Callable[[AgentMessage], bool]
 
@@ -122,8 +125,10 @@ class Memory:
     def add(self, *messages: AgentMessage | str, session_id: SessionId = 0) -> list[AgentMessage]:
         """Append messages, a plain string being the user's; return them as they are kept."""
         kept = [copy_message(message) for message in messages]
+        scope = scope_here()
         for each in kept:
             vars(each)[ADDED_IN] = CALLS.get()
+            vars(each)[DONE_IN] = None if scope is None else scope.attempt_here()
         self._sessions.setdefault(session_id, []).extend(kept)
         return kept
 
@@ -162,6 +167,37 @@ class Memory:
         for place in reversed(own):
             del kept[place]
         return True
+
+    def drop_cut(self, session_id: SessionId) -> bool:
+        """Forget what a later life of the durable run around this would not come to again.
+
+        That is what was said in a node that was cancelled, that took too long or that has another
+        attempt now, or in an earlier life in this process. Says whether all the rest is said again:
+        what a job has said whose result is kept is not.
+        """
+        if (scope := scope_here()) is None:
+            return True
+        here, ends = scope.attempt_here(), set[str]()
+
+        def left(messages: Iterable[AgentMessage]) -> Iterator[AgentMessage]:
+            for each in messages:
+                done_in: Attempt | None = vars(each).get(DONE_IN)
+                end = "" if done_in is None else here.lacks(done_in)
+                ends.add(end)
+                if end != "cut":
+                    yield each
+                else:  # what it has replaced is there again
+                    yield from left(vars(each).get(INSTEAD_OF, ()))
+
+        if self._all(session_id):
+            self._sessions[session_id][:] = left(self._all(session_id))
+        return "kept" not in ends
+
+    def settle(self, session_id: SessionId) -> None:
+        """Take note that each life is told all that was said so far, as it stands in a journal."""
+        for each in self._all(session_id):
+            vars(each).pop(DONE_IN, None)
+            vars(each).pop(INSTEAD_OF, None)
 
     def reset(self, session_id: SessionId = 0) -> None:
         """Forget a session."""
@@ -250,6 +286,8 @@ class SummaryMemory(Memory):
         summary = AgentMessage(
             content=f"Summary of what was said before:\n{text}", sender="memory", type="summary"
         )
+        if (scope := scope_here()) is not None:
+            vars(summary).update({DONE_IN: scope.attempt_here(), INSTEAD_OF: old})
         messages = self._all(session_id)  # others may have added, or summarised, meanwhile
         if all(a is b for a, b in zip(old, messages, strict=False)) and len(messages) >= len(old):
             messages[: len(old)] = [summary]

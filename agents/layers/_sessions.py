@@ -146,6 +146,8 @@ class KeptSessions:
         agent, heard, written = self._agent, LISTENER.get(), _Answer(self._agent)
         messages, options = read_records(call.inputs["messages"]), call.inputs["options"]
         start, ended = agent.state_dict(session_id), call.ended
+        for each in agent.named_agents().values():
+            each.memory.settle(session_id)
 
         async def work() -> AgentMessage[Any]:
             nonlocal heard
