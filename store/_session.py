@@ -44,8 +44,8 @@ class SessionCall:
     """A call of a session that the journal has.
 
     Attributes: `inputs`, as they were given to `Session.begin`; `ended`, whether its result, its
-    failure or its cancel is known; `over`, whether nothing of it is left to do; `result` and
-    `kept`, what was written of it.
+    failure or its cancel is known; `cancelled`, whether that is; `over`, whether nothing of it is
+    left to do; `result` and `kept`, what was written of it.
     """
 
     def __init__(self, ledger: Ledger, ident: bytes, inputs: Any) -> None:
@@ -62,8 +62,13 @@ class SessionCall:
     def ended(self) -> bool:
         """Whether it is known how it ended."""
         ledger = self._ledger
-        cut = self.ident in ledger.cancelled or ledger.find(self.ident, "aborted") is not None
+        cut = self.cancelled or ledger.find(self.ident, "aborted") is not None
         return cut or self.over or ledger.outcome(self.ident) is not None
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was cancelled, so that nobody waits for it any more."""
+        return self.ident in self._ledger.cancelled
 
     @property
     def result(self) -> Any:

@@ -462,6 +462,29 @@ def test_what_is_remembered_of_a_cancelled_call_is_in_the_journal(number: int):
         disk = left(disk, draw.randint(0, len(disk.rows[MAILS])), done=draw.random() < 0.5)
 
 
+def test_the_same_message_after_a_cancel_is_a_new_call_whenever_the_process_dies():
+    """Also if it died while the cancelled call was coming to its end."""
+
+    async def cancel(agent: Agent[Any], world: World, journal: Journal) -> None:
+        async with Commander() as commander:
+            call = commander.call_handler(agent.call("send it", session_id="s"))
+            while not world.disk.done:  # noqa: ASYNC110 - what is outside tells nobody
+                await asyncio.sleep(0)
+            call.cancel("enough")
+            await asyncio.wait([asyncio.ensure_future(observe(call))])
+
+    async def ask(agent: Agent[Any], world: World, journal: Journal) -> str:
+        return (await agent("send it", session_id="s")).text
+
+    first = Disk()
+    live(first, cancel)
+    kinds = [row.kind for row in first.rows[MAILS]]
+    for rows in range(kinds.index("cancelled") + 1, len(kinds) + 1):
+        disk = left(first, rows, done=True)
+        assert live(disk, ask).startswith("answer to")
+        assert [row.kind for row in disk.rows[MAILS]].count("root") == 2, rows
+
+
 async def test_tools_under_way_come_to_their_end_when_a_call_is_cut(tmp_path):
     """Nothing is in doubt then, though nobody could say what had become of it."""
     begun, gate, done = asyncio.Event(), asyncio.Event(), []

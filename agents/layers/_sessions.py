@@ -91,7 +91,8 @@ class KeptSessions:
             self._read(session, session_id)
             last = session.calls[-1] if session.calls else None
             if last is not None and not last.over:
-                if {**last.inputs, "before": None} == {**inputs, "before": None}:
+                same = {**last.inputs, "before": None} == {**inputs, "before": None}
+                if same and not last.cancelled:
                     return await self._make(session, last, session_id)
                 await self._finish(session, last, session_id)
             known = self._known.get(session_id)
