@@ -8,7 +8,7 @@ import pytest
 from _lives import Kill, act, every_kill, play
 from _scale import SEED, many
 
-from anabranch import tool
+from anabranch import StreamInterrupted, tool
 from anabranch.agents import ConversableAgent, GroupChat, GroupTalk
 from anabranch.agents.conversation import Talk, choose_by_model, random_speaker
 from anabranch.backends import Backend
@@ -44,6 +44,18 @@ def answers(seed: int) -> Callable[[Request], Message | str]:
     return answer
 
 
+def breaks_off(seed: int) -> Callable[[Request], Message | str | Exception]:
+    """Answer likewise, or fail."""
+    answer = answers(seed)
+
+    def answer_or_fail(request: Request) -> Message | str | Exception:
+        read = "|".join(f"{each.role}{each.content}" for each in request.messages)
+        fails = random.Random(f"{seed} fails {read}").random() < 0.2
+        return StreamInterrupted(read[-20:]) if fails else answer(request)
+
+    return answer_or_fail
+
+
 class Talks(Durable[list[str]]):
     """A talk of three in one of the ways."""
 
@@ -63,10 +75,14 @@ class Talks(Durable[list[str]]):
             team: Any = GroupTalk("team", members, max_turns=4)
         else:
             team = GroupChat("team", members, speaker=speaker[self.how], max_turns=4)
-        await ConversableAgent("user").initiate_chat(team, "Go.")
+        failed = []
+        try:
+            await ConversableAgent("user").initiate_chat(team, "Go.")
+        except StreamInterrupted as error:
+            failed.append(str(error))
         said = [f"{each.sender}: {each.text}" for each in team.talks["user"].messages]
         heard = [f"{m.name} {each.text}" for m in members for each in m.chat_messages["team"]]
-        return said + heard
+        return failed + said + heard
 
 
 HEARD: list[tuple[int, str]] = []
@@ -125,3 +141,28 @@ def test_who_is_next_is_the_same_in_each_life(how: str) -> None:
     for seed in range(SEED, SEED + many(1, 20)):
         backend = ScriptedBackend(otherwise=answers(seed))
         every_kill(lambda b=backend: Talks(how, b), seeds=(None, seed))  # type: ignore[misc]
+
+
+def test_a_talk_fails_in_each_life_as_it_has_failed() -> None:
+    """A member whose model fails ends it, whatever the others were about to say."""
+    failed = 0
+    for seed in range(SEED, SEED + many(3, 60)):
+        asked: list[Request] = []
+
+        def answer(request: Request, seed: int = seed, asked: list[Request] = asked) -> Any:
+            asked.append(request)
+            return breaks_off(seed)(request)
+
+        def talk(answer: Any = answer) -> Talks:
+            return Talks("floor", ScriptedBackend(otherwise=answer))
+
+        first = play(talk, seed=seed)
+        for rows in range(seed % 3, len(first.rows) + 1, many(3, 1)):
+            life = play(talk, Kill(rows, frozenset()).of(first), seed=seed + rows)
+            assert life.error is None
+            failed += any(row.kind == "broken" for row in life.rows)
+            result = next(row.seq for row in reversed(life.rows) if row.kind == "result")
+            asked.clear()
+            again = play(talk, Kill(result - 1, frozenset()).of(life), seed=rows)
+            assert (again.outcome, asked) == (life.outcome, []), (seed, rows)
+    assert failed

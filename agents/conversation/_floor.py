@@ -91,7 +91,7 @@ class _Floor:
         self.present = set(group.members)
         self.busy = set(group.members)
         self.ending: Status | None = None
-        self.fault: ConversationTooLong | None = None
+        self.fault: Exception | None = None
         # One for each seat, rung when there is news, and one for the end.
         self.bells = {name: asyncio.Event() for name in group.members}
         self.over = asyncio.Event()
@@ -235,9 +235,14 @@ class _Seat(Node[None], internal=True):
         try:
             while name in floor.present and await floor.hear_next(name):
                 await floor.hear_and_answer(name)
-        except ConversationTooLong as error:  # no more may be said in the outer conversation
-            floor.fault = error
-            floor.end("message_limit")
+        except Exception as error:
+            # No more may be said in the outer conversation. Or a member has failed in a durable
+            # run: whoever is cancelled for that would not come to its turns in a later life.
+            if not (floor.kept or isinstance(error, ConversationTooLong)):
+                raise
+            async with floor.turn(name):
+                floor.fault = floor.fault or error
+                floor.end("message_limit")
         finally:
             floor.leave(name)
 
