@@ -325,6 +325,47 @@ async def test_what_is_remembered_before_a_call_is_written_with_it(tmp_path):
     assert await agent.recall("s") == other.memory.messages("s")
 
 
+async def test_what_is_forgotten_here_stands_in_the_journal(tmp_path):
+    """Whenever it is forgotten, also while a call is made; with agents below, too."""
+
+    class Pair(Agent[Any]):
+        def __init__(self) -> None:
+            super().__init__(name="notes", journal=str(tmp_path / "notes.db"))
+            self.began, self.go = asyncio.Event(), asyncio.Event()
+            self.below = Agent(ScriptedBackend(otherwise=self.play), name="below")
+
+        async def play(self, request: Request) -> str:
+            self.began.set()
+            await self.go.wait()
+            return f"{len(request.messages)}"
+
+        async def forward(self, *messages: Any, session_id: Any = 0, **options: Any) -> str:
+            return (await self.below(*messages, session_id=session_id)).text
+
+    agent = Pair()
+    agent.go.set()
+    assert (await agent("one", session_id="s")).text == "1"
+    agent.forget("s")
+    assert (await agent("two", session_id="s")).text == "3"
+    for each in agent.named_agents().values():
+        each.forget("s")
+    agent.began.clear()
+    agent.go.clear()
+    call = asyncio.create_task(agent("three", session_id="s"))
+    await agent.began.wait()
+    agent.forget("s")
+    agent.go.set()
+    assert (await call).text == "5"
+    assert agent.memory.messages("s") == []
+    said = [each.text for each in await Pair().recall("s")]
+    assert said == ["one", "1", "two", "3", "three", "5"]
+    assert [each.text for each in await agent.recall("s")] == said
+    agent.forget("s")
+    agent.memory.add("mine", session_id="s")
+    with pytest.raises(ConfigurationError, match="its memory here is another"):
+        await agent("four", session_id="s")
+
+
 async def test_a_memory_that_is_not_the_journals_is_refused(tmp_path):
     """It would be lost, or the journal's."""
     path = tmp_path / "notes.db"

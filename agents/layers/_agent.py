@@ -365,13 +365,16 @@ class Agent(Generic[F]):
     def forget(self, session_id: SessionId) -> None:
         """Forget a session, here alone; also what a call without a session leaves behind.
 
-        What a journal keeps of it stays there, and is read again by the next call in it.
+        What a journal keeps of it stays there, and is read again by the next call in it; if a call
+        in it is under way, it is forgotten after that.
         """
-        if self._kept is not None:
-            self._kept.let_go(session_id)
+        kept = self._kept
+        if kept is not None and kept.is_busy(session_id):
+            return
         self.spending.sessions.pop(session_id, None)
-        kept = self.memory.reset, self.tool_sessions.forget
-        do_all(partial(forget, session_id) for forget in kept)
+        every = [self.memory.reset, self.tool_sessions.forget]
+        every += [] if kept is None else [kept.let_go]
+        do_all(partial(forget, session_id) for forget in every)
 
     async def aclose(self) -> None:
         """Close what tools hold open in any session, here and in all agents below.

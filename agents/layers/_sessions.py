@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -70,6 +70,8 @@ class KeptSessions:
         self.journal = journal
         # What the memories here have; None where that is not what the journal has.
         self._known: dict[SessionId, _Known | None] = {}
+        # The sessions that are taken here, and whether each is to be forgotten after that.
+        self._busy: dict[SessionId, bool] = {}
         # One call after the other in each session, in each loop.
         self._turns: WeakKeyDictionary[
             asyncio.AbstractEventLoop, WeakValueDictionary[SessionId, asyncio.Lock]
@@ -100,9 +102,19 @@ class KeptSessions:
             inputs["before"] = _differences({} if known is None else known.state, here)
             return await self._make(session, session.begin(inputs), session_id)
 
+    def is_busy(self, session_id: SessionId) -> bool:
+        """Say whether a session is in use, so that it can be forgotten only after that: it is."""
+        if session_id not in self._busy:
+            return False
+        self._busy[session_id] = True
+        return True
+
     def let_go(self, session_id: SessionId) -> None:
-        """Take note that the memories here have nothing of a session any more."""
+        """Take note that the memory here has nothing of a session any more."""
         self._known.pop(session_id, None)
+        left = self._agent.state_dict(session_id)
+        if any(left.values()):  # in agents below
+            self._known[session_id] = _Known(-1, left)
 
     async def recall(self, session_id: SessionId) -> None:
         """Let the memories have what the journal has of a session."""
@@ -121,12 +133,16 @@ class KeptSessions:
         async with turns.setdefault(session_id, asyncio.Lock()):
             given = self.journal
             name = run_id_of(self._agent.name, session_id)
-            if isinstance(given, Journal):
-                async with given.session(name) as session:
+            async with AsyncExitStack() as stack:
+                if not isinstance(given, Journal):
+                    given = await stack.enter_async_context(Journal(given))
+                session = await stack.enter_async_context(given.session(name))
+                self._busy[session_id] = False
+                try:
                     yield session
-            else:
-                async with Journal(given) as journal, journal.session(name) as session:
-                    yield session
+                finally:
+                    if self._busy.pop(session_id):
+                        self._agent.forget(session_id)
 
     async def _finish(self, session: Session, call: SessionCall, session_id: SessionId) -> None:
         """Let a call that was cut come to its end; nobody listens any more."""
@@ -191,7 +207,8 @@ class KeptSessions:
             if call.ended:
                 _apply(state, _refer_back(call))
         before = known.state if known is not None else {}
-        if (known is not None or session_id not in self._known) and _differences(before, here):
+        added = _differences(before, {path: said for path, said in here.items() if said})
+        if (known is not None or session_id not in self._known) and added:
             if not session.calls:
                 return  # it begins with what was remembered here
             if _differences(state, here):
