@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
+from collections.abc import Sequence
 from contextlib import suppress
 
 from ..commander import AnabranchError, Commander, Node
@@ -16,14 +19,19 @@ SHOWN = 20
 class Deadlock(AnabranchError):
     """Nothing is ready, no timer is set, and the run is not over.
 
-    Its text says where the tasks stand, draws each tree and says what it waits for.
+    Its text says where the tasks stand, draws each tree and says what it waits for. Threads that
+    are still at work after the loop's `patience` are named first: it may be that they need longer.
     """
 
 
-def describe(loop: asyncio.AbstractEventLoop) -> str:
-    """Say what hangs on `loop`: its trees and its tasks."""
+def describe(loop: asyncio.AbstractEventLoop, working: Sequence[threading.Thread]) -> str:
+    """Say what hangs on `loop`: its trees and its tasks; and which threads are at work."""
     tasks = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())
     parts = ["deadlock: nothing is ready, no timer is set, and these still wait:"]
+    if working:
+        parts = ["deadlock, or patience= is too short: these threads are still at work:"]
+        parts += [f"  {thread.name}{_place(thread)}" for thread in working]
+        parts += ["and these tasks wait, with no timer set:"]
     commanders: dict[int, Commander] = {}
     for number, task in enumerate(tasks):
         place = "an unknown place"
@@ -41,3 +49,10 @@ def describe(loop: asyncio.AbstractEventLoop) -> str:
     for commander in commanders.values():
         parts += ["", str(commander), "", commander.explain()]
     return "\n".join(parts)
+
+
+def _place(thread: threading.Thread) -> str:
+    frame = sys._current_frames().get(thread.ident or 0)
+    if frame is None:  # it has ended meanwhile
+        return ""
+    return f" at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

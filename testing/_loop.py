@@ -10,7 +10,6 @@ import asyncio
 import selectors
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import Context
@@ -110,10 +109,15 @@ class SeededLoop(asyncio.SelectorEventLoop):
     def _may_be_called(self) -> bool:
         """Say whether anything outside this thread may still call in."""
         watched: Mapping[Any, Any] = cast("Any", self)._selector.get_map()
-        return len(watched) > 1 or any(  # one is the loop's own pipe
-            thread not in self._threads_before and thread.name != WATCHER and _at_work(thread)
+        return len(watched) > 1 or bool(self._working())  # one is the loop's own pipe
+
+    def _working(self) -> list[threading.Thread]:
+        """Return the threads that are at work and may still call in."""
+        return [
+            thread
             for thread in threading.enumerate()
-        )
+            if thread not in self._threads_before and thread.name != WATCHER and _at_work(thread)
+        ]
 
 
 def _at_work(thread: threading.Thread) -> bool:
@@ -127,23 +131,20 @@ def _at_work(thread: threading.Thread) -> bool:
         stack.append(frame)
         frame = frame.f_back
     names = [frame.f_code.co_qualname for frame in stack]
+    idle = False
     if names[:1] == ["_worker"]:  # of concurrent.futures
         pool = stack[0].f_locals
-        return pool.get("work_item") is not None or pool["work_queue"].qsize() > 0
-    if names[:2] == ["Condition.wait", "Event.wait"]:
+        idle = pool.get("work_item") is None and pool["work_queue"].qsize() == 0
+    elif names[:2] == ["Condition.wait", "Event.wait"]:
         wait = stack[1].f_locals
-        if wait["timeout"] is not None or wait["self"].is_set():
-            return True
-        # It may have been woken meanwhile, and have cleared the event since.
-        return sys._current_frames().get(thread.ident or 0) is not stack[0]
-    if names[:1] == ["Bell.wait"]:  # of a journal
+        idle = wait["timeout"] is None and not wait["self"].is_set()
+    elif names[:1] == ["Bell.wait"]:  # of a journal
         wait = stack[0].f_locals
-        if wait["timeout"] >= 0 or wait["self"].rung:
-            return True
-        return sys._current_frames().get(thread.ident or 0) is not stack[0]
-    if names == ["Condition.wait", "Queue.get", "WorkerThread.run"]:  # anyio's
-        return stack[1].f_locals["self"].qsize() > 0
-    return True
+        idle = wait["timeout"] < 0 and not wait["self"].rung
+    elif names == ["Condition.wait", "Queue.get", "WorkerThread.run"]:  # anyio's
+        idle = stack[1].f_locals["self"].qsize() == 0
+    # It may have been woken meanwhile, and have taken what it was woken for.
+    return not idle or sys._current_frames().get(thread.ident or 0) is not stack[0]
 
 
 class _Ready(deque[asyncio.Handle]):
@@ -205,15 +206,16 @@ class _Selector(selectors.DefaultSelector):
                 )
         events = super().select(0)
         if not (loop._take_inbox() or events or (timeout is not None and timeout <= 0)):
-            patience = loop.patience if timeout is None else min(timeout, loop.patience)
-            until = time.monotonic() + patience
+            left = loop.patience if timeout is None else min(timeout, loop.patience)
             came = False
-            while not came and loop._may_be_called() and (left := until - time.monotonic()) > 0:
+            # Counted in looks: a process that was stopped for a while has not waited for anybody.
+            while not came and left > 0 and loop._may_be_called():
                 events = super().select(min(left, LOOK))
                 came = loop._take_inbox() or bool(events)
+                left -= LOOK
             if not came and not loop._take_inbox():
                 if timeout is None:
-                    raise Deadlock(describe(loop))
+                    raise Deadlock(describe(loop, loop._working()))
                 loop.clock.now += timeout
         cast("_Ready", loop._ready).begin_turn()
         return events

@@ -2,10 +2,13 @@
 
 import asyncio
 import contextvars
+import itertools
+import queue
 import random
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -299,6 +302,89 @@ def test_a_thread_that_waits_for_an_event_does_not_hold_the_clock() -> None:
         return said, loop.time()
 
     assert run_seeded(main, patience=60) == ("answer", 200_000)  # and not after hours
+
+
+class Sly(queue.Queue[Callable[[], object]]):
+    """It gets something, which is taken at once, while somebody asks how much is in it."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        super().__init__()
+        self.work = work
+        self.taken = threading.Event()
+
+    def qsize(self) -> int:
+        if not self.taken.is_set():
+            self.put(self.work)
+            self.taken.wait(5)
+        return super().qsize()
+
+
+class WorkerThread(threading.Thread):
+    """Waits for work as a thread of anyio does."""
+
+    def __init__(self, queue: Sly) -> None:
+        super().__init__()
+        self.queue = queue
+
+    def run(self) -> None:
+        work = self.queue.get()
+        self.queue.taken.set()
+        work()
+
+
+def test_a_thread_that_takes_its_work_at_this_moment_is_at_work() -> None:
+    """Though it was seen to wait for it, and there is none left."""
+    over = threading.Event()
+
+    async def main() -> str:
+        loop = asyncio.get_running_loop()
+        called = loop.create_future()
+
+        def work() -> None:
+            over.wait(0.1)
+            loop.call_soon_threadsafe(called.set_result, "called")
+
+        WorkerThread(Sly(work)).start()
+        return await called
+
+    assert run_seeded(main) == "called"
+
+
+def test_a_process_that_was_stopped_has_not_waited_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a thread that is at work it had no time to hear."""
+    clock = itertools.count(0, 1000)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+
+    async def main() -> str:
+        loop = asyncio.get_running_loop()
+        called = loop.create_future()
+        seen = threading.Event()
+
+        def work() -> None:
+            seen.wait(0.1)
+            loop.call_soon_threadsafe(called.set_result, "called")
+
+        threading.Thread(target=work).start()
+        return await called
+
+    assert run_seeded(main) == "called"
+
+
+def test_a_deadlock_names_the_threads_that_are_still_at_work() -> None:
+    """It may be that the wait for them was too short."""
+    over = threading.Event()
+
+    async def main() -> None:
+        threading.Thread(target=over.wait, args=(60,), name="slow one").start()
+        await asyncio.get_running_loop().create_future()
+
+    try:
+        with pytest.raises(Deadlock, match=r"patience= is too short.*\n  slow one at .* in wait"):
+            run_seeded(main, patience=0.05)
+    finally:
+        over.set()
 
 
 def test_other_threads_change_no_order() -> None:
