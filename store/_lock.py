@@ -57,9 +57,10 @@ class RunLock:
                 os.close(self._file)
                 raise
             os.close(self._file)
-        os.ftruncate(self._file, 0)
-        os.write(self._file, f"{os.getpid()} {time.time()}\n".encode())
         _held.add(self)
+        with suppress(OSError):  # a full disk: it is locked all the same, and does not say by whom
+            os.ftruncate(self._file, 0)
+            os.write(self._file, f"{os.getpid()} {time.time()}\n".encode())
 
     def release(self) -> None:
         """Let the next one have it; twice is harmless."""

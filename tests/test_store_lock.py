@@ -1,5 +1,6 @@
 """The lock on a run: one holder at any moment, whoever comes and goes meanwhile."""
 
+import errno
 import os
 import random
 import shutil
@@ -94,3 +95,18 @@ def test_a_lock_that_nobody_filled_in_names_nobody(tmp_path):
         RunLock(str(tmp_path / "runs.db"), "run")
     assert (error.value.pid, error.value.since) == (None, None)
     lock.release()
+
+
+def test_a_full_disk_keeps_no_lock_back(tmp_path, monkeypatch):
+    """Who has it cannot be written then; it is had all the same, and given back."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        lock = RunLock(str(tmp_path / "runs.db"), "run")
+        with pytest.raises(RunBusy):
+            RunLock(str(tmp_path / "runs.db"), "run")
+        lock.release()
+    RunLock(str(tmp_path / "runs.db"), "run").release()
