@@ -7,6 +7,7 @@ the locks that SQLite holds on it in this process.
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import sys
@@ -16,7 +17,15 @@ from pathlib import Path
 from ._failure import message_of
 from .errors import JournalError
 
-__all__ = ["MEMORY", "MIGRATIONS", "connect", "is_trouble", "network_disk", "trouble"]
+__all__ = [
+    "MEMORY",
+    "MIGRATIONS",
+    "connect",
+    "find_place",
+    "is_trouble",
+    "network_disk",
+    "trouble",
+]
 
 MEMORY = ":memory:"
 PATIENCE = 30.0  # seconds to wait for another process's commit
@@ -80,6 +89,17 @@ _TROUBLES = {
     sqlite3.SQLITE_NOLFS: ("has no room left to grow", "use a disk that takes large files"),
     sqlite3.SQLITE_INTERNAL: ("could not be used", "check the installation of SQLite"),
 }
+# By the system's number, where a lock or a folder for it cannot be made.
+_SYSTEM = {
+    errno.ENOSPC: _TROUBLES[sqlite3.SQLITE_FULL],
+    errno.EROFS: _TROUBLES[sqlite3.SQLITE_READONLY],
+    errno.EACCES: _TROUBLES[sqlite3.SQLITE_PERM],
+    errno.EPERM: _TROUBLES[sqlite3.SQLITE_PERM],
+    errno.EMFILE: (
+        "could open no file more",
+        "let the process open more (ulimit -n), or drive fewer runs at once",
+    ),
+}
 
 _PAGES = ("count", "size")
 
@@ -92,7 +112,8 @@ def is_trouble(error: BaseException) -> bool:
 def trouble(name: str, error: BaseException) -> JournalError:
     """Return the error that says what happened to the file and what to do."""
     code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
-    why, remedy = _TROUBLES.get(code, ("could not be used", "see what this error was caused by"))
+    unknown = ("could not be used", "see what this error was caused by")
+    why, remedy = _TROUBLES.get(code) or _SYSTEM.get(getattr(error, "errno", None) or 0, unknown)
     made = JournalError(name, f"{why} ({type(error).__name__}: {message_of(error)})", remedy)
     made.__cause__ = error
     return made
@@ -107,8 +128,6 @@ def connect(name: str) -> sqlite3.Connection:
         oldest = ".".join(map(str, OLDEST))
         why = f"needs SQLite {oldest}, and this Python has {sqlite3.sqlite_version}"
         raise JournalError(name, why, "use a newer Python")
-    if name != MEMORY:
-        _check_place(name)
     give_up = time.monotonic() + PATIENCE
     while True:
         connection = None
@@ -139,6 +158,8 @@ def _prepare(connection: sqlite3.Connection, name: str) -> None:
     connection.execute("pragma synchronous = full")
     connection.execute(f"pragma journal_size_limit = {WAL}")
     connection.execute("pragma fullfsync = on")  # macOS: else the disk may still hold it back
+    # Or a large transaction needs a file in a folder that may be full, or not be there.
+    connection.execute("pragma temp_store = memory")
     connection.execute("begin immediate")  # also when there is nothing to do: is it writable?
     version = _version(connection, name)  # another process may have been faster
     for migration in MIGRATIONS[version:]:
@@ -171,8 +192,8 @@ def _version(connection: sqlite3.Connection, name: str) -> int:
     return version
 
 
-def _check_place(name: str) -> None:
-    """Refuse what SQLite would not, or would with less to say."""
+def find_place(name: str) -> str:
+    """Return where the file is, or will be; refuse what SQLite would not, or with less to say."""
     folder = Path(os.path.realpath(name)).parent if name and "\0" not in name else None
     if folder is None:
         raise JournalError(name, "has no name that a file can have", "name a file")
@@ -188,10 +209,11 @@ def _check_place(name: str) -> None:
         try:
             mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
         except OSError:
-            return
+            mounts = ""
         if kind := network_disk(str(folder), mounts):
             why = f"lies on a network disk ({kind}), whose locks do not hold"
-            raise JournalError(name, why, "use a disk of this machine, or PostgreSQL")
+            raise JournalError(name, why, "use a disk of this machine")
+    return os.path.realpath(name)
 
 
 def network_disk(folder: str, mounts: str) -> str | None:

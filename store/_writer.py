@@ -24,7 +24,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from ._lock import RunLock
-from ._schema import MEMORY, connect, is_trouble, trouble
+from ._schema import MEMORY, connect, find_place, is_trouble, trouble
 from ._seal import Row, Seal, about_row, check_size
 from .errors import JournalError, LeaseLost
 
@@ -248,9 +248,13 @@ class Writer:
         connection: sqlite3.Connection | None = None
         files: dict[str, os.stat_result] = {}
         try:
+            if self._name != MEMORY:
+                self.path = find_place(self._name)
+                if self.path in _open_before_fork:
+                    raise JournalError(self._name, *_FORKED)
+                _open.add(self)
             connection = connect(self._name)
             if self._name != MEMORY:
-                self.path = os.path.realpath(self._name)
                 files = {each: os.stat(each) for each in (self.path, self.path + "-wal")}
             self._seal.check(connection)
         except BaseException as error:  # noqa: BLE001 - who waits has to hear of it
@@ -278,6 +282,7 @@ class Writer:
                 if connection is not None:
                     connection.close()
                     connection = None
+                _open.discard(self)
                 waiting = [each.future for each in batch if isinstance(each, _Asked)]
                 outcomes = [(each, None, self._again(self._failure)) for each in waiting]
             if stop is not None:
@@ -285,6 +290,7 @@ class Writer:
                     with suppress(sqlite3.Error):
                         connection.execute("pragma wal_checkpoint(passive)")
                     connection.close()
+                    _open.discard(self)
                 if stop.future is not None:
                     error = self._again(self._failure) if self._failure is not None else None
                     outcomes.append((stop.future, None, error))
@@ -382,6 +388,24 @@ class Writer:
             connection.execute(add, (digest, large))
         value = self._seal.write(value, about_row(seq, at, ident, kind, digest))
         return key, seq, ident, kind, value, digest, at
+
+
+_FORKED = (
+    "was open when this process was forked from another, and SQLite cannot tell the two apart",
+    "begin the process anew, by multiprocessing.get_context('spawn') or subprocess",
+)
+# The writers whose files are open here; and the files that were open where this was forked.
+_open: set[Writer] = set()
+_open_before_fork: set[str] = set()
+
+
+def _note_fork() -> None:
+    _open_before_fork.update(writer.path for writer in _open)
+    _open.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
 
 
 def _is_still(path: str, stat: os.stat_result) -> bool:

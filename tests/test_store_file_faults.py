@@ -1,6 +1,7 @@
 """D19: a writer that fails fails all who wait with a clear error; the runs can be taken up."""
 
 import asyncio
+import errno
 import os
 import shutil
 import sqlite3
@@ -169,6 +170,56 @@ asyncio.run(main())
         assert "at once" in said
         async with opened(tmp_path / "runs.db") as file:
             assert len(await values(file)) == int(said.split()[0]) > 0
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [
+        (errno.ENOSPC, "has no room left to grow.*make room"),
+        (errno.EROFS, "may not be written to.*in which this user may write"),
+        (errno.EACCES, "may not be used.*in which this user may write"),
+        (errno.EMFILE, r"could open no file more.*ulimit -n"),
+        (errno.EXDEV, "could not be used.*see what"),
+    ],
+)
+async def test_a_run_for_which_no_lock_can_be_made(tmp_path, monkeypatch, number, why):
+    """It fails alone, with what to do; others go on."""
+    async with opened(tmp_path / "runs.db") as file:
+        fence = await taken(file)
+        await file.start("other", "Order", 1, b"{}")
+
+        def refuse(*_):
+            raise OSError(number, "no")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", refuse)
+            with pytest.raises(JournalError, match=why):
+                await file.claim("other", "test")
+        file.append("run", fence, row(1))
+        await file.claim("other", "test")
+        assert await values(file) == [b"1"]
+
+
+async def test_a_large_change_needs_no_other_file(tmp_path):
+    """SQLite would put a part of it into a temporary one, for which there may be no place."""
+    with program(
+        tmp_path / "runs.db",
+        """
+import resource
+async def main():
+    file, fence = await taken("run")
+    for number in range(2000):
+        file.append("run", fence, Row(bytes(16), "result", bytes(1000)))
+    await file.release("run", fence, "completed")
+    used = len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else 20
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used - 1, used))
+    print(await file.purge(float("inf")))
+    await file.close()
+asyncio.run(main())
+""",
+    ) as child:
+        said, _ = child.communicate(timeout=30)
+        assert said == "1\n"
 
 
 @pytest.mark.parametrize("what", ["removed", "replaced", "wal", "folder"])

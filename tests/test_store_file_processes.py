@@ -123,6 +123,43 @@ asyncio.run(main())
             assert await values(file) == [b"1"]
 
 
+async def test_a_fork_does_not_open_what_is_open_where_it_was_forked(tmp_path):
+    """SQLite takes its parent's locks for its own there, and would write what nobody finds."""
+    with program(
+        tmp_path / "runs.db",
+        """
+async def use():
+    for name in (sys.argv[1], sys.argv[1] + ".other"):
+        file = JournalFile(name)
+        try:
+            await file.open()
+            await file.close()
+            print("opened")
+        except JournalError as error:
+            print(error.why)
+def fork():
+    if not (pid := os.fork()):
+        asyncio._set_running_loop(None)
+        asyncio.run(use())
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(pid, 0)
+async def main():
+    file = JournalFile(sys.argv[1])
+    await file.open()
+    fork()
+    await file.close()
+    fork()
+asyncio.run(main())
+""",
+    ) as child:
+        said, _ = child.communicate(timeout=30)
+        assert child.returncode == 0
+        first, *others = said.splitlines()
+        assert first.startswith("was open when this process was forked")
+        assert others == ["opened"] * 3
+
+
 @pytest.mark.parametrize("end", ["pass", "raise SystemExit(0)", "os.kill(os.getpid(), 2)"])
 async def test_a_program_that_forgets_to_close_ends_and_loses_nothing(tmp_path, end):
     """What was appended is written when the interpreter ends."""
