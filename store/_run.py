@@ -128,15 +128,7 @@ class KeptRun:
         """Return the state of the run when nobody drives it any more, and what to say of it."""
         if isinstance(self.error, JournalMismatch):
             return "parked", str(self.error)
-        ledger = self._ledger
-        idents = [FIRST, *(row.ident for row in ledger.of_kind("root"))]
-        if any(ledger.find(ident, "over") is None for ident in idents):
-            return "suspended", None
-        outcomes = [ledger.outcome(ident) for ident in idents]
-        if any(row is not None and row.kind == "failure" for row in outcomes):
-            return "failed", None
-        cancelled = any(each in ledger.cancelled for each in idents)
-        return ("cancelled" if cancelled else "completed"), None
+        return _state(self._ledger), None
 
     def _put_roots(self, commander: Node[Any]) -> None:
         ledger = self._ledger
@@ -222,6 +214,17 @@ class KeptRun:
             self.error = NodeCancelled(self._ledger.run_id, cancel.reason)
         else:
             self.error = RunParked(self._ledger.run_id, "has ended without an outcome")
+
+
+def _state(ledger: Ledger) -> str:
+    """Return the state of a run that nobody drives: suspended, if not all its roots are over."""
+    idents = [FIRST, *(row.ident for row in ledger.of_kind("root"))]
+    if any(ledger.find(ident, "over") is None for ident in idents):
+        return "suspended"
+    outcomes = [ledger.outcome(ident) for ident in idents]
+    if any(row is not None and row.kind == "failure" for row in outcomes):
+        return "failed"
+    return "cancelled" if any(each in ledger.cancelled for each in idents) else "completed"
 
 
 @asynccontextmanager
@@ -315,23 +318,25 @@ def note_taken(ledger: Ledger, letter: Letter) -> None:
 
 
 async def cancel_unowned(file: JournalFile, run_id: str) -> None:
-    """Cancel a run that nobody drives, by the letters that it has got. Raises `RunBusy`."""
+    """Cancel what is left of a run that nobody drives, by its letters. Raises `RunBusy`."""
     run, rows = await file.claim(run_id, "cancel")
     ledger = Ledger(file, run, rows, {})
-    state = run.state
+    idents = [FIRST, *(row.ident for row in ledger.of_kind("root"))]
+    left = [each for each in idents if ledger.find(each, "over") is None]
+    whom = [each for each in left if ledger.outcome(each) is None]
+    cancelled = False
     try:
         for letter in await file.letters(run_id):
-            if letter.kind == "cancel" and letter.id not in ledger.taken:
-                idents = [FIRST, *(row.ident for row in ledger.of_kind("root"))]
-                left = [each for each in idents if ledger.find(each, "over") is None]
-                whom = [each for each in left if ledger.outcome(each) is None]
+            if letter.kind != "cancel" or letter.id in ledger.taken:
+                continue
+            if whom and not cancelled:
                 ledger.cancel(whom, json.loads(letter.value))
-                for ident in left:
-                    ledger.append(ident, "over", find=True)
-                note_taken(ledger, letter)
-                state = "cancelled"
+                cancelled = True
+            while left:
+                ledger.append(left.pop(0), "over", find=True)
+            note_taken(ledger, letter)
     finally:
-        await file.release(run_id, run.fence, "suspended" if state == "running" else state)
+        await file.release(run_id, run.fence, "cancelled" if cancelled else _state(ledger))
 
 
 async def resume(file: JournalFile, run_id: str) -> None:
@@ -340,11 +345,14 @@ async def resume(file: JournalFile, run_id: str) -> None:
     if before in ("pending", "cancelled"):
         return
     run, rows = await file.claim(run_id, "resume")
-    if before == "parked" or Ledger(file, run, rows, {}).failed_roots():
+    ledger = Ledger(file, run, rows, {})
+    state = _state(ledger)  # it may have ended by now
+    if before == "parked" or ledger.failed_roots():
         # What has failed in a session is over: others have followed.
         kind = "unparked" if run.class_name == SESSION else "resumed"
         file.append(run_id, run.fence, Row(FIRST, kind, b""))
-    await file.release(run_id, run.fence, "suspended")
+        state = "suspended"
+    await file.release(run_id, run.fence, state)
 
 
 async def start(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 from _lives import RUN_ID, Kill, act, every_kill, journal_of, play, random_kills
 from _scale import many, seeds
+from _until import until
 
 from anabranch.commander import Node, NodeCancelled, Retry, quorum
 from anabranch.handlers import handler
@@ -68,6 +70,49 @@ def test_a_run_that_nobody_drives_is_cancelled_at_once() -> None:
     ended: list[bool] = []
     play(lambda: Waits(5), beside=beside)
     assert ended
+
+
+class Listens(Durable[str]):
+    async def task(self) -> str:
+        said: str = await self.durable.signal("go", str)
+        if said == "fail":
+            raise ValueError(said)
+        return said
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("said", ["on", "fail"])
+@pytest.mark.parametrize("what", ["cancel", "resume"])
+async def test_what_comes_when_a_run_has_just_ended_leaves_it_so(
+    tmp_path: Path, what: str, said: str, killed: bool
+) -> None:
+    """Its state is that of its outcome, also if its process died before it could say so."""
+    path = tmp_path / "runs.db"
+    async with Journal(path) as here, Journal(path) as there:
+        running = asyncio.create_task(here.run(Listens(), run_id="r"))
+        await until(lambda: here._driven)
+
+        async def late(*args: Any) -> Any:
+            """Ask, when the run has ended meanwhile."""
+            if not running.done():
+                await here.signal("r", "go", said)
+                await asyncio.wait([running])
+                if killed:
+                    state = "update anabranch_run set state = 'running'"
+                    await here._file.call(lambda sql: sql.execute(state))
+            return await asked(*args)
+
+        name = {"cancel": "post", "resume": "claim"}[what]
+        asked = getattr(there._file, name)
+        setattr(there._file, name, late)
+        await getattr(there, what)("r")
+        if said == "on":
+            assert [run.state for run in await here.runs()] == ["completed"]
+            assert await here.run(Listens(), run_id="r") == "on"
+        else:
+            assert [run.state for run in await here.runs()] == [
+                {"cancel": "failed", "resume": "suspended"}[what]
+            ]
 
 
 class CancelsOne(Durable[list[Any]]):
