@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 INLINE = 64 << 10  # bytes; a longer value is kept once, however many rows have it
 GATHER = 0.002  # seconds in which others may join a commit that nobody waits for
+ENDS = ("", "-wal", "-shm")  # of the names of a journal's files
 AT_EXIT = 10.0  # seconds that the interpreter's end waits for the last commit
 
 _FENCE = "select fence from anabranch_run where id = ?"
@@ -255,7 +256,7 @@ class Writer:
                 _open.add(self)
             connection = connect(self._name)
             if self._name != MEMORY:
-                files = {each: os.stat(each) for each in (self.path, self.path + "-wal")}
+                files = {self.path + end: os.stat(self.path + end) for end in ENDS}
             self._seal.check(connection)
         except BaseException as error:  # noqa: BLE001 - who waits has to hear of it
             self._fail(error)

@@ -222,7 +222,7 @@ asyncio.run(main())
         assert said == "1\n"
 
 
-@pytest.mark.parametrize("what", ["removed", "replaced", "wal", "folder"])
+@pytest.mark.parametrize("what", ["removed", "replaced", "wal", "shm", "folder"])
 async def test_a_file_that_is_taken_away_while_it_is_open(tmp_path, what):
     """SQLite itself would go on writing to what nobody can find any more."""
     folder = tmp_path / "data"
@@ -237,8 +237,8 @@ async def test_a_file_that_is_taken_away_while_it_is_open(tmp_path, what):
         elif what == "replaced":
             shutil.copy(path, folder / "copy")
             os.replace(folder / "copy", path)
-        elif what == "wal":
-            (folder / "runs.db-wal").unlink()
+        elif what in ("wal", "shm"):
+            (folder / f"runs.db-{what}").unlink()
         else:
             shutil.rmtree(folder)
         file.append("run", fence, row(2))
