@@ -111,7 +111,7 @@ def gathering(wait: asyncio.Future[Any]) -> asyncio.Future[Any] | None:
     task: Any = getattr(_only_callback(wait), "__self__", None)
     if not isinstance(task, asyncio.Task):
         return None
-    coroutine: Any = task.get_coro()
+    coroutine: Any = cast("Any", task).get_coro()
     hears: Any = _only_callback(cast("Any", task))
     code = getattr(hears, "__code__", None)
     if getattr(coroutine, "__name__", "") != WRAPPER or code not in GATHERS:
