@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from ..commander import Node
 from ..commander.scope import adopt, is_leaving
 from ..commander.waiting import observe, outlast
+from ..messages import Usage
 from ._canonical import digest
 from ._codec import Codec
 from ._file import ENDED
@@ -75,6 +76,13 @@ class SessionCall:
         """Its result as it was written; None if it has none."""
         row = self._ledger.outcome(self.ident)
         return json.loads(row.value) if row is not None and row.kind == "result" else None
+
+    @property
+    def usage(self) -> dict[str, Usage]:
+        """What an earlier life has found that it took, by model, when it ended."""
+        row = self._ledger.find(self.ident, "usage")
+        taken: dict[str, Any] = {} if row is None else json.loads(row.value)
+        return {model: Usage(**each) for model, each in taken.items()}
 
     @property
     def kept(self) -> Any:

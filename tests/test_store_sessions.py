@@ -17,7 +17,7 @@ from anabranch import Agent, Commander, tool
 from anabranch.agents import JsonParser, Sequential, StepAgent, SummaryMemory
 from anabranch.commander.errors import ConfigurationError, NodeCancelled
 from anabranch.commander.waiting import observe
-from anabranch.messages import Message, Request, ToolCall
+from anabranch.messages import Message, Request, ToolCall, Usage
 from anabranch.store import (
     Done,
     Durable,
@@ -735,3 +735,45 @@ async def test_a_session_in_which_nothing_is_done_does_not_hold_its_journal(tmp_
             block = journal.session("notes/s")
             await block.__aenter__()
         await block.__aexit__(None, None, None)
+
+
+async def test_what_a_session_has_spent_is_read_from_its_journal(tmp_path):
+    """From its beginning, in whatever process; a call that was cut is counted once."""
+    asked = 0
+
+    def play(request: Request) -> Message:
+        nonlocal asked
+        asked += 1
+        usage = Usage(input_tokens=100 + len(request.messages), output_tokens=1)
+        if request.messages[-1].content == "wait":
+            call = ToolCall(id="1", name="wait", arguments={})
+            return Message(role="assistant", content="", tool_calls=[call], usage=usage)
+        return Message(role="assistant", content="yes", usage=usage)
+
+    def made(journal: Journal) -> Agent[Any]:
+        return Agent(ScriptedBackend(otherwise=play), name="a", tools=[wait], journal=journal)
+
+    @tool(read_only=True)
+    async def wait() -> str:
+        """Wait, the first time."""
+        if asked == 3:
+            cut.cancel()
+            await asyncio.sleep(60)
+        return "waited"
+
+    async with Journal(tmp_path / "runs.db", grace=0) as journal:
+        first, second = made(journal), made(journal)
+        await first("hello", session_id="s")
+        await first("hello", session_id="s")
+        await second.recall("s")
+        assert second.usage("s") == first.usage("s")
+        assert second.usage() == {}
+        cut = asyncio.ensure_future(second("wait", session_id="s"))
+        with pytest.raises(asyncio.CancelledError):
+            await cut
+        await second("wait", session_id="s")
+        await first.recall("s")
+        assert asked == 4
+        for each in (first, second):
+            (spent,) = each.usage("s").values()
+            assert spent.output_tokens == asked

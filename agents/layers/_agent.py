@@ -273,7 +273,8 @@ class Agent(Generic[F]):
         """Return what all its calls have taken, or those of one session, by model.
 
         Tools, retries, failed and cancelled calls and the agents below are included. A session
-        counts from its last `reset` on. `cost(agent.usage(), prices)` is the money.
+        counts from its last `reset` on, and one that a journal keeps from its beginning, as far as
+        it was read here, by a call or `recall`. `cost(agent.usage(), prices)` is the money.
         """
         spending = self.spending
         if session_id is None:

@@ -24,6 +24,7 @@ from ._call import ROUND, AgentCall, KeptCall, KeptSession, run_in_tree
 from ._memory import SessionId, json_value, read_records
 from ._message import AgentMessage
 from ._stream import LISTENER
+from ._usage import add_usage
 
 if TYPE_CHECKING:
     from ._agent import Agent
@@ -224,6 +225,10 @@ class KeptSessions:
                 f" {error}"
             ) from error
         self._known[session_id] = _Known(session.rows, state)
+        spent = agent.spending.sessions[session_id] = {}
+        for call in session.calls:
+            if call.over:  # else it is counted when it is
+                add_usage(spent, call.usage)
 
 
 class _Answer:
