@@ -29,8 +29,9 @@ class Keys:
     def learn(self, *owners: object) -> None:
         """Take note of those that may have a key; others are passed over."""
         for each in owners:
-            if callable(getattr(type(each), "redact", None)):
-                self.add(each.redact)  # type: ignore[attr-defined]
+            redact: Any = getattr(each, "redact", None) if hasattr(type(each), "redact") else None
+            if redact is not None and redact not in self._redactors and _cuts_text(redact):
+                self.add(redact)
 
     def add(self, redact: Callable[[str], str]) -> None:
         """Take note of what takes a key out of a text."""
@@ -90,3 +91,11 @@ class Keys:
                     f"the field {written['class']}.{name} has the key of a backend in it, which no"
                     " journal keeps: annotate it Live[...], and give it when the run is taken up"
                 )
+
+
+def _cuts_text(redact: Callable[[str], object]) -> bool:
+    """Say whether it takes a text and returns one: a user's class may mean something else by it."""
+    try:
+        return redact("") == ""
+    except Exception:  # noqa: BLE001 - code of a user's class
+        return False

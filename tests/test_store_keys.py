@@ -320,6 +320,26 @@ class Own(Durable[str]):
         return "the word-of-mine, and nothing else"
 
 
+class Image:
+    """Means something else by it."""
+
+    def redact(self, left: int, right: int) -> None:
+        raise NotImplementedError
+
+
+class Shows(Durable[str]):
+    image: Live[Image] = live()
+    bytes_of: Live[type[Image]] = live()
+
+    async def task(self) -> str:
+        return "shown"
+
+
+def test_what_is_live_and_means_something_else_by_redact_is_let_be() -> None:
+    """Also a class that has such a method."""
+    assert play(lambda: Shows(Image(), Image)).result == "shown"
+
+
 def test_whatever_is_live_and_redacts_has_a_say() -> None:
     """An object in a `Live` field whose class has `redact(text)` is asked as a backend is."""
     assert play(lambda: Own(Client())).result == "the ---, and nothing else"
