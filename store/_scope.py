@@ -362,8 +362,9 @@ class NodeScope(Scope):
                 ledger.append(self.timed, "ended")
         now = self._now
         if self._attempt is not None:
-            cut = ending == "cancelled" or ledger.find(self.now, "aborted") is not None
-            self._end_attempt("cut" if cut else "" if kept is None else "kept")
+            ended = kept is not None and ending != "cancelled"
+            cut = self.ident in ledger.cancelled or ledger.find(self.now, "aborted") is not None
+            self._end_attempt("cut" if cut else "kept" if ended else "")
         # Final callbacks run also where no attempt is made: what they put has no attempt's number.
         self._now = self._counts = None
         if ending == "completed" and kept is not None and not self.recorded:

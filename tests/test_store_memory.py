@@ -8,11 +8,11 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from _lives import Kill, Life, play
+from _lives import Kill, Life, every_kill, play
 from _scale import SEED, many
 
 from anabranch import Agent, ConfigurationError, Retry, StreamInterrupted, handler
-from anabranch.agents import ConversableAgent, SummaryMemory
+from anabranch.agents import ConversableAgent, GroupTalk, SummaryMemory
 from anabranch.messages import Delta, Request
 from anabranch.store import Durable, Live, live
 from anabranch.testing import ScriptedBackend
@@ -178,3 +178,23 @@ def test_agents_that_talk_forget_a_talk_that_took_too_long():
     assert first.result == ["one: fast", "two: 1"]
     for rows in range(len(first.rows) + 1):
         assert play(lambda: Talks(pair), Kill(rows, frozenset()).of(first)).outcome == first.outcome
+
+
+class TalksTwice(Durable[list[str]]):
+    """Several talk at once, then again."""
+
+    backend: Live[ScriptedBackend] = live()
+
+    async def task(self) -> list[str]:
+        members = [ConversableAgent(name, self.backend) for name in "abc"]
+        team, user = GroupTalk("team", members, max_turns=1), ConversableAgent("user")
+        for said in ("go", "go on"):
+            await user.send(said, team)
+        return [f"{m.name}: {each.text}" for m in members for each in m.chat_messages["team"]]
+
+
+def test_who_was_at_a_talk_remembers_it_at_the_next_one():
+    """Also those who had not had their turn when it ended: each life ends it so."""
+    backend = ScriptedBackend(otherwise=lambda request: "word")
+    first = every_kill(lambda: TalksTwice(backend))
+    assert {f"{name}: {said}" for name in "abc" for said in ("go", "go on")} <= set(first.result)
