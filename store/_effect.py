@@ -213,7 +213,8 @@ class KeptEffect(Effect):
             else:
                 limited = Limited(work)
                 gave = await current_node().call_handler(limited, timeout=timeout, claim=True)
-        except Exception as error:
+            return self._keep(gave)
+        except Exception as error:  # also what it gave may be more than a journal takes
             cut_off = limited is not None and not limited.over
             failed = {"by": self._attempt(), "failure": _failure(error), "cut_off": cut_off}
             kept = json.loads(self._append("failed", failed))["failure"]
@@ -221,7 +222,6 @@ class KeptEffect(Effect):
                 raise self._ledger.failure(json.dumps(kept).encode(), self._ident) from None
             mark(error, self._ident)
             raise
-        return self._keep(gave)
 
     def _keep(self, gave: Any) -> Any:
         """Write what it gave, and return that as it will be read."""

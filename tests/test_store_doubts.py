@@ -12,7 +12,10 @@ from test_store_effects import change, failures, kills, left_after, require_alik
 
 from anabranch import Retry, handler, tool
 from anabranch.commander.scope import scope_here
+from anabranch.handlers import respond
+from anabranch.messages import Message, ToolCall
 from anabranch.store import Done, Durable, Journal, NotDone, NotPending, Unknown
+from anabranch.testing import ScriptedBackend
 
 # What the world outside says when it is asked: for a test to set.
 SAYS: list[Callable[[str], Any]] = []
@@ -225,3 +228,44 @@ def test_a_person_may_be_asked_in_a_final_callback() -> None:
         left.mail.clear()
         life = play(InCallback, left, beside=person)
         assert life.result == "ended"
+
+
+class Calls(Durable[str]):
+    """A model calls a tool that gives a lot, then says what it was told."""
+
+    async def task(self) -> str:
+        def play(request: Any) -> Any:
+            if (last := request.messages[-1]).role == "tool":
+                return str(last.content)
+            return Message(role="assistant", tool_calls=[ToolCall(id="1", name="give")])
+
+        talk = self.durable.conversation("t")
+        talk.add("go")
+        backend = ScriptedBackend(otherwise=play)
+        return str((await self.call_handler(respond(backend, talk, [give]))).content)
+
+
+GIVEN: list[str] = []
+
+
+@tool
+async def give() -> str:
+    """Give more than a journal takes."""
+    GIVEN.append("x" * 20_000)
+    return GIVEN[-1]
+
+
+async def test_what_was_done_is_in_no_doubt_though_its_result_is_too_large(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is told so in each life, and nobody is asked."""
+    monkeypatch.setattr("anabranch.store._seal.LARGEST", 10_000)
+    GIVEN.clear()
+    async with Journal(tmp_path / "runs.db") as journal:
+        said = await journal.run(Calls(), run_id="r")
+        assert "is too large for a journal" in said
+        rows = (await journal.look("r")).rows
+        at = next(row.seq for row in rows if row.kind == "failed")
+        await journal.fork("r", "fork", at=at)
+        assert await journal.run(Calls(), run_id="fork") == said
+    assert len(GIVEN) == 1
