@@ -167,8 +167,9 @@ class _Floor:
                 return self.rest(name)
         try:
             answer = await talk.tell(name, f"Yes, {name}, you have the floor: speak now.")
-        except BaseException:
-            talk.speaking = None
+        except BaseException as error:
+            if not (self.kept and isinstance(error, Exception)):  # else the talk ends in a turn
+                talk.speaking = None
             raise
         async with self.turn(name):
             talk.speaking, said = None, _speech(answer)
