@@ -67,7 +67,7 @@ class Asks(Durable[list[str]]):
         return [f"{each.sender}: {each.text}" for each in self.agent.memory.messages("s")]
 
 
-@pytest.mark.parametrize("number", range(many(6, 60)))
+@pytest.mark.parametrize("number", range(many(4, 60)))
 def test_an_agent_remembers_the_same_in_each_life(number: int) -> None:
     """No reply that is kept is asked for again, whatever was cut short before it.
 
