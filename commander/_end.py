@@ -26,7 +26,6 @@ from ._report import is_a, log
 from ._state import STEPS, Verdict, advance
 from ._task import TURN, drives_now, start_task
 from .errors import NodeCancelled, NodeClosed
-from .scope import Scope
 
 __all__ = ["finish", "to_await"]
 
@@ -57,6 +56,8 @@ def finish(
         special = record.special
         if special:
             rare = record.rare
+            if rare.scope is not None and rare.scope.is_root:
+                _keep(record, rare.scope.over)
             failure, reason = rare.failure, rare.cancelled
             if failure is not None:
                 verdict: Verdict = "failed"
@@ -82,8 +83,6 @@ def finish(
             rare = record.rare
             if rare.attempts is not None:
                 rare.attempts.failure = None  # it leads to the node, by its traceback
-            if rare.scope is not None and rare.scope.is_root:
-                rare.scope.over(record.node)
             if rare.observers is not None:
                 for observer in rare.observers:
                     if not observer.done():
@@ -132,27 +131,21 @@ def _decide(record: Record) -> bool:
         return False
     if record.cancelled is not None:
         _forget_outcome(record)  # a predicate or a log handler has cancelled it only now
-    if record.scope is not None:
-        _keep_outcome(record, record.scope, left)
+    if (scope := record.scope) is not None:
+        if scope.walked:
+            record.callback = record.more_callbacks = None
+        _keep(record, partial(scope.close, leaving=leaves(record.tree), left=left))
     return True
 
 
-def _keep_outcome(record: Record, scope: Scope, left: list[BaseException]) -> None:
-    if scope.walked:
-        record.callback = record.more_callbacks = None
+def _keep(record: Record, keep: Callable[..., Any]) -> None:
+    """Let a run keep how a node ends: with `close`, and a root with `over` after its callbacks."""
     rare = record.rare
     verdict: Verdict = "completed" if rare.cancelled is None else "cancelled"
     if rare.failure is not None:
         verdict = "failed"
     try:
-        result = scope.close(
-            record.node,
-            verdict,
-            record.result,
-            rare.failure,
-            leaving=leaves(record.tree),
-            left=left,
-        )
+        result = keep(record.node, verdict, record.result, rare.failure)
     except BaseException as error:  # noqa: BLE001 - what cannot be kept fails the node
         blame(record, error)
         record.result, record.failure = None, error

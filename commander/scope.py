@@ -214,8 +214,14 @@ class Scope(ABC):
         """Keep that these nodes are cancelled, all at once; `failed` above them, if that is why."""
 
     @abstractmethod
-    def over(self, node: Node[Any]) -> None:
-        """Take note that a root has ended, and how: its final callbacks had a say in that."""
+    def over(
+        self,
+        node: Node[Any],
+        ending: Literal["completed", "failed", "cancelled"],
+        result: Any,
+        error: BaseException | None,
+    ) -> Any:
+        """Keep how a root ends after its final callbacks, which had a say in that; as `close`."""
 
     # --- what other rooms ask of it, for work that is done below the node
 

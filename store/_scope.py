@@ -368,7 +368,7 @@ class NodeScope(Scope):
         # Final callbacks run also where no attempt is made: what they put has no attempt's number.
         self._now = self._counts = None
         if ending == "completed" and kept is not None and not self.recorded:
-            return kept._node_codec().decode(self._keep_result(node, result))
+            return self._keep_result(node, result)
         if self.kept or ledger.suspended:
             return result
         if ending == "cancelled":
@@ -390,6 +390,10 @@ class NodeScope(Scope):
                         raise again.with_traceback(error.__traceback__) from None
             mark(error, self.ident)
         return result
+
+    def _keep_result(self, node: Node[Any], result: Any) -> Any:
+        codec, keys = cast("Kept", node)._node_codec(), self.ledger.keys
+        return codec.decode(self._keep_end(node, "result", lambda: keys.write(codec, result)))
 
     def _keep_causes(self, error: BaseException) -> None:
         """Keep what the node fails of, for whoever resumes the run: what nobody has caught."""
@@ -483,10 +487,6 @@ class NodeScope(Scope):
         number = self.number(asked, aside=is_aside_here())
         return ReplyRow(self, digest(self.now, asked, number))
 
-    def _keep_result(self, node: Node[Any], result: Any) -> bytes:
-        codec, keys = cast("Kept", node)._node_codec(), self.ledger.keys
-        return self._keep_end(node, "result", lambda: keys.write(codec, result))
-
     def _keep_end(self, node: Node[Any], kind: str, encode: Callable[[], bytes]) -> bytes:
         """Keep how the node ends; what cannot be written is a failure, which is kept too."""
         refused = None
@@ -503,21 +503,28 @@ class NodeScope(Scope):
             raise refused
         return value
 
-    def over(self, node: Node[Any]) -> None:
-        ledger = self.ledger
+    def over(
+        self,
+        node: Node[Any],
+        ending: Literal["completed", "failed", "cancelled"],
+        result: Any,
+        error: BaseException | None,
+    ) -> Any:
+        ledger, before = self.ledger, self.ledger.outcome(self.ident)
         del ledger.roots[self.ident]
-        before = ledger.outcome(self.ident)
-        changed = before is not None and (before.kind == "failure") != (node.state == "failed")
-        # The node has ended, and has nobody who could be told: a journal that fails stops the run.
+        changed = before is not None and (before.kind == "failure") != (ending == "failed")
+        # A journal that fails stops the run.
         with suppress(JournalError, LeaseLost):
-            # What its final callbacks have made of its outcome.
-            if changed and node._node_durable and not ledger.suspended:
-                if node.state == "completed":
-                    self._keep_result(node, node.result)
-                elif isinstance(error := node.error, Exception) and node.state == "failed":
-                    self._keep_causes(error)
-                    self._keep_end(node, "failure", lambda: encode_failure(error))
-            ledger.end_root(self)
+            try:
+                if changed and node._node_durable and not ledger.suspended:
+                    if ending == "completed":
+                        return self._keep_result(node, result)
+                    if isinstance(error, Exception):
+                        self._keep_causes(error)
+                        self._keep_end(node, "failure", lambda: encode_failure(error))
+            finally:
+                ledger.end_root(self)
+        return result
 
     def _append(self, kind: str, value: Any) -> None:
         self.ledger.append(self.ident, kind, json.dumps(value).encode())

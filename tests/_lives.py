@@ -451,11 +451,9 @@ def require_same(first: Life, life: Life, where: str, *, same_effects: bool = Tr
         assert not differ, f"{where}: {sorted(name for _, name in differ)}"
 
 
-# Of one node, effect or call there is at most one of these.
-ONCE = (
-    *("result", "failure", "gave", "root", "over"),
-    *("letter", "reply", "transaction", "once"),
-)
+# Of one node, effect or call there is at most one of these; and a second failure only of a root, if
+# its final callbacks have made of the first what cannot be kept.
+ONCE = ("result", "gave", "root", "over", "letter", "reply", "transaction", "once")
 
 
 def require_consistent(life: Life, where: str = "") -> None:
@@ -466,6 +464,9 @@ def require_consistent(life: Life, where: str = "") -> None:
         return
     counts = Counter((row.ident, row.kind) for row in life.rows if row.kind in ONCE)
     assert max(counts.values(), default=1) == 1, f"{where}: {counts.most_common(3)}"
+    failed = Counter(row.ident for row in life.rows if row.kind == "failure")
+    over = {row.ident for row in life.rows if row.kind == "over"}
+    assert all(count <= 1 + (ident in over) for ident, count in failed.items()), where
     if life.state in ENDED:
         begun = {row.ident for row in life.rows if row.kind == "root"}
         over = {row.ident for row in life.rows if row.kind == "over"}

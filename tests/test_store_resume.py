@@ -180,11 +180,8 @@ def test_what_has_failed_runs_again_and_nothing_else(seed: int) -> None:
     kept = {row.ident for row in life.rows if row.kind in ("result", "gave", "reply")}
     before = Counter(TRIED)
     BROKEN.clear()
-    for _ in range(2):  # what failed in the very turn in which the run did needs a second one
-        resume(life.disk)
-        again = play(lambda: program(seed)[0], life.disk)
-        if again.state != "failed":
-            break
+    resume(life.disk)
+    again = play(lambda: program(seed)[0], life.disk)
     assert (again.error, again.state) == (None, "completed")
     assert set(ASKED) <= unknown(life), "it was known"
     repeated = [
@@ -197,6 +194,23 @@ def test_what_has_failed_runs_again_and_nothing_else(seed: int) -> None:
         for done in {frozenset(doubtful(again, number)), frozenset[str]()}:
             last = play(lambda: program(seed)[0], Kill(number, done).of(again), seed=number)
             assert last.outcome == again.outcome, f"killed after row {number}"
+
+
+@pytest.mark.parametrize("seed", seeds(many(6, 500)))
+def test_one_resume_is_enough_wherever_the_run_was_killed_before_it_failed(seed: int) -> None:
+    """What its last life does not come to any more, since it fails sooner, runs again too."""
+    life = broken_at_first(seed)
+    if life.state != "failed":
+        return
+    broken = set(BROKEN)
+    for rows in range(len(life.rows)):
+        BROKEN.update(broken)
+        failed = play(lambda: program(seed)[0], Kill(rows, frozenset()).of(life), seed=rows)
+        assert failed.outcome == life.outcome
+        BROKEN.clear()
+        resume(failed.disk)
+        again = play(lambda: program(seed)[0], failed.disk)
+        assert (again.error, again.state) == (None, "completed"), f"killed after row {rows}"
 
 
 @pytest.mark.parametrize("seed", seeds(many(20, 2000)))
