@@ -116,7 +116,10 @@ def finish(
 
 def _decide(record: Record) -> bool:
     """Settle how a node ends that is not plain; False if it is tried again instead."""
-    left = [each.failure for each in (record.failures or {}).values() if each.failure is not None]
+    if record.scope is not None:
+        for child in (record.failures or {}).values():
+            if child.failure is not None:
+                record.scope.lose(child.failure)
     recorded = record.scope is not None and record.scope.recorded  # it was weighed then
     if not recorded and (record.failures is not None or isinstance(record.policy, Quorum)):
         weigh(record)
@@ -134,7 +137,7 @@ def _decide(record: Record) -> bool:
     if (scope := record.scope) is not None:
         if scope.walked:
             record.callback = record.more_callbacks = None
-        _keep(record, partial(scope.close, leaving=leaves(record.tree), left=left))
+        _keep(record, partial(scope.close, leaving=leaves(record.tree)))
     return True
 
 
@@ -156,6 +159,8 @@ def _keep(record: Record, keep: Callable[..., Any]) -> None:
 
 def _forget_outcome(record: Record) -> None:
     error = record.failure
+    if error is not None and record.scope is not None:
+        record.scope.lose(error)
     # An interrupt is not lost: it leaves the loop.
     if error is not None and not is_a(error, NodeCancelled, KeyboardInterrupt, SystemExit):
         log_lost(record, error, "%s had failed when it was cancelled")

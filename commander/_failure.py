@@ -55,6 +55,8 @@ def body_failed(record: Record, error: BaseException) -> None:
         record.attempts.starts.append(record.tree.loop.time())
     blame(record, error)
     if record.ending:
+        if record.scope is not None:
+            record.scope.lose(error)
         # An interrupt is not lost: it leaves the loop.
         if error is not record.abort and not is_a(
             error, NodeCancelled, KeyboardInterrupt, SystemExit
@@ -76,6 +78,8 @@ def child_failed(parent: Record, child: Record) -> None:
         kept = child.claimed or parent.policy != "fail_fast"
         if not kept and (abort(parent, error) or error is parent.abort):
             return
+        if not kept and parent.scope is not None:
+            parent.scope.lose(error)  # another one has made it fail
     if kept:
         if parent.failures is None:
             parent.failures = {}

@@ -185,14 +185,16 @@ class Scope(ABC):
         error: BaseException | None,
         *,
         leaving: bool,
-        left: Sequence[BaseException],
     ) -> Any:
         """Keep how the node ends, before its final callbacks; return the result that it gives.
 
         What is returned counts if it has completed. Raises what it fails with instead. `leaving`
-        says that all ends as the commander does: a cancel is then no outcome. `left` are the
-        failures of children that nobody has had.
+        says that all ends as the commander does: a cancel is then no outcome.
         """
+
+    @abstractmethod
+    def lose(self, error: BaseException) -> None:
+        """Take note of a failure, of the node or of a child, that nobody has had when it ends."""
 
     @abstractmethod
     def abort(self, error: BaseException, *, timed_out: bool = False) -> None:

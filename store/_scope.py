@@ -333,6 +333,7 @@ class NodeScope(Scope):
         with suppress(JournalError, LeaseLost):  # which stops the run, and this node with it
             self.ledger.keep_roots()  # what this attempt has put is not put again
             self._append("attempt", {"clock": self.began, "due": due, "usage": usage_of(node)})
+        self.lost = frozenset()
         self.attempt += 1
         self._now = digest(self.ident, self.attempt)
         self._end_attempt("cut")
@@ -345,11 +346,8 @@ class NodeScope(Scope):
         error: BaseException | None,
         *,
         leaving: bool,
-        left: Sequence[BaseException],
     ) -> Any:
         ledger = self.ledger
-        if left:
-            self.lost |= marks(*left)
         if self.cancelled is not None:
             ledger.doomed.pop(node, None)
             ledger.talks.catch_up(self)
@@ -371,18 +369,19 @@ class NodeScope(Scope):
             return self._keep_result(node, result)
         if self.kept or ledger.suspended:
             return result
+        aborted = {now} if now is not None and ledger.find(now, "aborted") is not None else set()
         if ending == "cancelled":
             if self.lost and self.parent is not None:
-                self.parent.lost |= self.lost  # if that fails, both run again when it is resumed
+                # If that fails, both run again when it is resumed.
+                self.parent.lost |= {*self.lost, self.ident, *aborted}
             self.kept = not leaving and kept is not None
             if self.kept or (not leaving and self.ident in ledger.cancelled):
                 self._keep_usage(node)
         elif ending == "failed":
             assert error is not None
-            aborted = now is not None and ledger.find(now, "aborted") is not None
-            mark(error, *marks(error), *self.lost, *((now,) if now is not None and aborted else ()))
+            mark(error, *marks(error), *self.lost, *aborted)
             if kept is not None or aborted:
-                self._keep_causes(error)
+                self._keep_causes(self.ident, error)
                 with nullcontext() if kept is not None else suppress(NotStorable):
                     data = self._keep_end(node, "failure", lambda: encode_failure(error))
                     if ledger.keys and data != encode_failure(error):
@@ -391,14 +390,18 @@ class NodeScope(Scope):
             mark(error, self.ident)
         return result
 
+    def lose(self, error: BaseException) -> None:
+        self.lost |= marks(error)
+
     def _keep_result(self, node: Node[Any], result: Any) -> Any:
         codec, keys = cast("Kept", node)._node_codec(), self.ledger.keys
         return codec.decode(self._keep_end(node, "result", lambda: keys.write(codec, result)))
 
-    def _keep_causes(self, error: BaseException) -> None:
+    def _keep_causes(self, ident: bytes, error: BaseException) -> None:
         """Keep what the node fails of, for whoever resumes the run: what nobody has caught."""
         if causes := marks(error):
-            self._append("because", sorted(each.hex() for each in causes))
+            value = json.dumps(sorted(each.hex() for each in causes)).encode()
+            self.ledger.append(ident, "because", value)
 
     def abort(self, error: BaseException, *, timed_out: bool = False) -> None:
         ledger = self.ledger
@@ -410,6 +413,7 @@ class NodeScope(Scope):
         if decided and not ledger.suspended and ledger.find(self.now, "aborted") is None:
             with suppress(NotStorable, LeaseLost, JournalError):
                 ledger.keep_roots()
+                self._keep_causes(self.now, error)
                 ledger.append(self.now, "aborted", encode_failure(error), find=True)
 
     def up(self) -> Iterator[NodeScope]:
@@ -520,7 +524,7 @@ class NodeScope(Scope):
                     if ending == "completed":
                         return self._keep_result(node, result)
                     if isinstance(error, Exception):
-                        self._keep_causes(error)
+                        self._keep_causes(self.ident, error)
                         self._keep_end(node, "failure", lambda: encode_failure(error))
             finally:
                 ledger.end_root(self)

@@ -170,7 +170,11 @@ def unknown(life: Life) -> set[str]:
     return {json.loads(row.value)["name"] for row in last.values() if row.kind == "intent"}
 
 
-@pytest.mark.parametrize("seed", seeds(many(30, 4000)))
+# Of these, several things fail in one turn.
+AT_ONCE = {892, 1015, 2172}
+
+
+@pytest.mark.parametrize("seed", sorted({*seeds(many(30, 4000)), *AT_ONCE}))
 def test_what_has_failed_runs_again_and_nothing_else(seed: int) -> None:
     """One resume is enough where what was broken is mended; what is known is never asked about."""
     life = broken_at_first(seed)
@@ -196,20 +200,45 @@ def test_what_has_failed_runs_again_and_nothing_else(seed: int) -> None:
             assert last.outcome == again.outcome, f"killed after row {number}"
 
 
-@pytest.mark.parametrize("seed", seeds(many(6, 500)))
-def test_one_resume_is_enough_wherever_the_run_was_killed_before_it_failed(seed: int) -> None:
-    """What its last life does not come to any more, since it fails sooner, runs again too."""
-    life = broken_at_first(seed)
-    if life.state != "failed":
-        return
-    broken = set(BROKEN)
-    for rows in range(len(life.rows)):
-        BROKEN.update(broken)
-        failed = play(lambda: program(seed)[0], Kill(rows, frozenset()).of(life), seed=rows)
-        assert failed.outcome == life.outcome
+class Aborted(Durable[list[str]]):
+    """Is cut short by a child that it does not await; others fail in the same turn, or later."""
+
+    below: list[list[Any]]
+    backend: Live[Backend] = later()
+
+    async def task(self) -> list[str]:
+        jobs = [
+            self.put_job(Branch(steps, self.backend), key=f"{n}")
+            for n, steps in enumerate(self.below)
+        ]
+        first = await self.durable.step(in_step, "first")
+        return [first, *[str(await job) for job in jobs]]
+
+
+STEP, EFFECT, WRAPPED = ["step", "a", False], ["effect", "b", False], ["step", "c", "wrapped"]
+
+
+@pytest.mark.parametrize(
+    "below", [[[STEP]], [[EFFECT], [STEP]], [[EFFECT, STEP]], [[EFFECT], [EFFECT]], [[WRAPPED]]]
+)
+def test_a_job_that_was_cut_short_runs_again_with_what_cut_it_short(below: list[Any]) -> None:
+    """Wherever it is killed in between, and however much failed at once: one resume is enough."""
+    BROKEN.clear()
+    BROKEN.update("abc")
+
+    def make() -> Aborted:
+        return Aborted(below, Model("model"))
+
+    first = play(make)
+    # Between two failures of one turn a kill leaves one of them without a consequence.
+    kills = [row.seq for row in first.rows if row.kind == "aborted"] if len(below) > 1 else None
+    for rows in kills or range(len(first.rows) + 1):
+        BROKEN.update("abc")
+        life = play(make, Kill(rows, frozenset()).of(first))
+        assert life.outcome == first.outcome
         BROKEN.clear()
-        resume(failed.disk)
-        again = play(lambda: program(seed)[0], failed.disk)
+        resume(life.disk)
+        again = play(make, life.disk)
         assert (again.error, again.state) == (None, "completed"), f"killed after row {rows}"
 
 
