@@ -6,17 +6,20 @@ import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from ..commander import Node, ToolError
-from ..commander.scope import Effect
 from ..tools import AnyTool, Illustrated
 from ..tools.calls import do_once, effect_of, read_text, write_text
+from ._canonical import canonical_inputs
 from ._codec import Codec
-from ._effect import storable
+from ._effect import KeptEffect, storable
 from .errors import JournalMismatch, NotStorable
+
+if TYPE_CHECKING:
+    from ._ledger import Ledger
 
 __all__ = ["call_tool"]
 
@@ -35,8 +38,7 @@ def call_tool(
     except PydanticSerializationError as error:
         raise NotStorable(f"the arguments of the tool {tool.name}: {error}") from error
     tool.check(arguments)
-    effect = effect_of(caller, tool, arguments)
-    assert effect is not None
+    effect = cast("KeptEffect", effect_of(caller, tool, arguments))
     call = _Call(tool, effect, _codec(tool))
     return caller.call_handler(_Called(arguments, call))
 
@@ -54,8 +56,16 @@ class _Call:
     """What is called, and how what it gives is kept."""
 
     tool: AnyTool
-    effect: Effect
+    effect: KeptEffect
     codec: Codec | None  # None if it gives texts with images
+
+    def encode(self, value: object) -> bytes:
+        """Return which effect gave the value: it is in a row of that already."""
+        return json.dumps(self.effect.ident.hex()).encode()
+
+    def decode(self, data: bytes) -> Any:
+        """Return what that effect gave."""
+        return self.read(self.effect.given(bytes.fromhex(json.loads(data))))
 
     async def give(self, arguments: Mapping[str, Any]) -> Any:
         """Call the tool; to return what cannot be kept is no failure: it is not called again."""
@@ -102,7 +112,9 @@ class _Call:
 
 
 class _Called(Node[Any], internal=True):
-    """A call, after a person's yes if the tool wants one; it fails alike in each life."""
+    """A call, after a person's yes if the tool wants one; it ends alike in each life."""
+
+    _node_durable = True
 
     def __init__(self, arguments: Mapping[str, Any], call: _Call) -> None:
         super().__init__(f"call:{call.tool.name}")
@@ -122,7 +134,7 @@ class _Called(Node[Any], internal=True):
                 raise ToolError(f"the call of {tool.name} was not allowed{why}")
             if answer["arguments"] is not None:
                 arguments = answer["arguments"]
-            call = replace(call, effect=effect.changed(arguments))
+            call = self._node_call = replace(call, effect=effect.changed(arguments))
         try:
             once = _Once(arguments, call)
             return await self.call_handler(once, retry=tool.retry, claim=True)
@@ -130,6 +142,12 @@ class _Called(Node[Any], internal=True):
             if (told := storable(error)) is error:
                 raise
             raise told from error
+
+    def _node_prepare(self, ledger: Ledger) -> tuple[str, bool]:
+        return canonical_inputs(self)
+
+    def _node_codec(self) -> _Call:
+        return self._node_call
 
 
 class _Once(Node[Any], internal=True):

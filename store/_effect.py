@@ -51,6 +51,8 @@ class KeptEffect(Effect):
     each life. It is claimed when it is made; what is asked about it, and the inputs that it gets by
     that, belong to it. A `harmless` one belongs to its attempt.
 
+    In its place may come those with `changed` inputs, each another effect of the same call.
+
     It waits for the replies that are `coming` to its caller and to those above it, as it may have
     been made because of one: only a whole reply is kept, and another life may get another one.
     """
@@ -82,8 +84,8 @@ class KeptEffect(Effect):
         self._gave: Any = None
         # Where the next attempt looks for it: below what, and in which attempt it is.
         self._shared: dict[str, str] = {}
-        self._ident = self._identify()
-        self._ledger.claimed.add(self._ident)
+        self.ident = self._call = self._identify()
+        self._ledger.claimed.add(self.ident)
 
     def _identify(self) -> bytes:
         caller, ledger, name, text = self._caller, self._ledger, self._name, self._text
@@ -111,11 +113,19 @@ class KeptEffect(Effect):
 
     @property
     def key(self) -> str:
-        return digest(self._ledger.run_id, self._ident).hex()
+        return digest(self._ledger.run_id, self.ident).hex()
 
     @property
     def forgotten(self) -> bool:
         return any(name == self._name for _, name in self._ledger.intents)
+
+    def given(self, ident: bytes) -> Any:
+        """Return what the effect of this identity gave: itself, or one in its place."""
+        if self._gave is None or ident != self.ident:
+            row = self._ledger.find(ident, "gave")
+            assert row is not None, "the row of its result came after it"
+            return json.loads(row.value)
+        return self._gave
 
     def changed(self, inputs: Mapping[str, Any]) -> KeptEffect:
         text = self._ledger.keys.cut_text(canonical(inputs)[0])
@@ -124,8 +134,7 @@ class KeptEffect(Effect):
         if (other := self._others.get(text)) is None:
             other = self._others[text] = copy(self)
             other._inputs, other._text, other._others, other._shared = inputs, text, {}, {}
-            other._ident = digest(self._ident, "changed", text)
-            self._ledger.claimed.add(other._ident)
+            other.ident = digest(self.ident, "changed", text)
         return other
 
     async def ask(
@@ -141,7 +150,7 @@ class KeptEffect(Effect):
                 f"the arguments of {self._name} about which a person is to be asked: {error}"
             ) from error
         await self._until_replies_are_whole()
-        ident = digest(self._ident, APPROVAL)
+        ident = digest(self.ident, APPROVAL)
         while ident in self._ledger.unanswered:
             ident = digest(ident, "again")
         question = {"kind": APPROVAL, "tool": self._name, "arguments": inputs}
@@ -167,14 +176,14 @@ class KeptEffect(Effect):
         check: Callable[[Mapping[str, Any]], Any] | None = None,
     ) -> Any:
         ledger = self._ledger
-        if (row := ledger.find(self._ident, "gave")) is not None:
+        if (row := ledger.find(self.ident, "gave")) is not None:
             self._gave = json.loads(row.value)
         if self._gave is not None:
             return self._gave
-        failures = [json.loads(row.value) for row in ledger.every(self._ident, "failed")]
+        failures = [json.loads(row.value) for row in ledger.every(self.ident, "failed")]
         for failed in failures:
             if failed["by"] == self._attempt():
-                raise ledger.failure(json.dumps(failed["failure"]).encode(), self._ident)
+                raise ledger.failure(json.dumps(failed["failure"]).encode(), self.ident)
         await self._until_replies_are_whole()
         if self._harmless:
             return await self._work(work, timeout)
@@ -193,10 +202,12 @@ class KeptEffect(Effect):
         inside = _INSIDE.set(True)
         try:
             if doubt is None or not again:
-                by = self._caller.now.hex()
-                self._append("intent", {"by": by, "name": self._name, **self._shared})
+                intent = {"by": self._caller.now.hex(), "name": self._name, **self._shared}
+                if self.ident != self._call:
+                    intent["call"] = self._call.hex()
+                self._append("intent", intent)
                 if self._shared:
-                    ledger.begun[self._shared["of"]][self._ident] = self._shared["in"]
+                    ledger.begun[self._shared["of"]][self.ident] = self._shared["in"]
             await ledger.barrier()
             return await self._work(work, timeout)
         finally:
@@ -219,8 +230,8 @@ class KeptEffect(Effect):
             failed = {"by": self._attempt(), "failure": _failure(error), "cut_off": cut_off}
             kept = json.loads(self._append("failed", failed))["failure"]
             if kept != failed["failure"]:
-                raise self._ledger.failure(json.dumps(kept).encode(), self._ident) from None
-            mark(error, self._ident)
+                raise self._ledger.failure(json.dumps(kept).encode(), self.ident) from None
+            mark(error, self.ident)
             raise
 
     def _keep(self, gave: Any) -> Any:
@@ -238,14 +249,14 @@ class KeptEffect(Effect):
         data = json.dumps(value).encode()
         # What it gave this object has itself: another attempt of a caller makes another one.
         find = kind != "gave" or self._caller.retried
-        return self._ledger.append(self._ident, kind, data, find=find)
+        return self._ledger.append(self.ident, kind, data, find=find)
 
     # --- in doubt
 
     def _in_doubt(self) -> Row | None:
         """Return its last intent, if nothing is known of what became of it."""
-        intent = self._ledger.find(self._ident, "intent")
-        for row in self._ledger.every(self._ident, "failed"):
+        intent = self._ledger.find(self.ident, "intent")
+        for row in self._ledger.every(self.ident, "failed"):
             if intent is not None and row.seq > intent.seq and not json.loads(row.value)["cut_off"]:
                 return None
         return intent
@@ -292,7 +303,7 @@ class KeptEffect(Effect):
 
         # Each intent is a question of its own: what was said of one says nothing of the next. So is
         # each that follows on an answer that cannot be.
-        ident = digest(self._ident, DOUBT, intent.seq)
+        ident = digest(self.ident, DOUBT, intent.seq)
         asked = self._ledger.find(ident, "question") is not None
         if reconcile is not None and not asked and (known := await look(reconcile)) is not None:
             return known
@@ -429,7 +440,7 @@ class _AskHere(Node[None], internal=True, name="ask"):
         question: dict[str, Any],
     ) -> None:
         self._effect = effect
-        self._ident = ident
+        self.ident = ident
         self._here = here
         self._question = question
 
@@ -439,7 +450,7 @@ class _AskHere(Node[None], internal=True, name="ask"):
         except Exception as error:  # noqa: BLE001 - it is the answer, in each life
             answer = {"failure": _failure(error)}
         if answer is not None:
-            await self._effect.post(self._ident, answer)
+            await self._effect.post(self.ident, answer)
 
 
 def storable(error: Exception) -> Exception:

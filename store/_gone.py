@@ -54,6 +54,8 @@ class Gone:
         """Say what a putter that has ended did not come to, in the log and in a row."""
         ledger, recorded = self._ledger, self._recorded.pop(putter[: OWN - DIGEST], {})
         gone = Counter(name for ident, name in recorded.items() if ident not in ledger.claimed)
+        for name in [*gone]:
+            gone.pop(f"call:{name}", None)  # the node of `durable.call` with that effect
         if not gone or ledger.find(putter, "gone") is not None:
             return
         names = [f"{name} ({n} times)" if n > 1 else name for name, n in gone.items()]

@@ -167,7 +167,8 @@ class Ledger:
         self._add(row)
         if row.kind == "intent":
             intent = json.loads(row.value)
-            self.intents[intent["by"], intent["name"]].append(row.ident)
+            call = bytes.fromhex(intent.get("call", "")) or row.ident
+            self.intents[intent["by"], intent["name"]].append(call)
             if "of" in intent:
                 self.begun[intent["of"]][row.ident] = intent["in"]
         elif row.kind == "takes":

@@ -72,9 +72,7 @@ MADE = {
 
 @pytest.mark.parametrize("waits", [False, True], ids=["plain", "async"])
 @pytest.mark.parametrize(("fails", "made"), MADE)
-def test_a_root_ends_as_its_callbacks_say_in_each_life(
-    fails: bool, made: str, waits: bool
-) -> None:
+def test_a_root_ends_as_its_callbacks_say_in_each_life(fails: bool, made: str, waits: bool) -> None:
     """Also with what cannot be kept: it fails by that."""
     state, error = MADE[fails, made]
     first = every_kill(lambda: Ends(fails, made, waits), seeds=(None, 1))

@@ -8,6 +8,7 @@ import pytest
 from _lives import Kill, Life, act, play, random_kills
 from _scale import many, seeds
 
+from anabranch import tool
 from anabranch.commander import Node
 from anabranch.handlers import handler
 from anabranch.store import Durable
@@ -32,7 +33,19 @@ class Whole(Durable[str]):
             await job
         for name in CODE.get("acts", ()):
             await act(f"act {name}")
+        for name in CODE.get("calls", ()):
+            await self.durable.call(keep if name == "k" else look, name)
         return await self.durable.signal("go", str)
+
+
+@tool
+async def keep(name: str) -> str:
+    return name
+
+
+@tool(read_only=True)
+async def look(name: str) -> str:
+    return name
 
 
 @handler
@@ -66,6 +79,7 @@ BEFORE = {
     "body": ["a", "part b", "step c", "step d"],
     "plain": ["p", "q"],
     "acts": ["x", "y"],
+    "calls": ["k", "l"],
 }
 
 
@@ -94,13 +108,13 @@ def test_what_is_gone_is_reported_and_what_is_new_runs(caplog: pytest.LogCapture
     assert life.result == "went"
     assert seen(life).gone == [
         "Commander/Whole#1/plain#2: Part",
-        "Commander/Whole#1: Part[b], load, act x",
+        "Commander/Whole#1: Part[b], load, call:look, act x, keep",
     ]
     assert {name.split("#")[0] for name in life.disk.done.values()} >= {"part(new)", "act z(None)"}
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 2
     assert "'run'" in warnings[1]
-    assert "Part[b], load, act x" in warnings[1]
+    assert "Part[b], load, call:look, act x, keep" in warnings[1]
     caplog.clear()
     again = play(Whole, Kill(len(life.rows) - 2, frozenset()).of(life))
     assert seen(again).gone == seen(life).gone
