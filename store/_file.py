@@ -30,6 +30,9 @@ T = TypeVar("T")
 
 ENDED = ("completed", "failed", "cancelled")
 NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,1000}")
+# The rows that a life may add and the next one again: what goes no further than they do may do so
+# for ever. An effect that was begun has gone further when it has ended.
+IDLE = ("partial", "intent", "withdrawn", "ended")
 LOOK = 0.25  # seconds between two looks whether another process has written
 
 _RUN = """select run_id, class_name, version, state, inputs, queue, created,
@@ -214,10 +217,10 @@ class JournalFile:
     async def claim(self, run_id: str, owner: str) -> tuple[RunRow, list[Row]]:
         """Take a run, to go on with it; return it with all its rows. Nobody else has it then.
 
-        `recoveries` counts this claim if the last owner died without a new row, and begins anew
-        after a new row. The run's clock has gone on up to the last owner's end; of one that died,
-        its last row is all that is known. Raises `RunNotFound`, or `RunBusy` while another process,
-        another journal or this one has it.
+        `recoveries` counts this claim if the last owner died without a new row that took the run
+        further, and begins anew after one. The run's clock has gone on up to the last owner's end;
+        of one that died, its last row is all that is known. Raises `RunNotFound`, or `RunBusy`
+        while another process, another journal or this one has it.
         """
         made: list[Claim] = []
 
@@ -230,8 +233,9 @@ class JournalFile:
                 old = self._run(sql, run_id)
                 sql.execute(
                     "update anabranch_run set fence = fence + 1, state = 'running', owner = ?1,"
-                    " updated = ?2, claimed_at_row = ?3, recoveries = case"
-                    " when ?3 > claimed_at_row then 0 else recoveries + ?4 end,"
+                    " updated = ?2, claimed_at_row = ?3, recoveries = case when exists (select 1"
+                    " from anabranch_row where run = id and seq > claimed_at_row"
+                    f" and kind not in {IDLE}) then 0 else recoveries + ?4 end,"
                     " clock = clock + ?4 * (?6 - updated) where id = ?5",
                     (owner, time.time(), old.rows, old.state == "running", key, old.updated),
                 )

@@ -287,7 +287,7 @@ async def claimed(
         file.keys[run_id] = ledger.keys
         if run.recoveries > max_recoveries:
             state = "parked"
-            note = f"was taken up {run.recoveries} times and added nothing"
+            note = f"was taken up {run.recoveries} times and came no further"
             raise RunParked(run_id, note)
         kept = make(ledger)
         try:

@@ -285,9 +285,9 @@ class NodeScope(Scope):
         # What an effect does is begun anew: what an earlier life has sent is gone with it.
         if timeout is None or isinstance(node, Limited):
             return timeout
-        self.timed = self.now
         if self.ledger.find(self.now, "ended") is not None:
             return timeout
+        self.timed = self.now
         if (row := self.ledger.find(self.now, "began")) is None:
             self.ledger.append(self.now, "began", json.dumps({"clock": self.began}).encode())
             return timeout

@@ -284,6 +284,19 @@ async def test_recoveries_count_owners_that_died_without_a_new_row(tmp_path):
     assert counts == [0, 1, 2, 0, 1, 1, 2]
 
 
+async def test_rows_that_each_life_may_add_again_are_no_new_ones(tmp_path):
+    """What a reply says before it is whole, an effect that does not end: the run is parked."""
+    counts = []
+    for kind in ("intent", "partial", "intent", "withdrawn", "ended", "gave", "partial", "end"):
+        async with opened(tmp_path / "runs.db") as file:
+            await file.start("run", "Order", 1, b"")
+            run, _ = await file.claim("run", "x")
+            counts.append(run.recoveries)
+            for _ in range(3):
+                file.append("run", run.fence, row()._replace(kind=kind))
+    assert counts == [0, 1, 2, 3, 4, 5, 0, 1]
+
+
 async def test_a_claim_that_nobody_awaits_any_more_is_given_back(tmp_path):
     """However far it had come, the next one has it."""
     async with opened(tmp_path / "runs.db") as file:

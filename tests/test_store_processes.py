@@ -170,15 +170,15 @@ def test_an_exit_in_a_body_lets_what_is_under_way_end(tmp_path: Path, how: str) 
 
 
 async def test_a_run_that_kills_its_process_is_parked_and_resumed(tmp_path: Path) -> None:
-    """After `max_recoveries` claims that have added nothing; `resume` lets it go on."""
+    """After `max_recoveries` claims that have come no further; `resume` lets it go on."""
     statuses = []
     for _ in range(5):
         with program(tmp_path, "kill", "run", "30") as process:
             statuses.append(ends(process))
         if statuses[-1][0] != -signal.SIGKILL:
             break
-    # The first life has added rows, and each that dies after it is a claim in vain.
-    assert [status for status, _, _ in statuses] == [-9] * 3 + [1]
+    # The first life has begun an effect and no more, and each that dies after it is in vain.
+    assert [status for status, _, _ in statuses] == [-9] * 2 + [1]
     assert "RunParked" in statuses[-1][2]
     assert "anabranch runs resume r" in statuses[-1][2]
     async with Journal(str(tmp_path / "runs.db")) as journal:
