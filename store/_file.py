@@ -30,9 +30,6 @@ T = TypeVar("T")
 
 ENDED = ("completed", "failed", "cancelled")
 NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,1000}")
-# The rows that a life may add and the next one again: what goes no further than they do may do so
-# for ever. An effect that was begun has gone further when it has ended.
-IDLE = ("partial", "intent", "withdrawn", "ended")
 LOOK = 0.25  # seconds between two looks whether another process has written
 
 _RUN = """select run_id, class_name, version, state, inputs, queue, created,
@@ -231,11 +228,14 @@ class JournalFile:
             lock = RunLock(self._writer.path, run_id) if self.name != MEMORY else None
             try:
                 old = self._run(sql, run_id)
+                # Rows that each life may add again take a run no further: what a reply says while
+                # it grows, an effect that is begun and does not end.
                 sql.execute(
                     "update anabranch_run set fence = fence + 1, state = 'running', owner = ?1,"
                     " updated = ?2, claimed_at_row = ?3, recoveries = case when exists (select 1"
                     " from anabranch_row where run = id and seq > claimed_at_row"
-                    f" and kind not in {IDLE}) then 0 else recoveries + ?4 end,"
+                    " and kind not in ('partial', 'intent', 'withdrawn', 'ended'))"
+                    " then 0 else recoveries + ?4 end,"
                     " clock = clock + ?4 * (?6 - updated) where id = ?5",
                     (owner, time.time(), old.rows, old.state == "running", key, old.updated),
                 )

@@ -44,15 +44,31 @@ class Gone:
         self._ledger = ledger
         # By the part of it that its identity has of a putter: names, by identity.
         self._recorded: defaultdict[bytes, dict[bytes, str]] = defaultdict(dict)
+        # By root: the rounds whose putters, at or below it, come to their puts again.
+        self._rounds: defaultdict[bytes, dict[bytes, str]] = defaultdict(dict)
+        rounds: set[bytes] = set()
+        for row in ledger.of_kind("root"):
+            rounds.add(row.ident)
+            written = json.loads(row.value)
+            if "path" in written and ledger.puts_again(written):
+                root = bytes.fromhex(written["path"][-1][0])
+                self._rounds[root][row.ident] = child_name(row.ident)
         for ident in [each for each in ledger.by_ident if each not in ledger.claimed]:
-            if len(ident) > OWN and ledger.outcome(ident) is not None:
+            if len(ident) > OWN and ident not in rounds and ledger.outcome(ident) is not None:
                 self._recorded[ident[DIGEST:OWN]][ident] = child_name(ident)
         for (by, name), idents in ledger.intents.items():
             self._recorded[bytes.fromhex(by)[: OWN - DIGEST]].update(dict.fromkeys(idents, name))
 
     def report(self, putter: bytes, path: str) -> None:
         """Say what a putter that has ended did not come to, in the log and in a row."""
-        ledger, recorded = self._ledger, self._recorded.pop(putter[: OWN - DIGEST], {})
+        self._report(putter, path, self._recorded.pop(putter[: OWN - DIGEST], {}))
+
+    def report_rounds(self, root: bytes, putter: bytes, path: str) -> None:
+        """Say which rounds were not put again at or below a root, whose callbacks are over."""
+        self._report(putter, path, self._rounds.pop(root, {}))
+
+    def _report(self, putter: bytes, path: str, recorded: dict[bytes, str]) -> None:
+        ledger = self._ledger
         gone = Counter(name for ident, name in recorded.items() if ident not in ledger.claimed)
         for name in [*gone]:
             gone.pop(f"call:{name}", None)  # the node of `durable.call` with that effect

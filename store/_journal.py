@@ -50,12 +50,12 @@ class Journal:
         async with Journal("runs.db") as journal:
             answer = await journal.run(Order("A-17"), run_id="order-A-17")
 
-    `grace` is how many seconds the effects that are under way get to end when a run is suspended.
-    A run that was taken up more than `max_recoveries` times and came no further is parked. All values
-    are written and read through `codec`, as one that encrypts them. It belongs to the event loop in
-    which it is opened; it can be opened again when it is closed. With `partials` what a model says
-    is written while it grows, every so many seconds, for those who `look` at the run: no life of it
-    goes on from that.
+    `grace` is how many seconds the effects that are under way get to end when a run is suspended. A
+    run that was taken up more than `max_recoveries` times in vain is parked. All values are written
+    and read through `codec`, as one that encrypts them. It belongs to the event loop in which it is
+    opened; it can be opened again when it is closed. With `partials` what a model says is written
+    while it grows, every so many seconds, for those who `look` at the run: no life of it goes on
+    from that.
     """
 
     def __init__(

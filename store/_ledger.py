@@ -35,7 +35,7 @@ from ..commander import ConfigurationError, Node, NodeLimits
 from ._canonical import digest
 from ._codec import Codec
 from ._conversation import Talks
-from ._failure import decode_failure, mark
+from ._failure import decode_failure, mark, marks
 from ._file import Row
 from ._gone import Gone
 from ._inbox import Inbox
@@ -325,6 +325,19 @@ class Ledger:
         cancel |= {"by": by or [[FIRST.hex(), FIRST.hex()]], "after": after}
         data = self.append(of, "cancelled", json.dumps(cancel).encode())
         self._know_cancel(self.last, data)
+
+    def keep_causes(self, ident: bytes, error: BaseException) -> None:
+        """Keep what a node fails of, for whoever resumes the run: what nobody has caught."""
+        if causes := marks(error):
+            value = json.dumps(sorted(each.hex() for each in causes)).encode()
+            self.append(ident, "because", value)
+
+    def withdraw(self, ended: set[bytes]) -> None:
+        """Take back what these nodes, and those below them, ask a person."""
+        for asker, (question, asking) in list(self.asks.items()):
+            if any(scope.ident in ended for scope in asking.up()):
+                del self.asks[asker]
+                self.append(question, "withdrawn")
 
     def fail(self, error: BaseException) -> None:
         """Stop the run, as nothing more of it can be kept: its tree is suspended."""

@@ -133,6 +133,8 @@ class KeptRun:
     def _put_roots(self, commander: Node[Any]) -> None:
         ledger = self._ledger
         ledger.count_in(limits_around(commander))
+        if ledger.of_kind("root"):
+            ledger.gone  # noqa: B018 - which looks at what there is when the life begins
         if ledger.find(FIRST, "over") is None:
             self._put(commander, self._job, FIRST, FIRST, {"claim": True})
         self._put_rounds(commander, waited_for=ledger.puts_again)

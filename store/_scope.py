@@ -369,7 +369,7 @@ class NodeScope(Scope):
             return self._keep_result(node, result)
         if self.kept or ledger.suspended:
             return result
-        aborted = {now} if now is not None and ledger.find(now, "aborted") is not None else set()
+        aborted = () if now is None or ledger.find(now, "aborted") is None else (now,)
         if ending == "cancelled":
             if self.lost and self.parent is not None:
                 # If that fails, both run again when it is resumed.
@@ -377,11 +377,10 @@ class NodeScope(Scope):
             self.kept = not leaving and kept is not None
             if self.kept or (not leaving and self.ident in ledger.cancelled):
                 self._keep_usage(node)
-        elif ending == "failed":
-            assert error is not None
+        elif error is not None:
             mark(error, *marks(error), *self.lost, *aborted)
             if kept is not None or aborted:
-                self._keep_causes(self.ident, error)
+                ledger.keep_causes(self.ident, error)
                 with nullcontext() if kept is not None else suppress(NotStorable):
                     data = self._keep_end(node, "failure", lambda: encode_failure(error))
                     if ledger.keys and data != encode_failure(error):
@@ -397,12 +396,6 @@ class NodeScope(Scope):
         codec, keys = cast("Kept", node)._node_codec(), self.ledger.keys
         return codec.decode(self._keep_end(node, "result", lambda: keys.write(codec, result)))
 
-    def _keep_causes(self, ident: bytes, error: BaseException) -> None:
-        """Keep what the node fails of, for whoever resumes the run: what nobody has caught."""
-        if causes := marks(error):
-            value = json.dumps(sorted(each.hex() for each in causes)).encode()
-            self.ledger.append(ident, "because", value)
-
     def abort(self, error: BaseException, *, timed_out: bool = False) -> None:
         ledger = self.ledger
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
@@ -413,7 +406,7 @@ class NodeScope(Scope):
         if decided and not ledger.suspended and ledger.find(self.now, "aborted") is None:
             with suppress(NotStorable, LeaseLost, JournalError):
                 ledger.keep_roots()
-                self._keep_causes(self.now, error)
+                ledger.keep_causes(self.now, error)
                 ledger.append(self.now, "aborted", encode_failure(error), find=True)
 
     def up(self) -> Iterator[NodeScope]:
@@ -449,12 +442,7 @@ class NodeScope(Scope):
         with suppress(LeaseLost, JournalError):
             ledger.keep_roots()
             ledger.cancel(whom, reason, of=self.ident, by=path, failed=bool(failed), after=after)
-            # What the cancelled, and the nodes below them, ask a person is taken back.
-            ended = set(whom)
-            for asker, (question, asking) in list(ledger.asks.items()):
-                if any(scope.ident in ended for scope in asking.up()):
-                    del ledger.asks[asker]
-                    ledger.append(question, "withdrawn")
+            ledger.withdraw(set(whom))
 
     def effect(
         self,
@@ -519,12 +507,14 @@ class NodeScope(Scope):
         changed = before is not None and (before.kind == "failure") != (ending == "failed")
         # A journal that fails stops the run.
         with suppress(JournalError, LeaseLost):
+            if ledger.before and not ledger.suspended and (ending == "completed" or self.recorded):
+                ledger.gone.report_rounds(self.ident, self.now, node.path)
             try:
                 if changed and node._node_durable and not ledger.suspended:
                     if ending == "completed":
                         return self._keep_result(node, result)
                     if isinstance(error, Exception):
-                        self._keep_causes(self.ident, error)
+                        ledger.keep_causes(self.ident, error)
                         self._keep_end(node, "failure", lambda: encode_failure(error))
             finally:
                 ledger.end_root(self)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from _lives import Kill, Life, act, play, random_kills
+from _lives import Kill, Life, act, doubtful, play, random_kills
 from _scale import many, seeds
 
 from anabranch import tool
 from anabranch.commander import Node
 from anabranch.handlers import handler
 from anabranch.store import Durable
+from anabranch.store._gone import child_name
+from anabranch.store._ledger import FIRST
 from anabranch.store._look import RunView, view
 
 CODE: dict[str, list[str]] = {}
@@ -139,3 +141,59 @@ def test_rows_say_whose_they_are() -> None:
     assert names.count("Part[b]") == 1
     assert names.count("load") == 2
     assert names.count("Part") == 3
+
+
+class Chain(Durable[str]):
+    """Puts a round from its body, from a handler below it, and from a final callback."""
+
+    def __post_init__(self) -> None:
+        self.at_end(put_last)
+
+    async def task(self) -> str:
+        put_rounds(self, "body")
+        await self.call_handler(puts_below())
+        return await act("done")
+
+
+@handler
+async def puts_below(node: Node[Any]) -> None:
+    put_rounds(node, "plain")
+
+
+async def put_last(job: Durable[Any]) -> None:
+    put_rounds(job, "callback")
+    await act("between")
+
+
+def put_rounds(node: Node[Any], where: str) -> None:
+    for name in CODE.get(where, ()):
+        node.put_job(Part(name), parent=node.commander, key=name)
+
+
+ROUNDS = {"body": ["a", "b"], "plain": ["c"], "callback": ["d", "e"]}
+FEWER = {"body": ["b"], "callback": ["e"]}
+
+
+def test_rounds_that_are_not_put_again_are_reported_and_done() -> None:
+    """Whoever had put them, over or not; where nothing has changed nothing is reported."""
+    CODE.clear()
+    CODE.update(ROUNDS)
+    first = play(Chain)
+    for rows in range(len(first.rows)):
+        before = first.rows[:rows]
+        known = {child_name(row.ident) for row in before if row.kind == "root"}
+        ended = {
+            row.kind for row in before if row.ident == FIRST and row.kind in ("result", "over")
+        }
+        gone = {"Part[a]", "Part[c]", "Part[d]"} & known
+        if ended:  # its body does not run again
+            gone &= set() if "over" in ended else {"Part[d]"}
+        for code, left in ((ROUNDS, set[str]()), (FEWER, gone)):
+            CODE.clear()
+            CODE.update(code)
+            life = play(Chain, Kill(rows, frozenset(doubtful(first, rows))).of(first))
+            assert life.state == "completed"
+            told = [each for text in seen(life).gone for each in text.split(": ")[1].split(", ")]
+            assert sorted(told) == sorted(left), f"killed after row {rows}"
+            done = {name.split("#")[0] for name in life.disk.done.values()}
+            assert {f"part({name[5]})" for name in known} <= done
