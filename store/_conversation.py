@@ -8,13 +8,14 @@ again is applied where it stood. So the messages always stand in the order of th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from math import inf
-from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, cast
 
+from ..commander import ConfigurationError
 from ..commander.scope import is_aside_here, scope_here
-from ..messages import Conversation, Message
+from ..messages import Conversation, Message, Request, ToolSchema
 from ..messages.kept import read_message, write_json, write_message
 from ..tools import ToolResult
 from ._canonical import digest
@@ -161,6 +162,8 @@ class KeptConversation(Conversation):
         self._entries = entries
         self._by_ident = {entry.ident: entry for entry in entries}
         self._applied = 0  # of the entries
+        # Who has asked to answer it and has not added to it since: by who, who else has meanwhile.
+        self._answering: dict[bytes, list[NodeScope]] = {}
         self._chain = ""
         for entry in entries:
             if entry.after != self._chain:
@@ -177,12 +180,34 @@ class KeptConversation(Conversation):
             self._messages.refuse()
         super().__setattr__(name, value)
 
+    def request(
+        self, *, tools: Sequence[ToolSchema | Mapping[str, Any]] = (), **options: Any
+    ) -> Request:
+        if (scope := scope_here()) is not None:
+            self._answering[cast("NodeScope", scope).now] = []
+        return super().request(tools=tools, **options)
+
+    def _require_one_answer(self, scope: NodeScope) -> None:
+        """Refuse the second of two that answer at once: in another life it may be the first."""
+        answered = self._answering.pop(scope.now, None)
+        if answered is None:
+            return
+        if any(each not in scope.up() and scope not in each.up() for each in answered):
+            raise ConfigurationError(
+                f"{self.thread_id!r} is answered by two at once, and in another life the other one"
+                " may be first, so that both would read something else: let one wait for the"
+                " other, or give each a conversation of its own"
+            )
+        for each in self._answering.values():
+            each.append(scope)
+
     def add(self, *messages: Message | Mapping[str, Any] | str) -> None:
         plain = Conversation()
         plain.add(*messages)
         scope: Any = scope_here()
         if scope is None or scope.ledger is not self._ledger:
             raise NotDurable(f"{self.thread_id!r} is added to outside the nodes of its run")
+        self._require_one_answer(scope)
         above: list[str] = []
         each = scope
         while each is not None and not each.is_root:

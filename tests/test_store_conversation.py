@@ -10,7 +10,16 @@ from _lives import RUN_ID, Disk
 from _replays import after, every_life, live
 from _scale import SEED, many
 
-from anabranch import Conversation, Node, NodeCancelled, Retry, StreamInterrupted, handler, tool
+from anabranch import (
+    ConfigurationError,
+    Conversation,
+    Node,
+    NodeCancelled,
+    Retry,
+    StreamInterrupted,
+    handler,
+    tool,
+)
 from anabranch.backends import Backend
 from anabranch.handlers import respond
 from anabranch.messages import Delta, Message, Request, ToolCall, Usage
@@ -341,6 +350,58 @@ async def test_results_of_tools_come_back_as_such() -> None:
     disk.rows[RUN_ID] = first.rows[:last]
     await live(Applies(), disk)
     assert kinds.count(ToolResult) == 2
+
+
+class Answered(Durable[list[str]]):
+    """Lets two answer one conversation, one after the other or at once."""
+
+    at_once: bool
+    backend: Live[Backend] = later()
+
+    async def task(self) -> list[str]:
+        talk = self.durable.conversation("talk")
+        talk.add("Go.")
+        calls: list[Any] = []
+        for name in "ab":
+            call = respond(self.backend, talk, [add])
+            calls.append(self.call_handler(call, claim=True, key=name))
+            if not self.at_once:
+                await calls[-1]
+        return [(await each).content for each in calls]
+
+
+def nothing(*_: object) -> None: ...
+
+
+async def test_two_that_answer_at_once_are_refused() -> None:
+    """In another life the other one could be first, and read what it had not read."""
+    first = await every_life(lambda: Answered(False, scripted()), nothing)
+    assert len(first.result) == 2
+    with pytest.raises(ConfigurationError, match="answered by two at once"):
+        await live(Answered(True, scripted()))
+
+
+@handler
+async def think(node: Node[Any], backend: Backend, talk: Conversation) -> str:
+    return f"{(await backend.complete(talk.request())).content}"
+
+
+class Judged(Durable[list[str]]):
+    backend: Live[Backend] = later()
+
+    async def task(self) -> list[str]:
+        talk = self.durable.conversation("talk")
+        talk.add("Go.")
+        judges = [self.call_handler(think(self.backend, talk), key=name) for name in "abc"]
+        thoughts = [await each for each in judges]
+        talk.add(*thoughts)
+        await self.call_handler(respond(self.backend, talk))
+        return thoughts
+
+
+async def test_any_number_may_read_a_conversation_at_once() -> None:
+    """And whoever put them adds what they have thought."""
+    await every_life(lambda: Judged(ScriptedBackend(otherwise="Hm.")), nothing)
 
 
 async def test_it_lasts_in_a_file(tmp_path: Any) -> None:
