@@ -58,7 +58,7 @@ ENDED = ("completed", "failed", "cancelled")
 STATES = tuple(state for state in COLOURS if state != "abandoned")
 SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)")
 UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-TOGETHER = 50  # runs that are read at once
+TOGETHER = 500  # runs that are read at once
 MOST = 10_000  # names among which a misspelt one is looked for
 
 RunId: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help="The run's name.")]

@@ -178,6 +178,15 @@ class JournalFile:
         await self._writer.ask(function, claim, seq=seq)
         return seq
 
+    async def look(self, run_id: str) -> tuple[RunRow, list[Row], list[Letter]]:
+        """Return a run, its rows and its letters, of one moment. Raises `RunNotFound`."""
+
+        def select(sql: sqlite3.Connection) -> tuple[RunRow, list[Row], list[Letter]]:
+            key = self._key(sql, run_id)
+            return self._run(sql, run_id), self._rows(sql, key), self._letters(sql, key, 0)
+
+        return await self.call(select, writes=False)
+
     async def rows(self, run_id: str) -> list[Row]:
         """Return all rows of a run, in their order. Raises `RunNotFound`."""
         return await self.call(lambda sql: self._rows(sql, self._key(sql, run_id)), writes=False)
@@ -376,21 +385,9 @@ class JournalFile:
 
     async def letters(self, run_id: str, after: int = 0) -> list[Letter]:
         """Return what came into a run after the letter of that number. Raises `RunNotFound`."""
-
-        read = self._seal.read
-
-        def select(sql: sqlite3.Connection) -> list[Letter]:
-            found = sql.execute(
-                "select id, kind, name, value, time from anabranch_mail"
-                " where run = ? and id > ? order by id",
-                (self._key(sql, run_id), after),
-            )
-            return [
-                Letter(number, kind, name, read(value, f"{kind} {name} {when}".encode()), when)
-                for number, kind, name, value, when in found
-            ]
-
-        return await self.call(select, writes=False)
+        return await self.call(
+            lambda sql: self._letters(sql, self._key(sql, run_id), after), writes=False
+        )
 
     async def watch(self, seen: int | None = None) -> int:
         """Return a number once it differs from `seen`; it changes when there may be new letters.
@@ -460,6 +457,18 @@ class JournalFile:
 
     def _rows(self, sql: sqlite3.Connection, key: int) -> list[Row]:
         return self._seal.read_rows(sql, sql.execute(_ROWS, (key,)))
+
+    def _letters(self, sql: sqlite3.Connection, key: int, after: int) -> list[Letter]:
+        found = sql.execute(
+            "select id, kind, name, value, time from anabranch_mail"
+            " where run = ? and id > ? order by id",
+            (key, after),
+        )
+        read = self._seal.read
+        return [
+            Letter(number, kind, name, read(value, f"{kind} {name} {when}".encode()), when)
+            for number, kind, name, value, when in found
+        ]
 
     def _let_go(
         self, sql: sqlite3.Connection, claim: Claim, state: str, error: bytes | None = None

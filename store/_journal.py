@@ -136,9 +136,7 @@ class Journal:
 
     async def look(self, run_id: str) -> RunView:
         """Return a run with its rows and what they say, whoever drives it. Raises `RunNotFound`."""
-        letters = await self._file.letters(run_id)
-        run, rows = await self._file.run(run_id), await self._file.rows(run_id)
-        return view(run, rows, letters)
+        return view(*await self._file.look(run_id))
 
     async def fork(self, run_id: str, new_run_id: str, *, at: int | None = None) -> RunRow:
         """Make a new run of another's inputs and its rows up to number `at`, or all; return it.

@@ -15,8 +15,15 @@ import pytest
 from _chat import environment
 from _runs import RUNS, begin, python, runs, runs_json
 from _until import until
+from rich.cells import cell_len
 
-from anabranch.store import Journal
+from anabranch.cli import _runs_view
+from anabranch.store import Durable, Journal
+
+
+class Nap(Durable[None]):
+    hours: int
+
 
 SHOP = ("--live", "shop=orders:shop")
 
@@ -77,6 +84,23 @@ async def test_runs_are_listed_the_newest_first_and_filtered(tmp_path: Path) -> 
     assert "there are more" in out
     _, out, _ = await runs(tmp_path, "list", "--state", "failed")
     assert "no run is like that" in out
+
+
+async def test_very_many_runs_are_lines_that_say_what_a_table_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In columns of their own width, of names of any width."""
+    async with Journal(tmp_path / "runs.db") as journal:
+        for name in ("a-1", "b" * 30, "\u6587\u66f8"):
+            await journal.start(Nap(1), run_id=name)
+        views = [await journal.look(run.run_id) for run in await journal.runs()]
+    _runs_view.show_runs(views)
+    table = capsys.readouterr().out
+    monkeypatch.setattr(_runs_view, "FEW", 2)
+    _runs_view.show_runs(views)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines] == [line.split() for line in table.splitlines()]
+    assert len({cell_len(line.split("pending")[0]) for line in lines[1:]}) == 1
 
 
 async def test_a_journal_without_runs_says_how_one_is_started(tmp_path: Path) -> None:
