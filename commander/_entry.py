@@ -119,8 +119,9 @@ def _take_up(record: Record, scope: Scope) -> bool:
     # As `Rare` does, which would be a call.
     if record.rare is DEFAULTS:
         record.rare = Kept()
-    record.special, record.rare.scope = True, scope
-    if scope.recorded and record.cancelled is None:
+    record.special, rare = True, record.rare
+    rare.scope = scope
+    if scope.recorded and rare.cancelled is None:
         record.context = copy_context()
         scope.replay(record.node, replay)
         return True  # what has its outcome takes no turn and no seat

@@ -153,8 +153,8 @@ class Ledger:
         self.doomed: dict[Node[Any], Cancel] = {}
         by_ident = self.by_ident
         for row in rows:
-            if row.kind == "result" and row.ident not in by_ident:  # as most are
-                by_ident[row.ident] = row
+            if row.kind == "result" and (ident := row.ident) not in by_ident:  # as most are
+                by_ident[ident] = row
             else:
                 self._load(row)
 

@@ -167,7 +167,6 @@ class NodeScope(Scope):
         self,
         node: Node[Any],
         key: str | None,
-        *,
         loop: asyncio.AbstractEventLoop,
         root: bool,
         aside: bool,

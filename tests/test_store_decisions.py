@@ -49,12 +49,15 @@ async def follow(node: Node[Any], steps: list[Step]) -> list[str]:
     async def see(number: int) -> str:
         return f"{number} gave {await nodes[number]}"
 
-    async def gather(numbers: list[int]) -> str:
+    async def gather(numbers: list[int], of: Any = see) -> str:
         try:
-            return str(await asyncio.gather(*map(see, numbers)))
+            return str(await asyncio.gather(*map(of, numbers)))
         finally:
             for number in numbers:
                 nodes[number].cancel("gathered")
+
+    async def gather_nodes(numbers: list[int]) -> str:
+        return await gather(numbers, nodes.__getitem__)
 
     async def first(numbers: list[int]) -> str:
         tasks = [asyncio.ensure_future(see(number)) for number in numbers]
@@ -86,6 +89,7 @@ async def follow(node: Node[Any], steps: list[Step]) -> list[str]:
                 nodes[number].cancel("not needed")
             case _, numbers, caught:
                 how: Any = {"await": lambda n: see(n[0]), "gather": gather, "first": first}
+                how["gather nodes"] = gather_nodes
                 try:
                     seen.append(await how.get(what, all_of)(numbers))
                 except (ValueError, NodeCancelled, ExceptionGroup) as error:
@@ -127,7 +131,7 @@ def draw(chance: random.Random, depth: int, counter: list[int]) -> list[Step]:
     steps: list[Step] = [nap()]
     if depth:
         numbers = list(range(chance.randint(1, 3)))
-        how = chance.choice(["await", "gather", "first", "settle"])
+        how = chance.choice(["await", "gather", "gather nodes", "first", "settle"])
         for number in numbers:
             options = {
                 "durable": chance.random() < 0.5,

@@ -101,7 +101,7 @@ class KeptSessions:
             known = self._known.get(session_id)
             here = self._agent.state_dict(session_id)
             inputs["before"] = _differences({} if known is None else known.state, here)
-            return await self._make(session, session.begin(inputs), session_id)
+            return await self._make(session, session.begin(inputs), session_id, here)
 
     def is_busy(self, session_id: SessionId) -> bool:
         """Say whether a session is in use, so that it can be forgotten only after that: it is."""
@@ -159,11 +159,15 @@ class KeptSessions:
             LISTENER.reset(token)
 
     async def _make(
-        self, session: Session, call: SessionCall, session_id: SessionId
+        self,
+        session: Session,
+        call: SessionCall,
+        session_id: SessionId,
+        start: State | None = None,  # what is remembered now, if that is known
     ) -> AgentMessage[Any]:
         agent, heard, written = self._agent, LISTENER.get(), _Answer(self._agent)
         messages, options = read_records(call.inputs["messages"]), call.inputs["options"]
-        start, ended = agent.state_dict(session_id), call.ended
+        start, ended = agent.state_dict(session_id) if start is None else start, call.ended
         for each in agent.named_agents().values():
             each.memory.settle(session_id)
 
