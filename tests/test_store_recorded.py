@@ -182,3 +182,35 @@ def test_whoever_waits_for_the_first_of_several_sees_the_same_first(seed: int, h
     times = draw.sample(range(1, 100), draw.randint(2, 4))
     runners = [(f"{number}", time / 10, draw.random() < 0.3) for number, time in enumerate(times)]
     every_kill(lambda: Race(runners, how), seeds=(None, seed))
+
+
+class Gathered(Durable[int]):
+    turns: Live[list[int]] = live()
+
+    async def task(self) -> int:
+        async def count() -> None:
+            while True:
+                self.turns[-1] += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        total = sum(await asyncio.gather(*[self.put_job(Child(number)) for number in range(100)]))
+        counting.cancel()
+        await self.durable.signal("go", str)
+        return total
+
+
+async def test_what_one_gather_waits_for_ends_at_once() -> None:
+    """And not one after the other: nobody can tell which of them was first."""
+    turns = [0]
+    async with Journal(":memory:") as journal:
+        first = asyncio.create_task(journal.run(Gathered(), run_id="r", live={"turns": turns}))
+        async with asyncio.timeout(60):
+            while not (await journal.runs() and (await journal.look("r")).waits):  # noqa: ASYNC110 - of the disk
+                await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait([first])
+        turns.append(0)
+        await journal.signal("r", "go", "on")
+        assert await journal.run(Gathered(), run_id="r", live={"turns": turns}) == sum(range(100))
+    assert turns[1] < 30
