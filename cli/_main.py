@@ -25,11 +25,13 @@ def main() -> None:
         app()
     except SystemExit as ended:
         # The interpreter would wait for a thread that a tool keeps, perhaps for ever.
-        others = [each for each in threading.enumerate() if each is not threading.main_thread()]
-        for thread in (kept := [each for each in others if not each.daemon]):
+        main_thread = threading.main_thread()
+        kept = [each for each in threading.enumerate() if not (each.daemon or each is main_thread)]
+        for thread in kept:
             thread.join(GRACE / len(kept))
         if any(thread.is_alive() for thread in kept):
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(ended.code if isinstance(ended.code, int) else 1)
+            status = ended.code or 0
+            os._exit(status if isinstance(status, int) else 1)
         raise
