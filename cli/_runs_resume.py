@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 import logging
+import os
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -132,7 +133,8 @@ async def _watch(journal: Journal, run_id: str, notes: Console, status: Status |
     waits: list[Wait] = []
     while True:
         (run,) = [each for each in await journal.runs(prefix=run_id) if each.run_id == run_id]
-        if run.rows != rows or waits:
+        here = run.owner.endswith(f":{os.getpid()}")  # else another process may have it
+        if here and (run.rows != rows or waits):
             rows, waits = run.rows, (await journal.look(run_id)).waits
         for wait in waits:
             if wait.number not in said:

@@ -170,6 +170,9 @@ class MemoryFile:
     async def runs(self, **_: Any) -> list[RunRow]:
         return list(self.disk.runs.values())
 
+    async def look(self, run_id: str) -> tuple[RunRow, list[Row], list[Letter]]:
+        return await self.run(run_id), await self.rows(run_id), await self.letters(run_id)
+
     async def rows(self, run_id: str) -> list[Row]:
         await self.run(run_id)
         return list(self.disk.rows[run_id])

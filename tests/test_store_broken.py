@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -227,11 +228,11 @@ BREAKS = {
 @pytest.mark.parametrize("how", BREAKS)
 async def test_a_failed_reply_fails_alike_in_each_life(how: str, thread: bool) -> None:
     """Its type, attributes, and what had come of it; the model is not asked again."""
-    script = ScriptedBackend(BREAKS[how])
+    script = ScriptedBackend(deepcopy(BREAKS[how]))  # `fork` notes on it what has come
     first = await journalled(Once(script, thread))
     again = await journalled(Once(ScriptedBackend(), thread), after(first, first.count("broken")))
     assert (first.count("broken"), again.result) == (1, first.result)
-    if "partial" in how or "middle" in how:
+    if "partial" in how or ("middle" in how and not thread):
         assert first.result[-1]["content"] in ("half a", "other \ud83d")
 
 
