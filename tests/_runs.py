@@ -10,6 +10,7 @@ from typing import Any
 
 import pexpect
 from _chat import PATIENCE, environment
+from _warm import run_warm
 
 __all__ = ["RUNS", "begin", "python", "runs", "runs_json", "screen", "table"]
 
@@ -175,6 +176,10 @@ def table(child: Any) -> str:
 async def _run(
     command: list[str], folder: Path, said: str = "", **env: str
 ) -> tuple[int, str, str]:
+    # What is in the environment may decide what is imported, and how.
+    if not env and command[1] in ("-m", "-c"):
+        async with asyncio.timeout(PATIENCE):
+            return await run_warm(command[1:], folder, said, environment())
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.PIPE,

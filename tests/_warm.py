@@ -1,0 +1,128 @@
+"""Programs in new processes that need not import anything: forks of one that has done so before.
+
+Each is a process of its own, with its folder, environment and standard streams; only what importing
+takes, half a second of a command that takes a twentieth, is done once for all tests of a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import closing
+from functools import cache
+from io import BufferedReader, BufferedWriter, FileIO, TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+__all__ = ["run_warm"]
+
+
+async def run_warm(
+    arguments: list[str], folder: Path, said: str, env: dict[str, str]
+) -> tuple[int, str, str]:
+    """Run Python with `-m MODULE ...` or `-c PROGRAM`; return what `communicate` would."""
+    (stdin, says), (out, stdout), (err, stderr), (status, ended) = (os.pipe() for _ in range(4))
+    request = {"arguments": arguments, "folder": str(folder), "env": env}
+    given = [stdin, stdout, stderr, ended]
+    socket.send_fds(_warm(), [json.dumps(request).encode()], given)
+    for each in given:
+        os.close(each)
+
+    def say() -> None:
+        with open(says, "wb") as file:
+            file.write(said.encode())
+
+    def read(fd: int) -> str:
+        with open(fd, "rb") as file:
+            return file.read().decode()
+
+    calls = [asyncio.to_thread(read, fd) for fd in (out, err, status)]
+    outputs, errors, code, _ = await asyncio.gather(*calls, asyncio.to_thread(say))
+    return int(code), outputs, errors
+
+
+@cache
+def _warm() -> socket.socket:
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with closing(there):
+        command = [sys.executable, __file__, str(there.fileno())]
+        process = subprocess.Popen(command, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL)
+
+    def end() -> None:
+        here.close()
+        process.wait()
+
+    atexit.register(end)
+    return here
+
+
+# --- what follows runs in the other process
+
+
+def serve(requests: socket.socket) -> None:
+    """Fork for each request, until there are no more."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        data, fds, _, _ = socket.recv_fds(requests, 1 << 20, 4)
+        if not data:
+            return
+        if not os.fork():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            requests.close()
+            _tell_status(json.loads(data), fds)
+        for each in fds:
+            os.close(each)
+
+
+def _tell_status(request: dict[str, Any], fds: list[int]) -> None:
+    """Run it in a process of its own, and say with what status that has ended."""
+    if not (child := os.fork()):
+        os.close(fds[3])
+        become(request, fds[:3])  # and end as any program does
+        return
+    for each in fds[:3]:
+        os.close(each)
+    _, status = os.waitpid(child, 0)
+    os.write(fds[3], str(os.waitstatus_to_exitcode(status)).encode())
+    os._exit(0)
+
+
+def become(request: dict[str, Any], streams: list[int]) -> None:
+    """Be the program that was asked for."""
+    for number, fd in enumerate(streams):
+        os.dup2(fd, number)
+        os.close(fd)
+    # As in any program: text in UTF-8, and errors at once.
+    sys.stdin, sys.stdout, sys.stderr = (
+        TextIOWrapper(BufferedReader(FileIO(0)), encoding="utf-8"),
+        TextIOWrapper(BufferedWriter(FileIO(1, "w")), encoding="utf-8"),
+        TextIOWrapper(
+            BufferedWriter(FileIO(2, "w")), "utf-8", "backslashreplace", line_buffering=True
+        ),
+    )
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    kind, what, *rest = request["arguments"]
+    sys.path[0] = request["folder"] if kind == "-m" else ""
+    sys.argv = [what if kind == "-m" else "-c", *rest]
+    if kind == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+    raise SystemExit
+
+
+if __name__ == "__main__":
+    import anabranch.cli._app
+    import anabranch.store
+    import anabranch.testing  # noqa: F401
+
+    serve(socket.socket(fileno=int(sys.argv[1])))
