@@ -50,7 +50,7 @@ class Gone:
         for row in ledger.of_kind("root"):
             rounds.add(row.ident)
             written = json.loads(row.value)
-            if "path" in written and ledger.puts_again(written):
+            if "path" in written and ledger.roots.puts_again(written):
                 root = bytes.fromhex(written["path"][-1][0])
                 self._rounds[root][row.ident] = child_name(row.ident)
         for ident in [each for each in ledger.by_ident if each not in ledger.claimed]:

@@ -24,8 +24,8 @@ from ._approvals import PendingApproval, PendingDoubt, pending
 from ._codec import Codec
 from ._durable import Durable
 from ._file import ENDED, JournalFile, check_name
-from ._ledger import last_clock
 from ._look import RunView, view
+from ._rows import last_clock
 from ._run import KeptRun, cancel_unowned, resume, start, take_up
 from ._session import Session, open_session
 from .errors import JournalError, RunBusy

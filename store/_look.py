@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ._file import ENDED, Letter, Row, RunRow
 from ._gone import child_name
-from ._ledger import FIRST
+from ._rows import FIRST
 
 __all__ = ["Partial", "RunView", "Wait", "is_abandoned", "view"]
 

@@ -19,8 +19,9 @@ from ._durable import Durable, make_again
 from ._failure import decode_failure
 from ._file import ENDED, Row
 from ._keys import Keys
-from ._ledger import FIRST, Ledger
+from ._ledger import Ledger
 from ._put import put_again
+from ._rows import FIRST
 from ._scope import NodeScope
 from .errors import (
     JournalError,
@@ -95,9 +96,9 @@ class KeptRun:
             early, self._early = self._early or [], None
             for letter in early:
                 self._take_cancel(letter)
-            while ledger.roots:
-                await observe(next(iter(ledger.roots.values())))
-                if not (ledger.roots or ledger.suspended):
+            while ledger.roots.running:
+                await observe(next(iter(ledger.roots.running.values())))
+                if not (ledger.roots.running or ledger.suspended):
                     self._put_rounds(commander)  # whose putters did not come to them again
         except asyncio.CancelledError:
             await self._suspend()
@@ -135,9 +136,9 @@ class KeptRun:
         ledger.count_in(limits_around(commander))
         if ledger.of_kind("root"):
             ledger.gone  # noqa: B018 - which looks at what there is when the life begins
-        if ledger.find(FIRST, "over") is None:
+        if not ledger.is_over(FIRST):
             self._put(commander, self._job, FIRST, FIRST, {"claim": True})
-        self._put_rounds(commander, waited_for=ledger.puts_again)
+        self._put_rounds(commander, waited_for=ledger.roots.puts_again)
 
     def _put_rounds(
         self, commander: Node[Any], waited_for: Callable[[dict[str, Any]], bool] = lambda _: False
@@ -146,7 +147,7 @@ class KeptRun:
         ledger = self._ledger
         for row in ledger.of_kind("root"):
             written = json.loads(row.value)
-            left = ledger.find(row.ident, "over") is None and row.ident not in ledger.put
+            left = not ledger.is_over(row.ident) and row.ident not in ledger.roots.put
             if left and not waited_for(written):
                 job = make_again(written, ledger.live)
                 refused = written["put"].get("refused")
@@ -169,8 +170,7 @@ class KeptRun:
         job._node_prepare(self._ledger)
         scope = NodeScope(self._ledger, ident, free, None, ident)
         adopt(job, scope, commander)
-        self._ledger.roots[ident] = job
-        self._ledger.put.add(ident)
+        self._ledger.roots.add(ident, job)
         commander.put_job(job, **options)
 
     async def _read_letters(self) -> None:
@@ -195,12 +195,12 @@ class KeptRun:
         if self._early is not None:
             self._early.append(letter)
             return
-        self._ledger.stop_roots(json.loads(letter.value))
+        self._ledger.roots.stop(json.loads(letter.value))
         note_taken(self._ledger, letter)
 
     async def _suspend(self) -> None:
         await outlast(self._ledger.suspend())
-        for root in list(self._ledger.roots.values()):
+        for root in list(self._ledger.roots.running.values()):
             await outlast(observe(root))
 
     def begin_to_suspend(self) -> None:
@@ -220,8 +220,8 @@ class KeptRun:
 
 def _state(ledger: Ledger) -> str:
     """Return the state of a run that nobody drives: suspended, if not all its roots are over."""
-    idents = [FIRST, *(row.ident for row in ledger.of_kind("root"))]
-    if any(ledger.find(ident, "over") is None for ident in idents):
+    idents = ledger.root_idents()
+    if not all(map(ledger.is_over, idents)):
         return "suspended"
     outcomes = [ledger.outcome(ident) for ident in idents]
     if any(row is not None and row.kind == "failure" for row in outcomes):
@@ -323,8 +323,7 @@ async def cancel_unowned(file: JournalFile, run_id: str) -> None:
     """Cancel what is left of a run that nobody drives, by its letters. Raises `RunBusy`."""
     run, rows = await file.claim(run_id, "cancel")
     ledger = Ledger(file, run, rows, {})
-    idents = [FIRST, *(row.ident for row in ledger.of_kind("root"))]
-    left = [each for each in idents if ledger.find(each, "over") is None]
+    left = [each for each in ledger.root_idents() if not ledger.is_over(each)]
     whom = [each for each in left if ledger.outcome(each) is None]
     cancelled = False
     try:

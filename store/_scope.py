@@ -1,8 +1,4 @@
-"""Who a node of a run is, what the journal has of it, and what is added as it goes on.
-
-A node is known by who puts it, its class or function, the key it was given or else its inputs, the
-how-manieth of these, and the attempt of each node above it. So it finds what it did in an earlier
-life whatever else ran beside it, in whatever order.
+"""What becomes of a node of a run: what its journal gives it, and what is added as it goes on.
 
 What holds:
 
@@ -22,61 +18,55 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, ClassVar, Literal, Protocol, cast
 
-from ..commander import ConfigurationError, Node, NodeLimits
-from ..commander.scope import Attempt, Scope, is_aside_here, put_of, scope_here
+from ..commander import ConfigurationError, Node
+from ..commander.scope import Scope, is_aside_here, put_of, scope_here
 from ._canonical import canonical_inputs, digest, digest_put
+from ._codec import Codec
 from ._effect import KeptEffect, Limited
 from ._endings import Endings
 from ._failure import encode_failure, mark, marks
-from ._file import Row
 from ._gone import child_ident, name_bytes
 from ._held import end_again
-from ._ledger import Ledger, PutBy
+from ._identity import NodeIdentity
+from ._ledger import Ledger
 from ._reply import ReplyRow
+from ._roots import PutBy
 from ._transaction import IN_TRANSACTION, require_no_transaction
 from ._usage import charge, usage_of
-from .errors import JournalError, JournalMismatch, LeaseLost, NotDurable, NotStorable
-
-if TYPE_CHECKING:
-    from ._ledger import Kept
+from .errors import JournalError, JournalMismatch, LeaseLost, NotStorable
 
 __all__ = ["NodeScope"]
 
 ONCE = (1, None)
 
 
-class NodeScope(Scope):
-    """A node of a run. `ident` says who it is; `now` also in which attempt."""
+class Kept(Protocol):
+    """A node whose outcome the journal keeps."""
 
-    __slots__ = (
-        "_counts",
-        "_now",
-        "attempt",
-        "began",
-        "durable",
-        "free",
-        "holds",
-        "ident",
-        "kept",
-        "ledger",
-        "outcome",
-        "parent",
-        "recorded",
-        "root",
-    )
+    _node_durable: ClassVar[bool]
 
-    # What few nodes have is set where it is needed.
+    def _node_prepare(self, ledger: Ledger) -> tuple[str, bool]:
+        """Take what the run brings, before the node is put; raise if something is missing.
 
-    # What it had spent when its outcome was recorded.
-    _spent: Row | None = None
-    # Whether it, or a node above it, may be tried again.
-    retried = False
+        Returns the text of its inputs, and whether it says everything.
+        """
+        ...
+
+    def _node_codec(self) -> Codec:
+        """Return how its result is written."""
+        ...
+
+
+class NodeScope(NodeIdentity):
+    """A node of a run, as the engine tells what becomes of it."""
+
+    __slots__ = ()
+
     # Which attempt has a timeout that counts on in a later life.
     timed: bytes | None = None
     # Under which identities failures below it are kept that nobody has had.
@@ -85,81 +75,6 @@ class NodeScope(Scope):
     refused: ConfigurationError | None = None
     # Those it has put whose outcome the journal has, and that are to end.
     _endings: Endings | None = None
-    # What others know its attempt by.
-    _attempt: Attempt | None = None
-
-    def __init__(
-        self, ledger: Ledger, ident: bytes, free: bytes, parent: NodeScope | None, root: bytes
-    ) -> None:
-        self.ledger = ledger
-        self.ident = ident
-        # The same without the attempts.
-        self.free = free
-        self.parent = parent
-        # The root it is below, and itself if it is one.
-        self.root = root
-        # Who it is in this attempt; None for its end, of which few have to know.
-        self._now: bytes | None = ident
-        # By what it puts: how many of these in this attempt, and which task put the last aside.
-        self._counts: (
-            dict[str | bytes, tuple[int, weakref.ref[asyncio.Task[Any]] | None]] | None
-        ) = None
-        self.attempt = 1
-        self.began = 0.0
-        # Whether it can be the one below which an effect is looked for in another attempt.
-        self.holds = parent is None
-        self.outcome: Row | None = None
-        self.recorded = False
-        # Whether how it ends, by itself, is known: of a node that is only left, nothing is.
-        self.kept = False
-        # Whether its outcome is kept.
-        self.durable = False
-        found = ledger.by_ident.get(ident)
-        if isinstance(found, Row) and found.kind == "result":  # all that there is of most
-            self.outcome, self.recorded, self.kept = found, True, True
-        elif found is not None:
-            self._read(ledger.rows(ident))
-        if not self.recorded and ident in ledger.cancelled:
-            self.cancelled, self.kept = ledger.cancelled[ident].reason, True
-            self._spent = ledger.find(ident, "usage")
-        if root == ident:
-            self.is_root = self.durable = True
-
-    def _read(self, rows: Sequence[Row]) -> None:
-        """Take what the journal has of it."""
-        usage: Row | None = None
-        for row in rows:
-            kind = row.kind
-            if kind == "result" or kind == "failure":
-                if self.recorded:
-                    # A second outcome is what callbacks have made of the first: they are over.
-                    self.walked = True
-                self.outcome, self.recorded, self.kept = row, True, True
-                if usage is not None:
-                    self._spent = usage
-            elif kind == "usage":
-                usage = row
-            elif kind == "over":
-                self.walked = True
-
-    @property
-    def now(self) -> bytes:
-        """Who it is in this attempt. Its final callbacks have one of their own."""
-        if self._now is None:
-            self._now = digest(self.ident, "end")
-        return self._now
-
-    @property
-    def counted(self) -> list[NodeLimits]:
-        return self.ledger.counted
-
-    @property
-    def holder(self) -> NodeScope:
-        """The nearest at or above it whose effects belong together: a durable or a retried node."""
-        scope = self
-        while not scope.holds and scope.parent is not None:
-            scope = scope.parent
-        return scope
 
     # --- what it puts
 
@@ -217,44 +132,12 @@ class NodeScope(Scope):
                 " lost with the process: make it a Durable job"
             )
         if root:
-            ledger.add_root(scope, node, key, PutBy(self.path(), not closing))
+            ledger.roots.add_round(scope, node, key, PutBy(self.path(), not closing))
         if aside and scope.recorded:
             if self._endings is None:
                 self._endings = Endings(ledger.loop)
             self._endings.hold()
         return scope
-
-    def require_own_loop(self, what: object) -> None:
-        """Refuse what a thread asks for, also on a loop of its own: rows have one order."""
-        if asyncio._get_running_loop() is not self.ledger.loop:
-            raise NotDurable(
-                f"{what} is asked for in a thread, and not on the loop of its run: what the run is"
-                " to keep is asked for by its async code; a plain function is a step, or a tool"
-            )
-
-    def number(
-        self, of: str | bytes, key: str | None = None, *, aside: bool = False, what: str = ""
-    ) -> int:
-        """Return the how-manieth of these it is, from 0, in this attempt; or refuse it.
-
-        `what` says what it is, where `of` does not.
-        """
-        what = what or f"{of}"
-        task = asyncio.current_task() if aside else None
-        counts = self._counts
-        if counts is None:
-            counts = self._counts = {}
-        number, before = counts.get(of, (0, None))
-        if number and key is not None:
-            raise ConfigurationError(f"the key {key!r} is given to two {what.split(' [')[0]}")
-        if number and (other := before and before()) is not task and aside and other is not None:
-            raise ConfigurationError(
-                f"several tasks put {what.split(' ')[1]} at once, and nothing that could be written"
-                " tells one from the other: give each a key=, or put them in handlers, or a journal"
-                " could not say whose result is whose"
-            )
-        counts[of] = (number + 1, None if task is None else weakref.ref(task))
-        return number
 
     # --- what becomes of it
 
@@ -273,7 +156,7 @@ class NodeScope(Scope):
         return [now - max(0.0, clock - row["clock"]) for row in rows], pause
 
     def begin(self, node: Node[Any], timeout: float | None) -> float | None:
-        self.ledger.keep_roots(self.ident)
+        self.ledger.roots.keep(self.ident)
         if self.refused is not None:
             raise self.refused
         self.began = self.ledger.clock()
@@ -330,7 +213,7 @@ class NodeScope(Scope):
     def retry(self, node: Node[Any], delay: float) -> None:
         due = time.time() + delay
         with suppress(JournalError, LeaseLost):  # which stops the run, and this node with it
-            self.ledger.keep_roots()  # what this attempt has put is not put again
+            self.ledger.roots.keep()  # what this attempt has put is not put again
             self._append("attempt", {"clock": self.began, "due": due, "usage": usage_of(node)})
         self.lost = frozenset()
         self.attempt += 1
@@ -404,21 +287,9 @@ class NodeScope(Scope):
         decided = timed_out or self.durable
         if decided and not ledger.suspended and ledger.find(self.now, "aborted") is None:
             with suppress(NotStorable, LeaseLost, JournalError):
-                ledger.keep_roots()
+                ledger.roots.keep()
                 ledger.keep_causes(self.now, error)
                 ledger.append(self.now, "aborted", encode_failure(error), find=True)
-
-    def up(self) -> Iterator[NodeScope]:
-        """Give it and all above it."""
-        scope: NodeScope | None = self
-        while scope is not None:
-            yield scope
-            scope = scope.parent
-
-    def path(self) -> list[list[str]]:
-        """Return who it is and in which attempt, and all above it up to its root."""
-        above = [] if self.parent is None or self.is_root else self.parent.path()
-        return [[self.ident.hex(), self.now.hex()], *above]
 
     def leave(self) -> asyncio.Future[None] | None:
         ledger = self.ledger
@@ -439,7 +310,7 @@ class NodeScope(Scope):
         path = (by if isinstance(by, NodeScope) else self).path()
         after = ledger.loop.time() - ledger.start
         with suppress(LeaseLost, JournalError):
-            ledger.keep_roots()
+            ledger.roots.keep()
             ledger.cancel(whom, reason, of=self.ident, by=path, failed=bool(failed), after=after)
             ledger.withdraw(set(whom))
 
@@ -458,16 +329,6 @@ class NodeScope(Scope):
         awaited = [reply for scope in above for reply in coming if reply.asker is scope]
         return KeptEffect(self, name, inputs, harmless, awaited)
 
-    def attempt_here(self) -> Attempt:
-        if self._attempt is None:
-            above = None if self.parent is None or self.is_root else self.parent.attempt_here()
-            self._attempt = Attempt(above, self.ledger.life)
-        return self._attempt
-
-    def _end_attempt(self, over: Literal["", "cut", "kept"]) -> None:
-        if self._attempt is not None:
-            self._attempt.over, self._attempt = over, None
-
     def own_name(self, what: str) -> str:
         return digest(self.ledger.run_id, self.now, what, self.number(what)).hex()
 
@@ -485,7 +346,7 @@ class NodeScope(Scope):
             value = encode()
         except NotStorable as error:
             kind, value, refused = "failure", encode_failure(error), error
-        self.ledger.keep_roots()  # what the body has put is not put again
+        self.ledger.roots.keep()  # what the body has put is not put again
         self._keep_usage(node)
         value = self.ledger.append(self.ident, kind, value, find=self.is_root)
         self.kept = True
@@ -502,7 +363,7 @@ class NodeScope(Scope):
         error: BaseException | None,
     ) -> Any:
         ledger, before = self.ledger, self.ledger.outcome(self.ident)
-        del ledger.roots[self.ident]
+        del ledger.roots.running[self.ident]
         changed = before is not None and (before.kind == "failure") != (ending == "failed")
         # A journal that fails stops the run.
         with suppress(JournalError, LeaseLost):
@@ -516,8 +377,12 @@ class NodeScope(Scope):
                         ledger.keep_causes(self.ident, error)
                         self._keep_end(node, "failure", lambda: encode_failure(error))
             finally:
-                ledger.end_root(self)
+                ledger.roots.end(self)
         return result
+
+    def _end_attempt(self, over: Literal["", "cut", "kept"]) -> None:
+        if self._attempt is not None:
+            self._attempt.over, self._attempt = over, None
 
     def _append(self, kind: str, value: Any) -> None:
         self.ledger.append(self.ident, kind, json.dumps(value).encode())

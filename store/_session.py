@@ -16,7 +16,8 @@ from ..messages import Usage
 from ._canonical import digest
 from ._codec import Codec
 from ._file import ENDED
-from ._ledger import FIRST, Ledger
+from ._ledger import Ledger
+from ._rows import FIRST
 from ._run import SESSION, KeptRun, claimed, note_taken
 from ._scope import NodeScope
 from .errors import JournalError
@@ -57,7 +58,7 @@ class SessionCall:
     @property
     def over(self) -> bool:
         """Whether nothing of it is left to do."""
-        return self._ledger.find(self.ident, "over") is not None
+        return self._ledger.is_over(self.ident)
 
     @property
     def ended(self) -> bool:
@@ -173,7 +174,7 @@ class Session(KeptRun):
 
     def _put_roots(self, commander: Node[Any]) -> None:
         ledger, ident = self._ledger, self._job.call.ident
-        ledger.roots[ident] = self._job
+        ledger.roots.add(ident, self._job)
         adopt(self._job, NodeScope(ledger, ident, ident, None, ident), commander)
         commander.call_handler(self._job, claim=True)
 
@@ -188,16 +189,18 @@ class Session(KeptRun):
         reason = json.loads(letter.value)
         ledger.cancel([FIRST], reason)
         ledger.append(FIRST, "over", find=True)
-        ledger.stop_roots(reason)
+        ledger.roots.stop(reason)
         note_taken(ledger, letter)
 
     async def _suspend(self) -> None:
         ledger = self._ledger
         if ledger.suspended or is_leaving(self._parent):
             await self.suspend()
-        elif not ledger.roots:  # the call was cancelled, which is its end, before it was put
+        elif (
+            not ledger.roots.running
+        ):  # the call was cancelled, which is its end, before it was put
             ledger.append(self._job.call.ident, "over", find=True)
-        if ledger.roots:
+        if ledger.roots.running:
             await outlast(observe(self._job))
 
 

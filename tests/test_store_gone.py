@@ -13,8 +13,8 @@ from anabranch.commander import Node
 from anabranch.handlers import handler
 from anabranch.store import Durable
 from anabranch.store._gone import child_name
-from anabranch.store._ledger import FIRST
 from anabranch.store._look import RunView, view
+from anabranch.store._rows import FIRST
 
 CODE: dict[str, list[str]] = {}
 
