@@ -14,7 +14,8 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ..commander.errors import ConfigurationError
-from ..commander.scope import KeptReply, charge_again, scope_here
+from ..commander.kept import KeptReply
+from ..commander.scope import charge_again, scope_here
 from ..dispatch.assembly import assemble
 from ..messages import Delta, Message, Request, ToolCallDelta, Usage, request_body
 from ..messages.kept import read_message, write_json, write_message

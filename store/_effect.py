@@ -19,7 +19,8 @@ from ..commander import (
     ToolError,
     current_node,
 )
-from ..commander.scope import Effect, is_aside_here, scope_of
+from ..commander.kept import Effect
+from ..commander.scope import is_aside_here, scope_of
 from ..commander.waiting import waits_only_for
 from ..tools.results import describe_error
 from ._approvals import APPROVAL, DOUBT, write_question

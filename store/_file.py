@@ -11,9 +11,6 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from contextvars import Context
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from ..commander import ConfigurationError
@@ -21,6 +18,7 @@ from ._keys import Keys
 from ._lock import RunLock
 from ._schema import MEMORY
 from ._seal import BytesCodec, Row, Seal, check_size
+from ._watch import Watch
 from ._writer import Claim, Writer
 from .errors import JournalError, LeaseLost, RunBusy, RunExists, RunNotFound
 
@@ -30,7 +28,6 @@ T = TypeVar("T")
 
 ENDED = ("completed", "failed", "cancelled")
 NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,1000}")
-LOOK = 0.25  # seconds between two looks whether another process has written
 
 _RUN = """select run_id, class_name, version, state, inputs, queue, created,
     max(updated, coalesce((select time from anabranch_row where run = id order by seq desc limit 1),
@@ -100,16 +97,7 @@ class JournalFile:
         self._claims: dict[str, Claim] = {}
         # Of the runs that are worked on here: what no letter to them may have in it.
         self.keys: dict[str, Keys] = {}
-        self._begin_to_watch()
-
-    def _begin_to_watch(self) -> None:
-        self._posts = 0
-        self._posted = asyncio.Event()
-        # What the file said last when it was asked for `watch`; whoever asks it, for all who watch.
-        self._version = -1
-        self._look: asyncio.Task[None] | None = None
-        self._looked = asyncio.Event()
-        self._watching = 0
+        self._watch = Watch(self.call)
 
     @property
     def is_open(self) -> bool:
@@ -121,7 +109,7 @@ class JournalFile:
         if self._writer.is_alive:
             raise JournalError(self.name, "is open already", "use it as it is, or open another one")
         self._writer = Writer(self.name, self._seal)
-        self._begin_to_watch()  # this may be another loop, in which no old event can be waited for
+        self._watch = Watch(self.call)  # this may be another loop, where no old event serves
         await self._writer.start()
 
     async def close(self) -> None:
@@ -378,9 +366,7 @@ class JournalFile:
             return number
 
         number = await self.call(insert)
-        self._posts += 1
-        self._posted.set()
-        self._posted = asyncio.Event()
+        self._watch.post()
         return number
 
     async def letters(self, run_id: str, after: int = 0) -> list[Letter]:
@@ -396,37 +382,7 @@ class JournalFile:
         `post` here. First take the number, then read the letters, then watch: nothing is missed.
         However many watch, the file is looked at once.
         """
-        while self._version < 0 or self._version + self._posts == seen:
-            if self._look is None or self._look.done():
-                self._looked = asyncio.Event()
-                # In no run's context, or that run would live as long.
-                self._look = asyncio.create_task(
-                    self._look_once(self._posted, self._version), context=Context()
-                )
-                self._look.add_done_callback(partial(_end_look, self._looked))
-            look, looked = self._look, self._looked
-            self._watching += 1
-            try:
-                await looked.wait()
-            finally:
-                self._watching -= 1
-                if not self._watching:
-                    look.cancel()
-            if not look.cancelled():  # as `asyncio.run` does with all tasks when it is left
-                look.result()
-        return self._version + self._posts
-
-    async def _look_once(self, posted: asyncio.Event, before: int) -> None:
-        """Return when the file is not as it was `before`, or at a `post`."""
-        while not posted.is_set():
-            (self._version,) = await self.call(
-                lambda sql: sql.execute("pragma data_version").fetchone(), writes=False
-            )
-            if self._version != before:
-                return
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK):
-                    await posted.wait()
+        return await self._watch.change(seen)
 
     # What the calls have in common
 
@@ -492,12 +448,6 @@ class JournalFile:
                 raise LeaseLost(claim.run_id)
         finally:
             _unlock(claim)
-
-
-def _end_look(looked: asyncio.Event, look: asyncio.Task[None]) -> None:
-    if not look.cancelled():
-        look.exception()  # else asyncio would log it, if nobody watches any more
-    looked.set()
 
 
 def _unlock(claim: Claim) -> None:

@@ -10,7 +10,8 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from ..commander import StreamInterrupted
-from ..commander.scope import KeptReply, leaves_here, scope_here
+from ..commander.kept import KeptReply
+from ..commander.scope import leaves_here, scope_here
 from ._failure import encode_failure, mark
 from ._usage import taken
 from .errors import JournalError, LeaseLost

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 from uuid import uuid4
 
 from ..commander import Node
-from ..commander.scope import Effect, scope_of
+from ..commander.kept import Effect
+from ..commander.scope import scope_of
 from ..messages import ToolCall
 from ._approval import Decision
 from ._effect import KEYED, Done, NotDone
