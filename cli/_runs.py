@@ -372,7 +372,7 @@ def fork(
         view = await _look(file, run)
         if at > view.run.rows:
             raise ConfigurationError(
-                f"the run {run!r} has {count(view.run.rows, 'row')}: --at is from 0 to that"
+                f"the last row of the run {run!r} is {view.run.rows}: --at is from 0 to that"
             )
         made = await file.fork(run, new, at=at)
         if as_json:

@@ -143,14 +143,18 @@ class Journal:
 
         It is `pending`; what was sent to the other run is not sent to it. What the other one did
         outside after that row, the new one does again, and with keys of its own. Raises
-        `RunNotFound`, `RunExists` if the new name is taken, `ValueError` if there is no such row.
+        `RunNotFound`, `RunExists` if the new name is taken, `ValueError` for a number after the
+        last row's.
         """
         rows = await self._file.rows(run_id)
-        number = len(rows) if at is None else at
-        if not 0 <= number <= len(rows):
-            most = f"has {len(rows)} rows, so at= is from 0 to {len(rows)}"
-            raise ValueError(f"the run {run_id!r} {most}")
-        return await self._file.fork(run_id, number, new_run_id, last_clock(rows[:number]))
+        last = rows[-1].seq if rows else 0  # not their count: there may be numbers without a row
+        number = last if at is None else at
+        if not 0 <= number <= last:
+            raise ValueError(
+                f"the last row of the run {run_id!r} is {last}: at= is from 0 to {last}"
+            )
+        clock = last_clock([row for row in rows if row.seq <= number])
+        return await self._file.fork(run_id, number, new_run_id, clock)
 
     async def purge(self, before: float, *, state: str | None = None) -> int:
         """Remove the runs that ended before a time, in seconds since the epoch; return how many.

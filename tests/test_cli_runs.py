@@ -444,7 +444,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["resume", "nobody"], "has no run 'nobody': anabranch runs list shows all"),
     (["cancel", "order-71"], "did you mean"),
     (["signal", "order-71", "s"], "did you mean"),
-    (["fork", "order-17", "new", "--at", "99"], "has 0 rows"),
+    (["fork", "order-17", "new", "--at", "99"], "the last row of the run 'order-17' is 0"),
     (["fork", "order-17", "order-17", "--at", "0"], "a fork needs a name of its own"),
     (["list", "--state", "done"], "one of pending, running"),
     (["purge", "--before", "soon"], "not 'soon'"),

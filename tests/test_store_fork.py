@@ -2,8 +2,11 @@
 
 import sqlite3
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from anabranch import Message, ToolCall, tool
 from anabranch.handlers import respond
@@ -122,6 +125,37 @@ async def test_a_fork_of_a_chain_of_rounds_goes_on_at_its_last_one(tmp_path: Pat
             await journal.fork("rounds", f"fork-{at}", at=at)
             await journal.take_up(f"fork-{at}")
             assert whole[3 - len(DONE) :] == DONE
+        assert not DONE
+
+
+class TakenBack(Durable[int]):
+    async def task(self) -> int:
+        with suppress(KeyError):
+            async with self.durable.transaction() as tx:
+                await tx.execute("create table mine (name text)")
+                raise KeyError
+        return await self.durable.step(part)
+
+
+def part() -> int:
+    DONE.append("part")
+    return 1
+
+
+async def test_a_fork_counts_rows_by_their_numbers(tmp_path: Path) -> None:
+    """Also where a number is no row's, as that of a transaction that was taken back."""
+    async with Journal(tmp_path / "runs.db") as journal:
+        await journal.run(TakenBack(), run_id="r")
+        view = await journal.look("r")
+        last = view.rows[-1].seq
+        assert last == view.run.rows > len(view.rows)
+        with pytest.raises(ValueError, match=f"at= is from 0 to {last}"):
+            await journal.fork("r", "more", at=last + 1)
+        DONE.clear()
+        for name, at in ("all", None), ("last", last):
+            await journal.fork("r", name, at=at)
+            assert (await journal.look(name)).rows == view.rows
+            assert await journal.take_up(name) == 1
         assert not DONE
 
 

@@ -71,7 +71,7 @@ async def test_a_fork_has_the_rows_up_to_a_number_that_is_there(tmp_path: Any) -
             3,
         ]
         for at in (-1, 4):
-            with pytest.raises(ValueError, match="has 3 rows"):
+            with pytest.raises(ValueError, match="at= is from 0 to 3"):
                 await journal.fork("run", "new", at=at)
 
 
