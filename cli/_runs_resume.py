@@ -144,7 +144,7 @@ async def _watch(journal: Journal, run_id: str, notes: Console, status: Status |
                 )
         if status is not None:
             now = f", waits for {'; '.join(map(describe_wait, waits))}" if waits else ""
-            line = in_line(f"{run_id}: {count(rows, 'row')}{now}", max(notes.width - 4, 20))
+            line = in_line(f"{run_id}: {count(run.rows, 'row')}{now}", max(notes.width - 4, 20))
             status.update(Text(line))
         await asyncio.sleep(LOOK)
 
