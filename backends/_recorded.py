@@ -197,7 +197,7 @@ def deltas_of(saved: dict[str, Any]) -> Iterator[Delta]:
 
 
 def _says_all(message: Message, deltas: Iterable[Delta]) -> bool:
-    """Whether nothing more could be read in the deltas than in their message.
+    """Say whether the deltas tell nothing that their message does not.
 
     Most models say one kind of part after the other, and give calls an id. Else a thought or a call
     that is written in the text may come to stand before one that is not, or take its id. Half a
@@ -213,7 +213,7 @@ def _says_all(message: Message, deltas: Iterable[Delta]) -> bool:
     for delta in deltas:
         parts = (delta.reasoning, delta.text, delta.refusal, delta.tool_calls)
         kinds = [kind for kind, part in enumerate(parts) if part]
-        if len(kinds) > 1 or kinds < [last][: len(kinds)]:
+        if len(kinds) > 1 or (kinds and kinds[0] < last):
             return False
         last = max(kinds, default=last)
     return True

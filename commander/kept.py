@@ -20,7 +20,7 @@ class KeptReply(ABC):
     recorded: str | None
     # What it has taken in earlier lives that ended before it did, by account.
     spent: Sequence[tuple[str, Any]] = ()
-    # Whether its text is to be told as it grows.
+    # Whether somebody reads along: its text is to be told (`hear`) as it grows.
     hears: bool = False
 
     @abstractmethod

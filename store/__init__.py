@@ -5,28 +5,45 @@ of its journal; what an earlier life has kept is *recorded*. A *root* is the job
 with, or a later *round*, which is put outside the tree of its putter. An *effect* is something done
 outside. A *letter* is what somebody sends to a run: a signal, an answer, a cancel.
 
+The files, on the way from a user's job to the disk:
+
 - `_durable`: `Durable`, a job whose result is kept, and what it may call, as `self.durable`
-- `_shape`: how its class says what is written, and what is `Live`
-- `_ledger`: one run in memory: what its journal has, and how more is added
-- `_scope`: a node of a run: who it is, what the journal has of it, what is added as it goes on
-- `_endings`: in which order nodes end whose outcome the journal has; `_held`: nodes whose cancel is
-  kept, until they are cancelled again; `_usage`: what nodes have spent
-- `_put`: how a round was put; `_transaction`: statements in the journal's own database
-- `_call`: a tool that is called without a model
-- `_effect`, `_reply`: what is done outside, and what models said; `_inbox`: what is sent to a run
-- `_conversation`: conversations whose messages are rows
-- `_approvals`: the questions that runs have for a person, and the answers
-- `_run`: a run is taken up, driven to its end and handed back; `_journal`: `Journal`, all runs
+- `_shape`: what its class says: which fields are written, which are `Live`
+- `_journal`: `Journal`, all runs of one file
+- `_run`: a run is taken up, driven to its end and handed back
 - `_session`: a run that stays open, and is called again and again
-- `_file`: the SQLite file (`_schema`), its one writer (`_writer`), and who has a run (`_lock`)
-- `_seal`: values in the file, with a sum of their bytes and through the user's codec
-- `_canonical`, `_codec`, `_failure`: values as JSON
-- `_look`: what a run is about, for somebody who does not drive it; `_gone`: what its code does not
-  come to any more
+- `_scope`: a node of a run: what becomes of it, as rows
+- `_identity`: who that node is, and what the journal has of it
+- `_endings`: in which order nodes end whose outcome the journal has
+- `_held`: nodes whose cancel the journal has, until they are cancelled again
+- `_effect`: what a node does outside
+- `_call`: a tool that the run's own code calls: an effect whose result is typed
+- `_approvals`: the questions that runs have for a person, and the answers
+- `_reply`: what models said
+- `_conversation`: conversations whose messages are rows
+- `_transaction`: statements in the journal's own database
+- `_usage`: what nodes and replies have spent
+- `_ledger`: one life of a run in memory: what is added, and what stops it
+- `_rows`: the rows of the run, as this life finds them
+- `_roots`: the roots that this life puts
+- `_put`: how a round was put
+- `_gone`: what the journal has, and the run's code does not come to any more
+- `_inbox`: what is sent to the run
+- `_keys`: what is cut out of all that is written
+- `_canonical`: inputs as a text, and the digests of which identities are made
+- `_codec`: values as JSON, by their types
+- `_failure`: exceptions as JSON
+- `_file`: the journal's file: runs, rows and letters, in SQL
+- `_watch`: waiting until the file has changed
+- `_lock`: who has a run
+- `_writer`: the one thread that reads and writes the file
+- `_seal`: values as they stand there: through the user's codec, with a sum of their bytes
+- `_schema`: the tables, how they are made, and what can be wrong with a file
+- `_look`: and back: what a run is about, for somebody who does not drive it
 - `errors`: what can go wrong with a journal and its runs
 
 The engine asks a node's scope (`commander/scope.py`) when the node is put, tried again and closed;
-tools ask it for effects, backends for replies. Nothing below knows this room.
+tools ask it for effects, backends for replies (`commander/kept.py`). Nothing below knows this room.
 """
 
 from ..tools import Done as Done

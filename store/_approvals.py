@@ -16,6 +16,7 @@ from pydantic_core import to_jsonable_python
 
 from ..commander import Node, actor_of
 from ..tools.calls import write_text
+from ._file import ENDED
 from .errors import NotPending
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ __all__ = ["APPROVAL", "DOUBT", "PendingApproval", "PendingDoubt", "pending", "w
 Q = TypeVar("Q", bound="_Question")
 
 APPROVAL, DOUBT = "approval", "doubt"
-OVER = ("completed", "failed", "cancelled")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class _Question:
 
     run_id: str
     number: int
-    """Which of its run's it is: it keeps it."""
+    """Of its row: by this the run's questions are told apart."""
     tool: str
     arguments: Mapping[str, Any]
     path: str
@@ -51,7 +51,7 @@ class _Question:
 
     async def _answer(self, answer: dict[str, Any]) -> None:
         """Send the answer; it counts when this returns. Raises `NotPending` if it never will."""
-        if (run := await self._file.run(self.run_id)).state in OVER:
+        if (run := await self._file.run(self.run_id)).state in ENDED:
             raise NotPending(self.run_id, self.number, f"the run is over ({run.state})")
         if self._ident not in await _open(self._file, run):
             raise NotPending(self.run_id, self.number, "it was answered, or is asked no more")
@@ -119,7 +119,7 @@ async def pending(file: JournalFile, cls: type[Q], run_id: str | None = None) ->
     kind = APPROVAL if cls is PendingApproval else DOUBT
     found: list[Q] = []
     for run in await file.runs() if run_id is None else [await file.run(run_id)]:
-        if run.state in OVER:
+        if run.state in ENDED:
             continue
         for ident, (number, asked, question) in (await _open(file, run)).items():
             if question.pop("kind") == kind:

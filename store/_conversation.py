@@ -47,7 +47,7 @@ class Talks:
             talk = self._open[name] = KeptConversation(
                 name, self, self._ledger, self._entries.get(name, [])
             )
-        talk.apply(self._ledger.began(scope.root))
+        talk.apply(self._ledger.first_row(scope.root))
         if system is not None and not len(talk):
             talk.keep(Message(role="system", content=system), digest("talk", name, "system"), "")
         return talk

@@ -301,7 +301,7 @@ class DurableCalls:
         codec = Codec(type, f"the signal {name!r}")
         ident = self._ident(f"signal {name}")
         with self._waiting(ident, "signal", name, timeout, type=codec.shown) as due:
-            data = await self._scope.ledger.letter(ident, "signal", name, due, codec)
+            data = await self._scope.ledger.take_letter(ident, "signal", name, due, codec)
         return codec.decode(data)
 
     @asynccontextmanager

@@ -157,7 +157,7 @@ class KeptEffect(Effect):
         question = {"kind": APPROVAL, "tool": self._name, "arguments": inputs}
         question, answer = await self._wait_for_answer(ident, question, here)
         if "failure" in answer:
-            raise self._ledger.failure(json.dumps(answer["failure"]).encode(), ident)
+            raise self._ledger.read_failure(json.dumps(answer["failure"]).encode(), ident)
         if check is not None and answer["arguments"] is not None:
             try:
                 check(answer["arguments"])
@@ -184,7 +184,7 @@ class KeptEffect(Effect):
         failures = [json.loads(row.value) for row in ledger.every(self.ident, "failed")]
         for failed in failures:
             if failed["by"] == self._attempt():
-                raise ledger.failure(json.dumps(failed["failure"]).encode(), self.ident)
+                raise ledger.read_failure(json.dumps(failed["failure"]).encode(), self.ident)
         await self._until_replies_are_whole()
         if self._harmless:
             return await self._work(work, timeout)
@@ -231,7 +231,7 @@ class KeptEffect(Effect):
             failed = {"by": self._attempt(), "failure": _failure(error), "cut_off": cut_off}
             kept = json.loads(self._append("failed", failed))["failure"]
             if kept != failed["failure"]:
-                raise self._ledger.failure(json.dumps(kept).encode(), self.ident) from None
+                raise self._ledger.read_failure(json.dumps(kept).encode(), self.ident) from None
             mark(error, self.ident)
             raise
 
@@ -339,7 +339,7 @@ class KeptEffect(Effect):
             await ledger.barrier()
             posted = await ledger.file.letters(ledger.run_id)
             answered = any((each.kind, each.name) == ("answer", ident.hex()) for each in posted)
-        letter = asyncio.ensure_future(ledger.letter(ident, "answer", ident.hex()))
+        letter = asyncio.ensure_future(ledger.take_letter(ident, "answer", ident.hex()))
         try:
             asking = None
             if here is not None and not answered:

@@ -25,10 +25,10 @@ class Endings:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        # Ends a node; the engine's.
+        # Ends a node: the engine gives it with each of them.
         self._end: Callable[[Node[Any]], None]
-        # And the numbers of the rows of their outcomes. Two lists, and not one of pairs, which the
-        # garbage collector would have to go through.
+        # The nodes, and the numbers of the rows of their outcomes. Two lists, and not one of pairs,
+        # which the garbage collector would have to go through.
         self._waiting: deque[Node[Any]] = deque()
         self._numbers: deque[int] = deque()
         # Whether they stand in the order of their rows, as they do if they were put as before.

@@ -42,7 +42,8 @@ class Gone:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        # By the part of it that its identity has of a putter: names, by identity.
+        # The names of nodes and effects by identity, of each putter: by the part of the putter's
+        # identity that theirs have (`child_ident`).
         self._recorded: defaultdict[bytes, dict[bytes, str]] = defaultdict(dict)
         # By root: the rounds whose putters, at or below it, come to their puts again.
         self._rounds: defaultdict[bytes, dict[bytes, str]] = defaultdict(dict)

@@ -68,9 +68,10 @@ class NodeIdentity(Scope):
         self._counts: (
             dict[str | bytes, tuple[int, weakref.ref[asyncio.Task[Any]] | None]] | None
         ) = None
+        # The number of its attempt, and what the run's clock said when that began.
         self.attempt = 1
         self.began = 0.0
-        # Whether it can be the one below which an effect is looked for in another attempt.
+        # Whether effects below it that one attempt has begun are found by the next: see `holder`.
         self.holds = parent is None
         self.outcome: Row | None = None
         self.recorded = False

@@ -1,8 +1,8 @@
 """One life of a run in memory: its rows, what is added to them, and what stops it.
 
 What holds: `trouble` once set stays, and nothing is added any more, so whoever catches it can do no
-harm. A journal that does not fit the code is such a trouble (`mismatch`, `failure`), and parks the
-run.
+harm. A journal that does not fit the code is such a trouble (`mismatch`, `read_failure`), and parks
+the run.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class Ledger(Rows):
         self.counted: list[NodeLimits] = []
         # The number of the last row, of an earlier life or of this one.
         self.last = rows[-1].seq if rows else 0
+        # When this life began, by the loop's clock.
         self.start = self.loop.time()
         # How often what is said in a reply that grows is written, in seconds; None: it is not.
         self.partials: float | None = None
@@ -132,7 +133,7 @@ class Ledger(Rows):
             self._add(row._replace(seq=self.last, time=time.time()))
         return value
 
-    def cancel(
+    def keep_cancel(
         self,
         whom: list[bytes],
         reason: str,
@@ -149,7 +150,7 @@ class Ledger(Rows):
         cancel = {"reason": reason, "whom": [each.hex() for each in whom], "failed": failed}
         cancel |= {"by": by or [[FIRST.hex(), FIRST.hex()]], "after": after}
         data = self.append(of, "cancelled", json.dumps(cancel).encode())
-        self._know_cancel(self.last, data)
+        self._note_cancel(self.last, data)
 
     def keep_causes(self, ident: bytes, error: BaseException) -> None:
         """Keep what a node fails of, for whoever resumes the run: what nobody has caught."""
@@ -182,7 +183,7 @@ class Ledger(Rows):
         self.fail(error)
         return error
 
-    def failure(self, data: bytes, ident: bytes) -> BaseException:
+    def read_failure(self, data: bytes, ident: bytes) -> BaseException:
         """Return the failure that is kept here; if its class is gone, the run stops."""
         error = decode_failure(data)
         if isinstance(error, JournalMismatch):
@@ -211,7 +212,7 @@ class Ledger(Rows):
             self.suspended = True
             self.roots.stop("the run is suspended")
 
-    async def letter(
+    async def take_letter(
         self,
         ident: bytes,
         kind: str,

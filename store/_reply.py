@@ -108,7 +108,9 @@ class ReplyRow(KeptReply):
 
     async def end(self) -> None:
         if "failure" in self._broken:
-            raise self._ledger.failure(json.dumps(self._broken["failure"]).encode(), self._ident)
+            raise self._ledger.read_failure(
+                json.dumps(self._broken["failure"]).encode(), self._ident
+            )
         if self._broken.get("left") == "GeneratorExit":
             raise self._ledger.mismatch(
                 "a reply is read on where it was left, and what comes after that is not known"

@@ -86,7 +86,7 @@ class Rows:
         """Return all rows of this kind, oldest first."""
         return [*self._kinds[kind]]
 
-    def began(self, root: bytes) -> float:
+    def first_row(self, root: bytes) -> float:
         """Return the number of the row with which a root began; a new one is after all there is."""
         row = self.find(root, "root")
         return row.seq if row is not None else 0 if root == FIRST else inf
@@ -158,9 +158,9 @@ class Rows:
         elif row.kind in ("letter", "refused"):
             self.taken.add(json.loads(row.value)["id"])
         elif row.kind == "cancelled":
-            self._know_cancel(row.seq, row.value)
+            self._note_cancel(row.seq, row.value)
 
-    def _know_cancel(self, number: int, data: bytes) -> None:
+    def _note_cancel(self, number: int, data: bytes) -> None:
         cancel = json.loads(data)
         decision = Cancel(number, cancel["reason"], cancel["by"], cancel["after"])
         for ident in cancel["whom"]:

@@ -50,8 +50,6 @@ __all__ = [
 
 K = TypeVar("K", bound="KeptRun")
 
-MAX_RECOVERIES = 5
-
 SESSION = "anabranch.store:Session"
 """The class of a run that stays open: nothing but a call of it goes on with it."""
 
@@ -237,8 +235,8 @@ async def take_up(
     live: Mapping[str, Any],
     *,
     queue: str = "",
-    grace: float = 5.0,
-    max_recoveries: int = MAX_RECOVERIES,
+    grace: float,
+    max_recoveries: int,
 ) -> AsyncGenerator[KeptRun]:
     """Claim a run, which is started if there is none of this name, and hand it back when left.
 
@@ -331,7 +329,7 @@ async def cancel_unowned(file: JournalFile, run_id: str) -> None:
             if letter.kind != "cancel" or letter.id in ledger.taken:
                 continue
             if whom and not cancelled:
-                ledger.cancel(whom, json.loads(letter.value))
+                ledger.keep_cancel(whom, json.loads(letter.value))
                 cancelled = True
             while left:
                 ledger.append(left.pop(0), "over", find=True)

@@ -163,7 +163,7 @@ class NodeScope(NodeIdentity):
         self._counts = None
         if (row := self.ledger.find(self.now, "aborted")) is not None:
             self.ledger.talks.catch_up(self)
-            raise self.ledger.failure(row.value, self.now)
+            raise self.ledger.read_failure(row.value, self.now)
         # What an effect does is begun anew: what an earlier life has sent is gone with it.
         if timeout is None or isinstance(node, Limited):
             return timeout
@@ -203,7 +203,7 @@ class NodeScope(NodeIdentity):
         self._now = self._counts = None
         self.ledger.talks.catch_up(self)
         if outcome.kind == "failure":
-            raise self.ledger.failure(outcome.value, self.ident)
+            raise self.ledger.read_failure(outcome.value, self.ident)
         try:
             return node._node_codec().decode(outcome.value)
         except JournalMismatch as mismatch:
@@ -266,7 +266,7 @@ class NodeScope(NodeIdentity):
                 with nullcontext() if kept is not None else suppress(NotStorable):
                     data = self._keep_end(node, "failure", lambda: encode_failure(error))
                     if ledger.keys and data != encode_failure(error):
-                        again = ledger.failure(data, self.ident)
+                        again = ledger.read_failure(data, self.ident)
                         raise again.with_traceback(error.__traceback__) from None
             mark(error, self.ident)
         return result
@@ -311,7 +311,9 @@ class NodeScope(NodeIdentity):
         after = ledger.loop.time() - ledger.start
         with suppress(LeaseLost, JournalError):
             ledger.roots.keep()
-            ledger.cancel(whom, reason, of=self.ident, by=path, failed=bool(failed), after=after)
+            ledger.keep_cancel(
+                whom, reason, of=self.ident, by=path, failed=bool(failed), after=after
+            )
             ledger.withdraw(set(whom))
 
     def effect(

@@ -43,12 +43,7 @@ class Written(Protocol[T]):
 
 
 class SessionCall:
-    """A call of a session that the journal has.
-
-    Attributes: `inputs`, as they were given to `Session.begin`; `ended`, whether its result, its
-    failure or its cancel is known; `cancelled`, whether that is; `over`, whether nothing of it is
-    left to do; `result` and `kept`, what was written of it.
-    """
+    """A call of a session that the journal has; `inputs` as they were given to `Session.begin`."""
 
     def __init__(self, ledger: Ledger, ident: bytes, inputs: Any) -> None:
         self._ledger = ledger
@@ -62,7 +57,7 @@ class SessionCall:
 
     @property
     def ended(self) -> bool:
-        """Whether it is known how it ended."""
+        """Whether its result, its failure or its cancel is known."""
         ledger = self._ledger
         cut = self.cancelled or ledger.find(self.ident, "aborted") is not None
         return cut or self.over or ledger.outcome(self.ident) is not None
@@ -187,7 +182,7 @@ class Session(KeptRun):
             return
         ledger = self._ledger
         reason = json.loads(letter.value)
-        ledger.cancel([FIRST], reason)
+        ledger.keep_cancel([FIRST], reason)
         ledger.append(FIRST, "over", find=True)
         ledger.roots.stop(reason)
         note_taken(ledger, letter)

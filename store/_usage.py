@@ -16,7 +16,7 @@ __all__ = ["charge", "taken", "usage_of"]
 
 
 def taken(row: Row) -> list[tuple[str, Usage]]:
-    """Return what a `reply`, a `broken` one, or what has no such row has `spent`, by account."""
+    """Return what a row of a reply (`reply`, `broken` or `spent`) says that it took, by account."""
     value = json.loads(row.value)
     said = value["said"] if row.kind == "broken" else value
     return [(account, Usage(**usage)) for account, usage in said["taken"]]
