@@ -131,9 +131,9 @@ class Scope(ABC):
         """Return the scope of `node`, which the node of this one puts; or raise, to refuse it.
 
         `loop` is the one that runs here; `root` says that it is put outside the run's tree, as the
-        next round of a loop is; `aside` that a task does it which is not that of the putter's body,
-        whose order is nobody's; `retried` that it may be tried again; `closing` that a final
-        callback of the putter does.
+        next round of a loop is; `aside` that another task than that of the putter's body puts it:
+        what such tasks put has no order that comes again; `retried` that it may be tried again;
+        `closing` that a final callback of the putter puts it.
         """
 
     @abstractmethod
@@ -192,7 +192,7 @@ class Scope(ABC):
 
     @abstractmethod
     def lose(self, error: BaseException) -> None:
-        """Take note of a failure, of the node or of a child, that nobody has had when it ends."""
+        """Take note of a failure, its own or a child's, that no code has received when it ends."""
 
     @abstractmethod
     def abort(self, error: BaseException, *, timed_out: bool = False) -> None:
@@ -253,7 +253,7 @@ class Scope(ABC):
     def reply(self, request: str, redact: Callable[[str], str]) -> KeptReply:
         """Return the place of the next reply to a request of this text in the journal.
 
-        Nothing is written of the run from now on from which `redact` would take a key.
+        From now on all that is written of the run goes through `redact`, which takes out keys.
         """
 
 

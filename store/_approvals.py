@@ -40,7 +40,7 @@ class _Question:
     tool: str
     arguments: Mapping[str, Any]
     path: str
-    """Of the node that asks."""
+    """The path of the node that asks."""
     agent: str | None
     """The agent that makes the call, None if it is no agent's."""
     session_id: int | str | None

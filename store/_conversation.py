@@ -162,7 +162,8 @@ class KeptConversation(Conversation):
         self._entries = entries
         self._by_ident = {entry.ident: entry for entry in entries}
         self._applied = 0  # of the entries
-        # Who has asked to answer it and has not added to it since: by who, who else has meanwhile.
+        # Those that have made a request of it and not added the answer yet, by who they are; with
+        # each of them, who has added an answer meanwhile.
         self._answering: dict[bytes, list[NodeScope]] = {}
         self._chain = ""
         for entry in entries:

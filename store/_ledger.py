@@ -174,7 +174,7 @@ class Ledger(Rows):
     def mismatch(self, why: str) -> JournalMismatch:
         """Stop the run, which is parked then; return the error to raise.
 
-        Whoever catches that can do nothing more: all that he adds is refused, and he is cancelled.
+        Code that catches it goes no further: what it adds is refused, and its node is cancelled.
         """
         error = JournalMismatch(
             f"{why}: the code or its inputs have changed under the run; go on with the code as it"

@@ -69,7 +69,7 @@ class NodeScope(NodeIdentity):
 
     # Which attempt has a timeout that counts on in a later life.
     timed: bytes | None = None
-    # Under which identities failures below it are kept that nobody has had.
+    # Under which identities failures are kept that no code has received (`lose`).
     lost: frozenset[bytes] = frozenset()
     # Why it could not be put again as it was put.
     refused: ConfigurationError | None = None

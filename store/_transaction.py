@@ -23,7 +23,7 @@ __all__ = ["IN_TRANSACTION", "Transaction", "require_no_transaction"]
 
 LOOK = 0.25  # seconds between two looks whether a block's loop is closed
 
-
+# Whether this code stands in the block of a transaction.
 IN_TRANSACTION: ContextVar[bool] = ContextVar("anabranch.in_transaction", default=False)
 
 

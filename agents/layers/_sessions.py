@@ -36,7 +36,6 @@ logger = logging.getLogger("anabranch.agents")
 State: TypeAlias = dict[str, list[dict[str, Any]]]
 """The memories of a session by the paths of their agents, as `state_dict` gives them."""
 
-
 Changes: TypeAlias = dict[str, list[Any]]
 """How they have changed, by path: from which message on, how many are gone, which came instead."""
 
@@ -69,9 +68,10 @@ class KeptSessions:
             )
         self._agent = agent
         self.journal = journal
-        # What the memories here have; None where that is not what the journal has.
+        # What the memories here have of the journal; None during a call, and after one that was
+        # cut.
         self._known: dict[SessionId, _Known | None] = {}
-        # The sessions that are taken here, and whether each is to be forgotten after that.
+        # The sessions that are in use here, and whether each is to be forgotten after that.
         self._busy: dict[SessionId, bool] = {}
         # One call after the other in each session, in each loop.
         self._turns: WeakKeyDictionary[
