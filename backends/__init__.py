@@ -1,6 +1,7 @@
 """One async interface to models, and each implementation.
 
-A `Request` comes in and goes to a model; what the model says comes out as `Delta`s.
+A `Request` comes in and goes to a model; what the model says comes out as `Delta`s. Texts come in
+to be embedded, and come out as vectors.
 
     _providers                   `connect`: the prefixes, such as `openai:`, and what each makes
     _backend, _model             the interface; what is done around each attempt
@@ -10,6 +11,7 @@ A `Request` comes in and goes to a model; what the model says comes out as `Delt
                                  requests are held against them; which request goes first
     _estimate                    how many tokens a request is taken for before it starts
     _wire, _http, _openai, _sse  servers: a request as JSON, a reply as events; aiohttp or the SDK
+    _embedding                   texts and the vectors that come for them
     _address, _secret, _failure  addresses; keys that never show; what a refusal means
     _engine, _per_loop, _prompt  models in this process: one thread for all event loops
     _local*, _weights*           the small model or a GGUF file; how its weights are fetched

@@ -17,6 +17,8 @@ from pydantic import SecretStr
 from ..commander.errors import ConfigurationError
 
 __all__ = [
+    "CHAT",
+    "EMBEDDINGS",
     "Host",
     "endpoint",
     "has_user",
@@ -26,7 +28,10 @@ __all__ = [
     "server_address",
 ]
 
-_ENDPOINT = "/chat/completions"
+# Where a server answers, below its address.
+CHAT = "/chat/completions"
+EMBEDDINGS = "/embeddings"
+
 _NETLOC = re.compile(r"(?:.*@)?(?:\[[^\[\]@]+\]|[^\[\]:@]+)(?::[0-9]*)?")
 _HOST = re.compile(r"[A-Za-z0-9_.-]+")
 _LONGEST = 200  # characters of one that are shown
@@ -51,7 +56,7 @@ def is_address(spec: str) -> bool:
 
 
 def server_address(base_url: str) -> str:
-    """Return `base_url` without a slash or `/chat/completions` at its end.
+    """Return `base_url` without a slash or the name of an endpoint at its end.
 
     Raises `ConfigurationError` if it is not an http or https address.
     """
@@ -61,14 +66,14 @@ def server_address(base_url: str) -> str:
             f"{hide_secrets(base_url)!r} is not an address of a server: "
             "it should look like 'http://localhost:8000/v1'"
         )
-    path = url.path.rstrip("/").removesuffix(_ENDPOINT)
+    path = url.path.rstrip("/").removesuffix(CHAT).removesuffix(EMBEDDINGS)
     return urlunsplit((url.scheme, url.netloc, path, url.query, ""))
 
 
-def endpoint(base_url: str) -> str:
-    """Return the address that requests are posted to; a query in `base_url` is kept."""
+def endpoint(base_url: str, path: str) -> str:
+    """Return the address that requests to `path` are posted to; a query in `base_url` is kept."""
     url = urlsplit(base_url)
-    return urlunsplit((url.scheme, url.netloc, url.path + _ENDPOINT, url.query, ""))
+    return urlunsplit((url.scheme, url.netloc, url.path + path, url.query, ""))
 
 
 def hide_secrets(address: str) -> str:

@@ -100,6 +100,19 @@ class Backend(ABC):
         async with aclosing(self.stream(request)) as deltas:
             return assemble([delta async for delta in deltas], self.formats)
 
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """Return a vector for each of `texts`, in their order; none for none, without a request.
+
+        All go in one request, and all vectors have one size. It takes its turn, is tried again,
+        charged and cancelled as a reply is, and raises what `stream` raises; `TypeError` for what
+        is no list of texts; `ConfigurationError` if backends of this kind make no embeddings.
+        Nothing of it is kept in a journal: a later life of a durable run asks again.
+        """
+        raise ConfigurationError(
+            f"{type(self).__name__} makes no embeddings: connect to a server that does, such as"
+            " 'openai:text-embedding-3-small', or any at http://HOST/v1"
+        )
+
     def stream_sync(self, request: Request) -> Generator[Delta, None, None]:
         """Answer `request` as `stream` does, for code without an event loop.
 

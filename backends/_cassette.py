@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import aclosing, contextmanager
 from difflib import SequenceMatcher, unified_diff
 from itertools import count, islice
 from pathlib import Path
@@ -16,6 +16,7 @@ from ..commander.errors import BackendError, ConfigurationError
 from ..dispatch import Format
 from ..messages import Delta, Request
 from ._backend import Backend
+from ._embedding import list_of_texts
 from ._recorded import key_of
 from ._tape import Tape, Track, line_of
 from .limits import Limits
@@ -28,11 +29,12 @@ _SHOWN = 40  # lines of a difference
 class CassetteBackend(Backend):
     """Plays what was recorded in `file`; with `record`, records that backend's replies there.
 
-    A line of the file is one reply. A request is found by its messages, tools and options; the
-    recording backend's model and defaults do not matter. Requests that are alike get their replies
-    in the order in which they were asked, then the last one again. Played at once, or with
-    `realtime=True` at the recorded pace. A failure is played as the same error. A file that is
-    damaged, or no recording, is a `ConfigurationError` that names it and the line.
+    A line of the file is one reply. A request is found by its messages, tools and options, one for
+    embeddings by its texts; the recording backend's model and defaults do not matter. Requests that
+    are alike get their replies in the order in which they were asked, then the last one again.
+    Played at once, or with `realtime=True` at the recorded pace. A failure is played as the same
+    error. A file that is damaged, or no recording, is a `ConfigurationError` that names it and the
+    line.
 
     Recording starts the file anew with the first request and writes each line when the reply has
     ended. No key of the recording backend is written, but for one that is a mere word or number.
@@ -74,6 +76,20 @@ class CassetteBackend(Backend):
             return self._record(self.record, request)
         return self._play(request)
 
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        texts = list_of_texts(texts)
+        if not texts:
+            return []
+        key = json.dumps({"input": texts})
+        if self.record is not None:
+            with self._recording(key) as track:
+                track.vectors = await self.record.embed(texts)
+            return track.vectors
+        track = self._next_track(key)
+        if (failure := track.ending(self.file)) is not None:
+            raise failure
+        return [[*vector] for vector in track.vectors or ()]
+
     def limits_of_model(self, model: str) -> Sequence[Limits]:
         return self.record.limits_of_model(model) if self.record else ()
 
@@ -95,16 +111,22 @@ class CassetteBackend(Backend):
     async def _record(self, source: Backend, request: Request) -> AsyncGenerator[Delta, None]:
         clock = asyncio.get_running_loop().time
         start = clock()
-        track = Track(key_of(request), next(self._numbers), left=True)
+        with self._recording(key_of(request)) as track:
+            async with aclosing(source.stream(request)) as deltas:
+                async for delta in deltas:
+                    track.deltas.append((clock() - start, delta))
+                    yield delta
+
+    @contextmanager
+    def _recording(self, key: str) -> Generator[Track]:
+        """Write what comes of a request when it has ended, however that is."""
+        track = Track(key, next(self._numbers), left=True)
         if not self._started:
             self._write("")
             self._started = True
         unwritten: ConfigurationError | None = None
         try:
-            async with aclosing(source.stream(request)) as deltas:
-                async for delta in deltas:
-                    track.deltas.append((clock() - start, delta))
-                    yield delta
+            yield track
             track.left = False
         except BackendError as error:
             track.left = False
@@ -126,17 +148,7 @@ class CassetteBackend(Backend):
             raise ConfigurationError(f"cannot record to {str(self.file)!r}: {error}") from None
 
     async def _play(self, request: Request) -> AsyncGenerator[Delta, None]:
-        if self._tape is None:
-            self._tape = Tape(self.file)
-        key = key_of(request)
-        tracks = self._tape.find(key)
-        if not tracks:
-            difference = _difference(key, self._tape.requests())
-            raise BackendError(
-                f"{self.file} has no reply to this request; the nearest one differs so:{difference}"
-            )
-        track = tracks[min(self._played[key], len(tracks) - 1)]
-        self._played[key] += 1
+        track = self._next_track(key_of(request))
         clock = asyncio.get_running_loop().time
         start = clock()
         for at, delta in track.deltas:
@@ -145,6 +157,19 @@ class CassetteBackend(Backend):
             yield delta
         if (failure := track.ending(self.file)) is not None:
             raise failure
+
+    def _next_track(self, key: str) -> Track:
+        if self._tape is None:
+            self._tape = Tape(self.file)
+        tracks = self._tape.find(key)
+        if not tracks:
+            difference = _difference(key, self._tape.requests())
+            raise BackendError(
+                f"{self.file} has no reply to this request; the nearest one differs so:{difference}"
+            )
+        track = tracks[min(self._played[key], len(tracks) - 1)]
+        self._played[key] += 1
+        return track
 
 
 def _difference(key: str, known: Sequence[str]) -> str:

@@ -21,7 +21,13 @@ from ..commander.errors import (
 from ..messages import error_from_wire
 from ._address import hide_secrets
 
-__all__ = ["LONGEST", "failure_from_library", "failure_from_response", "whole_reply"]
+__all__ = [
+    "LONGEST",
+    "failure_from_library",
+    "failure_from_response",
+    "whole_body",
+    "whole_reply",
+]
 
 LONGEST = 8 * 2**20  # bytes that a server may send without a delta, and of a reply in one piece
 _LONGEST_REFUSAL = 65_536  # bytes read of a body that refuses
@@ -36,12 +42,18 @@ _LONGEST_EXCERPT = 300  # characters of a body that is no error object
 _LONGEST_MESSAGE = 2_000  # characters of what an error object says
 
 
-async def whole_reply(
-    status: int, headers: Mapping[str, str], pieces: AsyncGenerator[bytes, None], where: str
+async def whole_body(
+    status: int,
+    headers: Mapping[str, str],
+    pieces: AsyncGenerator[bytes, None],
+    where: str,
+    *,
+    longest: int = LONGEST,
+    wanted: str = "JSON",
 ) -> bytes:
-    """Read a reply that is no stream of events, as the events it stands for; closes `pieces`.
+    """Read what should be JSON, of at most `longest` bytes; closes `pieces`.
 
-    Raises the error that a refusal stands for, and `BadResponse` for what is not the protocol.
+    Raises the error that a refusal stands for, and `BadResponse` for what is not `wanted`.
     """
     body = bytearray()
     async with aclosing(pieces):
@@ -57,11 +69,22 @@ async def whole_reply(
         kind = headers.get("content-type", "")
         if "json" not in kind.lower():
             kind = _cut(kind, _LONGEST_EXCERPT) or "nothing known"
-            raise BadResponse(f"{where} answered {kind}, not events")
+            raise BadResponse(f"{where} answered {kind}, not {wanted}")
         async for piece in pieces:
             body += piece
-            if len(body) > LONGEST:
-                raise BadResponse(f"{where} answered with more than {LONGEST} bytes in one piece")
+            if len(body) > longest:
+                raise BadResponse(f"{where} answered with more than {longest} bytes in one piece")
+    return bytes(body)
+
+
+async def whole_reply(
+    status: int, headers: Mapping[str, str], pieces: AsyncGenerator[bytes, None], where: str
+) -> bytes:
+    """Read a reply that is no stream of events, as the events it stands for; closes `pieces`.
+
+    Raises the error that a refusal stands for, and `BadResponse` for what is not the protocol.
+    """
+    body = await whole_body(status, headers, pieces, where, wanted="events")
     try:
         value: Any = json.loads(body) if body.strip() else {}
     except (ValueError, RecursionError):

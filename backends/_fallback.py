@@ -61,6 +61,13 @@ class Fallback(Backend):
                 failures[-1].add_note(f"{backend!r}: {failure}")
         raise failures[-1]
 
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """Refuse it: the vectors of one model cannot be compared with those of the next."""
+        raise ConfigurationError(
+            "a Fallback makes no embeddings: the vectors of one model mean nothing beside those of"
+            " another; use the embed of one of its backends"
+        )
+
     def limits_of_model(self, model: str) -> Sequence[Limits]:
         found = (each.limits_of_model(model) for each in self.backends)
         return next(filter(None, found), ())

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import SecretStr
 
 from ..commander.errors import BackendError, MissingExtra
-from ._address import endpoint, hide_secrets
-from ._failure import failure_from_library, whole_reply
+from ._address import CHAT, EMBEDDINGS, endpoint, hide_secrets
+from ._failure import failure_from_library
 from ._per_loop import Connections
-from ._wire import WireBackend
+from ._wire import ReadWhole, WireBackend
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
@@ -42,8 +42,7 @@ class HttpBackend(WireBackend):
         except ImportError:
             raise MissingExtra("the http backend", "http") from None
         self._aiohttp = aiohttp
-        self._endpoint = endpoint(self.base_url)
-        self._where = hide_secrets(self._endpoint)
+        self._endpoints = {path: endpoint(self.base_url, path) for path in (CHAT, EMBEDDINGS)}
         self._sessions = Connections(self._open_session)
 
     async def aclose(self) -> None:
@@ -63,15 +62,23 @@ class HttpBackend(WireBackend):
             cookie_jar=self._aiohttp.DummyCookieJar(),
         )
 
-    async def post(self, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+    async def post(
+        self, path: str, body: dict[str, Any], read_whole: ReadWhole
+    ) -> AsyncGenerator[bytes, None]:
+        endpoint = self._endpoints[path]
+        where = hide_secrets(endpoint)
+        headers = {} if path == CHAT else {"Accept": "application/json"}
         response: ClientResponse | None = None
         failure: BackendError
         try:
             session = await self._sessions.get()
-            response = await session.post(self._endpoint, json=body, allow_redirects=False)
-            if response.status != 200 or response.content_type != "text/event-stream":
-                pieces, headers = (p async for p in response.content.iter_any()), response.headers
-                yield await whole_reply(response.status, headers, pieces, self._where)
+            response = await session.post(
+                endpoint, json=body, headers=headers, allow_redirects=False
+            )
+            streams = path == CHAT and response.content_type == "text/event-stream"
+            if response.status != 200 or not streams:
+                pieces = (piece async for piece in response.content.iter_any())
+                yield await read_whole(response.status, response.headers, pieces, where)
                 return
             content = response.content
             while piece := await content.readany():
@@ -80,7 +87,7 @@ class HttpBackend(WireBackend):
         except BackendError as error:
             failure = error
         except Exception as error:  # noqa: BLE001 - whatever the library makes of what it gets
-            failure = failure_from_library(error, self._where)
+            failure = failure_from_library(error, where)
         finally:
             # Closes the connection unless the reply was read to its end: then it is used again.
             if response is not None and not response.content.at_eof():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, nullcontext
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from ..dispatch.assembly import assemble_partial
 from ..messages import Delta, Message, Request, Usage
 from ..messages.text import quote
 from ._backend import Backend
+from ._embedding import Embedded, list_of_texts
 from ._estimate import estimate_tokens, most_of, usage_of
 from ._recorded import note_taken
 from ._retry import Breaker, Retries
@@ -125,8 +126,38 @@ class ModelBackend(Backend):
         """Return the request that goes on after `partial`, None if the server cannot."""
         return None
 
-    async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
+    def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         """Answer `request`, delta by delta."""
+        return self._answer(request, self.attempt)
+
+    async def embed_with(
+        self, attempt: Callable[[list[str]], Awaitable[Embedded]], texts: Sequence[str]
+    ) -> list[list[float]]:
+        """Return the vectors that `attempt` gives for `texts`, with all that is done for a reply.
+
+        For the `embed` of a subclass. `attempt` asks once, and returns the vectors and what they
+        took, None if nobody has said: then that is estimated.
+        """
+        texts = list_of_texts(texts)
+        vectors: list[list[float]] = []
+        if not texts:
+            return vectors
+
+        async def answer(_: Request) -> AsyncGenerator[Delta, None]:
+            vectors[:], usage = await attempt(texts)
+            yield Delta(usage=usage, done=True)
+
+        # It takes what these texts would as a prompt, and its reply is one delta without text.
+        prompt = Message(role="user", content="".join(texts))
+        request = Request([prompt], options={"max_tokens": 0})
+        async with aclosing(self._answer(request, answer)) as deltas:
+            async for _ in deltas:
+                pass
+        return vectors
+
+    async def _answer(
+        self, request: Request, attempt: Callable[[Request], AsyncGenerator[Arrived, None]]
+    ) -> AsyncGenerator[Delta, None]:
         reply = _Reply()
         asked = request
         while True:
@@ -134,7 +165,7 @@ class ModelBackend(Backend):
             try:
                 async with (
                     self._turn(asked, reply),
-                    aclosing(watch(self.attempt(asked), self.timeouts)) as arriving,
+                    aclosing(watch(attempt(asked), self.timeouts)) as arriving,
                 ):
                     async for arrived in arriving:
                         for delta in arrived if isinstance(arrived, list) else (arrived,):

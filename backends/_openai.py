@@ -14,11 +14,11 @@ from pydantic import SecretStr
 
 from ..commander.errors import BackendError, ConfigurationError, MissingExtra
 from ..messages import Message, Request
-from ._address import Host, hide_secrets
-from ._failure import failure_from_library, whole_reply
+from ._address import CHAT, Host, hide_secrets
+from ._failure import failure_from_library, whole_body
 from ._per_loop import Connections
 from ._secret import as_secret
-from ._wire import WireBackend
+from ._wire import ReadWhole, WireBackend
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -111,23 +111,32 @@ class OpenAIBackend(WireBackend):
         left_out = self._host.left_out
         return {renamed.get(key, key): v for key, v in body.items() if key not in left_out}
 
-    async def post(self, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+    async def post(
+        self, path: str, body: dict[str, Any], read_whole: ReadWhole
+    ) -> AsyncGenerator[bytes, None]:
         response: Response | None = None
         failure: BackendError
-        own = {"model", "messages", "stream"}
         try:
             client = await self._clients.get()
-            opening = client.chat.completions.with_streaming_response.create(
-                model=body["model"],
-                messages=body["messages"],
-                stream=True,
-                extra_body={key: value for key, value in body.items() if key not in own},
-            )
+            if path == CHAT:
+                opening = client.chat.completions.with_streaming_response.create(
+                    model=body["model"],
+                    messages=body["messages"],
+                    stream=True,
+                    extra_body=_but(body, "model", "messages", "stream"),
+                )
+            else:
+                opening = client.embeddings.with_streaming_response.create(
+                    model=body["model"],
+                    input=body["input"],
+                    encoding_format=body["encoding_format"],
+                    extra_body=_but(body, "model", "input", "encoding_format"),
+                )
             response = (await opening.__aenter__()).http_response
             pieces = response.aiter_bytes()
             kind = response.headers.get("content-type", "")
-            if not kind.lower().startswith("text/event-stream"):
-                yield await whole_reply(200, response.headers, pieces, self._where)
+            if path != CHAT or not kind.lower().startswith("text/event-stream"):
+                yield await read_whole(200, response.headers, pieces, self._where)
                 return
             async for piece in pieces:
                 yield piece
@@ -146,7 +155,11 @@ class OpenAIBackend(WireBackend):
         """Raise for a refusal, before the SDK reads the whole of it."""
         if response.status_code != 200:
             pieces = response.aiter_bytes()
-            await whole_reply(response.status_code, response.headers, pieces, self._where)
+            await whole_body(response.status_code, response.headers, pieces, self._where)
+
+
+def _but(body: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name not in names}
 
 
 @cache

@@ -1,4 +1,7 @@
-"""The file of a cassette: a line of JSON for each recorded reply, and what is refused as none."""
+"""The file of a cassette: a line of JSON for each recorded reply, and what is refused as none.
+
+Embeddings are a reply without deltas that has `vectors`.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,16 @@ from types import NoneType
 from typing import Any, cast
 
 from ..commander import errors
-from ..commander.errors import BackendError, ConfigurationError, RateLimited, StreamInterrupted
+from ..commander.errors import (
+    BackendError,
+    BadResponse,
+    ConfigurationError,
+    RateLimited,
+    StreamInterrupted,
+)
 from ..dispatch.assembly import assemble_partial
 from ..messages import Delta, ToolCallDelta, Usage
+from ._embedding import as_vectors
 from ._secret import Cut, clean
 
 __all__ = ["Tape", "Track", "delta_from_json", "delta_to_json", "line_of"]
@@ -27,6 +37,7 @@ _LINE = {
     "model": str,
     "number": int,
     "deltas": list,
+    "vectors": list,
     "failure": dict,
     "left": bool,
 }
@@ -59,6 +70,7 @@ class Track:
     deltas: list[tuple[float, Delta]] = field(default_factory=list[tuple[float, Delta]])
     failure: dict[str, Any] | None = None
     left: bool = False  # the reader did not wait for the end
+    vectors: list[list[float]] | None = None
 
     def fail(self, error: BackendError) -> None:
         """End with this error."""
@@ -106,12 +118,14 @@ class Tape:
                         _fields("failure", failure, _FAILURE, ("kind", "message"))
                     request = json.dumps(fields["request"], sort_keys=True)
                     deltas = [delta_from_json(delta) for delta in fields["deltas"]]
-                except (ValueError, RecursionError) as error:
+                    vectors = _vectors(fields)
+                except (ValueError, RecursionError, BadResponse) as error:
                     why = f"{file}, line {number}: not a recording: {_reason(error)}"
                     raise ConfigurationError(why) from None
                 number, left = fields.get("number", number), fields.get("left", False)
                 key = fields.get("sha256", request)
-                self._tracks[key].append(Track(request, number, deltas, failure, left))
+                track = Track(request, number, deltas, failure, left, vectors)
+                self._tracks[key].append(track)
         if not self._tracks:
             raise ConfigurationError(f"the cassette {str(file)!r} is empty: nothing was recorded")
         for tracks in self._tracks.values():
@@ -150,6 +164,7 @@ def line_of(track: Track, model: str, cut: Cut) -> str:
             holders[0][name] = clean_whole
     line = {"request": request, **found_by, "model": model, "number": track.number}
     line["deltas"] = [clean(delta, cut) for delta in deltas]
+    line |= {"vectors": track.vectors} if track.vectors is not None else {}
     line |= {"failure": clean(track.failure, cut)} if track.failure else {}
     line |= {"left": True} if track.left else {}
     return json.dumps(line) + "\n"
@@ -177,6 +192,20 @@ def _fields(what: str, value: object, kinds: _Kinds, needed: Iterable[str]) -> d
         if not isinstance(each, kinds[name]) or isinstance(each, bool) != (kinds[name] is bool):
             raise ValueError(f"{what} has a wrong {name}: {short(each)}")
     return fields
+
+
+def _vectors(fields: Mapping[str, Any]) -> list[list[float]] | None:
+    """Read the vectors of a line; raise `ValueError` or `BadResponse` if they are not its texts'.
+
+    There are none in a line about a reply, nor in one that ended by a failure or was left.
+    """
+    texts = fields["request"].get("input")
+    if texts is None or "failure" in fields or fields.get("left"):
+        return None
+    vectors = as_vectors(fields.get("vectors"))
+    if not isinstance(texts, list) or len(vectors) != len(cast("list[Any]", texts)):
+        raise ValueError(f"{len(vectors)} vectors for the texts {short(cast('object', texts))}")
+    return vectors
 
 
 def delta_to_json(delta: Delta) -> dict[str, Any]:

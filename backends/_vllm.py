@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Self
 
-from ..commander.errors import MissingExtra
+from ..commander.errors import ConfigurationError, MissingExtra
 from ..messages import Delta, Message, Request
 from ._engine import EngineBackend
 from ._vllm_engine import VLLMEngine
@@ -72,3 +72,10 @@ class VLLMBackend(EngineBackend[VLLMEngine]):
     def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         defaults, template = self.default_options, self._chat_template
         return self._running().run(lambda loaded: answer(loaded, request, defaults, template))
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """Refuse it: an engine in this process is made for replies."""
+        raise ConfigurationError(
+            f"vLLM in this process makes no embeddings: serve the model with `vllm serve"
+            f" {self.model} --runner pooling`, and connect to its address, http://HOST:8000/v1"
+        )

@@ -1,27 +1,38 @@
-"""What `http` and `openai` share: a request goes out as JSON, the reply comes in as events."""
+"""What `http` and `openai` share: a request goes out as JSON, the reply comes in as events.
+
+Embeddings come in one piece.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, cast
+from functools import partial
+from typing import Any, TypeAlias, cast
 
 from pydantic import SecretStr
 from pydantic_core import from_json
 
 from ..commander.errors import AnabranchError, BackendError, BadResponse, ConfigurationError
 from ..messages import Delta, Message, Request, delta_from_chunk, request_body
-from ._address import has_user, hide_secrets, secrets_of, server_address
-from ._failure import LONGEST, describe
+from ._address import CHAT, EMBEDDINGS, has_user, hide_secrets, secrets_of, server_address
+from ._embedding import Embedded, read_embeddings
+from ._failure import LONGEST, describe, whole_body, whole_reply
 from ._model import ModelBackend
 from ._secret import Redactor, as_secret, keep_from_logs
 from ._sse import EventReader
 
-__all__ = ["WireBackend"]
+__all__ = ["ReadWhole", "WireBackend"]
 
+ReadWhole: TypeAlias = Callable[
+    [int, Mapping[str, str], AsyncGenerator[bytes, None], str], Awaitable[bytes]
+]
+"""Reads a response in one piece: its status, headers, pieces, and the address that was asked."""
+
+_LONGEST_VECTOR = 2**18  # bytes, as JSON: more numbers than any model gives for a text
 _LONGEST_REPLY = 32 * LONGEST  # bytes of one stream: a million tokens, with all that is around them
 _NO_FIELDS = frozenset(
     {"default_headers", "default_query", "extra_body", "extra_headers", "extra_query", "headers"}
@@ -64,10 +75,14 @@ class WireBackend(ModelBackend):
         super().check_defaults(options)
 
     @abstractmethod
-    def post(self, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+    def post(
+        self, path: str, body: dict[str, Any], read_whole: ReadWhole
+    ) -> AsyncGenerator[bytes, None]:
         """Post `body` and pass the bytes of the reply on; raises `BackendError`.
 
-        Closing it closes the connection, unless the reply has been read to its end.
+        `path` is `CHAT` or `EMBEDDINGS`. What is no stream of events is passed on in one piece, as
+        `read_whole` gives it. Closing it closes the connection, unless the reply has been read to
+        its end.
         """
 
     def redact(self, text: str) -> str:
@@ -84,12 +99,14 @@ class WireBackend(ModelBackend):
         body.pop("extra", None)
         return body
 
-    def _body(self, request: Request) -> dict[str, Any]:
+    def _body(
+        self, fields: Callable[[], dict[str, Any]], options: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Make the body; raises `ConfigurationError` for what is no request, or has no JSON."""
         try:
-            body = self.fields(request)
-            for options in self.default_options, request.options:
-                extra: dict[str, Any] | None = options.get("extra")
+            body = fields()
+            for each in self.default_options, options:
+                extra: dict[str, Any] | None = each.get("extra")
                 body = {**body, **(extra or {})}
             text = json.dumps(body, allow_nan=False)
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -113,8 +130,8 @@ class WireBackend(ModelBackend):
         failure: AnabranchError
         silent = whole = 0  # bytes since the last delta, and all of them
         try:
-            body = self._body(request)
-            async with aclosing(self.post(body)) as pieces:
+            body = self._body(partial(self.fields, request), request.options)
+            async with aclosing(self.post(CHAT, body, whole_reply)) as pieces:
                 reader = EventReader()
                 async for piece in pieces:
                     deltas, failed = _read(reader.feed(piece))
@@ -138,11 +155,36 @@ class WireBackend(ModelBackend):
         except AnabranchError as error:
             failure = error
         except Exception as error:  # noqa: BLE001 - nothing else may leave a backend
-            failure = BadResponse(
-                f"the reply cannot be read: {type(error).__name__}: {describe(error)}"
-            )
+            failure = _unreadable(error)
         piece = b""  # some tracebacks show variables
         raise self._redactor.error(failure)
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        return await self.embed_with(self._embed_once, texts)
+
+    async def _embed_once(self, texts: list[str]) -> Embedded:
+        failure: AnabranchError
+        answer = b""
+        fields = {"model": self.model, "input": texts, "encoding_format": "float"}
+        longest = LONGEST + len(texts) * _LONGEST_VECTOR
+        try:
+            body = self._body(lambda: fields, {})
+            read_whole = partial(whole_body, longest=longest)
+            async with aclosing(self.post(EMBEDDINGS, body, read_whole)) as pieces:
+                async for piece in pieces:
+                    answer += piece
+            return read_embeddings(answer, len(texts))
+        except AnabranchError as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001 - nothing else may leave a backend
+            failure = _unreadable(error)
+        answer = piece = b""  # some tracebacks show variables
+        raise self._redactor.error(failure)
+
+
+def _unreadable(error: Exception) -> BadResponse:
+    kind = type(error).__name__
+    return BadResponse(f"the reply cannot be read: {kind}: {describe(error)}")
 
 
 def _read(events: list[bytes]) -> tuple[list[Delta], BackendError | None]:

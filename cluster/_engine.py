@@ -6,7 +6,7 @@ already. One actor is enough, and by its streams a slow reader holds the model b
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from inspect import isawaitable
@@ -15,8 +15,9 @@ from typing import Any, ClassVar, Self
 from pydantic import SecretStr
 
 from ..backends import Backend, ModelBackend, Retries, Timeouts, connect
+from ..commander import Commander
 from ..commander.errors import ConfigurationError
-from ..messages import Delta, Request
+from ..messages import Delta, Request, Usage
 from ._actor import ANYWHERE, LEASE, ActorHandle, PendingActor
 from ._payload import pack
 from ._placement import Ray
@@ -84,10 +85,19 @@ class _EngineService:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    async def serve(self, writer: StreamWriter, request: Request) -> None:
+    async def serve(self, writer: StreamWriter, request: Request | list[str]) -> None:
+        if isinstance(request, list):
+            await writer.send(await self._embed(request))
+            return
         async with aclosing(self._backend.stream(request)) as deltas:
             async for delta in deltas:
                 await writer.send(delta)
+
+    async def _embed(self, texts: list[str]) -> tuple[list[list[float]], Usage]:
+        """Return the vectors, and what a tree of their own was charged for them."""
+        async with Commander() as commander:
+            vectors = await self._backend.embed(texts)
+            return vectors, sum(commander.usage().values(), Usage())
 
     async def aclose(self) -> None:
         await self._backend.aclose()
@@ -140,6 +150,16 @@ class RayBackend(ModelBackend):
         async with StreamReader(self._engine, packed) as reader:
             while (deltas := await reader.take()) is not None:
                 yield deltas
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        return await self.embed_with(self._embed_once, texts)
+
+    async def _embed_once(self, texts: list[str]) -> tuple[list[list[float]], Usage]:
+        async with StreamReader(self._engine, pack(texts, "the texts")) as reader:
+            answers: list[tuple[list[list[float]], Usage]] = []
+            while (items := await reader.take()) is not None:
+                answers += items
+        return answers[0]
 
 
 @dataclass(frozen=True, slots=True)

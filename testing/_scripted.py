@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
+from functools import lru_cache
+from hashlib import shake_256
 from inspect import isawaitable
+from math import sqrt
 from typing import Any, TypeAlias
 
-from ..backends import Limits, ModelBackend, Retries
-from ..messages import Delta, Message, Request, ToolCallDelta
+from ..backends import Limits, ModelBackend, Retries, Timeouts
+from ..messages import Delta, Message, Request, ToolCallDelta, Usage
 from ._loop import SeededLoop
 
 __all__ = ["ScriptStep", "ScriptedBackend", "deltas"]
@@ -45,8 +49,15 @@ class ScriptedBackend(ModelBackend):
     What a reply took is charged as with any backend, to `limits`, to those of the tree and to its
     usage: the `usage` of its message, else an estimate. Nothing is tried again.
 
-    Attributes: `requests`, all so far; `opened` and `closed`, how many streams have begun and how
-    many of these are over, be it by their end, an error, `aclose` or cancellation.
+    `embed` gives vectors of `dimensions` numbers and of length 1, whose geometry is known: each
+    word has a direction of its own, which the `seed` chooses, and a text has the sum of those of
+    its words, in whatever order and case. So the cosine of two texts in which no word comes twice
+    is the number of words that they share, divided by the root of the product of how many they
+    have; chance adds about `dimensions ** -0.5`, 0.06 by default, or takes it away.
+
+    Attributes: `requests`, all so far; `embedded`, the lists of texts that `embed` was given;
+    `opened` and `closed`, how many streams have begun and how many of these are over, be it by
+    their end, an error, `aclose` or cancellation.
     """
 
     provider = "scripted"
@@ -60,12 +71,19 @@ class ScriptedBackend(ModelBackend):
         delay: float | None = None,
         model: str = "scripted",
         limits: Limits | None = None,
+        dimensions: int = 256,
         **default_options: Any,
     ) -> None:
         # No 429 holds back the requests after it: a script says what comes of each.
         once = Retries(attempts=1, patience=0.0)
+        default_options.setdefault("timeouts", Timeouts(None, None, None, None))
         super().__init__(model, retries=once, limits=limits, **default_options)
+        if dimensions < 1:
+            raise ValueError(f"dimensions is a number of numbers, at least 1, not {dimensions!r}")
         self.requests: list[Request] = []
+        self.embedded: list[list[str]] = []
+        self._dimensions = dimensions
+        self._seed = seed
         self.opened = 0
         self.closed = 0
         self._replies = list(replies)
@@ -83,6 +101,15 @@ class ScriptedBackend(ModelBackend):
     def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         """Answer as `stream` does."""
         return self.stream(request)
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """Give each text the vector of its words; one without words is a word by itself."""
+        return await self.embed_with(self._embed, texts)
+
+    async def _embed(self, texts: list[str]) -> tuple[list[list[float]], Usage | None]:
+        self.embedded.append(texts)
+        await _Latency(self._delay).pass_by()
+        return [_vector(text, self._dimensions, self._seed or 0) for text in texts], None
 
     def __getstate__(self) -> object:
         return object.__getstate__(self)
@@ -147,6 +174,25 @@ class _Latency:
 def deltas(reply: str | Message, *, size: int | None = 4, seed: int | None = None) -> list[Delta]:
     """Return the deltas as which a `ScriptedBackend` sends a reply, to put steps between them."""
     return list(_deltas(reply, _cutter(size, seed)))
+
+
+def _vector(text: str, dimensions: int, seed: int) -> list[float]:
+    words = re.findall(r"\w+", text.lower()) or [text]
+    total = [
+        sum(signs) for signs in zip(*(_signs(w, dimensions, seed) for w in words), strict=True)
+    ]
+    length = sqrt(sum(number * number for number in total))
+    if not length:  # the words cancel out, as they may where there are few dimensions
+        return [1.0] + [0.0] * (dimensions - 1)
+    return [number / length for number in total]
+
+
+@lru_cache(10_000)
+def _signs(word: str, dimensions: int, seed: int) -> list[int]:
+    """Draw the direction of a word: 1 or -1 in each dimension, the same on every machine."""
+    name = f"{seed} {word}".encode("utf-8", "surrogatepass")
+    drawn = int.from_bytes(shake_256(name).digest(-(-dimensions // 8)))
+    return [1 if drawn >> place & 1 else -1 for place in range(dimensions)]
 
 
 Cut: TypeAlias = Callable[[str], Iterable[str]]

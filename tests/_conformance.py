@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from _clock import let_pass, own_clock
-from _server import DONE, Reply, ScriptedServer, Step, calls, chunk, text
+from _server import DONE, Reply, ScriptedServer, Step, calls, chunk, text, vectors
 
 from anabranch.backends import Backend, Retries, Timeouts, connect
 from anabranch.commander import (
@@ -63,6 +63,9 @@ SUM = Request(
     [Add()],
     {"tool_choice": {"type": "function", "function": {"name": "add"}}, "max_tokens": 60},
 )
+
+
+TEXTS = ["a", "two", "", "a"]
 
 
 class Subject(ABC):
@@ -157,6 +160,16 @@ async def _can_be_entered_again(subject: Subject) -> None:
     await backend.aclose()
 
 
+async def _embeds(subject: Subject) -> None:
+    backend = await subject.backend("embeddings")
+    vectors = await backend.embed(TEXTS)
+    assert len(vectors) == len(TEXTS)
+    assert len({len(vector) for vector in vectors}) == 1
+    assert all(type(number) is float for vector in vectors for number in vector)
+    assert vectors[0] == vectors[3] != vectors[1]
+    assert await backend.embed([]) == []
+
+
 def _fails(case: str, kind: type[BackendError], **settings: Any) -> Callable[[Subject], Any]:
     async def check(subject: Subject) -> None:
         backend = await subject.backend(case, **settings)
@@ -204,9 +217,11 @@ CASES: dict[str, Callable[[Subject], Awaitable[None]]] = {
     "rate limit": _fails("rate limit", RateLimited, retries=_ONCE),
     "too long": _fails("too long", ContextTooLong),
     "bad response": _fails("bad response", BadResponse),
+    "embeddings": _embeds,
 }
 
 _NO_SERVER = "the model is in this process: there is no server to say so"
+_NO_VECTORS = "a model in this process makes none, and says who does"
 
 # By backend and case: why it cannot be shown.
 EXCUSED: dict[str, dict[str, str]] = {
@@ -224,6 +239,7 @@ EXCUSED: dict[str, dict[str, str]] = {
         "unknown model": "a file that is not there is a ConfigurationError before any request",
         "rate limit": _NO_SERVER,
         "bad response": _NO_SERVER,
+        "embeddings": _NO_VECTORS,
     },
     "vllm": {
         "several calls": "what the calls hold is the model's choice",
@@ -234,6 +250,7 @@ EXCUSED: dict[str, dict[str, str]] = {
         "wrong key": _NO_SERVER,
         "rate limit": _NO_SERVER,
         "bad response": _NO_SERVER,
+        "embeddings": _NO_VECTORS,
     },
     "cassette": {},
     "ray": {},
@@ -293,6 +310,7 @@ SCRIPTS: dict[str, Reply] = {
     "rate limit": Reply.error(429, "no"),
     "too long": Reply.error(400, {"message": "no", "code": "context_length_exceeded"}),
     "bad response": Reply([b"data: x\n\n"]),
+    "embeddings": vectors(*TEXTS),
 }
 
 
@@ -367,7 +385,10 @@ class CassetteSubject(HttpSubject):
             self.server.script(text("Hel", "lo"))
         recording = connect(f"cassette:{file}", record=source)
         with suppress(BackendError):
-            await _read(recording, SUM if "call" in case else _asked(case))
+            if case == "embeddings":
+                await recording.embed(TEXTS)
+            else:
+                await _read(recording, SUM if "call" in case else _asked(case))
         return connect(f"cassette:{file}", realtime=True)
 
     async def left(self) -> None:

@@ -14,7 +14,18 @@ from typing import Any, TypeAlias
 from _served import served
 from aiohttp import web
 
-__all__ = ["DONE", "Received", "Reply", "ScriptedServer", "Step", "calls", "chunk", "event", "text"]
+__all__ = [
+    "DONE",
+    "Received",
+    "Reply",
+    "ScriptedServer",
+    "Step",
+    "calls",
+    "chunk",
+    "event",
+    "text",
+    "vectors",
+]
 
 
 class Step(Enum):
@@ -76,6 +87,17 @@ def calls(*made: tuple[str, str], cut: int = 3) -> Reply:
     return Reply([*steps, chunk(finish="tool_calls"), DONE])
 
 
+def vectors(*texts: str, usage: int = 5) -> Reply:
+    """Answer with an embedding for each text, its length and 1, the last one first."""
+    data: list[dict[str, Any]] = [
+        {"object": "embedding", "index": index, "embedding": [len(text), 1.0]}
+        for index, text in enumerate(texts)
+    ]
+    spent = {"prompt_tokens": usage, "total_tokens": usage}
+    answer = {"object": "list", "data": data[::-1], "model": "tiny", "usage": spent}
+    return Reply([json.dumps(answer).encode()], content_type="application/json")
+
+
 @dataclass
 class Received:
     """One request as it came."""
@@ -88,6 +110,8 @@ class Received:
 class ScriptedServer:
     """Answers requests with its scripted replies in turn; the last one is repeated.
 
+    Whatever the script says, texts are embedded if `embeds`.
+
     `requests` holds what came. `asked` is set by the first; `gone` when a client left before its
     reply ended.
     """
@@ -99,6 +123,7 @@ class ScriptedServer:
         self._replies = deque(replies)
         self._stack = AsyncExitStack()
         self.url = ""
+        self.embeds = False
 
     def script(self, *replies: Reply) -> None:
         """Replace the replies."""
@@ -117,7 +142,10 @@ class ScriptedServer:
         body = json.loads(await request.read())
         self.requests.append(Received(request.path, _headers(request), body))
         self.asked.set()
-        reply = self._replies.popleft() if len(self._replies) > 1 else self._replies[0]
+        if self.embeds and request.path.endswith("/embeddings"):
+            reply = vectors(*body["input"])
+        else:
+            reply = self._replies.popleft() if len(self._replies) > 1 else self._replies[0]
         response = web.StreamResponse(status=reply.status, headers=reply.headers)
         response.content_type = reply.content_type
         await response.prepare(request)

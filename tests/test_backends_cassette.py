@@ -6,20 +6,29 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from _clock import jumping, virtual_seconds
-from _server import Reply, ScriptedServer, calls, chunk, text
+from _server import Reply, ScriptedServer, Step, calls, chunk, text, vectors
 from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.backends import Backend, ModelBackend, connect
 from anabranch.backends._tape import delta_from_json, delta_to_json
-from anabranch.commander import BackendError, ConfigurationError, RateLimited, StreamInterrupted
+from anabranch.commander import (
+    AuthenticationError,
+    BackendError,
+    ConfigurationError,
+    RateLimited,
+    StreamInterrupted,
+)
 from anabranch.messages import Delta, Message, Request, ToolCallDelta, Usage
 from anabranch.testing import ScriptedBackend
+
+KEY = "sk-secret-0123456789/+="
 
 
 def _ask(said: str = "Hello?", **options: Any) -> Request:
@@ -190,6 +199,13 @@ _GOOD: dict[str, Any] = {
     ],
     "failure": {"kind": "RateLimited", "message": "no", "status": 429, "retry_after": 1.5},
 }
+_GOOD_VECTORS: dict[str, Any] = {
+    "request": {"input": ["a", "b"]},
+    "model": "m",
+    "number": 1,
+    "deltas": [],
+    "vectors": [[1.0, 0.0], [0.5, 2]],
+}
 _NONE = {
     "nothing": b"",
     "blank lines": b"\n\n",
@@ -234,7 +250,7 @@ async def test_a_damaged_cassette_is_refused_or_played(
 ) -> None:
     """Cut anywhere, or with anything in the place of anything: no other error."""
     file = tmp_path_factory.mktemp("tape") / "a.jsonl"
-    line = json.loads(json.dumps(_GOOD))
+    line = json.loads(json.dumps(data.draw(st.sampled_from([_GOOD, _GOOD_VECTORS]))))
     holder: Any = line
     while True:
         place = data.draw(
@@ -250,14 +266,15 @@ async def test_a_damaged_cassette_is_refused_or_played(
     file.write_bytes(written[: data.draw(st.integers(len(written) // 2, 2 * len(written)))])
     request = Request([])
 
-    told = str(file)
-    try:
-        await _all(connect(f"cassette:{file}"), request)
-    except ConfigurationError as error:
-        told = str(error)
-    except BackendError:
-        pass
-    assert str(file) in told
+    for use in partial(_all, request=request), lambda backend: backend.embed(["a", "b"]):
+        told = str(file)
+        try:
+            await use(connect(f"cassette:{file}"))
+        except ConfigurationError as error:
+            told = str(error)
+        except BackendError:
+            pass
+        assert str(file) in told
 
 
 @pytest.mark.parametrize(
@@ -326,3 +343,66 @@ async def test_a_request_with_an_option_taken_back_is_played(tmp_path: Path) -> 
 
     for same in asked, _ask():
         assert (await connect(f"cassette:{file}").complete(same)).content == "Hi"
+
+
+# --- embeddings
+
+
+async def test_embeddings_are_played_as_they_were_recorded(tmp_path: Path) -> None:
+    """Found by their texts; between replies, again and again, with their failures."""
+    file = tmp_path / "a.jsonl"
+    down = Reply.error(401, f"no {KEY}")
+    async with ScriptedServer(vectors("a", "bc"), text("Hi"), down, vectors("a")) as server:
+        backend = connect(server.url, model="tiny", api_key=KEY)
+        async with connect(f"cassette:{file}", record=backend) as recording:
+            recorded = await recording.embed(["a", "bc"])
+            await recording.complete(_ask())
+            with pytest.raises(AuthenticationError):
+                await recording.embed(["a"])
+            await recording.embed([f"my key is {KEY}"])
+            assert await recording.embed([]) == []
+
+    player = connect(f"cassette:{file}")
+    for _ in range(2):
+        played = await player.embed(["a", "bc"])
+        assert played == recorded == [[1.0, 1.0], [2.0, 1.0]]
+        played.clear()  # the reader's own
+    with pytest.raises(AuthenticationError):
+        await player.embed(["a"])
+    assert await player.embed([f"my key is {KEY}"]) == [[1.0, 1.0]]
+    assert (await player.complete(_ask())).content == "Hi"
+    with pytest.raises(BackendError, match="no reply to this request"):
+        await player.embed(["bc", "a"])
+    assert KEY not in file.read_text()
+    assert len(file.read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [None, [], [[1.0]], [[1.0], [2.0, 3.0]], [[1.0], ["x"]], [[1.0], [float("nan")]], [[], []], 7],
+)
+async def test_vectors_that_are_damaged_are_told(tmp_path: Path, wrong: Any) -> None:
+    """With the name of the file and the line."""
+    file = tmp_path / "a.jsonl"
+    recording = connect(f"cassette:{file}", record=ScriptedBackend(dimensions=2))
+    await recording.embed(["a", "b"])
+    line = json.loads(file.read_text())
+    file.write_text("\n" + json.dumps(line | {"vectors": wrong}))
+
+    with pytest.raises(ConfigurationError, match=r"a\.jsonl, line 2: not a recording"):
+        await connect(f"cassette:{file}").embed(["a", "b"])
+
+
+async def test_a_recording_of_embeddings_that_was_cancelled_breaks_off(tmp_path: Path) -> None:
+    """As a reply does that its reader left."""
+    file = tmp_path / "a.jsonl"
+    async with ScriptedServer(Reply([Step.HANG])) as server:
+        source = connect(server.url, model="tiny")
+        async with connect(f"cassette:{file}", record=source) as recording:
+            asking = asyncio.create_task(recording.embed(["a"]))
+            await server.asked.wait()
+            asking.cancel()
+            await asyncio.wait([asking])
+
+    with pytest.raises(StreamInterrupted, match="left here"):
+        await connect(f"cassette:{file}").embed(["a"])

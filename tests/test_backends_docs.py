@@ -27,6 +27,7 @@ async def test_every_block_of_the_page_runs(
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     names: dict[str, Any] = {}
     async with asyncio.timeout(60), ScriptedServer(text("Nile")) as server:
+        server.embeds = True
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
             code = compile(block, "backends.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
@@ -45,6 +46,7 @@ async def test_every_block_of_the_page_runs(
             }.items()
         )
     assert names["message"].content == "Nile"
+    assert len(names["vectors"]) == 2
 
 
 def test_the_pages_timeouts_are_the_defaults() -> None:

@@ -151,8 +151,10 @@ async def test_a_planted_key_is_in_nothing_that_a_run_writes(
     async with asyncio.timeout(200), RawServer(lambda got: [echo(got, random, key)]) as server:
         for backend in _backends(server.url, key):
             recording = connect(f"cassette:{tape}", record=backend)
-            for used in recording, Fallback([backend, backend]), recording, backend, backend:
+            for used in recording, Fallback([backend, backend]), backend:
                 written += [text async for text in _use(used, key)]
+            for used in recording, backend:
+                written += [text async for text in _use(used, key, embeds=True)]
             written += [tape.read_text(), repr(backend), str(backend), *_pickled(backend)]
             await backend.aclose()
     written += [f"{record.name}: {record.getMessage()}" for record in caplog.records]
@@ -162,11 +164,13 @@ async def test_a_planted_key_is_in_nothing_that_a_run_writes(
     assert "***" in "".join(written)
 
 
-async def _use(backend: Backend, key: str) -> Any:
+async def _use(backend: Backend, key: str, *, embeds: bool = False) -> Any:
     """Yield all that is seen of one request in a tree; the request itself tells the key too."""
 
     @handler
     async def asks(node: Node[Any]) -> str:
+        if embeds:
+            return str(await backend.embed([f"My key is {key}."]))
         request = Request([Message(role="user", content=f"My key is {key}.")])
         return (await backend.complete(request)).content or ""
 

@@ -2,13 +2,17 @@
 
 import asyncio
 from contextlib import aclosing
+from math import hypot, sqrt
+from operator import mul
 
 import pytest
 from _until import settled
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.commander import RateLimited, StreamInterrupted
+from anabranch import Commander
+from anabranch.backends import Limits
+from anabranch.commander import BudgetExceeded, RateLimited, StreamInterrupted
 from anabranch.messages import Delta, Message, Request, ToolCall, Usage
 from anabranch.testing import ScriptedBackend, deltas, run_seeded
 
@@ -135,3 +139,67 @@ def test_a_size_below_one_is_refused() -> None:
     """It would never come to an end."""
     with pytest.raises(ValueError, match="at least 1"):
         ScriptedBackend("text", size=0)
+
+
+# --- embeddings
+
+WORDS = st.lists(st.sampled_from([f"word{n}" for n in range(60)]), min_size=1, unique=True)
+
+
+def cosine(one: list[float], other: list[float]) -> float:
+    return sum(map(mul, one, other))
+
+
+@given(WORDS, WORDS, st.integers(0, 9), st.randoms())
+async def test_texts_that_share_words_are_near(one, other, seed, random) -> None:
+    """As near as is said: by how many they share, and how many they have."""
+    backend = ScriptedBackend(seed=seed, dimensions=1024)
+    mixed = random.sample(one, len(one))
+
+    first, second, again = await backend.embed(
+        [" ".join(one), ", ".join(other), " ".join(mixed).upper()]
+    )
+
+    assert abs(hypot(*first) - 1) < 1e-9
+    assert again == first
+    near = len({*one} & {*other}) / sqrt(len(one) * len(other))
+    assert abs(cosine(first, second) - near) < 0.25  # eight times what chance adds
+
+
+@given(st.text(), st.integers(1, 20), st.integers(0, 9))
+async def test_any_text_has_a_vector_of_its_own(text: str, dimensions: int, seed: int) -> None:
+    """Of length 1, also one without words or with few dimensions; the same in each backend."""
+    backends = [ScriptedBackend(dimensions=dimensions, seed=seed) for _ in range(2)]
+
+    first, second = [await backend.embed([text]) for backend in backends]
+
+    assert first == second
+    assert len(first[0]) == dimensions
+    assert abs(hypot(*first[0]) - 1) < 1e-9
+
+
+async def test_other_seeds_and_dimensions_are_other_models() -> None:
+    """The words lie elsewhere."""
+    vectors = [
+        (await ScriptedBackend(**settings).embed(["a word"]))[0]
+        for settings in ({}, {"seed": 1}, {"dimensions": 8})
+    ]
+
+    assert [len(vector) for vector in vectors] == [256, 256, 8]
+    assert vectors[0] != vectors[1]
+    with pytest.raises(ValueError, match="at least 1"):
+        ScriptedBackend(dimensions=0)
+
+
+async def test_what_was_embedded_is_known_and_charged() -> None:
+    """Each call's texts; a token for four characters."""
+    backend = ScriptedBackend("Hello", limits=Limits(budget=10))
+    async with Commander() as commander:
+        await backend.embed(["x" * 20, "y" * 19])
+        await backend.embed([])
+        assert commander.usage() == {"scripted": Usage(input_tokens=10)}
+        with pytest.raises(BudgetExceeded):
+            await backend.embed(["z"])
+
+    assert backend.embedded == [["x" * 20, "y" * 19]]
+    assert backend.requests == []

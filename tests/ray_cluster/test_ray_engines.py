@@ -15,15 +15,20 @@ from typing import Any
 import pytest
 from _conformance import HttpSubject, cases, pass_time_after_the_first_delta, show
 from _ray_people import Held
-from _server import ScriptedServer, calls, text
+from _server import Reply, ScriptedServer, Step, calls, text, vectors
 
 from anabranch import Commander, Conversation, Message, WorkerLost, connect, tool
 from anabranch.agents import ConversableAgent, UserProxyAgent
-from anabranch.backends import Backend, Limits, Retries, Timeouts
+from anabranch.backends import Backend, Fallback, Limits, Retries, Timeouts
 from anabranch.cluster import ActorNotFound, Engine, Ray, remote, serve
-from anabranch.commander import BackendUnavailable, BudgetExceeded, ConfigurationError
+from anabranch.commander import (
+    BackendUnavailable,
+    BudgetExceeded,
+    ConfigurationError,
+    RateLimited,
+)
 from anabranch.handlers import View, respond
-from anabranch.messages import Request
+from anabranch.messages import Request, Usage
 from anabranch.testing import ScriptedBackend
 
 pytestmark = pytest.mark.usefixtures("nodes")
@@ -87,6 +92,38 @@ async def test_an_engine_is_used_like_any_backend_in_a_tree() -> None:
                 await commander.run(respond(backend, conversation))
                 with pytest.raises(BudgetExceeded):
                     await commander.run(respond(backend, conversation))
+
+
+async def test_an_engine_embeds_for_every_tree() -> None:
+    """What it took there is charged to its name here; its errors are raised here."""
+    refused = Reply.error(429, "slowly", Retry_After="900")
+    async with asyncio.timeout(60), ScriptedServer(vectors("a", "bc", usage=40), refused) as server:
+        async with serve("llm", connect(server.url, model="tiny", retries=Retries(1))):
+            backend = connect("ray:llm")
+            async with Commander() as commander:
+                assert await backend.embed(["a", "bc"]) == [[1.0, 1.0], [2.0, 1.0]]
+                assert commander.usage() == {"llm": Usage(input_tokens=40)}
+            with pytest.raises(RateLimited) as caught:
+                await backend.embed(["a"])
+            assert caught.value.retry_after == 900
+        async with serve("none", lambda: Fallback([ScriptedBackend("Hi")])):
+            with pytest.raises(ConfigurationError, match="makes no embeddings"):
+                await connect("ray:none").embed(["a"])
+
+
+async def test_leaving_an_embedding_ends_it_there() -> None:
+    """The connection of the engine is closed before the cancel is over."""
+    async with (
+        asyncio.timeout(60),
+        ScriptedServer(Reply([Step.HANG])) as server,
+        serve("llm", connect(server.url, model="tiny")),
+    ):
+        asking = asyncio.create_task(connect("ray:llm").embed(["a"]))
+        await server.asked.wait()
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert asking.cancelled()
+        await server.gone.wait()
 
 
 async def test_an_agent_elsewhere_uses_an_engine_elsewhere() -> None:
