@@ -99,6 +99,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="long: not run"))
         if "small_model" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("small model"))  # one worker loads it
+        if "postgres" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("postgres"))  # one worker runs it
         if isinstance(item, pytest.Function) and is_hypothesis_test(item.obj):
             seed(SEED)(getattr(item.obj, "__func__", item.obj))
 
@@ -116,6 +118,15 @@ def small_model() -> Generator[Any]:
 
     with kept_open() as engine:
         yield engine
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Generator[Any]:
+    """A server for all tests that ask for it, which are skipped where none runs."""
+    from _postgres import postgres_server
+
+    with postgres_server() as server:
+        yield server
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,0 +1,304 @@
+"""An index in a file of SQLite: words by FTS5, vectors beside the pieces.
+
+The tables are made in one transaction, a document is put in one, and so is what is removed: whoever
+is killed leaves the file as it was before. Several processes may use one file.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio.to_thread
+
+from ._pieces import Piece
+from ._store import Document, Found, Maker, Source, other_maker
+from ._vectors import Vectors
+from ._words import apart, words_of
+from .errors import KnowledgeError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+__all__ = ["SqliteStore"]
+
+T = TypeVar("T")
+
+PAGE = 16384  # bytes: of pieces with vectors only one would fit into one of 4096
+PATIENCE = 30.0  # seconds to wait for another process that writes
+MEMORY = ":memory:"
+APPLICATION = 0x416E614B  # "AnaK", in SQLite's header
+VERSION = 1
+TABLES = (
+    """create table source (
+        id integer primary key, origin text not null unique, name text not null,
+        digest text not null, added real not null
+    ) strict""",
+    """create table piece (
+        id integer primary key autoincrement, source integer not null, heading text not null,
+        text text not null, line integer not null, page integer not null, vector blob
+    ) strict""",
+    "create index piece_source on piece (source)",
+    # Its words are those of `apart`: they are given, and never read from the table of pieces.
+    """create virtual table words using fts5(
+        heading, text, content = '', tokenize = 'porter unicode61 remove_diacritics 2'
+    )""",
+    "insert into words(words, rank) values ('rank', 'bm25(2.0, 1.0)')",
+    # Who makes the vectors, and how often the file was changed.
+    "create table about (name text primary key, value) without rowid",
+    "insert into about values ('changes', 0)",
+)
+
+# What became of the file, by SQLite's primary result code.
+BROKEN = "put a copy from a backup in its place, or move it away and add the documents again"
+ELSEWHERE = "name a file that this user may write"
+TROUBLES = {
+    sqlite3.SQLITE_FULL: ("has no room left to grow", "make room on the disk"),
+    sqlite3.SQLITE_IOERR: ("could not be read or written", "check the disk, and if it is full"),
+    sqlite3.SQLITE_READONLY: ("may not be written to", ELSEWHERE),
+    sqlite3.SQLITE_PERM: ("may not be used", ELSEWHERE),
+    sqlite3.SQLITE_CANTOPEN: ("cannot be opened", ELSEWHERE),
+    sqlite3.SQLITE_CORRUPT: ("is damaged", BROKEN),
+    sqlite3.SQLITE_NOTADB: ("is no SQLite file", "name another file, or move this one away"),
+    sqlite3.SQLITE_BUSY: ("is being written by another process", "try again when that is done"),
+}
+
+
+class SqliteStore:
+    """One file, or ":memory:". Each call is made in a thread, one after the other."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._inherited: sqlite3.Connection | None = None
+        self._process = 0
+        # All vectors, and what `changes` said when they were read.
+        self._vectors: tuple[int, Vectors] | None = None
+
+    async def close(self) -> None:
+        await anyio.to_thread.run_sync(self._close)
+
+    async def put(self, document: Document) -> None:
+        await self._call(lambda sql: self._put(sql, document), writes=True)
+
+    async def rename(self, origin: str, name: str) -> None:
+        statement = "update source set name = ? where origin = ?"
+        await self._call(lambda sql: sql.execute(statement, (name, origin)), writes=True)
+
+    async def remove(self, origins: Sequence[str]) -> int:
+        def remove_all(sql: sqlite3.Connection) -> int:
+            return sum(_remove(sql, origin) for origin in origins)
+
+        return await self._call(remove_all, writes=True) if origins else 0
+
+    async def sources(self) -> list[Source]:
+        statement = """select name, origin, digest, count(piece.id), added
+            from source left join piece on piece.source = source.id
+            group by source.id order by name, origin"""
+        return await self._call(lambda sql: [Source(*row) for row in sql.execute(statement)])
+
+    async def maker(self) -> Maker | None:
+        return await self._call(_maker)
+
+    async def by_words(self, question: str, most: int) -> list[int]:
+        if not (words := words_of(question)):
+            return []
+        asked = " OR ".join(f'"{word}"' for word in words)
+        statement = "select rowid from words where words match ? order by rank limit ?"
+        return await self._call(
+            lambda sql: [row for (row,) in sql.execute(statement, (asked, most))]
+        )
+
+    async def by_vector(self, vector: bytes, most: int) -> list[int]:
+        return await self._call(lambda sql: self._read_vectors(sql).nearest(vector, most))
+
+    async def read(self, numbers: Sequence[int]) -> list[Found]:
+        statement = """select piece.id, name, heading, text, line, page
+            from piece join source on piece.source = source.id where piece.id = ?"""
+
+        def read_all(sql: sqlite3.Connection) -> list[Found]:
+            rows = (sql.execute(statement, (number,)).fetchone() for number in numbers)
+            return [Found(row[0], row[1], Piece(*row[2:])) for row in rows if row is not None]
+
+        return await self._call(read_all)
+
+    # What follows runs in a thread.
+
+    async def _call(self, work: Callable[[sqlite3.Connection], T], *, writes: bool = False) -> T:
+        def call() -> T:
+            with self._lock, self._transaction(writes=writes) as connection:
+                return work(connection)
+
+        return await anyio.to_thread.run_sync(call)
+
+    @contextmanager
+    def _transaction(self, *, writes: bool) -> Generator[sqlite3.Connection]:
+        try:
+            if self._process != os.getpid():  # a fork has its parent's: closing it would end both
+                self._inherited, self._connection = self._connection, None
+                self._process = os.getpid()
+            if self._connection is None:
+                self._connection = _open(self._name)
+            sql = self._connection
+            sql.execute("begin immediate" if writes else "begin")
+            try:
+                yield sql
+                if writes:
+                    sql.execute("update about set value = value + 1 where name = 'changes'")
+                sql.execute("commit")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    sql.execute("rollback")
+                raise
+        except (sqlite3.Error, OSError) as error:
+            raise _trouble(self._name, error) from error
+
+    def _close(self) -> None:
+        with self._lock:
+            self._vectors = None
+            if self._connection is not None and self._process == os.getpid():
+                self._connection.close()
+            self._connection = None
+
+    def _put(self, sql: sqlite3.Connection, document: Document) -> None:
+        _check_maker(self._name, sql, document.maker)
+        _remove(sql, document.origin)
+        values = document.origin, document.name, document.digest, time.time()
+        insert = "insert into source (origin, name, digest, added) values (?, ?, ?, ?) returning id"
+        (source,) = sql.execute(insert, values).fetchone()
+        vectors = document.vectors or [None] * len(document.pieces)
+        for piece, vector in zip(document.pieces, vectors, strict=True):
+            insert = """insert into piece (source, heading, text, line, page, vector)
+                values (?, ?, ?, ?, ?, ?) returning id"""
+            (number,) = sql.execute(insert, (source, *piece, vector)).fetchone()
+            words = number, apart(piece.heading), apart(piece.text)
+            sql.execute("insert into words (rowid, heading, text) values (?, ?, ?)", words)
+
+    def _read_vectors(self, sql: sqlite3.Connection) -> Vectors:
+        (changes,) = sql.execute("select value from about where name = 'changes'").fetchone()
+        if self._vectors is None or self._vectors[0] != changes:
+            maker = _maker(sql)
+            rows = sql.execute("select id, vector from piece where vector is not null")
+            self._vectors = changes, Vectors(rows, 0 if maker is None else maker.size)
+        return self._vectors[1]
+
+
+def _remove(sql: sqlite3.Connection, origin: str) -> int:
+    if (
+        found := sql.execute("select id from source where origin = ?", (origin,)).fetchone()
+    ) is None:
+        return 0
+    for number, heading, text in sql.execute(
+        "select id, heading, text from piece where source = ?", found
+    ).fetchall():
+        sql.execute(
+            "insert into words (words, rowid, heading, text) values ('delete', ?, ?, ?)",
+            (number, apart(heading), apart(text)),
+        )
+    sql.execute("delete from piece where source = ?", found)
+    sql.execute("delete from source where id = ?", found)
+    return 1
+
+
+def _maker(sql: sqlite3.Connection) -> Maker | None:
+    found = dict(sql.execute("select name, value from about where name in ('embedder', 'size')"))
+    return Maker(found["embedder"], found["size"]) if found else None
+
+
+def _check_maker(name: str, sql: sqlite3.Connection, maker: Maker | None) -> None:
+    """Refuse what would not fit what is there; the first maker's vectors say what fits."""
+    before = _maker(sql)
+    if before is None and maker is not None:
+        values = [("embedder", maker.embedder), ("size", maker.size)]
+        sql.executemany("insert into about values (?, ?)", values)
+    elif before != maker:
+        raise other_maker(name, before, maker)
+
+
+def _open(name: str) -> sqlite3.Connection:
+    """Open the file, or make it; several processes may make the same one at once."""
+    if name != MEMORY:
+        _check_place(name)
+    give_up = time.monotonic() + PATIENCE
+    while True:
+        sql = sqlite3.connect(name, PATIENCE, isolation_level=None, check_same_thread=False)
+        try:
+            _prepare(sql, name)
+            return sql
+        except BaseException as error:
+            sql.close()
+            # SQLite itself does not wait for whoever changes the file to WAL at this moment.
+            busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+            if not busy or time.monotonic() > give_up:
+                raise
+            time.sleep(0.01)
+
+
+def _check_place(name: str) -> None:
+    """Refuse what SQLite would not, or would with less to say."""
+    if not name or "\0" in name:
+        raise KnowledgeError(name, "has no name that a file can have", "name a file")
+    folder = Path(os.path.realpath(name)).parent
+    if not folder.is_dir():
+        why = f"cannot be made, for there is no folder {str(folder)!r}"
+        raise KnowledgeError(name, why, "make the folder first")
+    if os.path.isdir(name):
+        raise KnowledgeError(name, "is a folder", "name a file in it")
+    if os.path.exists(name) and (not os.path.isfile(name) or os.stat(name).st_size == 1):
+        # A pipe or a device; and SQLite takes a file of one byte for an empty one.
+        raise KnowledgeError(name, *TROUBLES[sqlite3.SQLITE_NOTADB])
+
+
+def _prepare(sql: sqlite3.Connection, name: str) -> None:
+    sql.execute("begin")  # all of one moment: another process may be making the file
+    version = _version(sql, name)
+    sql.execute("commit")
+    if not version:
+        sql.execute(f"pragma page_size = {PAGE}")  # before there is anything in the file
+    sql.execute("pragma journal_mode = wal")
+    sql.execute("pragma synchronous = full")
+    sql.execute("pragma fullfsync = on")  # macOS: else the disk may still hold it back
+    if not version:
+        sql.execute("begin immediate")
+        if not _version(sql, name):  # another process may have been faster
+            for statement in TABLES:
+                sql.execute(statement)
+            sql.execute(f"pragma application_id = {APPLICATION}")
+            sql.execute(f"pragma user_version = {VERSION}")
+        sql.execute("commit")
+    # SQLite takes what is missing of the last page for zeros. Pages may be in the WAL alone: then
+    # they are brought into the file first, if no other process is doing so or reads them there.
+    pages, size = (sql.execute(f"pragma page_{each}").fetchone()[0] for each in ("count", "size"))
+    if name != MEMORY and os.stat(name).st_size < pages * size:
+        busy, frames, done = sql.execute("pragma wal_checkpoint(passive)").fetchone()
+        if not busy and frames == done and os.stat(name).st_size < pages * size:
+            raise KnowledgeError(name, "is damaged (a part of it was cut off)", BROKEN)
+
+
+def _version(sql: sqlite3.Connection, name: str) -> int:
+    """Return which version the file's tables have, 0 for a new file; refuse a strange one."""
+    (application,) = sql.execute("pragma application_id").fetchone()
+    (version,) = sql.execute("pragma user_version").fetchone()
+    (tables,) = sql.execute("select count(*) from sqlite_schema").fetchone()
+    if application != APPLICATION and (application or version or tables):
+        why = "is a SQLite file of another program"
+        raise KnowledgeError(name, why, "name another file: an index has one of its own")
+    if version > VERSION:
+        why = f"has tables of version {version}, and this anabranch knows {VERSION}"
+        raise KnowledgeError(name, why, "upgrade anabranch")
+    return version
+
+
+def _trouble(name: str, error: sqlite3.Error | OSError) -> KnowledgeError:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if type(error) is sqlite3.OperationalError and not code:  # Python's own: a text that is none
+        code = sqlite3.SQLITE_CORRUPT
+    why, remedy = TROUBLES.get(code, ("could not be used", "see what this error was caused by"))
+    return KnowledgeError(name, f"{why} ({type(error).__name__}: {str(error)[:200]})", remedy)
