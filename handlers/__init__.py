@@ -1,6 +1,7 @@
 """The `@handler` decorator, and the ready-made handlers.
 
 - `_handler`: `@handler` makes an async function a kind of node, `Handler`
+- `_look_up`: search documents for what was asked, before the model is
 - `_respond`: one answer of a model: ask, show, call tools, ask again
 - `_as_text`: the request of a model that knows tools and calls from its prompt alone
 - `_call_tools`: run the calls of a reply, each as soon as it is whole
@@ -21,6 +22,7 @@ from ._handler import handler as handler
 if TYPE_CHECKING:
     from ._call_tools import CallTools as CallTools
     from ._call_tools import call_tools as call_tools
+    from ._look_up import look_up as look_up
     from ._respond import respond as respond
     from ._show import show as show
     from ._view import ConsoleView as ConsoleView
@@ -30,6 +32,7 @@ else:
         __name__,
         {
             "_call_tools": "CallTools call_tools",
+            "_look_up": "look_up",
             "_respond": "respond",
             "_show": "show",
             "_view": "ConsoleView View",

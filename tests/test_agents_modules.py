@@ -20,6 +20,7 @@ from anabranch import (
 )
 from anabranch.agents import Orchestrator
 from anabranch.agents.orchestration import ListMemory, Retrieval, RunningSummary
+from anabranch.knowledge import Index
 from anabranch.messages import Request
 from anabranch.testing import ScriptedBackend
 
@@ -105,6 +106,24 @@ async def test_a_summary_and_a_retrieval_note_what_they_find() -> None:
         "knowledge": "c 0\n\nc 1",
     }
     assert "It saw b." in (summarist.requests[1].messages[0].content or "")
+
+
+async def test_retrieval_from_an_index_keeps_to_its_limit_and_its_question() -> None:
+    """So many passages, as data that can be cited; the question is made in a plain or async way."""
+
+    async def query(obs: str | None, state: Any) -> str | None:
+        return "otter" if obs == "b" else None
+
+    async with Index(":memory:") as notes:
+        await notes.add("otters.md", "\n\n".join(f"# H{n}\n\nAn otter, {n}." for n in range(5)))
+        module = Retrieval(notes, limit=2, query=query)
+        orchestrator = counting("1", "2", modules=[module])
+        await orchestrator.forward("a")
+        assert orchestrator.state.notes == {}
+        await orchestrator.forward("b")
+    noted = orchestrator.state.notes["knowledge"]
+    assert noted.count('{"number"') == 2
+    assert len(Index.cited(None, [noted])) == 2
 
 
 async def test_what_modules_note_of_a_step_they_note_once() -> None:

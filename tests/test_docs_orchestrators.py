@@ -19,7 +19,10 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "orchestrators.md").read_text(encoding="utf-8")
 TABLES = (ROOT / "docs" / "from-other-frameworks.md").read_text(encoding="utf-8")
 AGENTS = ["agents", "agents.layers", "agents.conversation", "agents.orchestration", "agents.errors"]
-ROOMS = [*AGENTS, "backends", "cluster", "commander", "dispatch", "handlers", "jobs", "tools"]
+ROOMS = [
+    *AGENTS,
+    *("backends", "cluster", "commander", "dispatch", "handlers", "jobs", "knowledge", "tools"),
+]
 
 
 async def test_every_block_about_orchestrators_runs() -> None:

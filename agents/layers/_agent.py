@@ -35,6 +35,7 @@ from ._hooks import (
     Moment,
     methods_of,
 )
+from ._knowledge import Knowledge
 from ._memory import Memory, OwnSession, SessionId, read_again, read_records
 from ._message import AgentMessage, copy_message
 from ._parsers import Parser
@@ -69,6 +70,9 @@ class Agent(Generic[F]):
     subclass does something else in `forward`, mostly with agents that it holds as attributes.
 
     - `system`: a string, a message, or a list of messages.
+    - `knowledge`: documents, as an `anabranch.knowledge.Index`. They are searched for each question
+      before the model is asked, which may search on by a tool; what it cites as `[7]` stands in the
+      answer's `extra["citations"]`.
     - `memory`, `aggregator`: what is remembered, and how it becomes a request.
     - `output_format`: a parser, which gives the answer its `formatted`.
     - `formats`: how the model writes calls into its text, see `respond`; None: the backend's.
@@ -90,6 +94,7 @@ class Agent(Generic[F]):
         system: System | None = None,
         *,
         tools: Iterable[AnyTool | Toolkit] = (),
+        knowledge: Knowledge | None = None,
         name: str | None = None,
         description: str = "",
         memory: Memory | None = None,
@@ -107,6 +112,8 @@ class Agent(Generic[F]):
         check_options(options, f"the agent {name or type(self).__name__!r}", of=type(self))
         made = "backend must be one that connect(...) makes, or None"
         require(backend, Backend | None, made, like="stream")
+        known = "knowledge must be an Index or None"
+        require(knowledge, type(None), known, like="as_tool")
         require(name, str | None, "name must be a text or None")
         require(memory, Memory | None, "memory must be a Memory or None", like="add")
         joined = "aggregator must be an Aggregator or None"
@@ -122,7 +129,10 @@ class Agent(Generic[F]):
         require(journal, str | None, "journal must be a file's name or a Journal", like="session")
         self.backend = backend
         self.system = system
-        self.tools = flatten(tools)
+        self.knowledge = knowledge
+        self.knowledge_tool = None if knowledge is None else knowledge.as_tool()
+        own = () if self.knowledge_tool is None else (self.knowledge_tool,)
+        self.tools = flatten([*tools, *own])
         self.name = name or type(self).__name__
         self.description = description
         self._default_memory = Memory()

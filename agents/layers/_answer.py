@@ -12,6 +12,7 @@ from ...dispatch.assembly import STOPPED
 from ...handlers import respond
 from ...messages import Conversation, Message
 from ._call import run_in_tree
+from ._knowledge import citations, search_first
 from ._memory import SessionId
 from ._message import TOOLS, AgentMessage
 from ._stream import AgentView
@@ -44,7 +45,9 @@ async def answer(
     conversation.add(*request)
     logger.debug("%s is asked: %s", agent.name, conversation.messages)
     view = AgentView(agent.name, agent.view, agent.approve)
+    searched = False
     try:
+        searched = await search_first(agent, conversation, session_id, view)
         message, formatted = await _ask(agent, backend, conversation, session_id, view, options)
     except BaseException:
         said = conversation.messages[len(request) :]
@@ -58,12 +61,16 @@ async def answer(
         raise
     rounds = _remember_calls(agent, conversation.messages[len(request) :], session_id)
     logger.debug("%s answers: %s", agent.name, message)
-    status = "max_rounds" if agent.tools and rounds >= agent.max_rounds else "ok"
+    most = agent.max_rounds + searched
+    status = "max_rounds" if agent.tools and rounds >= most else "ok"
+    if message.finish_reason in STOPPED:
+        status = message.finish_reason
+    said = message.content or message.refusal or ""
     return AgentMessage(
-        content=message.content or message.refusal or "",
+        content=said,
         sender=agent.name,
         formatted=formatted,
-        extra={"status": message.finish_reason if message.finish_reason in STOPPED else status},
+        extra={"status": status, **citations(agent, conversation, said)},
     )
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from inspect import isawaitable
+from typing import Any
 
 from ...backends import Backend
 from ...commander.awaitable import require_awaitable
+from ..layers._knowledge import Knowledge
 from ..layers._memory import ask_summary
 from ._state import State
 
 __all__ = ["ListMemory", "Module", "Retrieval", "RunningSummary"]
 
 Search = Callable[[str], Awaitable[Sequence[str]]]
+Query = Callable[[str | None, Any], Awaitable[str | None] | str | None]
 
 SUMMARISE = """You are the memory of an agent. Add what it did and saw to what you remember:
 {memory}
@@ -86,26 +90,41 @@ class RunningSummary(Module):
 
 
 class Retrieval(Module):
-    """Notes what `search`, an async function, finds for what the environment shows.
+    """Notes what is found for what the environment shows.
 
-    `query` makes the question for it of the observation and the state; None does not ask.
+    `search` is an `anabranch.knowledge.Index`, whose first `limit` passages are noted as data that
+    can be cited, or an async function from a question to texts, of which the first `limit` are
+    noted. `query`, plain or async, makes the question of the observation and the state; None does
+    not ask.
     """
 
     def __init__(
         self,
-        search: Search,
+        search: Search | Knowledge,
         name: str = "knowledge",
         *,
         limit: int = 3,
-        query: Callable[[str | None, State], str | None] = lambda obs, _: obs,
+        query: Query = lambda obs, _: obs,
     ) -> None:
         super().__init__(name)
-        self.search = search
+        self.search = search if callable(search) else _search_in(search, limit)
         self.limit = limit
         self.query = query
 
     async def before(self, obs: str | None, state: State) -> None:
         """Search."""
-        if question := self.query(obs, state):
+        question = self.query(obs, state)
+        if isawaitable(question):
+            question = await question
+        if question:
             found = await require_awaitable(self.search(question), self, "search")
             state.notes[self.name] = "\n\n".join(found[: self.limit])
+
+
+def _search_in(knowledge: Knowledge, limit: int) -> Search:
+    tool = knowledge.as_tool(k=limit)
+
+    async def search(question: str) -> list[str]:
+        return [await tool.run({"query": question})]
+
+    return search
