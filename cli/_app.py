@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,9 +14,11 @@ import typer
 from ..backends import Backend, connect
 from ..commander import ConfigurationError
 from ..dispatch.formats import FORMATS
+from ..knowledge import Index
 from ..messages import Conversation
 from ..tools import AnyTool, open_tools
 from ._exit import FAILED, USAGE, report_errors
+from ._knowledge import Embedder, knowledge, open_index
 from ._runs import runs
 from ._session import chat_session
 from ._terminal import LegibleLog
@@ -30,6 +32,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(knowledge, name="knowledge")
 app.add_typer(runs, name="runs")
 
 
@@ -88,6 +91,13 @@ def chat(
             f"{', '.join(FORMATS)}. May be given several times. Default: what is known of it.",
         ),
     ] = None,
+    documents: Annotated[
+        str | None,
+        typer.Option(
+            "--knowledge", "-k", help="An index to search: anabranch knowledge makes one."
+        ),
+    ] = None,
+    embed: Embedder = None,
     load: Annotated[
         Path | None, typer.Option(help="Go on with a conversation saved by /save.")
     ] = None,
@@ -105,7 +115,8 @@ def chat(
         backend = connect(model, model=name, base_url=base_url, **given)
         conversation = Conversation.load(load) if load else Conversation(system=system)
     with report_errors(FAILED, debug):
-        raise SystemExit(asyncio.run(_chat(backend, conversation, tools, formats, debug)))
+        notes = None if documents is None else open_index(documents, embed)
+        raise SystemExit(asyncio.run(_chat(backend, conversation, tools, formats, notes, debug)))
 
 
 async def _chat(
@@ -113,6 +124,7 @@ async def _chat(
     conversation: Conversation,
     specs: list[str] | None,
     formats: list[str] | None,
+    notes: AbstractAsyncContextManager[Index] | None,
     debug: bool,
 ) -> int:
     async with AsyncExitStack() as stack:
@@ -130,4 +142,5 @@ async def _chat(
                         f"there is no format {name!r}; there are: {', '.join(FORMATS)}"
                     )
             reads = None if formats is None else [FORMATS[name]() for name in formats]
-        return await chat_session(backend, conversation, tools, reads, debug=debug)
+            index = None if notes is None else await stack.enter_async_context(notes)
+        return await chat_session(backend, conversation, tools, reads, index, debug=debug)

@@ -74,9 +74,17 @@ def say(text: str | Text) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print a value for programs; what looks like a key is masked in it too."""
+    """Print a value for programs; what looks like a key is masked in it too.
+
+    What would steer a terminal, and half of a surrogate pair, are written as JSON's escapes.
+    """
     encoding = getattr(sys.stdout, "encoding", "")  # none where it is closed
-    print(json.dumps(mask(value), ensure_ascii=encoding.lower() != "utf-8", indent=2))
+    text = json.dumps(mask(value), ensure_ascii=encoding.lower() != "utf-8", indent=2)
+    print(text if text == legible(text) else "".join(map(_escaped, text)))
+
+
+def _escaped(sign: str) -> str:
+    return sign if sign == legible(sign) else json.dumps(sign)[1:-1]
 
 
 def shown(value: Any, most: int = LONGEST) -> str:

@@ -12,13 +12,15 @@ from typing import Any, TypeVar, cast
 from ..backends import Backend
 from ..commander import Commander, Node, NodeCancelled
 from ..dispatch import Format
+from ..handlers import look_up
 from ..jobs import ChatJob
+from ..knowledge import Index
 from ..messages import Conversation, Message
 from ..tools import AnyTool
 from ._commands import COMMANDS, Leave, describe_model, obey
 from ._exit import INTERRUPTED, KILLED, handle_signals
 from ._rescue import rescue
-from ._terminal import Terminal
+from ._terminal import LONGEST, Terminal, in_line
 
 __all__ = ["TerminalChat", "chat_session"]
 
@@ -31,6 +33,9 @@ class Session:
 
     # Holds the backends of the session open, whichever of them speaks.
     backends: AsyncExitStack
+    # The documents that are searched for each question, and the tool that does.
+    index: Index | None = None
+    search: AnyTool | None = None
     # What Ctrl-C stops: the answer that is being given, or a command that takes its time.
     busy: Node[Any] | None = None
     interrupted: bool = False
@@ -67,8 +72,22 @@ class TerminalChat(ChatJob):
         return None
 
     async def answer(self) -> Message:
-        """Let the model answer, until it has or Ctrl-C stops it."""
-        return await self._stoppable(self.put_job(self.response(), claim=True))
+        """Let the model answer, until it has or Ctrl-C stops it; say whom the answer cites."""
+        index, search = self.session.index, self.session.search
+        if index is None or search is None:
+            return await self._stoppable(self.put_job(self.response(), claim=True))
+        await self._stoppable(self.call_handler(look_up(self.conversation, search), claim=True))
+        answer = await self._stoppable(self.put_job(self.response(), claim=True))
+        found = [each for each in self.conversation.messages if each.name == search.name]
+        cited = index.cited(answer.content or "", [each.content or "" for each in found])
+        for each in cited:
+            heading = f" ({each['heading']})" if "heading" in each else ""
+            self.terminal.note(in_line(f"[{each['number']}] {each['place']}{heading}", LONGEST))
+        if found and not cited:
+            there = index.cited(None, [found[-1].content or ""])
+            places = ", ".join(each["place"] for each in there) or "nothing"
+            self.terminal.note(in_line(f"(it cites nothing; found: {places})", LONGEST))
+        return answer
 
     async def _stoppable(self, node: Node[T]) -> T:
         self.session.busy = node
@@ -83,6 +102,7 @@ async def chat_session(
     conversation: Conversation,
     tools: Sequence[AnyTool],
     formats: Sequence[Format] | None = None,
+    index: Index | None = None,
     *,
     debug: bool,
 ) -> int:
@@ -93,7 +113,9 @@ async def chat_session(
         if terminal.interactive:
             terminal.note(f"anabranch {version('anabranch')}, {describe_model(backend)}")
             terminal.note("/help lists the commands; Ctrl-C stops the model, or leaves")
-        session = Session(backends)
+        session = Session(backends, index, None if index is None else index.as_tool())
+        if session.search is not None:
+            tools = [*tools, session.search]
         first = TerminalChat(backend, conversation, tools, terminal, formats, session=session)
         commander = Commander(policy="fail_fast", slow_after=0.1 if debug else None)
         try:

@@ -28,7 +28,7 @@ from ._exact import exact
 from ._question import Question, draft
 from ._typeahead import drop_typeahead
 
-__all__ = ["LegibleLog", "Terminal", "complain", "in_line", "show_traceback"]
+__all__ = ["LONGEST", "LegibleLog", "Terminal", "complain", "in_line", "show_traceback"]
 
 # The most characters that are shown of a call or a result, and of an error.
 LONGEST, MOST = 400, 2000
