@@ -3,9 +3,12 @@
     python examples/data_analysis.py --model openai:gpt-5-mini
     python examples/data_analysis.py --model openai:gpt-5-mini --file my.csv "Which is the oldest?"
 
-Needs `pip install "anabranch[python]"`. The code that a model writes runs as you, in a Jupyter
-kernel (docs/tools.md says what that does not protect against). Writing code takes a model of some
-billion parameters; the local one is too small, which the group says after three attempts.
+With `--sources FOLDER` (here documents about rivers) the explainer is given what these say, and
+cites where the figures are from; below its answer stands who was cited.
+
+Needs `pip install "anabranch[python,knowledge]"`. The code that a model writes runs as you, in a
+Jupyter kernel (docs/tools.md says what that does not protect against). Writing code takes a model
+of some billion parameters; the local one is too small, which the group says after three attempts.
 """
 
 from __future__ import annotations
@@ -26,9 +29,11 @@ from anabranch.agents import (
     prompt,
     reply,
 )
+from anabranch.knowledge import Index
 from anabranch.tools import PythonKernel
 
 FILE = Path(__file__).resolve().parent / "rivers.csv"
+SOURCES = Path(__file__).resolve().parent / "rivers"
 
 
 class Interpreter(ConversableAgent):
@@ -114,34 +119,56 @@ class Analysis(ConversableAgent):
 
 
 async def analyse(
-    backend: Backend, question: str, file: Path = FILE, attempts: int = 3
+    backend: Backend,
+    question: str,
+    file: Path = FILE,
+    attempts: int = 3,
+    sources: Path | None = None,
 ) -> ChatResult:
     directory = Directory()
-    async with backend, PythonKernel() as kernel:
+    async with backend, PythonKernel() as kernel, Index(":memory:") as notes:
+        if sources is not None:
+            await notes.add_folder(sources)
         Analysis("analysis", attempts, directory=directory)
         Interpreter("interpreter", kernel, directory=directory)
         options: dict[str, Any] = {"directory": directory, "seed": 1}
         ConversableAgent("coder", backend, "You write short Python programs.", **options)
-        ConversableAgent("explainer", backend, "You explain what programs found.", **options)
+        explainer = "You explain what programs found."
+        if await notes.sources():
+            explainer += " Say where the figures of the table are from, as the documents tell."
+            ConversableAgent("explainer", backend, explainer, knowledge=notes, **options)
+        else:
+            ConversableAgent("explainer", backend, explainer, **options)
         user = UserProxyAgent(
             human_input_mode="NEVER", max_consecutive_auto_reply=0, directory=directory
         )
         message = {"content": question, "metadata": {"file": str(file)}}
-        return await user.initiate_chat("analysis", message, transcript=True)
+        result = await user.initiate_chat("analysis", message, transcript=True)
+        for each in result.last.extra.get("citations", []):
+            print(f"[{each['number']}] {each['place']}  {each.get('heading', '')}")
+        return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Ask a question about a table.")
     parser.add_argument("--model", default="local", help="local, openai:NAME, mistral:NAME, ...")
     parser.add_argument("--file", type=Path, default=FILE, help="a CSV file with a header")
+    parser.add_argument("--sources", type=Path, help="documents that say where it is from")
     parser.add_argument("--attempts", type=int, default=3, help="how many programs may fail")
     parser.add_argument("--max-tokens", type=int, help="how long each answer may be")
     parser.add_argument(
         "question", nargs="?", default="How long are the rivers of each continent together?"
     )
     options = parser.parse_args()
+    file, sources = options.file.resolve(), options.sources
+    if not file.is_file():
+        parser.error(f"there is no file {str(file)!r}")
+    if sources is None and file == FILE:
+        sources = SOURCES
+    if sources is not None and not sources.is_dir():
+        parser.error(f"there is no folder {str(sources)!r}")
     backend = connect(options.model, max_tokens=options.max_tokens)
-    asyncio.run(analyse(backend, options.question, options.file.resolve(), options.attempts))
+    asyncio.run(analyse(backend, options.question, file, options.attempts, sources))
 
 
 if __name__ == "__main__":
