@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from ..commander import AnabranchError
@@ -31,11 +31,10 @@ def report_errors(
     """
     try:
         yield
+        _flush()
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:
-        # What is still in the buffer has nowhere to go, and Python would say so at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(status) from None
     except Exception as error:  # noqa: BLE001 - here the program ends
         if debug:
@@ -43,6 +42,17 @@ def report_errors(
         foreseen = isinstance(error, (AnabranchError, OSError))
         complain(error if foreseen else f"{type(error).__name__}: {error} (--debug shows where)")
         raise SystemExit(USAGE if isinstance(error, usage) else status) from None
+    finally:
+        try:
+            _flush()
+        except OSError:
+            # What is still in the buffer has nowhere to go, and Python would say so at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _flush() -> None:
+    with suppress(AttributeError, ValueError):  # there is none, or it is closed
+        sys.stdout.flush()
 
 
 @contextmanager

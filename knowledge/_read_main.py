@@ -342,7 +342,7 @@ def read_pdf(data: bytes) -> Iterator[Block]:
 
     from pypdf import PdfReader
 
-    logging.disable(logging.CRITICAL)
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL + 1)
     reader = PdfReader(io.BytesIO(data))
     if reader.is_encrypted and not reader.decrypt(""):
         raise Refused("is encrypted: store it without a password")

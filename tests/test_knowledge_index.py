@@ -299,6 +299,7 @@ async def test_on_a_terminal_a_bar_moves_and_goes(tmp_path, capsys, monkeypatch,
     pytest.importorskip("rich")
     docs = write(tmp_path / "docs", **{"[bold]a": "text", "[ bold]": "text", "[red": "text"})
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")  # a dumb one shows no bar
 
     async def embed(texts):
         return [] if fails else [[1.0]] * len(texts)
@@ -306,7 +307,10 @@ async def test_on_a_terminal_a_bar_moves_and_goes(tmp_path, capsys, monkeypatch,
     async with Index(":memory:", embed=embed, embedder="own") as index:
         with pytest.raises(KnowledgeError) if fails else nullcontext():
             await index.add_folder(docs, progress=True)
-    assert not [each for each in threading.enumerate() if "Refresh" in type(each).__name__]
+    for thread in threading.enumerate():
+        if "Refresh" in type(thread).__name__:
+            thread.join(10)  # it was told to end
+            assert not thread.is_alive()
     shown = capsys.readouterr().err
     assert "/3" in shown or (fails and "/?" in shown)  # it may be over before it is drawn again
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,15 @@ TEXT = "The rest of the folder is read."
 
 
 def children():
-    """Return the processes that this one has started and that have not been waited for."""
-    tasks = Path("/proc/self/task").iterdir()
-    return {int(each) for task in tasks for each in (task / "children").read_text().split()}
+    """Return the readers that this process has started and that have not been waited for."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        for each in (task / "children").read_text().split():
+            command = Path(f"/proc/{each}/cmdline")
+            with suppress(OSError):  # it has gone
+                if not command.read_bytes() or b"_read_main" in command.read_bytes():
+                    found.add(int(each))  # one that has ended has no command any more
+    return found
 
 
 def alive(pid):

@@ -32,6 +32,7 @@ from anabranch.commander.errors import (
     StreamInterrupted,
     WorkerLost,
 )
+from anabranch.knowledge import KnowledgeError
 from anabranch.messages import ToolCallError
 from anabranch.store._failure import decode_failure, encode_failure
 from anabranch.store.errors import (
@@ -103,6 +104,7 @@ OWN: dict[type, BaseException] = {
         ActorNotFound("agent", "bob", ["alice"], "local"),
         ToolCallError("1", "search", 0, '{"a'),
         JournalError("runs.db", "is locked", "wait"),
+        KnowledgeError("notes.db", "is locked", "wait"),
         LeaseLost("r"),
         NotPending("r", 3, "it was answered"),
         RunExists("r", "its class is Order"),

@@ -132,7 +132,7 @@ class Agent(Generic[F]):
         self.knowledge = knowledge
         self.knowledge_tool = None if knowledge is None else knowledge.as_tool()
         own = () if self.knowledge_tool is None else (self.knowledge_tool,)
-        self.tools = flatten([*tools, *own])
+        self.tools = flatten([*flatten(tools), *own])
         self.name = name or type(self).__name__
         self.description = description
         self._default_memory = Memory()
