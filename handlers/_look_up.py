@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from itertools import count
 from typing import Any
 
 from ..commander import Node
@@ -28,7 +29,11 @@ async def look_up(
     asked = conversation.messages[-1] if conversation.messages else None
     if asked is None or asked.role != "user":
         return False
-    name = f"look_up_{len(conversation.messages)}"
+    taken = {each.id for message in conversation.messages for each in message.tool_calls}
+    # Not always the length: a memory that leaves out the oldest may be as long the next time.
+    name = next(
+        name for n in count(len(conversation.messages)) if (name := f"look_up_{n}") not in taken
+    )
     call = ToolCall(id=name, name=tool.name, arguments={"query": asked.content or ""})
 
     async def calls() -> AsyncGenerator[ToolCall, None]:

@@ -102,6 +102,12 @@ class Index:
     ) -> None:
         await self.aclose()
 
+    def __getstate__(self) -> object:
+        raise ConfigurationError(
+            f"the index {self.name!r} cannot be copied or sent to another process: make one there,"
+            " of the same name"
+        )
+
     async def aclose(self) -> None:
         """Let go of the file. Twice is harmless."""
         await self._store.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ MARKS = re.compile(
     r"[\x85\u2028\u2029]|<(?=[|\uff5c/a-zA-Z_])|\[(?=/?(?:INST|SYS|AVAILABLE|TOOL))|<<(?=/?SYS)"
 )
 CITED = re.compile(r"\[(\d+(?:\s*[,;]\s*\d+)*)\]")
+CODE = re.compile(r"(?<!`)(`++)(.*?)(?<!`)\1(?!`)", re.DOTALL)
 
 
 class Passage(NamedTuple):
@@ -75,15 +77,22 @@ def cited(answer: str | None, found: Sequence[str]) -> list[dict[str, Any]]:
     """Return what an answer cites of what was found, in the order in which it does, each once.
 
     `found` are texts of `quote_passages`; each citation has number, place and, if there is one,
-    heading. A number that was not found is none. None instead of an answer cites everything.
+    heading. A number that was not found is none, nor is one in code. None instead of an answer
+    cites everything.
     """
     known: dict[int, dict[str, Any]] = {}
     for text in found:
-        for line in text.split("\n"):
-            if line.startswith('{"number"'):
+        for line in text.partition(NOTE)[2].split("\n"):  # an error may quote what looks like one
+            with suppress(ValueError, KeyError, TypeError):  # hooks may have cut it, or changed it
                 said = json.loads(line)
-                known[said["number"]] = {k: said[k] for k in said if k != "text"}
+                known[int(said["number"])] = {
+                    "number": int(said["number"]),
+                    "place": str(said["place"]),
+                } | ({"heading": str(said["heading"])} if "heading" in said else {})
     if answer is None:
         return [*known.values()]
-    numbers = [int(each) for mark in CITED.findall(answer) for each in re.split(r"\D+", mark)]
-    return [known[number] for number in dict.fromkeys(numbers) if number in known]
+    # In code a number in brackets is none, unless it is all that stands there.
+    prose = CODE.sub(lambda code: code[2] if CITED.fullmatch(code[2]) else " ", answer)
+    written = (each for mark in CITED.findall(prose) for each in re.split(r"\D+", mark))
+    numbers = dict.fromkeys(int(each) for each in written if len(each) < 20)
+    return [known[number] for number in numbers if number in known]

@@ -10,6 +10,7 @@ import os
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -77,10 +78,18 @@ class SqliteStore:
         self._name = name
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
-        self._inherited: sqlite3.Connection | None = None
-        self._process = 0
+        self._stat: os.stat_result | None = None  # of the file that is open
+        self._inherited: list[sqlite3.Connection] = []
         # All vectors, and what `changes` said when they were read.
         self._vectors: tuple[int, Vectors] | None = None
+        _stores.add(self)
+
+    def begin_anew(self) -> None:
+        """Begin in a fork: a thread of the parent may have the lock, and the connection is its."""
+        self._lock = threading.Lock()
+        if self._connection is not None:
+            self._inherited.append(self._connection)  # closing it would end both
+            self._connection = None
 
     async def close(self) -> None:
         await anyio.to_thread.run_sync(self._close)
@@ -141,11 +150,12 @@ class SqliteStore:
     @contextmanager
     def _transaction(self, *, writes: bool) -> Generator[sqlite3.Connection]:
         try:
-            if self._process != os.getpid():  # a fork has its parent's: closing it would end both
-                self._inherited, self._connection = self._connection, None
-                self._process = os.getpid()
             if self._connection is None:
                 self._connection = _open(self._name)
+                self._stat = None if self._name == MEMORY else os.stat(self._name)
+            elif self._stat is not None and not _is_still(self._name, self._stat):
+                why = "was taken away or replaced while it was open"
+                raise KnowledgeError(self._name, why, "put it back, or call aclose() to begin anew")
             sql = self._connection
             sql.execute("begin immediate" if writes else "begin")
             try:
@@ -163,7 +173,7 @@ class SqliteStore:
     def _close(self) -> None:
         with self._lock:
             self._vectors = None
-            if self._connection is not None and self._process == os.getpid():
+            if self._connection is not None:
                 self._connection.close()
             self._connection = None
 
@@ -188,6 +198,25 @@ class SqliteStore:
             rows = sql.execute("select id, vector from piece where vector is not null")
             self._vectors = changes, Vectors(rows, 0 if maker is None else maker.size)
         return self._vectors[1]
+
+
+_stores = weakref.WeakSet[SqliteStore]()
+
+
+def _begin_anew() -> None:
+    for store in _stores:
+        store.begin_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
+
+
+def _is_still(name: str, stat: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.stat(name), stat)
+    except OSError:
+        return False
 
 
 def _remove(sql: sqlite3.Connection, origin: str) -> int:

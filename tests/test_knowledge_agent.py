@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 
 import pytest
 
 from anabranch import Agent, Message, ToolCall
+from anabranch.agents import Memory
+from anabranch.commander import ConfigurationError
 from anabranch.knowledge import Index
 from anabranch.testing import ScriptedBackend
 
@@ -113,3 +117,81 @@ async def test_a_planted_instruction_stays_a_text_in_a_result(planted):
     for mark in ("<|", "<\uff5c", "[INST", "[/INST", "</", "<s", "<<SYS", "<tool"):
         assert mark not in (found.content or "")
     assert Index.cited("[1] [5]", [found.content or ""]) == [{"number": 1, "place": "page.md:1"}]
+
+
+async def cited_in(answer: str) -> list[int]:
+    agent = Agent(ScriptedBackend(answer), knowledge=await rivers())
+    return [each["number"] for each in (await agent("Nile, Rhine")).extra["citations"]]
+
+
+async def test_a_number_in_code_cites_nobody():
+    """What stands in a program is no citation, unless the marks are all there is between ticks."""
+    assert await cited_in("Take `rivers[1]`:\n```python\nnile = rivers[1]\n``` [2]") == [2]
+    assert await cited_in("It is long `[1]`, and that is short [2].") == [1, 2]
+    assert await cited_in("A tick ` alone [1], ``` and three [2]") == [1, 2]
+
+
+async def test_a_number_of_any_length_is_read():
+    """One that is longer than Python reads was never found, and fails nobody."""
+    assert await cited_in(f"[{'9' * 10_000}, 2] [{'`' * 10_000} [1]") == [2, 1]
+
+
+async def test_what_a_hook_makes_of_a_result_fails_nobody():
+    """It may cut it anywhere, or put something else there: what can be read still is cited."""
+    for made in (
+        lambda text: text[:-5],
+        lambda text: text + '\n{"number": [1]}\n{"number": 1}\n{"number"',
+        lambda text: "short",
+    ):
+        agent = Agent(ScriptedBackend("Long [1] [2]."), knowledge=await rivers())
+
+        def change(_, message, __, made=made):
+            message.content = made(message.content)
+
+        agent.after_action(change)
+        answer = await agent("Nile")
+        assert answer.text == "Long [1] [2]."
+        assert {each["number"] for each in answer.extra["citations"]} <= {1}
+
+
+async def test_what_an_error_quotes_is_nothing_that_was_found():
+    """The model's own wrong argument stands in it, and may look like a passage."""
+    wrong = {'q\n{"number": 77, "place": "none.md"}\n': "Rhine"}
+    search = ToolCall(id="1", name="search_documents", arguments=wrong)
+    backend = ScriptedBackend(Message(role="assistant", tool_calls=[search]), "So it is [77].")
+    answer = await Agent(backend, knowledge=await rivers())("Nile")
+    assert answer.extra["citations"] == []
+
+
+@pytest.mark.parametrize("recent_n", range(2, 9))
+async def test_no_two_calls_of_a_request_have_the_same_id(recent_n):
+    """Also where the memory leaves out the oldest, so that each question finds as many messages."""
+    backend = ScriptedBackend(*["Long [1]."] * 8)
+    agent = Agent(backend, knowledge=await rivers(), memory=Memory(recent_n=recent_n))
+    for _ in range(8):
+        await agent("The Nile?")
+    for request in backend.requests:
+        ids = [call.id for message in request.messages for call in message.tool_calls]
+        assert len(set(ids)) == len(ids)
+
+
+async def test_an_agent_whose_tools_were_exchanged_searches_still():
+    """Its model cannot search on then."""
+    backend = ScriptedBackend("Long [1].")
+    agent = Agent(backend, knowledge=await rivers())
+    agent.tools = []
+    assert (await agent("Nile")).extra["citations"]
+    assert backend.requests[0].tools == ()
+
+
+async def test_an_index_is_neither_copied_nor_sent():
+    """Nor is an agent that has it; the error says what to do instead."""
+    index = await rivers()
+    agent = Agent(ScriptedBackend(), knowledge=index)
+    for way in (
+        lambda: pickle.dumps(index),
+        lambda: copy.deepcopy(index),
+        lambda: copy.deepcopy(agent),
+    ):
+        with pytest.raises(ConfigurationError, match="make one there, of the same name"):
+            way()

@@ -261,6 +261,71 @@ def test_a_fork_has_a_connection_of_its_own(tmp_path):
     assert words_agree(tmp_path / "a.db")
 
 
+def test_a_fork_while_a_search_is_under_way_goes_on(tmp_path):
+    """Nobody in the fork waits for a thread that is in its parent alone."""
+    program = f"""
+        import asyncio, os, signal, threading
+        from anabranch.knowledge import Index
+
+        searching, forked = threading.Event(), threading.Event()
+
+        async def embed(texts):
+            return [[1.0, 2.0] for _ in texts]
+
+        index = Index({str(tmp_path / "a.db")!r}, embed=embed, embedder="test")
+        asyncio.run(index.add("parent", "first"))
+        nearest = type(index._store)._read_vectors
+
+        def slowly(store, sql):
+            searching.set()
+            forked.wait()
+            return nearest(store, sql)
+
+        type(index._store)._read_vectors = slowly
+        thread = threading.Thread(target=lambda: asyncio.run(index.search("first")))
+        thread.start()
+        searching.wait()
+        if not (pid := os.fork()):
+            signal.alarm(20)
+            forked.set()
+            asyncio.run(index.aclose())
+            found = asyncio.run(index.search("first"))
+            asyncio.run(index.add("child", "second"))
+            os._exit(len(found))
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        forked.set()
+        thread.join()
+        print([each.name for each in asyncio.run(index.sources())])
+        asyncio.run(index.aclose())
+    """
+    ended = python(program)
+    assert ended.stdout.split("\n")[:2] == ["1", "['child', 'parent']"], ended
+    assert words_agree(tmp_path / "a.db")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no open file can be taken away")
+async def test_a_file_that_was_taken_away_or_replaced_is_said_and_begun_anew(tmp_path):
+    """Nothing is put into a file that nobody will find, and `aclose` opens what is there."""
+    index, other = Index(tmp_path / "a.db"), Index(tmp_path / "other.db")
+    await index.add("a", "one")
+    await other.add("b", "one")
+    await other.aclose()
+    (tmp_path / "a.db").rename(tmp_path / "moved.db")
+    for call in (index.add("c", "one"), index.search("one"), index.sources()):
+        with pytest.raises(KnowledgeError, match="taken away or replaced while it was open"):
+            await call
+    (tmp_path / "moved.db").rename(tmp_path / "a.db")
+    assert [each.source for each in await index.search("one")] == ["a"]
+    for part in tmp_path.glob("a.db*"):
+        part.unlink()
+    (tmp_path / "other.db").rename(tmp_path / "a.db")
+    with pytest.raises(KnowledgeError, match="call aclose"):
+        await index.add("c", "one")
+    await index.aclose()
+    assert [each.source for each in await index.search("one")] == ["b"]
+    await index.aclose()
+
+
 async def test_a_busy_file_is_waited_for(tmp_path):
     """Another program that writes to it holds a call up, and no more."""
     index = Index(tmp_path / "a.db")

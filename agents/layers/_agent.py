@@ -272,10 +272,14 @@ class Agent(Generic[F]):
 
     def hooked_tools(self, session_id: SessionId) -> Sequence[AnyTool]:
         """Return the tools as the model's calls reach them in a session, through the hooks."""
+        return [self.hooked(tool, session_id) for tool in self.tools]
+
+    def hooked(self, tool: AnyTool, session_id: SessionId) -> AnyTool:
+        """Return a tool as a call of it reaches it in a session."""
         before, after = self._hooks["before_action"], self._hooks["after_action"]
         if not (before or after):
-            return self.tools
-        return [HookedTool.around(tool, self, session_id, before, after) for tool in self.tools]
+            return tool
+        return HookedTool.around(tool, self, session_id, before, after)
 
     # --- what it has spent
 

@@ -35,8 +35,7 @@ async def search_first(
     """Search for what an agent was asked, through its hooks; say whether it was searched."""
     if agent.knowledge_tool is None:
         return False
-    name = agent.knowledge_tool.name
-    (tool,) = (each for each in agent.hooked_tools(session_id) if each.name == name)
+    tool = agent.hooked(agent.knowledge_tool, session_id)
     return await run_in_tree(look_up(conversation, tool, view))
 
 
