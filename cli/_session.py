@@ -16,7 +16,7 @@ from ..handlers import look_up
 from ..jobs import ChatJob
 from ..knowledge import Index
 from ..messages import Conversation, Message
-from ..tools import AnyTool
+from ..tools import AnyTool, ToolResult
 from ._commands import COMMANDS, Leave, describe_model, obey
 from ._exit import INTERRUPTED, KILLED, handle_signals
 from ._rescue import rescue
@@ -77,6 +77,9 @@ class TerminalChat(ChatJob):
         if index is None or search is None:
             return await self._stoppable(self.put_job(self.response(), claim=True))
         await self._stoppable(self.call_handler(look_up(self.conversation, search), claim=True))
+        result = self.conversation.messages[-1]
+        if isinstance(result, ToolResult) and result.status != "ok":
+            self.terminal.note(in_line(f"(the search failed: {result.content})", LONGEST))
         answer = await self._stoppable(self.put_job(self.response(), claim=True))
         found = [each for each in self.conversation.messages if each.name == search.name]
         cited = index.cited(answer.content or "", [each.content or "" for each in found])

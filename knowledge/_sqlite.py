@@ -155,7 +155,7 @@ class SqliteStore:
                 self._stat = None if self._name == MEMORY else os.stat(self._name)
             elif self._stat is not None and not _is_still(self._name, self._stat):
                 why = "was taken away or replaced while it was open"
-                raise KnowledgeError(self._name, why, "put it back, or call aclose() to begin anew")
+                raise KnowledgeError(self._name, why, "put it back, or close it and open it anew")
             sql = self._connection
             sql.execute("begin immediate" if writes else "begin")
             try:

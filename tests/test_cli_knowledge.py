@@ -253,6 +253,27 @@ async def test_a_chat_shows_what_its_answers_cite(folder: Path):
     assert "The Nile is long." in found["content"]
 
 
+async def test_a_chat_says_when_a_search_fails(folder: Path):
+    """And why; the model answers without, and the chat goes on."""
+    await fill(folder / "notes.db", "rivers.md", RIVERS)
+
+    def talk(url: str) -> None:
+        options = ("--name", "m", "--tools", "none", "--knowledge", "notes.db")
+        child = terminal("--model", url, *options, folder=folder)
+        at_prompt(child)
+        for part in folder.glob("notes.db*"):
+            part.unlink()
+        child.sendline("How long is the Nile?")
+        child.expect_exact(
+            "(the search failed: Error: KnowledgeError: the index 'notes.db' was taken"
+        )
+        child.expect_exact("I do not know.")
+        leave(child)
+
+    async with ScriptedServer(text("I do not know.")) as server:
+        await asyncio.to_thread(talk, server.url)
+
+
 async def test_a_chat_needs_an_index_that_is_there(folder: Path):
     """Another file, or none, is wrong usage, and said before the first turn."""
     (folder / "page.md").write_text("This is no index, but a page of text about something else.")

@@ -319,7 +319,7 @@ async def test_a_file_that_was_taken_away_or_replaced_is_said_and_begun_anew(tmp
     for part in tmp_path.glob("a.db*"):
         part.unlink()
     (tmp_path / "other.db").rename(tmp_path / "a.db")
-    with pytest.raises(KnowledgeError, match="call aclose"):
+    with pytest.raises(KnowledgeError, match="close it and open it anew"):
         await index.add("c", "one")
     await index.aclose()
     assert [each.source for each in await index.search("one")] == ["b"]
