@@ -209,12 +209,14 @@ class Index:
     # --- what is found
 
     async def search(self, question: str, k: int = 5) -> list[Passage]:
-        """Return up to `k` passages, the best first.
+        """Return up to `k` passages, the best first; none for a question without a text.
 
         Raises what `embed` raises, and `KnowledgeError` if its vectors are not those of the index.
         """
         if k < 1:
             raise ValueError(f"k={k!r}: at least one passage is asked for")
+        if not question.strip():  # as that of an image alone: servers refuse to embed it
+            return []
         most = max(CANDIDATES, k)
         orders = [await self._store.by_words(question, most)]
         if self._embed is not None and (maker := await self._store.maker()) is not None:

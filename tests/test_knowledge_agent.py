@@ -137,7 +137,7 @@ async def test_a_number_of_any_length_is_read():
 
 
 async def test_what_a_hook_makes_of_a_result_fails_nobody():
-    """It may cut it anywhere, or put something else there: what can be read still is cited."""
+    """It may cut it anywhere, or put something else there: what can still be read is cited."""
     for made in (
         lambda text: text[:-5],
         lambda text: text + '\n{"number": [1]}\n{"number": 1}\n{"number"',
@@ -195,3 +195,21 @@ async def test_an_index_is_neither_copied_nor_sent():
     ):
         with pytest.raises(ConfigurationError, match="make one there, of the same name"):
             way()
+
+
+@pytest.mark.parametrize("question", ["", " \n"])
+async def test_a_question_without_a_text_finds_nothing(question):
+    """No vector is asked for: servers refuse to make one of nothing."""
+    asked: list[str] = []
+
+    async def embed(texts):
+        asked.extend(texts)
+        return [[1.0, 2.0] for _ in texts]
+
+    index = Index(":memory:", embed=embed, embedder="test")
+    await index.add("rivers.md", "The Nile.")
+    backend = ScriptedBackend("What of it?")
+    answer = await Agent(backend, knowledge=index)(question)
+    assert asked == ["The Nile."]
+    assert backend.requests[0].messages[-1].content == "Nothing was found."
+    assert answer.extra["citations"] == []
