@@ -22,7 +22,7 @@ from ..handlers.legible import legible
 from ..knowledge import Index, KnowledgeError, Passage
 from ._exit import FAILED, report_errors
 from ._runs_view import count, print_json
-from ._terminal import complain, in_line
+from ._terminal import accept_all_signs, complain, in_line
 
 __all__ = ["Embedder", "knowledge", "open_index"]
 
@@ -66,22 +66,22 @@ async def open_index(
 
     Raises `ConfigurationError`.
     """
-    missing = "://" not in file and not await asyncio.to_thread(os.path.exists, file)
-    if missing and not new:
-        raise ConfigurationError(
-            f"there is no index {file!r}: anabranch knowledge add --index {quote(file)} FOLDER"
-            " makes one"
-        )
     async with AsyncExitStack() as stack:
         embedder = None
         if embed is not None:
             embedder = (await stack.enter_async_context(connect(embed))).embed
-        yield await stack.enter_async_context(
-            Index(file, embed=embedder, size=size, overlap=size // 10)
-        )
+        index = Index(file, embed=embedder, size=size, overlap=size // 10)
+        missing = "://" not in file and not await asyncio.to_thread(os.path.exists, file)
+        if missing and not new:
+            raise ConfigurationError(
+                f"there is no index {file!r}: anabranch knowledge add --index {quote(file)} FOLDER"
+                " makes one"
+            )
+        yield await stack.enter_async_context(index)
 
 
 def _do(debug: bool, work: Callable[[], Coroutine[Any, Any, int]]) -> None:
+    accept_all_signs()
     with report_errors(FAILED, debug, (ConfigurationError,)):
         if status := asyncio.run(work()):
             raise SystemExit(status)

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
 from difflib import get_close_matches
-from io import TextIOWrapper
 from shlex import quote
 from typing import Annotated, Any, TypeAlias, cast
 
@@ -42,6 +41,7 @@ from ._runs_view import (
     show_run,
     show_runs,
 )
+from ._terminal import accept_all_signs
 
 __all__ = ["runs"]
 
@@ -82,9 +82,7 @@ def _do(
         async with Journal(file, codec=codec) as journal:
             return await work(journal)
 
-    out: Any = sys.stdout
-    if isinstance(out, TextIOWrapper):  # whose encoding may not have all that runs say
-        cast("Any", out).reconfigure(errors="backslashreplace")
+    accept_all_signs()
     wrong = (ConfigurationError, RunNotFound, RunExists)
     with report_errors(FAILED, debug, wrong):
         try:

@@ -28,7 +28,15 @@ from ._exact import exact
 from ._question import Question, draft
 from ._typeahead import drop_typeahead
 
-__all__ = ["LONGEST", "LegibleLog", "Terminal", "complain", "in_line", "show_traceback"]
+__all__ = [
+    "LONGEST",
+    "LegibleLog",
+    "Terminal",
+    "accept_all_signs",
+    "complain",
+    "in_line",
+    "show_traceback",
+]
 
 # The most characters that are shown of a call or a result, and of an error.
 LONGEST, MOST = 400, 2000
@@ -40,6 +48,12 @@ def complain(error: BaseException | str) -> None:
     Console(stderr=True, soft_wrap=True, highlight=False).print(
         Text.assemble(("anabranch: ", "red"), text)
     )
+
+
+def accept_all_signs() -> None:
+    """Let the standard output write out what its encoding has not."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def show_traceback(error: BaseException) -> None:

@@ -112,6 +112,8 @@ def gone(root: Path, origins: Iterable[str]) -> list[str]:
         if origin.startswith(inside):
             try:
                 os.lstat(origin)
+                if os.path.isdir(origin):  # which is called so now
+                    found.append(origin)
             except (FileNotFoundError, NotADirectoryError):
                 found.append(origin)
             except OSError:  # a folder that may not be looked into just now

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias, get_args
 
 import anyio.to_thread
 
@@ -34,9 +34,12 @@ logger = logging.getLogger("anabranch.knowledge")
 Embed: TypeAlias = Callable[[Sequence[str]], Awaitable[Sequence[Sequence[float]]]]
 """Makes a vector of each text: `connect("openai:text-embedding-3-small").embed`."""
 
+Text: TypeAlias = Literal["markdown", "html", "code", "text"]
+TEXTS = get_args(Text)
 FORMAT = 1  # of how documents are cut; with another, all are cut anew
 BATCH = 64  # texts that are embedded at once
 CANDIDATES = 50  # that are looked for by words, and as many by vectors
+MOST = 2**63 - 1  # that a store can be asked for
 DAMPING = 60  # of ranks: Cormack, Clarke and Buettcher, "Reciprocal Rank Fusion", SIGIR 2009
 
 
@@ -114,10 +117,10 @@ class Index:
 
     # --- what is in it
 
-    async def add(
-        self, name: str, text: str, kind: Literal["markdown", "html", "code", "text"] = "markdown"
-    ) -> int:
+    async def add(self, name: str, text: str, kind: Text = "markdown") -> int:
         """Put a text in the place of what was called so; return how many pieces it has."""
+        if kind not in TEXTS:
+            raise ValueError(f"kind={kind!r}: a text is one of {', '.join(TEXTS)}")
         try:
             blocks = await anyio.to_thread.run_sync(read_text, text, kind)
         except ImportError as error:
@@ -217,7 +220,7 @@ class Index:
             raise ValueError(f"k={k!r}: at least one passage is asked for")
         if not question.strip():  # as that of an image alone: servers refuse to embed it
             return []
-        most = max(CANDIDATES, k)
+        most = min(max(CANDIDATES, k), MOST)
         orders = [await self._store.by_words(question, most)]
         if self._embed is not None and (maker := await self._store.maker()) is not None:
             ((vector, here),) = await self._vectors([question])
@@ -268,8 +271,6 @@ class Index:
         if self._embed is not None and pieces:
             made = await self._vectors([_text_of(piece) for piece in pieces])
             document = document._replace(vectors=[each for each, _ in made], maker=made[0][1])
-        elif self._embed is not None:
-            document = document._replace(maker=await self._store.maker())
         await self._store.put(document)
         return len(pieces)
 
@@ -291,7 +292,7 @@ class Index:
                 found += [(pack_vector(v), Maker(self._embedder, len(v))) for v in vectors]
                 if len({maker for _, maker in found}) > 1:
                     raise ValueError("its vectors differ in size")
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, OverflowError) as error:
                 why = f"cannot use what {self._embedder} gave: {error}"
                 raise KnowledgeError(self.name, why, "give another embed=") from error
         return found

@@ -100,6 +100,7 @@ WORD = re.compile(r"[^\W_]{1,500}")  # PostgreSQL leaves out much longer ones: t
 ACCENTS = re.compile(r"[\u0300-\u036f]")
 USER = "give the right user and password"
 RIGHTS = "have its owner grant this user what is missing, or make the schema for it"
+ANEW = "drop its schema, if that is still there, and add the documents again"
 REACH = "see that the server runs, and that its address is right"
 # Of the catalog itself: what finds names for a statement may not have seen yet what another process
 # has made while this one waited for the lock.
@@ -110,8 +111,11 @@ LOCK = "select pg_advisory_xact_lock(hashtextextended($1, 0))"
 
 
 def is_address(name: str) -> bool:
-    """Say whether an index of this name is in PostgreSQL."""
-    return name.startswith(("postgresql://", "postgres://"))
+    """Say whether an index of this name is in PostgreSQL, also if its address is misspelt.
+
+    No file is called so; and what was meant as an address may have a password, and is not shown.
+    """
+    return "://" in name or name.lstrip().lower().startswith(("postgresql:", "postgres:"))
 
 
 class _Kept:
@@ -274,7 +278,7 @@ class PostgresStore:
         if not await sql.fetchval(TABLES_THERE, self._schema):
             return 0
         statement = self._of("select value from IDX.about where name = 'version'")
-        version = int(await sql.fetchval(statement))
+        version = int(await sql.fetchval(statement) or 0)
         if version > len(STEPS):
             why = f"has tables of version {version}, and this anabranch knows {len(STEPS)}"
             raise KnowledgeError(self.name, why, "upgrade anabranch")
@@ -284,7 +288,8 @@ class PostgresStore:
         pieces = document.pieces
         values = [_text(each) for each in (document.origin, document.name, document.digest)]
         async with sql.transaction(isolation="read_committed"):
-            await self._check_maker(sql, document.maker)
+            if pieces:
+                await self._check_maker(sql, document.maker)
             source = await sql.fetchval(self._of(PUT_SOURCE), *values, len(pieces))
             await sql.execute(self._of("delete from IDX.piece where source = $1"), source)
             statement = self._of(PUT_PIECE)
@@ -351,6 +356,8 @@ class PostgresStore:
             (driver.TooManyConnectionsError, "has no connection left", "try again later"),
             (driver.DiskFullError, "has no room left to grow", "make room on the server's disk"),
             (driver.CannotConnectNowError, "cannot be reached now", "try again later"),
+            (driver.UndefinedTableError, "has lost a table", ANEW),
+            (driver.DuplicateTableError, "has lost a part of its tables", ANEW),
             (TimeoutError, f"gave no answer within {PATIENCE:g} s", REACH),
         ]
         why, remedy = "could not be used", "see what this error was caused by"

@@ -178,7 +178,8 @@ class SqliteStore:
             self._connection = None
 
     def _put(self, sql: sqlite3.Connection, document: Document) -> None:
-        _check_maker(self._name, sql, document.maker)
+        if document.pieces:
+            _check_maker(self._name, sql, document.maker)
         _remove(sql, document.origin)
         values = document.origin, document.name, document.digest, time.time()
         insert = "insert into source (origin, name, digest, added) values (?, ?, ?, ?) returning id"

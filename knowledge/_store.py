@@ -61,7 +61,7 @@ class Store(Protocol):
     async def put(self, document: Document) -> None:
         """Put a document in the place of the one of its origin: all of it, or nothing.
 
-        Refuses vectors of another maker than those that are there.
+        Refuses pieces with vectors of another maker than those that are there, or with none.
         """
         ...
 

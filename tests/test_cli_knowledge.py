@@ -308,3 +308,16 @@ async def test_a_folder_fails_with_the_error_itself(tmp_path: Path):
     async with Index(":memory:", embed=embed, embedder="none") as notes:
         with pytest.raises(KnowledgeError, match="cannot use what none gave"):
             await notes.add_folder(tmp_path)
+
+
+def test_an_output_that_has_few_letters(folder: Path) -> None:
+    """What it cannot write is shown otherwise, and no command fails for it."""
+    (folder / "docs" / "gr\u00fcn.md").write_text(
+        "# \u65e5\u672c\n\nGreen \u2014 tea \U0001f600\n", "utf-8"
+    )
+    env = {"PYTHONIOENCODING": "ascii"}
+    for arguments in (["add", "docs", "docs/gr\u00fcn.md"], ["search", "tea"], ["list"]):
+        status, out, err = run(folder, *arguments, **env)
+        assert (status, err) == (0, "")
+    status, out, err = run(folder, "search", "tea", **env)
+    assert "Green \\u2014 tea" in out

@@ -98,6 +98,28 @@ async def test_without_embed_vectors_are_kept_and_not_put_beside(tmp_path):
         assert await index.search("zebra")
         with pytest.raises(KnowledgeError, match="and none is given: give the same embed="):
             await index.add("b", "text")
+        assert [each.name for each in await index.sources()] == ["a"]
+
+
+@pytest.mark.parametrize("kind", ["md", "Markdown", "pdf", "", None])
+async def test_a_kind_that_is_none_is_refused(kind):
+    """Rather than read as text without headings; a file's ending is none."""
+    async with Index(":memory:") as index:
+        with pytest.raises(ValueError, match="a text is one of markdown, html, code, text"):
+            await index.add("a", "# Heading", kind)
+        assert await index.sources() == []
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400)])
+async def test_a_number_that_no_float_holds_is_an_error_of_the_index(number):
+    """As all else that is no vector."""
+
+    async def embed(texts):
+        return [[1.0, number] for _ in texts]
+
+    async with Index(":memory:", embed=embed, embedder="own") as index:
+        with pytest.raises(KnowledgeError, match="cannot use what own gave"):
+            await index.add("a", "about zebra")
 
 
 async def test_an_embedder_that_comes_later_adds_its_vectors(tmp_path):
@@ -240,6 +262,18 @@ async def test_only_what_is_gone_from_this_folder_is_forgotten(tmp_path):
         assert len(await index.sources()) == 5
         (docs / ".hidden.md").unlink()
         assert ends((await index.add_folder(docs)).removed) == [".hidden.md"]
+
+
+async def test_a_folder_in_the_place_of_a_file_is_that_file_no_more(tmp_path):
+    """What the file said is forgotten; what is in the folder is read."""
+    docs = write(tmp_path / "docs", a="about apples")
+    async with Index(":memory:") as index:
+        await index.add_folder(docs)
+        (docs / "a.md").unlink()
+        write(docs / "a.md", b="about pears")
+        report = await index.add_folder(docs)
+        assert (ends(report.removed), ends(report.added)) == (["a.md"], ["b.md"])
+        assert await index.search("apples") == []
 
 
 async def test_links_are_followed_within_the_folder_only(tmp_path):

@@ -67,6 +67,12 @@ async def test_the_password_of_an_address_is_never_shown(address, shown, caplog)
         f"postgresql://{SECRET}@host/db?index=",
         f"postgresql://{SECRET}@host/db?index={'a' * 41}",
         f"postgresql://{SECRET}@host/db?index=a&index=b",
+        f"postgresql+asyncpg://me:{SECRET}@host/db",
+        f"POSTGRESQL://me:{SECRET}@host/db",
+        f" postgresql://me:{SECRET}@host/db",
+        f"postgresql:/me:{SECRET}@host/db",
+        f"postgres:me:{SECRET}@host/db",
+        f"mysql://me:{SECRET}@host/db",
     ],
 )
 def test_an_address_that_is_none_is_refused_at_once(address):
@@ -159,7 +165,7 @@ async def test_tables_that_are_gone_are_made_again(postgres):
         await asyncio.to_thread(
             postgres.run, "drop schema anabranch_knowledge_gone cascade", "select 1"
         )
-        with pytest.raises(KnowledgeError, match="could not be used"):
+        with pytest.raises(KnowledgeError, match="has lost a table"):
             await index.add("b", "stays")
         await index.add("b", "stays")
         assert [each.name for each in await index.sources()] == ["b"]
@@ -232,10 +238,15 @@ def test_the_command_takes_an_address(postgres):
     name = postgres.address()
     asyncio.run(add(name))
     found, refused = search(name), search(f"postgresql://me:{SECRET}@127.0.0.1:9/db")
+    misspelt = search(f"postgresql:/me:{SECRET}@127.0.0.1:9/db")
     assert "The Nile is long." in found.communicate(timeout=60)[0]
     said, why = refused.communicate(timeout=60)
     assert refused.returncode == 1
     assert "cannot be reached" in why
+    assert SECRET not in said + why
+    said, why = misspelt.communicate(timeout=60)
+    assert misspelt.returncode == 2
+    assert "it is written postgresql://" in why
     assert SECRET not in said + why
 
 
@@ -279,3 +290,25 @@ async def test_connections_that_the_server_has_closed_are_made_anew(postgres):
                 stdout=subprocess.DEVNULL,
             )
             assert await (call("stays") if call == index.search else call("a", "stays"))
+
+
+@pytest.mark.parametrize(
+    "lost",
+    ["truncate IDX.about", "drop table IDX.about", "drop table IDX.piece cascade"],
+)
+async def test_tables_that_somebody_has_taken_away_are_one_error(postgres, lost):
+    """Which says what to do, and that helps."""
+    name = postgres.address("lost")
+    async with Index(name) as index:
+        await index.add("a", "stays")
+        statement = lost.replace("IDX", "anabranch_knowledge_lost")
+        await asyncio.to_thread(postgres.run, statement, "select 1")
+        for _ in range(2):
+            with pytest.raises(KnowledgeError, match=r"has lost .*: drop its schema"):
+                async with Index(name) as other:
+                    await other.search("stays")
+        drop = "drop schema anabranch_knowledge_lost cascade"
+        await asyncio.to_thread(postgres.run, drop, "select 1")
+        async with Index(name) as other:
+            await other.add("a", "stays")
+            assert [hit.text for hit in await other.search("stays")] == ["stays"]

@@ -162,6 +162,25 @@ async def test_another_embedder_or_size_is_refused(place):
         assert [hit.source for hit in await index.search("zebra")] == ["a"]
 
 
+async def test_a_document_of_no_pieces_fits_beside_any_vectors(place):
+    """It has none, whoever puts it in, also while others put in the first ones."""
+    name = place()
+    async with Index(name, embed=embed, embedder="own") as index, Index(name) as plain:
+        for number in range(20):
+            first = index.add("a", "about zebra") if number == 10 else index.add(f"b{number}", "")
+            await asyncio.gather(first, plain.add(f"c{number}", ""))
+        assert len(await index.sources()) == 40
+        assert [hit.source for hit in await index.search("zebra")] == ["a"]
+
+
+async def test_as_many_passages_as_a_number_can_say(place):
+    """No store is asked for more than it can count; all are found."""
+    async with Index(place(), embed=embed, embedder="own") as index:
+        await index.add("a", "about zebra")
+        for k in (2**31, 2**63, 10**30):
+            assert len(await index.search("zebra", k)) == 1
+
+
 async def test_of_two_embedders_at_once_one_is_refused(place):
     """Never are vectors of both in an index."""
     name = place()
