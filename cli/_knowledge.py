@@ -89,7 +89,7 @@ def _do(debug: bool, work: Callable[[], Coroutine[Any, Any, int]]) -> None:
 
 @knowledge.command()
 def add(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Folders and files.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Folders and files.")],
     index: File = DEFAULT,
     embed: Embedder = None,
     size: Annotated[int, typer.Option(min=16, help="The most tokens of a piece.")] = 300,
@@ -199,7 +199,7 @@ def list_documents(index: File = DEFAULT, as_json: AsJson = False, debug: Debug 
 
 @knowledge.command()
 def remove(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="As list shows them.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="As list shows them.")],
     index: File = DEFAULT,
     debug: Debug = False,
 ) -> None:

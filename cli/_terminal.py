@@ -52,8 +52,9 @@ def complain(error: BaseException | str) -> None:
 
 def accept_all_signs() -> None:
     """Let the standard output write out what its encoding has not."""
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    out: Any = sys.stdout
+    if isinstance(out, TextIOWrapper):
+        cast("Any", out).reconfigure(errors="backslashreplace")
 
 
 def show_traceback(error: BaseException) -> None:
