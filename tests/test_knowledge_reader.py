@@ -25,12 +25,17 @@ def children():
     """Return the readers that this process has started and that have not been waited for."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
-        for each in (task / "children").read_text().split():
-            command = Path(f"/proc/{each}/cmdline")
-            with suppress(OSError):  # it has gone
-                if not command.read_bytes() or b"_read_main" in command.read_bytes():
-                    found.add(int(each))  # one that has ended has no command any more
-    return found
+        with suppress(OSError):  # a thread that has ended meanwhile
+            found |= {int(each) for each in (task / "children").read_text().split()}
+    return {each for each in found if is_reader(each)}
+
+
+def is_reader(pid):
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it was waited for meanwhile
+        return False
+    return not command or b"_read_main" in command  # one that has ended has none any more
 
 
 def alive(pid):
