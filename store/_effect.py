@@ -423,7 +423,7 @@ class Limited(Node[Any], internal=True, name="work"):
     async def task(self) -> Any:
         try:
             given = await self._work()
-        except Exception:
+        except Exception:  # whatever it is, it has ended by itself: it was not cut off
             self.over = True
             raise
         self.over = True

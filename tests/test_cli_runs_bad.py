@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from _runs import begin, python, runs, runs_json
 
-pytest.importorskip("typer")
+pytest.importorskip("typer", reason="the command line is not installed: anabranch[cli]")
 
 CODEC = """
 class Turned:

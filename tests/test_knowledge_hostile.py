@@ -18,7 +18,7 @@ from anabranch.knowledge import Index, KnowledgeError
 from anabranch.knowledge._folder import Added
 
 for library in ("docx", "pypdf", "trafilatura"):
-    pytest.importorskip(library)
+    pytest.importorskip(library, reason=f"{library} is not installed: anabranch[knowledge]")
 
 
 def bomb_docx():

@@ -151,7 +151,7 @@ class KeptSessions:
         token = LISTENER.set(None)
         try:
             await self._make(session, call, session_id)
-        except Exception:
+        except Exception:  # the call has failed, which the next one need not hear
             if not call.over:
                 raise  # nothing can be kept
             logger.warning("a call of %s that was cut has failed", session.run_id, exc_info=True)
