@@ -4,9 +4,12 @@ The layering of the rooms, as the subpackages are called; each imports only thos
 
     cli, testing
     cluster             jobs, agents and models on the machines of a Ray cluster
+    store               durable runs: what has been done is kept in a journal
+    tracing             seeing a run: recordings, what is drawn of them, spans
     agents              agents as layers, their memory, and conversations between them
     jobs                the chat loop, edges, `Job`
     handlers            respond, show, call_tools, `@handler`
+    knowledge           documents that are searched beside an agent
     tools, backends     what a model may call; the models themselves
     dispatch            the fork of a streamed reply
     messages            what is said: messages, deltas, conversations, requests

@@ -16,6 +16,7 @@ to be embedded, and come out as vectors.
     _engine, _per_loop, _prompt  models in this process: one thread for all event loops
     _local*, _weights*           the small model or a GGUF file; how its weights are fetched
     _vllm*                       the vLLM engine
+    _tell                        what is asked of models, told to those who listen to the tree
     _cassette, _tape             replies that are recorded and played; _recorded: in a journal too
 
 The implementations are imported when they are asked for, so that no extra is needed for those
@@ -28,6 +29,7 @@ from ._model import ModelBackend as ModelBackend
 from ._providers import connect as connect
 from ._retry import Breaker as Breaker
 from ._retry import Retries as Retries
+from ._secret import redact_keys as redact_keys
 from ._timeout import Timeouts as Timeouts
 from .limits import Limits as Limits
 from .limits import Price as Price

@@ -54,6 +54,11 @@ class Backend(ABC):
 
     formats: Sequence[Format] = ()
 
+    @property
+    def asks_others(self) -> bool:
+        """Whether it only hands requests on to other backends: those are told of, not this one."""
+        return False
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         stream: Any = cls.stream  # perhaps of a class beside this one

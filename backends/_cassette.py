@@ -70,6 +70,11 @@ class CassetteBackend(Backend):
         self._tape: Tape | None = None
         self._played: dict[str, int] = defaultdict(int)
 
+    @property
+    def asks_others(self) -> bool:
+        """Whether it records."""
+        return self.record is not None
+
     def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         """Play the reply to `request`, or record it."""
         if self.record is not None:

@@ -37,6 +37,11 @@ class Fallback(Backend):
         self.backends = tuple(backends)
         self._breakers = [Breaker(failures, reset_after) for _ in backends]
 
+    @property
+    def asks_others(self) -> bool:
+        """Yes: each backend that is asked is told of by itself."""
+        return True
+
     def __repr__(self) -> str:
         return f"Fallback({list(self.backends)!r})"
 

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from ..commander import is_watched, payer
 from ..commander.errors import ConfigurationError
 from ..commander.kept import KeptReply
 from ..commander.scope import charge_again, scope_here
@@ -21,6 +22,7 @@ from ..messages import Delta, Message, Request, ToolCallDelta, Usage, request_bo
 from ..messages.kept import read_message, write_json, write_message
 from ._secret import clean
 from ._tape import delta_from_json, delta_to_json
+from ._tell import hear_taken, is_telling, tell_request
 
 if TYPE_CHECKING:
     from ._backend import Backend
@@ -51,6 +53,7 @@ def key_of(request: Request) -> str:
 
 def note_taken(model: str, usage: Usage) -> None:
     """Say what an attempt took: it is charged again whenever the reply is played."""
+    hear_taken(model, usage)
     if (taken := _TAKEN.get()) is not None:
         taken.append((model, usage))
 
@@ -66,24 +69,34 @@ def _noting(taken: list[tuple[str, Usage]]) -> Generator[None]:
 
 
 def keep_replies(stream: Stream[B]) -> Stream[B]:
-    """Let `stream` keep each whole reply in the journal of its run, and play it from there."""
+    """Let `stream` keep each whole reply in the journal of its run, and play it from there.
+
+    Those who listen to the tree are told of the request, and of the end of its reply.
+    """
 
     @wraps(stream)
     def kept_stream(self: B, request: Request) -> AsyncGenerator[Delta, None]:
+        source, replayed = kept(self, request)
+        node = payer()
+        if node is None or self.asks_others or is_telling() or not is_watched(node):
+            return source
+        return tell_request(self, source, request, replayed=replayed)
+
+    def kept(self: B, request: Request) -> tuple[AsyncGenerator[Delta, None], bool]:
         scope = scope_here(any_loop=True)
         if scope is None or _TAKEN.get() is not None:
-            return stream(self, request)
+            return stream(self, request), False
         reply = scope.reply(key_of(request), self.redact)
         for model, usage in reply.spent:
             charge_again(model, usage, own=self.limits_of_model(model))
         if reply.recorded is not None:
-            return _play(self, reply, reply.recorded)
+            return _play(self, reply, reply.recorded), True
         taken: list[tuple[str, Usage]] = []
         with _noting(taken):
             source = stream(self, request)
         if reply.hears:
             source = _tell(source, reply, self.redact)
-        return _keep(self, source, reply, taken)
+        return _keep(self, source, reply, taken), False
 
     kept_stream.keeps_replies = True  # type: ignore[attr-defined] - `Backend` asks
     return kept_stream
@@ -171,6 +184,7 @@ async def _play(backend: Backend, reply: KeptReply, text: str) -> AsyncGenerator
     saved = json.loads(text)
     for model, usage in saved["taken"]:
         charge_again(model, Usage(**usage), own=backend.limits_of_model(model))
+        hear_taken(model, Usage(**usage))
     for delta in deltas_of(saved):
         yield delta
     await reply.end()

@@ -19,7 +19,7 @@ from pydantic import SecretStr
 
 from ..commander.errors import AnabranchError, ConfigurationError
 
-__all__ = ["Cut", "Redactor", "as_secret", "clean", "keep_from_logs"]
+__all__ = ["Cut", "Redactor", "as_secret", "clean", "keep_from_logs", "redact_keys"]
 
 _E = TypeVar("_E", bound=AnabranchError)
 Cut: TypeAlias = Callable[[str], str]
@@ -271,6 +271,19 @@ _LOGGERS = (
     "aiohttp.client",
     "aiohttp.internal",  # cookies that it cannot read
 )
+
+
+def redact_keys(text: str) -> str:
+    """Return `text` with stars for each key of any backend that lives in this process."""
+    while True:
+        try:
+            redactors = tuple(_log_filter.redactors)
+        except RuntimeError:  # one was made in another thread meanwhile
+            continue
+        break
+    for redactor in redactors:
+        text = redactor.prose(text)
+    return text
 
 
 def keep_from_logs(redactor: Redactor) -> None:

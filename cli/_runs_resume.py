@@ -22,9 +22,9 @@ from rich.text import Text
 
 from ..commander import AnabranchError, ConfigurationError
 from ..handlers.legible import legible
+from ..messages.mask import mask
 from ..store import Journal, JournalError, RunView, Wait
 from ._exit import FAILED, KILLED, handle_signals
-from ._mask import mask
 from ._named import import_named, import_users_module
 from ._runs_view import count, describe_wait, print_json
 from ._terminal import LegibleLog, complain, in_line, show_traceback

@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..handlers.legible import legible
+from ..messages.mask import mask
 from ..store import PendingApproval, PendingDoubt, RunRow, RunView, Wait
-from ._mask import mask
 from ._question import lay_out
 from ._terminal import in_line
 

@@ -22,7 +22,6 @@ from ..commander.remote import (
     EventSource,
     Origin,
     SubtreeCommander,
-    Tap,
     cancel_reason,
     now,
     policy_of,
@@ -31,6 +30,7 @@ from ..commander.remote import (
     type_name,
     watched,
 )
+from ..commander.tap import Tap
 from ._payload import describe_error, dump, dump_error, load, load_error
 from ._protocol import EventRecord, NodeRecord, Outcome, Report, TreeContext
 from ._ray import this_host

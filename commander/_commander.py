@@ -10,14 +10,14 @@ from contextvars import Context, copy_context
 from inspect import isawaitable
 from operator import index
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar, cast, overload
 
 from . import _blocking
 from ._cancel import cancel_subtrees
 from ._end import finish
 from ._entry import enter
 from ._events import EventKind, Events, Listener, Origin
-from ._explain import explain
+from ._explain import Explanation, draw_explanations, explain
 from ._failure import log_lost
 from ._life import spawn, spawn_measured
 from ._limits import NodeLimits, check_limits
@@ -39,6 +39,7 @@ from ._report import is_a, raise_soon, type_name
 from ._snapshot import TreeSnapshot, snapshot
 from ._state import advance
 from ._threadsafe import Requests
+from ._waits import Waits
 from ._watch import Watch
 from .errors import NodeCancelled
 from .waiting import Host, observe, outcome, outlast
@@ -89,6 +90,13 @@ class Tree:
         self.exited: asyncio.Future[None] | None = None
         # Of the last long path that was asked for: a node's id, its depth, the uppermost segments.
         self.landmark: tuple[int, int, str] = (-1, 0, "")
+        # Looks what nodes wait for; None while nobody has asked for it.
+        self.waits: Waits | None = None
+
+    def tell_waits(self) -> None:
+        """Let those who listen hear what nodes wait for, from now on or from the block's begin."""
+        if self.waits is None and self.root.tree:
+            self.waits = Waits(self)
 
 
 class Commander(Node[Any], internal=True):
@@ -178,6 +186,8 @@ class Commander(Node[Any], internal=True):
         advance(root, "opened")
         if self.slow_after is not None:
             self._watch = Watch(self.slow_after)
+        if any(listener.wants_waits for listener in tree.listeners):
+            tree.tell_waits()
         CURRENT.set(self)
         return self
 
@@ -228,6 +238,8 @@ class Commander(Node[Any], internal=True):
                 listener.close()
             if self._watch is not None:
                 self._watch.close()
+            if tree.waits is not None:
+                tree.waits.close()
             tree.requests.close()
             # The block may be left in another context than it was entered in.
             if CURRENT.get(None) is self:
@@ -433,14 +445,24 @@ class Commander(Node[Any], internal=True):
     def __str__(self) -> str:
         return str(self.tree())
 
-    def explain(self, node: Node[Any] | None = None) -> str:
+    @overload
+    def explain(self, node: Node[Any] | None = None) -> str: ...
+    @overload
+    def explain(
+        self, node: Node[Any] | None = None, *, data: Literal[True]
+    ) -> tuple[Explanation, ...]: ...
+    def explain(
+        self, node: Node[Any] | None = None, *, data: bool = False
+    ) -> str | tuple[Explanation, ...]:
         """Say what `node` (default: the whole tree) is waiting for, down to the leaves.
 
         One line a node: its state, the node it awaits or the children it joins, for a body the
         file and line where it stands, and for how long it has been in this state, from one second
-        on. Long lists are cut and say so.
+        on. Long lists are cut and say so. With `data`, the same as a tuple of `Explanation`s, each
+        before those of the nodes that its own waits for.
         """
-        return explain(record_of(self if node is None else node))
+        found = explain(record_of(self if node is None else node))
+        return found if data else draw_explanations(found)
 
     def usage(self, node: Node[Any] | None = None) -> dict[str, Any]:
         """Return what `node` (default: the whole tree) and all below it have spent so far.

@@ -7,6 +7,7 @@ its own: a slow one loses the oldest events, is told how many, and never slows t
 from __future__ import annotations
 
 import asyncio
+from asyncio import _get_running_loop
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from itertools import repeat
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ._commander import Tree
 
 __all__ = [
+    "Blocked",
     "Event",
     "EventKind",
     "EventSource",
@@ -30,7 +32,9 @@ __all__ = [
     "act_as",
     "actor_of",
     "emit",
+    "is_watched",
     "publish",
+    "publish_asked",
     "relay",
 ]
 
@@ -47,8 +51,22 @@ EventKind: TypeAlias = Literal[
     "tool_call",
     "tool_result",
     "charged",
+    "called",
+    "answered",
+    "request",
+    "first_chunk",
+    "reply",
+    "waiting",
+    "slow",
     "missed",
 ]
+
+
+class Blocked(NamedTuple):
+    """That a body has blocked the loop: for how long, and the line that was seen to do so."""
+
+    seconds: float
+    at: str
 
 
 class Origin(NamedTuple):
@@ -99,7 +117,11 @@ class Event(NamedTuple):
     reckoned from it by its `origin`. `data` holds what the kind brings: the exception of
     `failed` and `retried`, the reason of `cancelled`, a piece of `text`, the machine of `placed`
     (where the body of a job that was put elsewhere has begun), what was `charged` to the node for
-    its own work (`{account: amount}`), the number of events `missed` by this listener. `cpu` is
+    its own work (`{account: amount}`), the call of a tool that the node is (`called`) and what that
+    gave (`answered`), what a model was asked (`request`), of which request the `first_chunk` came,
+    and how it ended (`reply`), what the node is `waiting` for (told to those alone who name that
+    kind), by how much it was too `slow` for the loop, the number of events `missed` by this
+    listener. `cpu` is
     what the node's own steps have taken so far, in seconds of CPU time, if the commander measures
     it and the node is of this machine.
 
@@ -225,12 +247,19 @@ class Listener:
         self.closed = tree.root.state in DONE
         if not self.closed:
             tree.listeners.append(self)
+            if self.wants_waits:
+                tree.tell_waits()
 
     def _rewind(self) -> None:
         # A list's iterator sees what is added later, until it has once come to the end.
         self._unread = iter(self.buffer)
         fields = zip(*[self._unread] * WIDTH, strict=True)
         self._events = map(_new, repeat(Event), fields)
+
+    @property
+    def wants_waits(self) -> bool:
+        """Whether it has asked what nodes wait for."""
+        return self.kinds is not None and "waiting" in self.kinds
 
     def trim(self) -> None:
         """Drop what was read, and the oldest of what is beyond the room."""
@@ -371,11 +400,23 @@ class Events:
 
 
 class Tap(Listener):
-    """A listener that does not wait: `notify` is called with the first event after each `take`."""
+    """A listener that does not wait: `notify` is called with the first event after each `take`.
 
-    def __init__(self, tree: Tree, capacity: int, notify: Callable[[], None]) -> None:
-        super().__init__(tree, None, capacity)
+    It is called again when events would be dropped: if it takes them then, none is ever lost.
+    `on_close` is called when no more events come. Neither may raise.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        capacity: int,
+        notify: Callable[[], None],
+        kinds: Collection[EventKind] | None = None,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
         self._notify = notify
+        self._on_close = on_close
+        super().__init__(tree, kinds, capacity)
         self.quiet = 0
 
     def take(self) -> list[Event]:
@@ -386,8 +427,18 @@ class Tap(Listener):
 
     def attend(self, clock: float) -> None:
         """Call `notify`."""
-        super().attend(clock)
+        self.quiet = 2 * self._room
         self._notify()
+        super().attend(clock)
+        if not self.buffer:
+            self.quiet = 0
+
+    def close(self) -> None:
+        """Take no more events; what is buffered can still be taken."""
+        was_closed = self.closed
+        super().close()
+        if self._on_close is not None and not was_closed:
+            self._on_close()
 
 
 def publish(record: Record, kind: EventKind, data: object = None) -> None:
@@ -419,11 +470,36 @@ def relay(tree: Tree, event: Event) -> None:
                 listener.attend(tree.clock())
 
 
+def publish_asked(record: Record, kind: EventKind, data: object) -> None:
+    """Tell those who have named `kind`."""
+    clock = record.tree.clock()
+    for listener in record.tree.listeners:
+        if listener.kinds is not None and kind in listener.kinds:
+            listener.buffer += (kind, record, clock, data, record.cpu)
+            if len(listener.buffer) > listener.quiet:
+                listener.attend(clock)
+
+
 def emit(node: NodeBase, kind: EventKind, data: object) -> None:
-    """Publish what a node produced (text, tool calls); costs one check if nobody listens."""
+    """Publish what a node does (text, calls, requests); costs one check if nobody listens.
+
+    From a thread that works for the node it is told a moment later.
+    """
     record = node._node_record or record_of(node)
-    if record.tree.listeners:
+    tree = record.tree
+    if not tree or not tree.listeners:
+        return
+    if tree.loop is _get_running_loop():
         publish(record, kind, data)
+    else:
+        with suppress(RuntimeError):  # the loop is closed
+            tree.loop.call_soon_threadsafe(publish, record, kind, data)
+
+
+def is_watched(node: NodeBase) -> bool:
+    """Say whether anybody listens to the tree of `node`."""
+    record = node._node_record or record_of(node)
+    return bool(record.tree and record.tree.listeners)
 
 
 def act_as(node: NodeBase, agent: str, session_id: int | str | None = None) -> None:

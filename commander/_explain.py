@@ -2,53 +2,119 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ._cpu import cpu_note
 from ._reach import awaited, reach
-from ._record import DONE, Record, record_of
-from ._snapshot import label
+from ._record import DONE, NodeState, Record, record_of
 from ._stack import frames, is_library
 
-__all__ = ["explain"]
+__all__ = ["Explanation", "draw_explanations", "explain", "explain_one"]
 
 # So many nodes are named below each one; in all, about four times as many lines.
 LEAVES = 20
 
+AGAIN = "see above"
 
-def explain(record: Record) -> str:
-    """Say what a node is waiting for, down to the leaves and their lines."""
-    lines: list[str] = []
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What one node is waiting for, or doing.
+
+    `text` says it in words. `waits_for` are the numbers of the nodes that it awaits or, where it
+    joins, of its unfinished children; `at` is the line of code where its body stands, as
+    `"file.py:12 in task"`, empty where that is not known; `branches` say where those branches of a
+    `gather` or the like stand that wait for no node. `seconds` is for how long it has been in this
+    state, None before its first step; `cpu` is as in `tree()`. `depth` is 0 for the node that was
+    asked about, `more` how many things below this one are left out. A node to which two ways lead
+    is explained at the first; at the second its text is "see above".
+    """
+
+    node_id: int
+    depth: int
+    name: str
+    state: NodeState
+    text: str
+    waits_for: tuple[int, ...] = ()
+    at: str = ""
+    branches: tuple[str, ...] = ()
+    seconds: float | None = None
+    host: str | None = None
+    cpu: float | None = None
+    more: int = 0
+
+
+def explain(record: Record) -> tuple[Explanation, ...]:
+    """Say what a node is waiting for, down to the leaves; each comes before those it waits for."""
+    found: list[Explanation] = []
     seen: set[Record] = set()
-    stack = [(record, 0)]
-    while stack and len(lines) < LEAVES * 4:
+    lines, stack = 0, [(record, 0)]
+    while stack and lines < LEAVES * 4:
         at, depth = stack.pop()
-        indent, below = "  " * min(depth, 20), "  " * min(depth + 1, 20)
+        lines += 1
         if at in seen:
-            lines.append(f"{indent}{at.label}: see above")
+            found.append(Explanation(at.id, depth, at.name, at.state, AGAIN))
             continue
         seen.add(at)
-        why, others = _explain_one(at)
-        branches = _side_branches(at)
-        lines.append(f"{indent}{at.label} {why}{cpu_note(at.cpu)}")
-        lines += [f"{below}... and {each}" for each in branches[:LEAVES]]
         # Of nodes on another machine there is a line each; their lines of code stay there.
         away = () if at.away is None else at.away.below(depth + 1)
-        lines += [f"{'  ' * min(each.depth, 20)}{label(each)}" for each in away[:LEAVES]]
+        own, others = explain_one(at, depth, len(away))
+        found.append(own)
+        for each in away[:LEAVES]:
+            about = (each.node_id, each.depth, each.name, each.state, each.state)
+            found.append(Explanation(*about, host=each.host, cpu=each.cpu))
+        lines += len(own.branches) + len(away[:LEAVES]) + bool(own.more)
         stack.extend((other, depth + 1) for other in reversed(others[:LEAVES]))
-        for many in (away, others, branches):
-            if len(many) > LEAVES:
-                lines.append(f"{below}... and {len(many) - LEAVES} more")
     if stack:
-        lines.append(f"... and {len(stack)} more branches")
+        more = found[0].more + len(stack)
+        found[0] = replace(found[0], more=more)
+    return tuple(found)
+
+
+def draw_explanations(explanations: Iterable[Explanation]) -> str:
+    """Write explanations as lines, each node below that which waits for it."""
+    lines: list[str] = []
+    for each in explanations:
+        indent, below = "  " * min(each.depth, 20), "  " * min(each.depth + 1, 20)
+        number = f"#{each.node_id}" if each.node_id else ""
+        if each.text == AGAIN:
+            lines.append(f"{indent}{each.name}{number}: {AGAIN}")
+            continue
+        where = f" on {each.host}" if each.host else ""
+        lines.append(f"{indent}{each.name}{number} {each.text}{where}{cpu_note(each.cpu)}")
+        lines += [f"{below}... and {branch}" for branch in each.branches]
+        if each.more:
+            lines.append(f"{below}... and {each.more} more")
     return "\n".join(lines)
 
 
-def _explain_one(record: Record) -> tuple[str, list[Record]]:
-    """Say what a node waits for, and return those of the nodes for which it waits."""
+def explain_one(record: Record, depth: int = 0, away: int = 0) -> tuple[Explanation, list[Record]]:
+    """Explain a node with so many nodes elsewhere, and return those here for which it waits."""
+    text, at, others = _text_of(record)
+    branches = _side_branches(record)
+    explanation = Explanation(
+        record.id,
+        depth,
+        record.name,
+        record.state,
+        text,
+        tuple(each.id for each in others),
+        at,
+        tuple(branches[:LEAVES]),
+        None if record.since is None else record.tree.clock() - record.since,
+        cpu=record.cpu,
+        more=sum(max(0, many - LEAVES) for many in (away, len(others), len(branches))),
+    )
+    return explanation, others
+
+
+def _text_of(record: Record) -> tuple[str, str, list[Record]]:
+    """Say what a node waits for, where its body stands, and for which nodes it waits."""
     children, since = record.living, ""
     if record.state in DONE:
-        return f"is {record.state}: it waits for nothing", []
+        return f"is {record.state}: it waits for nothing", "", []
     if record.since is not None:
         seconds = int(record.tree.clock() - record.since)
         for unit, length in (("s", 1), ("min", 60), ("h", 3600)):
@@ -56,35 +122,37 @@ def _explain_one(record: Record) -> tuple[str, list[Record]]:
                 since = f" (for {seconds // length} {unit})"
     if record.task is None or record.parent is None:
         if record.parent is None and record.state == "running":
-            return f"is open{since}, with {len(children)} children", children
+            return f"is open{since}, with {len(children)} children", "", children
         if record.state == "joining":
             many = f"it waits for {len(children)} children"
-            return f"is joining{since}: its body has returned, {many}", children
+            return f"is joining{since}: its body has returned, {many}", "", children
         if not record.tree:
-            return "is pending: it is in no tree", []
+            return "is pending: it is in no tree", "", []
         if record.attempts is not None and record.attempts.timer is not None:
             attempt = len(record.attempts.starts) + 1
-            return f"is pending{since}: attempt {attempt} begins after a pause", []
+            return f"is pending{since}: attempt {attempt} begins after a pause", "", []
         if record.tree.max_concurrency is None:
-            return f"is pending{since}: it starts on the next turn of the loop", []
+            return f"is pending{since}: it starts on the next turn of the loop", "", []
         many = f"{record.tree.max_concurrency} slots"
-        return f"is pending{since}: it waits for one of {many}", []
+        return f"is pending{since}: it waits for one of {many}", "", []
     if record.away is not None and record.state == "running":
-        return f"is running{since}, {record.away.explain()}", children
+        return f"is running{since}, {record.away.explain()}", "", children
     doing = "runs a callback" if record.closing else f"is {record.state}{since}"
     if record.seat is not None and record.seat.wanted:
         slots = f"{record.tree.max_concurrency} slots"
-        return f"{doing}, waits to have one of {slots} again", []
+        return f"{doing}, waits to have one of {slots} again", "", []
     coroutine = record.task.get_coro()
     tasks, waits, _ = reach(coroutine, awaited(record.task))
-    line = _line(coroutine) or next(filter(None, (_line(each.get_coro()) for each in tasks)), "")
+    at = _line(coroutine) or next(filter(None, (_line(each.get_coro()) for each in tasks)), "")
     nodes = sorted({record_of(wait.node) for wait in waits}, key=lambda each: each.id)
     if nodes:
         names = ", ".join(each.label for each in nodes[:LEAVES])
-        return f"{doing}, awaits {names}{line}", nodes
-    if line:
-        return f"{doing}, stands{line}", []
-    return ("is about to start", []) if record.state == "pending" else (doing, children)
+        return f"{doing}, awaits {names}{at and ' at '}{at}", at, nodes
+    if at:
+        return f"{doing}, stands at {at}", at, []
+    if record.state == "pending":
+        return "is about to start", "", []
+    return doing, "", children
 
 
 def _side_branches(record: Record) -> list[str]:
@@ -97,7 +165,9 @@ def _side_branches(record: Record) -> list[str]:
     branches: list[str] = []
     for coroutine, _ in ends:
         innermost = list(frames(coroutine))[-1:]
-        where = _line(coroutine) or "".join(f" in {each.f_code.co_qualname}" for each in innermost)
+        line = _line(coroutine)
+        where = f" at {line}" if line else ""
+        where = where or "".join(f" in {each.f_code.co_qualname}" for each in innermost)
         branches.append(
             f"a branch that stands{where}" if where else "a branch that awaits a future"
         )
@@ -110,4 +180,4 @@ def _line(coroutine: object) -> str:
     if not own:
         return ""
     frame = own[-1]
-    return f" at {Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"

@@ -43,8 +43,10 @@ def charge(account: str, amount: Any, node: Node[Any] | None = None, *, event: b
     `node` takes the place of the current node. Backends charge the usage of each reply to the
     account of its model. Beyond a commander, the node in which that was entered pays too. Outside
     a tree it does nothing. Finished nodes hand nothing over: their ancestors have had it all along.
-    Those who listen are told by an event of kind `charged`, unless `event` is False.
+    Those who listen are told by an event of kind `charged`, one in each tree; with `event` False
+    those of the node's own tree are not.
     """
+    told = None  # the tree that has been told, or has it from elsewhere
     with _charging:
         for each in payers(payer() if node is None else node):
             record = record_of(each)
@@ -52,14 +54,15 @@ def charge(account: str, amount: Any, node: Node[Any] | None = None, *, event: b
                 record.charges = {}
             before = record.charges.get(account)
             record.charges[account] = amount if before is None else before + amount
-            if event and record.tree.listeners:
+            news = record.tree is not told and (event or told is not None)
+            told = record.tree
+            if news and record.tree.listeners:
                 loop = record.tree.loop
                 if loop is _get_running_loop():
                     publish(record, "charged", {account: amount})
                 else:  # it was spent in a thread that works for the node
                     with suppress(RuntimeError):  # the loop is closed
                         loop.call_soon_threadsafe(publish, record, "charged", {account: amount})
-            event = False  # to those above it is not news
 
 
 def limits_around(node: Node[Any] | None = None) -> list[NodeLimits]:

@@ -12,11 +12,13 @@ import logging
 import sys
 import threading
 import time
+from pathlib import Path
 from types import FrameType
 from typing import Any
 from weakref import ref
 
 from . import _end, _life
+from ._events import Blocked, publish
 from ._record import Record
 from ._report import log
 from ._stack import ROOT, is_library, is_python
@@ -48,6 +50,8 @@ class Watch:
         self._task: ref[asyncio.Task[Any]] | None = None
         self._since = 0.0
         self._reported = False
+        # Whom it has reported, and the line; told when the loop has time again.
+        self._blocked: tuple[Record, str] | None = None
         _watcher.add(self)
 
     def close(self) -> None:
@@ -73,6 +77,9 @@ class Watch:
             self._report()
 
     def _answer(self) -> None:
+        blocked, self._blocked = self._blocked, None
+        if blocked is not None and blocked[0].tree.listeners:
+            publish(blocked[0], "slow", Blocked(time.monotonic() - self._since, blocked[1]))
         self._task = None
         self._asked = False
 
@@ -99,6 +106,9 @@ class Watch:
         record = None if frame is None else frame.f_locals.get("record")
         if at is None or not isinstance(record, Record):
             return
+        # Between two lines a running frame has no number.
+        line = at.f_lineno or at.f_code.co_firstlineno
+        self._blocked = record, f"{Path(at.f_code.co_filename).name}:{line} in {at.f_code.co_name}"
         if loaded:
             what = (
                 "%s is held up for more than %g s: %s is loaded, which is needed for the first time"
@@ -111,8 +121,6 @@ class Watch:
                 loaded,
             )
             return
-        # Between two lines a running frame has no number.
-        line = at.f_lineno or at.f_code.co_firstlineno
         what = "%s blocks the event loop for more than %g s at %s:%d"
         log(logging.WARNING, what, record.path, self.after, at.f_code.co_filename, line)
 

@@ -6,13 +6,11 @@ told with `publish` and `relay`. There, a `SubtreeCommander` drives the node and
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from ._commander import Commander
 from ._entry import enter
 from ._events import Event, EventKind, EventSource, Origin
-from ._events import Tap as _Tap
 from ._events import publish as _publish
 from ._events import relay as _relay
 from ._node import Node
@@ -27,7 +25,6 @@ __all__ = [
     "EventSource",
     "Origin",
     "SubtreeCommander",
-    "Tap",
     "cancel_reason",
     "inputs",
     "is_a",
@@ -93,16 +90,6 @@ def publish(node: Node[Any], kind: EventKind, data: object = None) -> None:
 def relay(node: Node[Any], event: Event) -> None:
     """Tell those who listen to the node's commander of what happened elsewhere, in the past."""
     _relay(record_of(node).tree, event)
-
-
-class Tap(_Tap):
-    """A listener that does not wait: `notify` is called with the first event after each `take`.
-
-    For a commander that has been entered. `capacity` is as in `commander.events`.
-    """
-
-    def __init__(self, commander: Commander, capacity: int, notify: Callable[[], None]) -> None:
-        super().__init__(record_of(commander).tree, capacity, notify)
 
 
 class SubtreeCommander(Commander, internal=True):

@@ -114,6 +114,11 @@ class Scope(ABC):
 
     @property
     @abstractmethod
+    def place(self) -> tuple[str, str]:
+        """The run's name, and who the node is in it, the same in each life."""
+
+    @property
+    @abstractmethod
     def counted(self) -> Iterable[NodeLimits]:
         """The limits that have counted what the run had spent, before this life of it began."""
 

@@ -76,6 +76,10 @@ class NodeScope(NodeIdentity):
     # Those it has put whose outcome the journal has, and that are to end.
     _endings: Endings | None = None
 
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.ledger.run_id, self.ident.hex()
+
     # --- what it puts
 
     def enter(

@@ -7,10 +7,10 @@ come as messages.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 from uuid import uuid4
 
-from ..commander import Node
+from ..commander import Node, emit, is_watched
 from ..commander.kept import Effect
 from ..commander.scope import scope_of
 from ..messages import ToolCall
@@ -71,7 +71,11 @@ def effect_of(parent: Node[Any], tool: AnyTool, arguments: Mapping[str, Any]) ->
 def _put(parent: Node[object], node: CallNode, tool: AnyTool) -> CallNode:
     # An effect limits the tool alone, and not how long a person is waited for.
     timeout = tool.timeout if scope_of(parent) is None else None
-    return parent.call_handler(node, timeout=timeout, retry=tool.retry, claim=True)
+    if is_watched(parent):
+        node.at_done(lambda ended: emit(ended, "answered", cast("CallNode", ended).answer))
+    parent.call_handler(node, timeout=timeout, retry=tool.retry, claim=True)
+    emit(node, "called", node.call)
+    return node
 
 
 class CallNode(Node[ToolResult], internal=True):
@@ -85,6 +89,11 @@ class CallNode(Node[ToolResult], internal=True):
         self._tool = tool
         # What it is in a durable run; it belongs to the arguments in `call`.
         self._node_effect = effect
+
+    @property
+    def call(self) -> ToolCall:
+        """The call as the model made it, or as a person has changed it."""
+        return self._call
 
     @property
     def answer(self) -> ToolResult:

@@ -8,7 +8,7 @@ import string
 import pytest
 from _scale import SEED, many
 
-from anabranch.cli._mask import mask
+from anabranch.messages.mask import mask
 
 KEYS = [
     "sk-{}",

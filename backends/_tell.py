@@ -1,0 +1,118 @@
+"""What is asked of models, told to those who listen to the tree (`request`, `reply`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from ..commander import Node, emit, payer
+from ..messages import Asked, Delta, Replied, Request, Usage
+
+if TYPE_CHECKING:
+    from ._backend import Backend
+
+__all__ = ["hear_taken", "is_telling", "tell_request"]
+
+_numbers: Iterator[int] = count(1)
+
+# What the question that is told of here has taken, by model; None where none is. A backend that
+# asks another one does so inside its own question, which alone is told.
+_TAKEN: ContextVar[dict[str, Usage] | None] = ContextVar("anabranch_told", default=None)
+
+
+def is_telling() -> bool:
+    """Say whether this runs inside a question that is told already."""
+    return _TAKEN.get() is not None
+
+
+def hear_taken(model: str, usage: Usage) -> None:
+    """Add what an attempt took to the question that is told here, if one is."""
+    if (taken := _TAKEN.get()) is not None:
+        taken[model] = taken.get(model, Usage()) + usage
+
+
+@contextmanager
+def _inside(taken: dict[str, Usage]) -> Generator[None]:
+    token = _TAKEN.set(taken)
+    try:
+        yield
+    finally:
+        _TAKEN.reset(token)
+
+
+async def tell_request(
+    backend: Backend, source: AsyncGenerator[Delta, None], request: Request, *, replayed: bool
+) -> AsyncGenerator[Delta, None]:
+    """Pass deltas on, and tell of the question they answer: exactly one `reply` each `request`.
+
+    A stream that is never closed tells of its end when it is collected, or not at all: whoever
+    listens takes it as ended with its node.
+    """
+    node = payer()
+    if node is None:
+        async for delta in source:
+            yield delta
+        return
+    asked = _asked(backend, request, replayed)
+    emit(node, "request", asked)
+    began = time.perf_counter()
+    first: float | None = None
+    came: list[Delta] = []
+    taken: dict[str, Usage] = {}
+    error: BaseException | None = None
+    left = True
+    try:
+        try:
+            while True:
+                try:
+                    with _inside(taken):
+                        delta = await anext(source)
+                except StopAsyncIteration:
+                    break
+                if first is None:
+                    first = time.perf_counter() - began
+                    emit(node, "first_chunk", asked.number)
+                came.append(delta)
+                yield delta
+            left = False
+        finally:
+            with _inside(taken):
+                await source.aclose()
+    except Exception as failure:
+        error, left = failure, False
+        raise
+    finally:
+        _tell_reply(node, asked.number, first, came, taken, error, left)
+        del error  # its traceback leads to this frame
+
+
+def _asked(backend: Backend, request: Request, replayed: bool) -> Asked:
+    return Asked(
+        next(_numbers),
+        backend.provider,
+        backend.model,
+        {**backend.default_options, **request.options},
+        len(request.messages),
+        tuple(tool.name for tool in request.tools),
+        replayed,
+        request,
+    )
+
+
+def _tell_reply(
+    node: Node[Any],
+    number: int,
+    first: float | None,
+    came: list[Delta],
+    taken: dict[str, Usage],
+    error: BaseException | None,
+    left: bool,
+) -> None:
+    reasons = [delta.finish_reason for delta in came if delta.finish_reason is not None]
+    reason = reasons[-1] if reasons else None
+    about = (number, first, len(came), dict(taken), reason, error, left, tuple(came))
+    emit(node, "reply", Replied(*about))

@@ -1,0 +1,82 @@
+"""What the nodes of a tree wait for, told now and then to those who listen for it.
+
+To tell it at every wait would cost every node; so it is looked at from time to time, as `explain`
+does, for a bounded part of the loop's time.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from ._events import publish_asked
+from ._explain import Explanation, explain_one
+from ._record import DONE, Record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ._commander import Tree
+
+__all__ = ["Waits"]
+
+# Seconds between two looks; a node that has come into its state later than that is passed over.
+PERIOD = 0.25
+# Seconds that one look may take; the next one goes on from there.
+LONGEST = 0.004
+
+
+class Waits:
+    """Looks at the nodes of `tree` in turn, until it is closed or nobody asks any more."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        # What was told of each node last, and what is found in this round of all nodes.
+        self._told: dict[int, tuple[object, ...]] = {}
+        self._found: dict[int, tuple[object, ...]] = {}
+        self._round: Iterator[Record] = _all_below(tree.root)
+        self._timer = tree.loop.call_later(PERIOD, self._look)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._timer.cancel()
+        self._tree.waits = None
+
+    def _look(self) -> None:
+        tree = self._tree
+        if not any(listener.wants_waits for listener in tree.listeners):
+            self.close()
+            return
+        until = perf_counter() + LONGEST
+        for record in self._round:
+            self._look_at(record)
+            if perf_counter() > until:
+                break
+        else:
+            self._told, self._found = self._found, {}
+            self._round = _all_below(tree.root)
+        self._timer = tree.loop.call_later(PERIOD, self._look)
+
+    def _look_at(self, record: Record) -> None:
+        since = record.since
+        if record.state in DONE or since is None or record.tree.clock() - since < PERIOD:
+            return
+        explanation, _ = explain_one(record)
+        found = _essence(explanation)
+        self._found[record.id] = found
+        if self._told.get(record.id) != found:
+            publish_asked(record, "waiting", explanation)
+
+
+def _essence(explanation: Explanation) -> tuple[object, ...]:
+    """Return what is news if it has changed; for how long it has been so is none."""
+    return (explanation.state, explanation.waits_for, explanation.at, explanation.branches)
+
+
+def _all_below(root: Record) -> Iterator[Record]:
+    """Yield the unfinished nodes; those that end meanwhile may come, those that begin may not."""
+    level = root.living
+    while level:
+        yield from level
+        level = list(chain.from_iterable(record.living for record in level))

@@ -1,0 +1,63 @@
+"""What is told of one question to a model: when it goes out, and when its reply has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ._delta import Delta
+from ._message import Usage
+from ._request import Request
+
+__all__ = ["Asked", "Replied"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question to a model, as an event of kind `request` has it.
+
+    `number` is unique in its process; `first_chunk` and `reply` of the same question have it too.
+    `options` are the backend's defaults and the request's own; `messages` and `tools` are how many
+    messages were sent and the names of the tools on offer. `replayed` says that the reply stands
+    in a journal, and that nobody was asked. `request` is the request itself; None where the event
+    has come from another machine.
+    """
+
+    number: int
+    provider: str
+    model: str
+    options: Mapping[str, Any]
+    messages: int
+    tools: tuple[str, ...]
+    replayed: bool = False
+    request: Request | None = field(default=None, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        about = (self.number, self.provider, self.model, dict(self.options), self.messages)
+        return Asked, (*about, self.tools, self.replayed)
+
+
+@dataclass(frozen=True, slots=True)
+class Replied:
+    """How the reply to a question ended, as an event of kind `reply` has it.
+
+    `first_chunk` is how many seconds after the question its first piece came, None if none did;
+    `chunks` how many came. `usage` is what all attempts took, by model: the amounts that are
+    charged. `error` is what it failed with; it is None of a reply that its reader has left, and
+    `left` is True then. `deltas` are all that came; none where the event has come from another
+    machine.
+    """
+
+    number: int
+    first_chunk: float | None
+    chunks: int
+    usage: Mapping[str, Usage]
+    finish_reason: str | None = None
+    error: BaseException | None = None
+    left: bool = False
+    deltas: tuple[Delta, ...] = field(default=(), repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        about = (self.number, self.first_chunk, self.chunks, dict(self.usage), self.finish_reason)
+        return Replied, (*about, self.error, self.left)

@@ -1,0 +1,22 @@
+"""Seeing a run: recorded, drawn while it runs and afterwards, compared, sent to other systems.
+
+Events go one way: from the tree by a feed into a thread (`_feed`), there into lines of a file
+(`_line`, `_record`) or into spans (`_otel`). All that shows a run reads lines into a trace
+(`_trace`) and draws that:
+
+- `_feed`: the way from a tree to a thread
+- `_line`: events as lines of JSON
+- `_record`: `record`, the file
+- `_trace`: lines read again, as a tree of nodes
+- `_page`, `_perfetto`: a trace as one page of HTML; as a trace of Chrome's
+- `_diff`: what is different between two traces
+- `_otel`: spans of OpenTelemetry, made from the events
+"""
+
+from ._record import Recorder as Recorder
+from ._record import record as record
+from ._trace import Trace as Trace
+from ._trace import TraceError as TraceError
+from ._trace import TraceNode as TraceNode
+from ._trace import TraceRequest as TraceRequest
+from ._trace import read as read

@@ -1,0 +1,343 @@
+"""Events as lines of a recording: one JSON object each, read again by `_trace`.
+
+The first line of each life says whose the recording is; all times are in seconds since then.
+`n` is a node's number, `p` its parent's; 0 is the commander.
+
+    {"recording": 1, "time": 1790000000.5, "pid": 12, "host": "box", "content": false}
+    {"e": "put", "t": 0.001, "n": 1, "p": 0, "name": "Answer", "agent": "writer", "session": 7,
+     "run": "order-A", "id": "9f...", "kept": true, "host": "other"}
+    {"e": "started", "t": 0.002, "n": 1}       likewise joining, completed
+    {"e": "failed", "t": 0.1, "n": 1, "error": {"type": "ValueError", "at": "app.py:9 in task"}}
+                                               likewise retried; cancelled may have a "reason"
+    {"e": "placed", "t": .., "n": 1, "host": "other"}
+    {"e": "request", .., "q": 5, "provider": "openai", "model": "m", "options": {}, "messages": 3,
+     "tools": ["search"], "replayed": true}
+    {"e": "first_chunk", .., "q": 5}
+    {"e": "reply", .., "q": 5, "first": 0.4, "chunks": 12, "usage": {"m": {..}}, "finish": "stop",
+     "error": {..}, "left": true}
+    {"e": "charged", .., "usage": {"m": {"input_tokens": 9, ..}}}
+    {"e": "price", "model": "m", "input": 1.0, "output": 4.0, "cached_input": 0.1}
+    {"e": "called", .., "tool": "search", "call": "c1", "size": 12}     characters of its arguments
+    {"e": "answered", .., "status": "ok", "size": 90}                   of its result
+    {"e": "waiting", .., "on": [4, 5], "at": "app.py:9 in task", "text": "is running, awaits .."}
+    {"e": "slow", .., "seconds": 0.3, "at": "app.py:9 in task"}
+    {"e": "gap", "t": .., "missed": 9, "nodes": [[1, 0, "Answer", "running"]], "usage": {..}}
+    {"e": "end", "t": .., "usage": {..}}
+
+With content there are besides: "message" in errors, "reason", "input" and "output" of requests,
+"arguments" and "result" of calls, and lines of kind "text". What looks like a key is masked
+everywhere. Fields that say nothing are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+from ..backends import Price, redact_keys
+from ..backends.limits import Limits
+from ..commander import Actor, Blocked, Event, EventKind, Explanation
+from ..commander.tap import limits_above, own_actor, place_of, type_name, where_raised
+from ..dispatch.assembly import assemble_partial
+from ..messages import Asked, Message, Replied, ToolCall, Usage
+from ..messages.mask import mask
+from ..tools import ToolResult
+from ._feed import Gap
+
+__all__ = ["CONTENT_KINDS", "KINDS", "VERSION", "Lines"]
+
+VERSION = 1
+
+KINDS: tuple[EventKind, ...] = (
+    "put", "started", "joining", "completed", "failed", "cancelled", "retried", "placed", "charged",
+    "called", "answered", "request", "first_chunk", "reply", "waiting", "slow",
+)  # fmt: skip
+CONTENT_KINDS: tuple[EventKind, ...] = (*KINDS, "text")
+
+# The most characters of a text that are written.
+LONGEST = 20_000
+
+
+class Lines:
+    """Makes lines of the events of one commander; without `content`, of what happened alone."""
+
+    def __init__(
+        self,
+        start: float,
+        epoch: float,
+        *,
+        content: bool = False,
+        prices: Mapping[str, Price] | None = None,
+    ) -> None:
+        self._start = start
+        self._epoch = epoch
+        self._content = content
+        self._prices = dict(prices or {})
+        self._priced: set[str] = set()
+        # Whose work nodes on other machines do, as far as they have not ended.
+        self._away: dict[int, Actor | None] = {}
+        self._kinds: dict[str, Callable[[Event], dict[str, Any]]] = {
+            "failed": self._failed,
+            "retried": self._failed,
+            "cancelled": self._cancelled,
+            "placed": lambda event: {"host": event.data},
+            "charged": lambda event: {"usage": _usage(event.data)},
+            "called": self._called,
+            "answered": self._answered,
+            "request": self._request,
+            "first_chunk": lambda event: {"q": event.data},
+            "reply": self._reply,
+            "waiting": _waiting,
+            "slow": _slow,
+            "text": lambda event: {"text": _text(event.data)},
+        }
+
+    def head(self) -> str:
+        """Return the line that begins a life."""
+        return _write({
+            "recording": VERSION,
+            "time": self._epoch + self._start,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "content": self._content,
+        })  # fmt: skip
+
+    def of(self, events: Iterable[Event]) -> list[str]:
+        """Return the lines of events, in their order."""
+        lines: list[str] = []
+        start = self._start
+        for event in events:
+            kind, source = event.kind, event.source
+            here = event.host is None
+            at = (event.clock if here else event.time - self._epoch) - start
+            if kind == "put":
+                lines.append(self._put(event, at))
+            elif (more := self._kinds.get(kind)) is None:
+                if kind != "missed":
+                    lines.append(f'{{"e":"{kind}","t":{at:.6f},"n":{source.id}}}')
+            else:
+                if kind == "charged":
+                    lines += self._price(event)
+                begin = {"e": kind, "t": round(at, 6), "n": source.id}
+                lines.append(_write(begin | more(event)))
+        return lines
+
+    def gap(self, gap: Gap) -> str:
+        """Return the line that stands for events which were lost."""
+        nodes = [[node.node_id, node.parent_id, _name(node.name), node.state] for node in gap.tree]
+        at = round(gap.clock - self._start, 6)
+        missed = {"e": "gap", "t": at, "missed": gap.missed}
+        return _write(missed | {"nodes": nodes, "usage": _usage(gap.usage)})
+
+    def end(self, clock: float, usage: dict[str, Any] | None) -> str:
+        """Return the last line."""
+        at = round(clock - self._start, 6)
+        return _write({"e": "end", "t": at, "usage": _usage(usage or {})})
+
+    # --- the kinds
+
+    def _put(self, event: Event, at: float) -> str:
+        source = event.source
+        name = _quoted(source.name)
+        line = f'{{"e":"put","t":{at:.6f},"n":{source.id},"p":{source.parent_id},"name":{name}'
+        more: dict[str, Any] = {}
+        actor = own_actor(event)
+        if event.host is not None:
+            more["host"] = event.host
+            self._away[source.id] = actor
+            if source.parent_id is not None and self._away.get(source.parent_id) == actor:
+                actor = None
+        if actor is not None:
+            more["agent"] = _name(actor.agent)
+            if actor.session_id is not None:
+                more["session"] = _name(str(actor.session_id))
+        if (place := place_of(event)) is not None:
+            more["run"], more["id"] = place.run_id, place.identity
+            if place.recorded:
+                more["kept"] = True
+        return f"{line},{_write(more)[1:]}" if more else line + "}"
+
+    def _price(self, event: Event) -> list[str]:
+        """Return lines for the prices that are not known yet."""
+        lines: list[str] = []
+        for model in event.data:
+            if model in self._priced:
+                continue
+            found = self._prices.get(model)
+            for limits in limits_above(event):
+                if found is None and isinstance(limits, Limits) and limits.prices:
+                    found = limits.prices.get(model)
+            if found is not None:
+                self._priced.add(model)
+                cached = found.input if found.cached_input is None else found.cached_input
+                price = {"input": found.input, "output": found.output, "cached_input": cached}
+                lines.append(_write({"e": "price", "model": str(model), **price}))
+        return lines
+
+    def _failed(self, event: Event) -> dict[str, Any]:
+        return {"error": self._error(event.data)}
+
+    def _error(self, error: BaseException, depth: int = 3) -> dict[str, Any]:
+        said: dict[str, Any] = {"type": type_name(error)}
+        if at := where_raised(error):
+            said["at"] = at
+        if self._content:
+            said["message"] = _text(_str(error))
+        if isinstance(error, BaseExceptionGroup) and depth:
+            inner = cast("BaseExceptionGroup[BaseException]", error).exceptions
+            said["of"] = [self._error(each, depth - 1) for each in inner[:10]]
+        return said
+
+    def _cancelled(self, event: Event) -> dict[str, Any]:
+        return {"reason": _text(event.data)} if self._content and event.data else {}
+
+    def _called(self, event: Event) -> dict[str, Any]:
+        call: ToolCall = event.data
+        said = {"tool": _name(call.name), "call": _name(call.id), "size": len(call.text)}
+        if self._content:
+            said["arguments"] = _clean(call.arguments)
+        return said
+
+    def _answered(self, event: Event) -> dict[str, Any]:
+        answer: ToolResult = event.data
+        said = {"status": answer.status, "size": len(answer.content or "")}
+        return said | ({"result": _text(answer.content or "")} if self._content else {})
+
+    def _request(self, event: Event) -> dict[str, Any]:
+        asked: Asked = event.data
+        options = asked.options if self._content else dict(filter(_is_plain, asked.options.items()))
+        said: dict[str, Any] = {
+            "q": asked.number,
+            "provider": _name(asked.provider),
+            "model": _name(asked.model),
+            "options": _clean(dict(options)),
+            "messages": asked.messages,
+            "tools": [_name(name) for name in asked.tools],
+        }
+        if asked.replayed:
+            said["replayed"] = True
+        if self._content and asked.request is not None:
+            said["input"] = [_message(each) for each in _news(asked.request.messages)]
+        return said
+
+    def _reply(self, event: Event) -> dict[str, Any]:
+        replied: Replied = event.data
+        said: dict[str, Any] = {
+            "q": replied.number,
+            "chunks": replied.chunks,
+            "usage": _usage(replied.usage),
+        }
+        if replied.first_chunk is not None:
+            said["first"] = round(replied.first_chunk, 6)
+        if replied.finish_reason is not None:
+            said["finish"] = _name(replied.finish_reason)
+        if replied.error is not None:
+            said["error"] = self._error(replied.error)
+        if replied.left:
+            said["left"] = True
+        if self._content and replied.deltas:
+            message = assemble_partial(replied.deltas)
+            if message is not None:
+                said["output"] = _message(message)
+        return said
+
+
+def _waiting(event: Event) -> dict[str, Any]:
+    found: Explanation = event.data
+    said = {"on": list(found.waits_for), "at": found.at, "text": found.text}
+    return {name: value for name, value in said.items() if value}
+
+
+def _slow(event: Event) -> dict[str, Any]:
+    blocked: Blocked = event.data
+    return {"seconds": round(blocked.seconds, 3), "at": blocked.at}
+
+
+def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    """Write what was spent: tokens field by field, other accounts as numbers."""
+    said: dict[str, Any] = {}
+    for account, amount in usage.items():
+        if isinstance(amount, Usage):
+            said[_name(str(account))] = amount.model_dump(exclude_defaults=True)
+        elif isinstance(amount, (int, float)):
+            said[_name(str(account))] = amount
+    return said
+
+
+def _news(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return what the model has not been told before: what follows its own last message."""
+    for place in range(len(messages) - 1, -1, -1):
+        if messages[place].role == "assistant":
+            return messages[place + 1 :]
+    return messages
+
+
+def _message(message: Message) -> dict[str, Any]:
+    said: dict[str, Any] = {"role": message.role}
+    if message.content:
+        said["content"] = _text(message.content)
+    if message.reasoning:
+        said["reasoning"] = _text(message.reasoning)
+    if message.tool_calls:
+        calls = [{"name": each.name, "arguments": each.text} for each in message.tool_calls]
+        said["tool_calls"] = _clean(calls)
+    return said
+
+
+def _is_plain(option: tuple[str, Any]) -> bool:
+    """Say whether an option is no content: a number, or one of the wire's own words."""
+    name, value = option
+    words = ("auto", "none", "required", "low", "medium", "high", "minimal")
+    return name != "extra" and (isinstance(value, (int, float)) or value is None or value in words)
+
+
+def _str(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - it is a user's
+        return f"a {type_name(error)}, which cannot be shown"
+
+
+def _text(text: str) -> str:
+    """Return a text without keys, cut where it is very long."""
+    if len(text) > LONGEST:
+        text = f"{text[:LONGEST]}... and {len(text) - LONGEST} more characters"
+    return mask(redact_keys(text))
+
+
+def _clean(value: Any) -> Any:
+    """Return what can be written of a value, without keys."""
+    return mask(_plain(value))
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case str():
+            return _text(value)
+        case None | bool() | int() | float():
+            return value
+        case Mapping():
+            fields = cast("Mapping[Any, Any]", value)
+            return {_text(str(name)): _plain(each) for name, each in fields.items()}
+        case list() | tuple():
+            return [_plain(each) for each in cast("Sequence[Any]", value)]
+        case _:
+            return f"a {type_name(value)}"
+
+
+@lru_cache(4096)
+def _name(name: str) -> str:
+    return _text(name)
+
+
+@lru_cache(4096)
+def _quoted(name: str) -> str:
+    return json.dumps(_name(name))
+
+
+def _write(said: dict[str, Any]) -> str:
+    return json.dumps(said, separators=(",", ":"))

@@ -1,0 +1,1 @@
+"""Spans of OpenTelemetry, made from the events of a tree."""

@@ -1,0 +1,541 @@
+"""A recording read: the tree of a run as it was, with what each node did, took and spent.
+
+Everything that shows a run reads this and nothing else: the page, the terminal, Perfetto, `diff`.
+It is built line by line, so a recording that still grows is followed by feeding it the next lines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from ..backends import Price
+from ..commander.errors import ConfigurationError
+from ..messages import Usage
+from ._line import VERSION
+
+__all__ = [
+    "Life",
+    "Spell",
+    "Trace",
+    "TraceError",
+    "TraceNode",
+    "TraceRequest",
+    "TraceState",
+    "read",
+]
+
+TraceState: TypeAlias = Literal[
+    "pending", "running", "joining", "completed", "failed", "cancelled", "lost"
+]
+"""A node's state; "lost" is one whose end is not in the recording, as its process was killed."""
+
+OPEN = ("pending", "running", "joining")
+
+
+@dataclass(slots=True)
+class TraceError:
+    """What something failed with: the exception's class, and the line of code that raised it.
+
+    `message` is there in recordings with content alone; `of` are those of an `ExceptionGroup`.
+    """
+
+    type: str
+    at: str = ""
+    message: str = ""
+    of: tuple[TraceError, ...] = ()
+
+    def __str__(self) -> str:
+        said = f"{self.type}: {self.message}" if self.message else self.type
+        return f"{said} ({self.at})" if self.at else said
+
+    @classmethod
+    def read(cls, said: Mapping[str, Any] | None) -> TraceError | None:
+        """Read what a line says of an error."""
+        if said is None:
+            return None
+        inner = [found for each in said.get("of", ()) if (found := cls.read(each)) is not None]
+        return cls(said.get("type", "?"), said.get("at", ""), said.get("message", ""), (*inner,))
+
+
+@dataclass(slots=True)
+class Spell:
+    """A stretch of time in which a node's body or children ran: one for each attempt and life.
+
+    In seconds since the recording began; `end` is None while it lasts.
+    """
+
+    start: float
+    end: float | None = None
+    joined: float | None = None  # when the body had returned, and children went on
+
+
+@dataclass(slots=True)
+class TraceRequest:
+    """A question to a model. `first` and `end` are times as a node's, None before they came."""
+
+    number: int
+    provider: str
+    model: str
+    start: float
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    messages: int = 0
+    tools: tuple[str, ...] = ()
+    replayed: bool = False  # from a journal: nobody was asked
+    first: float | None = None
+    end: float | None = None
+    chunks: int = 0
+    finish_reason: str = ""
+    error: TraceError | None = None
+    left: bool = False  # its reader went away before the end
+    usage: dict[str, Usage] = field(default_factory=dict[str, Usage])
+    input: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    output: dict[str, Any] | None = None
+
+
+@dataclass(eq=False, slots=True)
+class TraceNode:
+    """What the recording has of one node. Times are in seconds since the recording began.
+
+    Of a durable run that several processes have driven, a node that comes in more than one of them
+    is one node, with a spell in each. `usage` is what it has spent itself, by account; in such a
+    run what the last life counts for it. `others` is what was charged in other units than tokens.
+    """
+
+    number: int
+    name: str
+    parent: TraceNode | None
+    put: float
+    state: TraceState = "pending"
+    children: list[TraceNode] = field(default_factory=lambda: list[TraceNode]())
+    own_agent: str = ""
+    own_session: str = ""
+    run_id: str = ""
+    identity: str = ""
+    kept: bool = False  # its outcome came from the journal in the last life
+    host: str = ""
+    spells: list[Spell] = field(default_factory=list[Spell])
+    ended: float | None = None
+    error: TraceError | None = None
+    retried: list[tuple[float, TraceError | None]] = field(
+        default_factory=lambda: list[tuple[float, TraceError | None]]()
+    )
+    reason: str = ""
+    tool: str = ""
+    call_id: str = ""
+    call_size: int = 0  # characters of its arguments
+    result_size: int = 0
+    status: str = ""  # of a call of a tool: "ok", "failed" or "invalid"
+    arguments: Any = None
+    result: str = ""
+    requests: list[TraceRequest] = field(default_factory=list[TraceRequest])
+    usage: dict[str, Usage] = field(default_factory=dict[str, Usage])
+    others: dict[str, float] = field(default_factory=dict[str, float])
+    waits_for: tuple[int, ...] = ()
+    waits_at: str = ""
+    waits: str = ""  # what it waits for, in words, as far as that is known
+    slow: list[tuple[float, float, str]] = field(  # when, for how long, at which line
+        default_factory=lambda: list[tuple[float, float, str]]()
+    )
+    text: str = ""  # said to the user; in recordings with content alone
+    lives: int = 1
+
+    @property
+    def started(self) -> float | None:
+        """When its body first began."""
+        return self.spells[0].start if self.spells else None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not ended."""
+        return self.state in OPEN
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it has failed, or was a call of a tool that did."""
+        return self.state == "failed" or self.status in ("failed", "invalid")
+
+    @property
+    def agent(self) -> str:
+        """Whose work it does: the agent's that is named nearest above it."""
+        return next((each.own_agent for each in self.upwards() if each.own_agent), "")
+
+    @property
+    def session(self) -> str:
+        """The session in which that agent was asked."""
+        return next((each.own_session for each in self.upwards() if each.own_agent), "")
+
+    @property
+    def label(self) -> str:
+        """Its name and number."""
+        return f"{self.name}#{self.number}" if self.number else self.name
+
+    def upwards(self) -> Iterator[TraceNode]:
+        """Yield the node and all above it."""
+        node: TraceNode | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+    def walk(self) -> Iterator[TraceNode]:
+        """Yield the node and all below it, each before its children."""
+        stack: list[TraceNode] = [self]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(reversed(node.children))
+
+    def __repr__(self) -> str:
+        return f"<{self.label} {self.state}>"
+
+
+@dataclass(slots=True)
+class Life:
+    """One process's part of a recording."""
+
+    time: float  # of day, when it began
+    offset: float  # the same, in seconds since the recording began
+    pid: int
+    host: str
+    content: bool
+    ended: bool = False
+    usage: dict[str, Usage] = field(default_factory=dict[str, Usage])  # as the tree says at its end
+
+
+class Trace:
+    """The tree of a recording; times are in seconds since it began.
+
+    `root` is the commander. `feed` takes the next line. `lives` are the processes that have written
+    to it, `prices` what models cost as far as the recording says, `missed` how many events it
+    lacks. `end` is the time of the last line.
+    """
+
+    def __init__(self) -> None:
+        self.root = TraceNode(0, "Commander", None, 0.0, "running")
+        self.lives: list[Life] = []
+        self.prices: dict[str, Price] = {}
+        self.missed = 0
+        self.end = 0.0
+        # Whether what is open may still go on; else it is "lost".
+        self.live = False
+        # The nodes of the life that is read, by number; those of durable runs, by who they are.
+        self._here: dict[int, TraceNode] = {0: self.root}
+        self._known: dict[tuple[str, str], TraceNode] = {}
+        self._runs_here: set[str] = set()
+        self._asked: dict[int, TraceRequest] = {}
+
+    def __iter__(self) -> Iterator[TraceNode]:
+        """Yield all nodes but the commander, each before its children."""
+        nodes = self.root.walk()
+        next(nodes)
+        return nodes
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @property
+    def time(self) -> float:
+        """The time of day at which the recording began."""
+        return self.lives[0].time if self.lives else 0.0
+
+    def usage(self, node: TraceNode | None = None) -> dict[str, Usage]:
+        """Return what `node` (default: all) and all below it have spent, by model."""
+        total: dict[str, Usage] = {}
+        for each in (node or self.root).walk():
+            for model, used in each.usage.items():
+                total[model] = total.get(model, Usage()) + used
+        return total
+
+    def usage_by_agent(self) -> dict[str, dict[str, Usage]]:
+        """Return what each agent has spent, by model; what is nobody's stands under ""."""
+        total: dict[str, dict[str, Usage]] = {}
+        stack = [(self.root, "")]
+        while stack:
+            node, agent = stack.pop()
+            agent = node.own_agent or agent
+            for model, used in node.usage.items():
+                spent = total.setdefault(agent, {})
+                spent[model] = spent.get(model, Usage()) + used
+            stack.extend((child, agent) for child in node.children)
+        return total
+
+    def cost(
+        self, usage: Mapping[str, Usage], prices: Mapping[str, Price] | None = None
+    ) -> float | None:
+        """Return what `usage` costs, as far as prices are known; None if none of it has one."""
+        known = self.prices if prices is None else {**self.prices, **prices}
+        found = [known[model].of(used) for model, used in usage.items() if model in known]
+        return sum(found) if found else None
+
+    @property
+    def first_failure(self) -> TraceNode | None:
+        """The node that failed first, or call of a tool that did; of several the deepest."""
+        bad = [node for node in self if node.is_bad and node.ended is not None]
+        return min(
+            bad, key=lambda node: (node.ended, -sum(1 for _ in node.upwards())), default=None
+        )
+
+    # --- showing
+
+    def html(self, file: str | PathLike[str], *, prices: Mapping[str, Price] | None = None) -> None:
+        """Write a page that shows it; it opens from disk and asks nobody."""
+        from ._page import write_page
+
+        write_page(self, file, prices)
+
+    def perfetto(self, file: str | PathLike[str]) -> None:
+        """Write it as a trace for ui.perfetto.dev or chrome://tracing."""
+        from ._perfetto import write_perfetto
+
+        write_perfetto(self, file)
+
+    # --- reading
+
+    def feed(self, said: Mapping[str, Any]) -> None:
+        """Take the next line in. One of a kind that is not known says nothing.
+
+        Raises `ConfigurationError` if the recording is of a later version, or not one at all.
+        """
+        if "recording" in said:
+            self._begin_life(said)
+            return
+        if not self.lives:
+            raise ConfigurationError("this is no recording: its first line does not say so")
+        at = self.lives[-1].offset + float(said.get("t", 0.0))
+        self.end = max(self.end, at)
+        kind = said.get("e")
+        if kind == "put":
+            self._put(said, at)
+        elif kind == "price":
+            names = "input", "output", "cached_input"
+            self.prices[said["model"]] = Price(*(said[name] for name in names))
+        elif kind == "gap":
+            self._fill_gap(said, at)
+        elif kind == "end":
+            self.lives[-1].usage = _usage(said["usage"])
+            self._end_life()
+        elif (node := self._here.get(said.get("n", -1))) is not None:
+            self._happen(node, str(kind), said, at)
+
+    def _begin_life(self, said: Mapping[str, Any]) -> None:
+        if not isinstance(said["recording"], int) or said["recording"] > VERSION:
+            raise ConfigurationError(
+                f"this recording is of version {said['recording']!r}; this program reads those up"
+                f" to {VERSION}: a newer anabranch wrote it"
+            )
+        if self.lives:
+            self.lose_open()
+        time = float(said["time"])
+        offset = time - self.lives[0].time if self.lives else 0.0
+        self.end = max(self.end, offset)
+        life = Life(time, offset, said["pid"], said["host"], bool(said["content"]))
+        self.lives.append(life)
+        self.root.state = "running"
+        self.root.spells.append(Spell(offset))
+        self.root.ended = None
+        self._here = {0: self.root}
+        self._runs_here = set()
+        self._asked = {}
+
+    def _end_life(self) -> None:
+        self.lives[-1].ended = True
+        self.root.state = "completed"
+        self.root.ended = self.root.spells[-1].end = self.end
+
+    def lose_open(self) -> None:
+        """Take it that nothing more comes: what is open now never got to its end."""
+        for node in self.root.walk():
+            if not node.is_open or (node is self.root and self.lives[-1].ended):
+                continue
+            node.state = "lost"
+            if node.spells and node.spells[-1].end is None:
+                node.spells[-1].end = self.end
+            node.ended = self.end
+
+    def _put(self, said: Mapping[str, Any], at: float) -> None:
+        place = (said.get("run", ""), said.get("id", ""))
+        parent = self._here.get(said["p"], self.root)
+        node = self._known.get(place) if place[1] else None
+        if place[0] and place[0] not in self._runs_here:
+            self._runs_here.add(place[0])
+            for (run_id, _), each in self._known.items():
+                if run_id == place[0]:  # this life counts all that the run has spent anew
+                    each.usage = {}
+        if node is None or (node.number in self._here and self._here[node.number] is node):
+            node = TraceNode(said["n"], said["name"], parent, at)
+            parent.children.append(node)
+            if place[1]:
+                self._known.setdefault(place, node)
+        else:
+            node.number, node.state, node.ended, node.error = said["n"], "pending", None, None
+            node.lives += 1
+        node.run_id, node.identity, node.kept = *place, bool(said.get("kept"))
+        node.own_agent, node.own_session = said.get("agent", ""), str(said.get("session", ""))
+        node.host = said.get("host", "")
+        self._here[said["n"]] = node
+
+    def _happen(self, node: TraceNode, kind: str, said: Mapping[str, Any], at: float) -> None:
+        match kind:
+            case "started":
+                node.state = "running"
+                node.spells.append(Spell(at))
+            case "joining":
+                node.state = "joining"
+                if node.spells:
+                    node.spells[-1].joined = at
+            case "retried":
+                node.state = "pending"
+                node.retried.append((at, TraceError.read(said.get("error"))))
+                self._close_spell(node, at)
+            case "completed" | "failed" | "cancelled":
+                node.state = kind
+                node.ended = at
+                node.error = TraceError.read(said.get("error"))
+                node.reason = said.get("reason", "")
+                node.waits, node.waits_for, node.waits_at = "", (), ""
+                self._close_spell(node, at)
+            case "placed":
+                node.host = said["host"]
+            case "charged":
+                for account, amount in said["usage"].items():
+                    if isinstance(amount, (int, float)):
+                        node.others[account] = node.others.get(account, 0) + amount
+                    else:
+                        node.usage[account] = node.usage.get(account, Usage()) + Usage(**amount)
+            case "waiting":
+                node.waits = said.get("text", "")
+                node.waits_for, node.waits_at = tuple(said.get("on", ())), said.get("at", "")
+            case "slow":
+                node.slow.append((at, said["seconds"], said.get("at", "")))
+            case "text":
+                node.text += said["text"]
+            case "called":
+                node.tool, node.call_id, node.call_size = said["tool"], said["call"], said["size"]
+                node.arguments = said.get("arguments")
+            case "answered":
+                node.status, node.result_size = said["status"], said["size"]
+                node.result = said.get("result", "")
+            case "request" | "first_chunk" | "reply":
+                self._ask(node, kind, said, at)
+            case _:
+                pass
+
+    def _close_spell(self, node: TraceNode, at: float) -> None:
+        if node.spells and node.spells[-1].end is None:
+            node.spells[-1].end = at
+        for request in node.requests:
+            if request.end is None:  # its stream was never closed
+                request.end, request.left = at, True
+
+    def _ask(self, node: TraceNode, kind: str, said: Mapping[str, Any], at: float) -> None:
+        number = said["q"]
+        if kind == "request":
+            request = TraceRequest(
+                number,
+                said["provider"],
+                said["model"],
+                at,
+                said.get("options", {}),
+                said.get("messages", 0),
+                tuple(said.get("tools", ())),
+                said.get("replayed", False),
+                input=said.get("input", []),
+            )
+            node.requests.append(request)
+            self._asked[number] = request
+        elif (request := self._asked.get(number)) is None:
+            pass
+        elif kind == "first_chunk":
+            request.first = at
+        else:
+            del self._asked[number]
+            request.end, request.chunks = at, said["chunks"]
+            request.finish_reason = said.get("finish", "")
+            request.error = TraceError.read(said.get("error"))
+            request.left = said.get("left", False)
+            request.usage = _usage(said["usage"])
+            request.output = said.get("output")
+
+    def _fill_gap(self, said: Mapping[str, Any], at: float) -> None:
+        """Go on after a gap: what is not there any more has ended, nobody knows how."""
+        self.missed += said["missed"]
+        there = {number for number, *_ in said["nodes"]}
+        for number, parent, name, state in said["nodes"]:
+            if number not in self._here:
+                above = self._here.get(parent, self.root)
+                node = self._here[number] = TraceNode(number, name, above, at)
+                above.children.append(node)
+            if number and self._here[number].state != state:
+                self._here[number].state = state
+                if state != "pending" and not self._here[number].spells:
+                    self._here[number].spells.append(Spell(at))
+        for number, node in self._here.items():
+            if number not in there and node.is_open:
+                node.state, node.ended = "lost", at
+                self._close_spell(node, at)
+        spent = self._usage_here()
+        for model, used in _usage(said["usage"]).items():
+            lacking = _minus(used, spent.get(model, Usage()))
+            if lacking != Usage():
+                self.root.usage[model] = self.root.usage.get(model, Usage()) + lacking
+
+    def _usage_here(self) -> dict[str, Usage]:
+        total: dict[str, Usage] = {}
+        for node in self._here.values():
+            for model, used in node.usage.items():
+                total[model] = total.get(model, Usage()) + used
+        return total
+
+
+def _usage(said: Mapping[str, Any]) -> dict[str, Usage]:
+    usage: dict[str, Any] = {model: used for model, used in said.items() if type(used) is dict}
+    return {model: Usage(**used) for model, used in usage.items()}
+
+
+def _minus(more: Usage, less: Usage) -> Usage:
+    fields = {name: getattr(more, name) - getattr(less, name) for name in Usage.model_fields}
+    return Usage(**fields)
+
+
+def read(file: str | Path) -> Trace:
+    """Read a recording.
+
+    One that is still written is read as far as it is; of one whose process was killed, the nodes
+    that were open are "lost". Raises `ConfigurationError` for what is no recording.
+    """
+    from ._record import is_recorded
+
+    trace = Trace()
+    path = Path(file)
+    live = is_recorded(path)
+    try:
+        with path.open(encoding="utf-8") as lines:
+            feed_lines(trace, lines, str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read the recording {str(file)!r}: {error}") from None
+    if not trace.lives:
+        raise ConfigurationError(f"{str(file)!r} is empty, and no recording")
+    trace.live = live
+    if not live:
+        trace.lose_open()
+    return trace
+
+
+def feed_lines(trace: Trace, lines: Iterable[str], name: str) -> None:
+    """Feed whole lines; one that was cut off, as its process was killed, is passed over."""
+    for number, line in enumerate(lines, 1):
+        if not line.endswith("\n"):
+            break
+        try:
+            said = json.loads(line)
+            trace.feed(said)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{name!r}: {error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigurationError(
+                f"{name!r} is no recording, or is damaged at line {number}: {error!r:.200}"
+            ) from None
