@@ -22,7 +22,7 @@ from ..messages import Delta, Message, Request, ToolCallDelta, Usage, request_bo
 from ..messages.kept import read_message, write_json, write_message
 from ._secret import clean
 from ._tape import delta_from_json, delta_to_json
-from ._tell import hear_taken, is_telling, tell_request
+from ._tell import hear_taken, is_telling, tell_request, telling
 
 if TYPE_CHECKING:
     from ._backend import Backend
@@ -76,10 +76,11 @@ def keep_replies(stream: Stream[B]) -> Stream[B]:
 
     @wraps(stream)
     def kept_stream(self: B, request: Request) -> AsyncGenerator[Delta, None]:
-        source, replayed = kept(self, request)
         node = payer()
-        if node is None or self.asks_others or is_telling() or not is_watched(node):
-            return source
+        if node is None or self.asks_others or is_telling(node) or not is_watched(node):
+            return kept(self, request)[0]
+        with telling(node, {}):  # a `stream` that is no generator asks another one here and now
+            source, replayed = kept(self, request)
         return tell_request(self, source, request, replayed=replayed)
 
     def kept(self: B, request: Request) -> tuple[AsyncGenerator[Delta, None], bool]:

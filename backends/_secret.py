@@ -7,6 +7,7 @@ import html
 import json
 import logging
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -261,6 +262,8 @@ class _LogFilter(logging.Filter):
 
 
 _log_filter = _LogFilter()
+# Those that were made last, each key once.
+_latest: deque[Redactor] = deque(maxlen=16)
 
 # A filter holds for the records of its logger alone, not for those of the loggers below it.
 _LOGGERS = (
@@ -274,10 +277,13 @@ _LOGGERS = (
 
 
 def redact_keys(text: str) -> str:
-    """Return `text` with stars for each key of any backend that lives in this process."""
+    """Return `text` with stars for each key of any backend that lives in this process.
+
+    Or has lived a moment ago: what was said with it may still be on its way to a file.
+    """
     while True:
         try:
-            redactors = tuple(_log_filter.redactors)
+            redactors = {*_log_filter.redactors, *_latest}
         except RuntimeError:  # one was made in another thread meanwhile
             continue
         break
@@ -291,3 +297,5 @@ def keep_from_logs(redactor: Redactor) -> None:
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_log_filter)
     _log_filter.redactors.add(redactor)
+    if all(redactor._all.keys != each._all.keys for each in _latest):
+        _latest.append(redactor)

@@ -15,33 +15,41 @@ from ..messages import Asked, Delta, Replied, Request, Usage
 if TYPE_CHECKING:
     from ._backend import Backend
 
-__all__ = ["hear_taken", "is_telling", "tell_request"]
+__all__ = ["hear_taken", "is_telling", "tell_request", "telling"]
 
 _numbers: Iterator[int] = count(1)
 
-# What the question that is told of here has taken, by model; None where none is. A backend that
-# asks another one does so inside its own question, which alone is told.
-_TAKEN: ContextVar[dict[str, Usage] | None] = ContextVar("anabranch_told", default=None)
+# The node whose question is told of here, and what that has taken, by model; None where none is.
+_TOLD: ContextVar[tuple[Node[Any], dict[str, Usage]] | None] = ContextVar(
+    "anabranch_told", default=None
+)
 
 
-def is_telling() -> bool:
-    """Say whether this runs inside a question that is told already."""
-    return _TAKEN.get() is not None
+def is_telling(node: Node[Any]) -> bool:
+    """Say whether this runs inside a question of `node` that is told already.
+
+    A backend that asks another one does so inside its own question, which alone is told. What a
+    node asks that a backend has put is that node's.
+    """
+    told = _TOLD.get()
+    return told is not None and told[0] is node
 
 
 def hear_taken(model: str, usage: Usage) -> None:
     """Add what an attempt took to the question that is told here, if one is."""
-    if (taken := _TAKEN.get()) is not None:
+    if (told := _TOLD.get()) is not None:
+        taken = told[1]
         taken[model] = taken.get(model, Usage()) + usage
 
 
 @contextmanager
-def _inside(taken: dict[str, Usage]) -> Generator[None]:
-    token = _TAKEN.set(taken)
+def telling(node: Node[Any], taken: dict[str, Usage]) -> Generator[None]:
+    """Take what is asked in this block as part of a question of `node`, which is told."""
+    token = _TOLD.set((node, taken))
     try:
         yield
     finally:
-        _TAKEN.reset(token)
+        _TOLD.reset(token)
 
 
 async def tell_request(
@@ -49,8 +57,8 @@ async def tell_request(
 ) -> AsyncGenerator[Delta, None]:
     """Pass deltas on, and tell of the question they answer: exactly one `reply` each `request`.
 
-    A stream that is never closed tells of its end when it is collected, or not at all: whoever
-    listens takes it as ended with its node.
+    It is told by the node that reads first. A stream that is never closed tells of its end when it
+    is collected, or not at all: whoever listens takes it as ended with its node.
     """
     node = payer()
     if node is None:
@@ -69,7 +77,7 @@ async def tell_request(
         try:
             while True:
                 try:
-                    with _inside(taken):
+                    with telling(node, taken):
                         delta = await anext(source)
                 except StopAsyncIteration:
                     break
@@ -80,7 +88,7 @@ async def tell_request(
                 yield delta
             left = False
         finally:
-            with _inside(taken):
+            with telling(node, taken):
                 await source.aclose()
     except Exception as failure:
         error, left = failure, False

@@ -246,7 +246,8 @@ class Listener:
         self._woken = float("-inf")  # when it was last woken, by the loop's clock
         self.closed = tree.root.state in DONE
         if not self.closed:
-            tree.listeners.append(self)
+            # A new list: this may be called while an event is being told to those of the old one.
+            tree.listeners = [*tree.listeners, self]
             if self.wants_waits:
                 tree.tell_waits()
 
@@ -293,14 +294,6 @@ class Listener:
         self._clear()
         return None
 
-    def take(self) -> list[Event]:
-        """Return all that is unread."""
-        self.trim()
-        events = [self._take_gap()] if self._gap else []
-        events.extend(self._events)
-        self._clear()
-        return events
-
     def _clear(self) -> None:
         self.buffer.clear()
         self._rewind()
@@ -345,7 +338,8 @@ class Listener:
         """Take no more events; what is buffered can still be read."""
         if not self.closed:
             self.closed = True
-            self._tree.listeners.remove(self)
+            others = [each for each in self._tree.listeners if each is not self]
+            self._tree.listeners = others
             self._wake()
 
     def leave(self) -> None:
@@ -420,13 +414,17 @@ class Tap(Listener):
         self.quiet = 0
 
     def take(self) -> list[Event]:
-        """Return all that is unread."""
-        events = super().take()
+        """Return all that is unread: also what is beyond the room, but not dropped yet."""
+        events = [self._take_gap()] if self._gap else []
+        events.extend(self._events)
+        self._clear()
         self.quiet = 0
         return events
 
     def attend(self, clock: float) -> None:
         """Call `notify`."""
+        if self.closed:  # at this very event, by another listener
+            return
         self.quiet = 2 * self._room
         self._notify()
         super().attend(clock)

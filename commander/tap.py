@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import _get_running_loop
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +17,16 @@ from ._stack import is_library
 if TYPE_CHECKING:
     from ._limits import NodeLimits
 
-__all__ = ["RunPlace", "Tap", "limits_above", "own_actor", "place_of", "type_name", "where_raised"]
+__all__ = [
+    "RunPlace",
+    "Tap",
+    "limits_above",
+    "own_actor",
+    "place_of",
+    "require_here",
+    "type_name",
+    "where_raised",
+]
 
 
 class Tap(_Tap):
@@ -45,6 +55,17 @@ class Tap(_Tap):
     def epoch(self) -> float:
         """The time of day at the zero of that clock."""
         return self._tree.origin.epoch
+
+
+def require_here(commander: Commander, call: str) -> None:
+    """Raise `RuntimeError` if `call` is not made inside the commander's block, on its loop."""
+    record = record_of(commander)
+    if commander.state not in ("running", "joining"):
+        raise RuntimeError(
+            f"{call} is called inside the commander's block: async with Commander() as commander:"
+        )
+    if _get_running_loop() is not record.tree.loop:
+        raise RuntimeError(f"{call} is called on the commander's own loop, in its thread")
 
 
 class RunPlace(NamedTuple):

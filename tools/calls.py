@@ -54,6 +54,8 @@ def start_call(parent: Node[object], call: ToolCall, tool: AnyTool, ask: Ask) ->
         lambda ended: ended.recover(ToolResult.of_error(call, ended.error, tool.timeout))
     )
     if tool.approve:  # what is limited and tried again is the call after the yes
+        if is_watched(parent):
+            node.at_done(_tell_refused)
         return parent.call_handler(node, claim=True)
     return _put(parent, node, tool)
 
@@ -76,6 +78,13 @@ def _put(parent: Node[object], node: CallNode, tool: AnyTool) -> CallNode:
     parent.call_handler(node, timeout=timeout, retry=tool.retry, claim=True)
     emit(node, "called", node.call)
     return node
+
+
+def _tell_refused(node: Node[Any]) -> None:
+    """Tell of a call that was asked about and did not run: each call is told once."""
+    if isinstance(node, _AskFirst) and not node.has_run:
+        emit(node, "called", node.call)
+        emit(node, "answered", node.answer)
 
 
 class CallNode(Node[ToolResult], internal=True):
@@ -180,6 +189,8 @@ def read_text(kept: Any) -> str:
 
 
 class _AskFirst(CallNode, internal=True):
+    has_run = False  # below this node
+
     def __init__(self, call: ToolCall, tool: AnyTool, ask: Ask, effect: Effect | None) -> None:
         super().__init__(call, tool, effect, f"ask_first:{tool.name}")
         self._ask = ask
@@ -208,6 +219,7 @@ class _AskFirst(CallNode, internal=True):
         call = decision.apply_to(call)
         if effect is not None:
             effect = effect.changed(call.arguments)
+        self.has_run = True
         answer = await _put(self, _Run(call, tool, effect), tool)
         if decision.arguments is not None:
             # Or the model would take the result for that of the call it made.

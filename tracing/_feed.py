@@ -105,7 +105,10 @@ class Feed:
         return self._tap.closed
 
     def close(self) -> None:
-        """Take nothing more; in any thread. Closing twice is harmless."""
+        """Take nothing more; in any thread. Closing twice is harmless.
+
+        In the tree's own thread it waits for the sink, for as long as the end does.
+        """
         if self._tap.closed:
             return
         if self._is_inside():
@@ -121,10 +124,19 @@ class Feed:
 
     def flush(self, timeout: float = PATIENCE) -> bool:
         """Wait until the sink has had all that happened before this call; say whether it has."""
-        if not self._tap.closed and (self._is_inside() or not self._loop.is_running()):
-            self._drain()
         done = threading.Event()
-        self._queue.put(done)
+
+        def mark() -> None:
+            self._drain()
+            self._queue.put(done)
+
+        if self._tap.closed or self._is_inside() or not self._loop.is_running():
+            mark()
+        else:
+            try:
+                self._loop.call_soon_threadsafe(mark)
+            except RuntimeError:  # the loop is closed
+                mark()
         until = time.monotonic() + timeout
         while not done.wait(0.02) and self._thread.is_alive():
             if time.monotonic() > until:
@@ -141,31 +153,36 @@ class Feed:
 
     def _on_news(self) -> None:
         if self._timer is None:
-            self._timer = self._loop.call_later(DELAY, self._drain)
+            self._timer = self._loop.call_later(DELAY, self._on_time)
         else:  # the tap is full
             self._drain()
 
-    def _drain(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        events = self._tap.take()
-        if not events:
-            return
-        if self._given - self._taken + len(events) > MOST:
-            self._missed += len(events)
-        else:
-            missed = sum(event.data for event in events if event.kind == "missed")
-            missed, self._missed = self._missed + missed, 0
-            self._given += len(events)
-            self._queue.put(events)
-            if missed:
-                self._queue.put(self._gap(missed))
+    def _on_time(self) -> None:
+        self._timer = None
+        self._drain()
+        # Not while an event is being told: the tree may then be halfway through a change.
+        if self._missed:
+            if self._given - self._taken > MOST // 2:
+                self._timer = self._loop.call_later(DELAY, self._on_time)
+            else:
+                self._tell_gap()
         self._end_if_empty()
 
-    def _gap(self, missed: int) -> Gap:
-        commander = self._commander
-        return Gap(missed, commander.tree(), commander.usage(), self._tap.now())
+    def _drain(self) -> None:
+        """Hand over what has happened; after a loss nothing, until the gap has been told."""
+        events = self._tap.take()
+        if self._missed or self._given - self._taken + len(events) > MOST:
+            self._missed += len(events)
+        elif events:
+            self._given += len(events)
+            self._queue.put(events)
+            # On another machine.
+            self._missed = sum(event.data for event in events if event.kind == "missed")
+
+    def _tell_gap(self) -> None:
+        commander, missed = self._commander, self._missed
+        self._missed = 0
+        self._queue.put(Gap(missed, commander.tree(), commander.usage(), self._tap.now()))
 
     def _end_if_empty(self) -> None:
         if self._leaving and not self._tap.closed and not self._commander.children:
@@ -173,9 +190,11 @@ class Feed:
 
     def _on_close(self) -> None:
         self._leaving = False
+        if self._timer is not None:
+            self._timer.cancel()
         self._drain()
         if self._missed:
-            self._queue.put(self._gap(self._missed))
+            self._tell_gap()
         self._queue.put(_End(self._commander.usage()))
         if self._wait:
             self._thread.join(self._wait)

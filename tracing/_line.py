@@ -36,6 +36,8 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
+from math import isfinite
 from typing import Any, cast
 
 from ..backends import Price, redact_keys
@@ -58,8 +60,15 @@ KINDS: tuple[EventKind, ...] = (
 )  # fmt: skip
 CONTENT_KINDS: tuple[EventKind, ...] = (*KINDS, "text")
 
-# The most characters of a text that are written.
+# The most characters of a text that are written, items of a list, and lists in one another.
 LONGEST = 20_000
+MOST = 1000
+DEEPEST = 50
+# Characters of a word that may be a key, and of a name that a wire may have for a reply's end.
+LONGEST_WORD = 512
+LONGEST_NAME = 40
+# What ends a node, or an attempt of it.
+_ENDS = ("completed", "failed", "cancelled", "retried")
 
 
 class Lines:
@@ -78,6 +87,11 @@ class Lines:
         self._content = content
         self._prices = dict(prices or {})
         self._priced: set[str] = set()
+        # Names come again and again.
+        self._name = lru_cache(4096)(_text)
+        self._quoted = lru_cache(4096)(_quoted)
+        # Text that was said by nodes which may go on in the middle of a word.
+        self._held: dict[int, str] = {}
         # Whose work nodes on other machines do, as far as they have not ended.
         self._away: dict[int, Actor | None] = {}
         self._kinds: dict[str, Callable[[Event], dict[str, Any]]] = {
@@ -85,15 +99,14 @@ class Lines:
             "retried": self._failed,
             "cancelled": self._cancelled,
             "placed": lambda event: {"host": event.data},
-            "charged": lambda event: {"usage": _usage(event.data)},
+            "charged": lambda event: {"usage": self._usage(event.data)},
             "called": self._called,
             "answered": self._answered,
             "request": self._request,
             "first_chunk": lambda event: {"q": event.data},
             "reply": self._reply,
-            "waiting": _waiting,
+            "waiting": self._waiting,
             "slow": _slow,
-            "text": lambda event: {"text": _text(event.data)},
         }
 
     def head(self) -> str:
@@ -106,43 +119,73 @@ class Lines:
             "content": self._content,
         })  # fmt: skip
 
+    def clock_of(self, event: Event) -> float:
+        """Return when something happened, by the clock of this machine's events."""
+        return event.clock if event.host is None else event.time - self._epoch
+
     def of(self, events: Iterable[Event]) -> list[str]:
         """Return the lines of events, in their order."""
         lines: list[str] = []
-        start = self._start
         for event in events:
-            kind, source = event.kind, event.source
-            here = event.host is None
-            at = (event.clock if here else event.time - self._epoch) - start
+            kind, number = event.kind, event.source.id
+            at = self.clock_of(event) - self._start
+            if self._held and kind in _ENDS and number in self._held:
+                lines.append(self._say(event, at, self._held.pop(number)))
             if kind == "put":
                 lines.append(self._put(event, at))
-            elif (more := self._kinds.get(kind)) is None:
-                if kind != "missed":
-                    lines.append(f'{{"e":"{kind}","t":{at:.6f},"n":{source.id}}}')
-            else:
-                if kind == "charged":
-                    lines += self._price(event)
-                begin = {"e": kind, "t": round(at, 6), "n": source.id}
-                lines.append(_write(begin | more(event)))
+            elif kind == "text":
+                lines += self._speak(event, at)
+            elif kind in self._kinds:
+                lines += self._tell(event, at)
+            elif kind != "missed":
+                lines.append(f'{{"e":"{kind}","t":{at:.6f},"n":{number}}}')
         return lines
+
+    def _tell(self, event: Event, at: float) -> list[str]:
+        """Return the line of an event that brings data; data that nobody knows say nothing."""
+        begin = {"e": event.kind, "t": round(at, 6), "n": event.source.id}
+        try:
+            prices = self._price(event) if event.kind == "charged" else []
+            return [*prices, _write(begin | self._kinds[event.kind](event))]
+        except Exception:  # noqa: BLE001 - whatever a user's program has put there
+            return [_write(begin)] if event.kind in _ENDS else []
+
+    def _speak(self, event: Event, at: float) -> list[str]:
+        """Return the line of a piece of text, but for the last word: a key may be cut in two."""
+        number = event.source.id
+        text = self._held.pop(number, "") + str(event.data)
+        end = max(text.rfind(" "), text.rfind("\n"), len(text) - LONGEST_WORD - 1) + 1
+        if text[end:]:
+            self._held[number] = text[end:]
+        return [self._say(event, at, text[:end])] if end else []
+
+    def _say(self, event: Event, at: float, text: str) -> str:
+        said = {"e": "text", "t": round(at, 6), "n": event.source.id, "text": _text(text)}
+        return _write(said)
 
     def gap(self, gap: Gap) -> str:
         """Return the line that stands for events which were lost."""
-        nodes = [[node.node_id, node.parent_id, _name(node.name), node.state] for node in gap.tree]
+        nodes = [
+            [node.node_id, node.parent_id, self._name(node.name), node.state] for node in gap.tree
+        ]
         at = round(gap.clock - self._start, 6)
         missed = {"e": "gap", "t": at, "missed": gap.missed}
-        return _write(missed | {"nodes": nodes, "usage": _usage(gap.usage)})
+        return _write(missed | {"nodes": nodes, "usage": self._usage(gap.usage)})
 
-    def end(self, clock: float, usage: dict[str, Any] | None) -> str:
-        """Return the last line."""
+    def end(self, clock: float, usage: dict[str, Any] | None) -> list[str]:
+        """Return the last lines."""
         at = round(clock - self._start, 6)
-        return _write({"e": "end", "t": at, "usage": _usage(usage or {})})
+        held = [
+            _write({"e": "text", "t": at, "n": number, "text": _text(text)})
+            for number, text in self._held.items()
+        ]
+        return [*held, _write({"e": "end", "t": at, "usage": self._usage(usage or {})})]
 
     # --- the kinds
 
     def _put(self, event: Event, at: float) -> str:
         source = event.source
-        name = _quoted(source.name)
+        name = self._quoted(source.name)
         line = f'{{"e":"put","t":{at:.6f},"n":{source.id},"p":{source.parent_id},"name":{name}'
         more: dict[str, Any] = {}
         actor = own_actor(event)
@@ -152,11 +195,11 @@ class Lines:
             if source.parent_id is not None and self._away.get(source.parent_id) == actor:
                 actor = None
         if actor is not None:
-            more["agent"] = _name(actor.agent)
+            more["agent"] = self._name(actor.agent)
             if actor.session_id is not None:
-                more["session"] = _name(str(actor.session_id))
+                more["session"] = self._name(str(actor.session_id))
         if (place := place_of(event)) is not None:
-            more["run"], more["id"] = place.run_id, place.identity
+            more["run"], more["id"] = self._name(place.run_id), place.identity
             if place.recorded:
                 more["kept"] = True
         return f"{line},{_write(more)[1:]}" if more else line + "}"
@@ -193,11 +236,11 @@ class Lines:
         return said
 
     def _cancelled(self, event: Event) -> dict[str, Any]:
-        return {"reason": _text(event.data)} if self._content and event.data else {}
+        return {"reason": _text(str(event.data))} if self._content and event.data else {}
 
     def _called(self, event: Event) -> dict[str, Any]:
         call: ToolCall = event.data
-        said = {"tool": _name(call.name), "call": _name(call.id), "size": len(call.text)}
+        said = {"tool": self._name(call.name), "call": _text(call.id), "size": len(call.text)}
         if self._content:
             said["arguments"] = _clean(call.arguments)
         return said
@@ -212,11 +255,11 @@ class Lines:
         options = asked.options if self._content else dict(filter(_is_plain, asked.options.items()))
         said: dict[str, Any] = {
             "q": asked.number,
-            "provider": _name(asked.provider),
-            "model": _name(asked.model),
+            "provider": self._name(asked.provider),
+            "model": self._name(asked.model),
             "options": _clean(dict(options)),
             "messages": asked.messages,
-            "tools": [_name(name) for name in asked.tools],
+            "tools": [self._name(name) for name in asked.tools],
         }
         if asked.replayed:
             said["replayed"] = True
@@ -229,12 +272,12 @@ class Lines:
         said: dict[str, Any] = {
             "q": replied.number,
             "chunks": replied.chunks,
-            "usage": _usage(replied.usage),
+            "usage": self._usage(replied.usage),
         }
         if replied.first_chunk is not None:
             said["first"] = round(replied.first_chunk, 6)
-        if replied.finish_reason is not None:
-            said["finish"] = _name(replied.finish_reason)
+        if (reason := replied.finish_reason) is not None:
+            said["finish"] = self._name(reason) if self._content or _is_word(reason) else "other"
         if replied.error is not None:
             said["error"] = self._error(replied.error)
         if replied.left:
@@ -245,27 +288,25 @@ class Lines:
                 said["output"] = _message(message)
         return said
 
+    def _waiting(self, event: Event) -> dict[str, Any]:
+        found: Explanation = event.data
+        said = {"on": list(found.waits_for), "at": found.at, "text": self._name(found.text)}
+        return {name: value for name, value in said.items() if value}
 
-def _waiting(event: Event) -> dict[str, Any]:
-    found: Explanation = event.data
-    said = {"on": list(found.waits_for), "at": found.at, "text": found.text}
-    return {name: value for name, value in said.items() if value}
+    def _usage(self, usage: Mapping[str, Any]) -> dict[str, Any]:
+        """Write what was spent: tokens field by field, other accounts as numbers."""
+        said: dict[str, Any] = {}
+        for account, amount in usage.items():
+            if isinstance(amount, Usage):
+                said[self._name(str(account))] = amount.model_dump(exclude_defaults=True)
+            elif isinstance(amount, (int, float)):
+                said[self._name(str(account))] = _plain(amount)
+        return said
 
 
 def _slow(event: Event) -> dict[str, Any]:
     blocked: Blocked = event.data
     return {"seconds": round(blocked.seconds, 3), "at": blocked.at}
-
-
-def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Write what was spent: tokens field by field, other accounts as numbers."""
-    said: dict[str, Any] = {}
-    for account, amount in usage.items():
-        if isinstance(amount, Usage):
-            said[_name(str(account))] = amount.model_dump(exclude_defaults=True)
-        elif isinstance(amount, (int, float)):
-            said[_name(str(account))] = amount
-    return said
 
 
 def _news(messages: Sequence[Message]) -> Sequence[Message]:
@@ -283,9 +324,16 @@ def _message(message: Message) -> dict[str, Any]:
     if message.reasoning:
         said["reasoning"] = _text(message.reasoning)
     if message.tool_calls:
-        calls = [{"name": each.name, "arguments": each.text} for each in message.tool_calls]
-        said["tool_calls"] = _clean(calls)
+        said["tool_calls"] = [
+            _clean({"name": call.name, "arguments": call.text if call.error else call.arguments})
+            for call in message.tool_calls
+        ]
     return said
+
+
+def _is_word(reason: str) -> bool:
+    """Say whether a reply's end has a name of the wire's, and is no text of a server's."""
+    return len(reason) <= LONGEST_NAME and reason.replace("-", "_").isidentifier()
 
 
 def _is_plain(option: tuple[str, Any]) -> bool:
@@ -304,9 +352,11 @@ def _str(error: BaseException) -> str:
 
 def _text(text: str) -> str:
     """Return a text without keys, cut where it is very long."""
-    if len(text) > LONGEST:
-        text = f"{text[:LONGEST]}... and {len(text) - LONGEST} more characters"
-    return mask(redact_keys(text))
+    # Cut behind the keys: half of one would be none that is known.
+    clean: str = mask(redact_keys(text[: 2 * LONGEST]))
+    if len(text) <= LONGEST:
+        return clean
+    return f"{clean[:LONGEST]}... and {len(text) - LONGEST} more characters"
 
 
 def _clean(value: Any) -> Any:
@@ -314,29 +364,30 @@ def _clean(value: Any) -> Any:
     return mask(_plain(value))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, depth: int = 0) -> Any:
+    if depth > DEEPEST:
+        return "..."
     match value:
         case str():
             return _text(value)
-        case None | bool() | int() | float():
+        case None | bool() | int():
             return value
+        case float():
+            return value if isfinite(value) else str(value)
         case Mapping():
-            fields = cast("Mapping[Any, Any]", value)
-            return {_text(str(name)): _plain(each) for name, each in fields.items()}
+            fields = [*islice(cast("Mapping[Any, Any]", value).items(), MOST)]
+            written = {_text(str(name)): _plain(each, depth + 1) for name, each in fields}
+            return written if len(fields) < MOST else {**written, "...": "and perhaps more"}
         case list() | tuple():
-            return [_plain(each) for each in cast("Sequence[Any]", value)]
+            items = cast("Sequence[Any]", value)
+            written = [_plain(each, depth + 1) for each in items[:MOST]]
+            return written if len(items) <= MOST else [*written, f"... {len(items)} in all"]
         case _:
             return f"a {type_name(value)}"
 
 
-@lru_cache(4096)
-def _name(name: str) -> str:
-    return _text(name)
-
-
-@lru_cache(4096)
 def _quoted(name: str) -> str:
-    return json.dumps(_name(name))
+    return json.dumps(_text(name))
 
 
 def _write(said: dict[str, Any]) -> str:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
+from weakref import WeakSet
 
 from ..backends import Price
 from ..commander import Commander, Event
 from ..commander.errors import ConfigurationError
+from ..commander.tap import require_here
 from ._feed import Feed, Gap
 from ._line import CONTENT_KINDS, KINDS, Lines
 
@@ -40,14 +43,16 @@ def record(
 
     It costs the tree a listener: the file is written in a thread. Leaving the block lets it go on
     until nothing runs in the tree any more; `close` ends it at once. A process that is killed
-    leaves a file that can be read, up to a twentieth of a second before its death.
+    leaves a file that can be read, up to a twentieth of a second before its death; a body that
+    blocks the loop holds up what comes before it in that time.
 
     Without `content` no prompt, reply, argument, result, message of an error or reason of a cancel
     is written, and with it none that looks like a key. What was in the file is replaced; with
     `append` this is a further life of what stands there: a durable run that goes on in another
     process is then one picture. Models whose price is in `prices`, or in limits of the tree, have
-    their cost. Raises `ConfigurationError` if the file cannot be written, or is being recorded to;
-    a disk that is full later ends the recording, is logged, and concerns no node (`error`).
+    their cost. Raises `ConfigurationError` if the file cannot be written, or is being recorded to,
+    and `RuntimeError` outside the commander's block, or in another loop or thread than its own. A
+    disk that is full later ends the recording, is logged, and concerns no node (`error`).
     """
     return Recorder(commander, Path(file), content=content, append=append, prices=prices)
 
@@ -64,17 +69,17 @@ class Recorder:
         append: bool,
         prices: Mapping[str, Price] | None,
     ) -> None:
-        if commander.state != "running":
-            raise RuntimeError(
-                "record(commander, ...) is called inside the commander's block:"
-                " async with Commander() as c, record(c, file):"
-            )
+        require_here(commander, "record(commander, ...)")
         self.path = path
         file = _open(path, append)
         self._writer = _Writer(file, content=content, prices=prices)
         kinds = CONTENT_KINDS if content else KINDS
         self._feed = Feed(commander, self._writer, kinds, name=f"the recording {path}", wait=1.0)
-        self._writer.begin(self._feed.start, self._feed.epoch)
+        try:
+            self._writer.begin(self._feed.start, self._feed.epoch)
+        except OSError as error:
+            self._feed.close()
+            raise ConfigurationError(_refusal(path, error)) from None
 
     @property
     def error(self) -> Exception | None:
@@ -140,22 +145,24 @@ class _Writer:
     def begin(self, start: float, epoch: float) -> None:
         """Write the first line, before any event is taken."""
         self._last = start
-        self._lines = Lines(start, epoch, content=self._content, prices=self._prices)
-        self._write([self._lines.head()])
+        lines = Lines(start, epoch, content=self._content, prices=self._prices)
+        self._write([lines.head()])
+        self._lines = lines
 
     def take(self, events: list[Event]) -> None:
         assert self._lines is not None
-        self._last = events[-1].clock
+        self._last = self._lines.clock_of(events[-1])
         self._write(self._lines.of(events))
 
     def take_gap(self, gap: Gap) -> None:
         assert self._lines is not None
+        self._last = gap.clock
         self._write([self._lines.gap(gap)])
 
     def end(self, usage: dict[str, Any] | None) -> None:
-        assert self._lines is not None
         try:
-            self._write([self._lines.end(self._last, usage)])
+            if self._lines is not None:  # the first line could be written
+                self._write(self._lines.end(self._last, usage))
         finally:
             self._file.close()
 
@@ -168,25 +175,68 @@ class _Writer:
 def _open(path: Path, append: bool) -> IO[bytes]:
     """Open the file for one recorder at a time; the lock goes with the process."""
     try:
-        file = path.open("ab", buffering=0)
-    except OSError as error:
-        raise ConfigurationError(f"cannot record to {str(path)!r}: {error.strerror}") from None
-    if sys.platform != "win32":
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise ConfigurationError(
-                f"{str(path)!r} is being recorded to, by this process or another: take another file"
-            ) from None
-        except OSError:  # a file system without locks
-            pass
+        file = open(path, "ab", buffering=0, opener=_open_at_once)  # noqa: SIM115 - kept open
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(_refusal(path, error)) from None
+    if not _lock(file):
+        file.close()
+        raise ConfigurationError(
+            f"{str(path)!r} is being recorded to, by this process or another: take another file"
+        )
+    _files.add(file)
     if append:
         _end_line(path, file)
     else:
         with suppress(OSError):  # a pipe, a terminal
             file.truncate(0)
     return file
+
+
+def _refusal(path: Path, error: OSError | ValueError) -> str:
+    return f"cannot record to {str(path)!r}: {getattr(error, 'strerror', None) or error}"
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; of a pipe that nobody reads, say so instead of waiting for somebody."""
+    if sys.platform == "win32":
+        return os.open(path, flags, 0o666)
+    opened = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    os.set_blocking(opened, True)
+    return opened
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Say whether nobody else records to the file, and lock it."""
+    if sys.platform == "win32":
+        return True
+    for _ in range(100):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass
+        except OSError:  # a file system without locks
+            return True
+        else:
+            return True
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        time.sleep(0.001)  # whoever has it only looks, for a moment: see `is_recorded`
+    return False
+
+
+# Those that this process writes. A fork's child has them too, and would keep their locks.
+_files: WeakSet[IO[bytes]] = WeakSet()
+
+
+def _close_files() -> None:
+    for file in tuple(_files):
+        file.close()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_close_files)
 
 
 def _end_line(path: Path, file: IO[bytes]) -> None:
@@ -207,7 +257,7 @@ def _end_line(path: Path, file: IO[bytes]) -> None:
 
 def is_recorded(path: Path) -> bool:
     """Say whether a process that lives records to the file, as far as the system tells."""
-    if sys.platform == "win32":
+    if sys.platform == "win32" or not path.is_file():
         return False
     try:
         with path.open("rb") as file:
