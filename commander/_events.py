@@ -51,6 +51,7 @@ EventKind: TypeAlias = Literal[
     "tool_call",
     "tool_result",
     "charged",
+    "charged_again",
     "called",
     "answered",
     "request",
@@ -117,7 +118,8 @@ class Event(NamedTuple):
     reckoned from it by its `origin`. `data` holds what the kind brings: the exception of
     `failed` and `retried`, the reason of `cancelled`, a piece of `text`, the machine of `placed`
     (where the body of a job that was put elsewhere has begun), what was `charged` to the node for
-    its own work (`{account: amount}`), the call of a tool that the node is (`called`) and what that
+    its own work (`{account: amount}`; `charged_again`: what an earlier life of its run has spent,
+    and this one counts), the call of a tool that the node is (`called`) and what that
     gave (`answered`), what a model was asked (`request`), of which request the `first_chunk` came,
     and how it ended (`reply`), what the node is `waiting` for (told to those alone who name that
     kind), by how much it was too `slow` for the loop, the number of events `missed` by this

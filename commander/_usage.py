@@ -13,9 +13,11 @@ from ._limits import NodeLimits
 from ._record import enclosing, record_of
 
 if TYPE_CHECKING:
+    from ._commander import Tree
+    from ._events import EventKind
     from ._node import Node
 
-__all__ = ["charge", "limits_around", "payer", "payers"]
+__all__ = ["charge", "charge_as", "limits_around", "payer", "payers"]
 
 # A commander may be entered in a thread below a node of another loop, which it charges too.
 _charging = RLock()
@@ -46,23 +48,31 @@ def charge(account: str, amount: Any, node: Node[Any] | None = None, *, event: b
     Those who listen are told by an event of kind `charged`, one in each tree; with `event` False
     those of the node's own tree are not.
     """
-    told = None  # the tree that has been told, or has it from elsewhere
+    payer_here = payer() if node is None else node
+    own = None if event or payer_here is None else record_of(payer_here).tree
+    charge_as("charged", account, amount, payer_here, own)
+
+
+def charge_as(
+    kind: EventKind, account: str, amount: Any, node: Node[Any] | None, told: Tree | None = None
+) -> None:
+    """Charge `node`; all trees are told by an event of this kind, but for the one that has it."""
     with _charging:
-        for each in payers(payer() if node is None else node):
+        for each in payers(node):
             record = record_of(each)
             if record.charges is None:
                 record.charges = {}
             before = record.charges.get(account)
             record.charges[account] = amount if before is None else before + amount
-            news = record.tree is not told and (event or told is not None)
+            news = record.tree is not told
             told = record.tree
             if news and record.tree.listeners:
                 loop = record.tree.loop
                 if loop is _get_running_loop():
-                    publish(record, "charged", {account: amount})
+                    publish(record, kind, {account: amount})
                 else:  # it was spent in a thread that works for the node
                     with suppress(RuntimeError):  # the loop is closed
-                        loop.call_soon_threadsafe(publish, record, "charged", {account: amount})
+                        loop.call_soon_threadsafe(publish, record, kind, {account: amount})
 
 
 def limits_around(node: Node[Any] | None = None) -> list[NodeLimits]:

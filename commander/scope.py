@@ -19,7 +19,7 @@ from ._cancel import cancel_subtrees, leaves
 from ._limits import NodeLimits
 from ._reach import gathering
 from ._record import CURRENT, Callback, node_in, parent_here, record_of
-from ._usage import charge, limits_around, payer
+from ._usage import charge_as, limits_around, payer
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -400,10 +400,10 @@ def charge_again(
     """Charge what was spent in an earlier life; budgets around go on where they stood.
 
     So do those of `own`, which hold for the spender alone. Those around the run have counted it
-    when the run was taken up. Nobody is told by an event.
+    when the run was taken up. Those who listen are told by an event of kind `charged_again`.
     """
-    charge(account, amount, node, event=False)
     by = payer() if node is None else node
+    charge_as("charged_again", account, amount, by)
     scope = None if by is None else _scope(record_of(by))
     every = {id(each): each for each in (*limits_around(by), *own)}
     for limits in () if scope is None else scope.counted:

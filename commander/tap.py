@@ -73,7 +73,7 @@ class RunPlace(NamedTuple):
 
     run_id: str
     identity: str
-    recorded: bool  # its outcome stands in the journal: its body does not run
+    recorded: bool  # how it ends stands in the journal: its body does not run
 
 
 def place_of(event: Event) -> RunPlace | None:
@@ -81,8 +81,8 @@ def place_of(event: Event) -> RunPlace | None:
     source = event.source
     if not isinstance(source, Record) or source.scope is None:
         return None
-    run_id, identity = source.scope.place
-    return RunPlace(run_id, identity, source.scope.recorded)
+    scope = source.scope
+    return RunPlace(*scope.place, scope.recorded or scope.cancelled is not None)
 
 
 def own_actor(event: Event) -> Actor | None:

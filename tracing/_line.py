@@ -15,7 +15,8 @@ The first line of each life says whose the recording is; all times are in second
     {"e": "first_chunk", .., "q": 5}
     {"e": "reply", .., "q": 5, "first": 0.4, "chunks": 12, "usage": {"m": {..}}, "finish": "stop",
      "error": {..}, "left": true}
-    {"e": "charged", .., "usage": {"m": {"input_tokens": 9, ..}}}
+    {"e": "charged", .., "usage": {"m": {"input_tokens": 9, ..}}, "again": true}
+                                               again: an earlier life of its run has spent it
     {"e": "price", "model": "m", "input": 1.0, "output": 4.0, "cached_input": 0.1}
     {"e": "called", .., "tool": "search", "call": "c1", "size": 12}     characters of its arguments
     {"e": "answered", .., "status": "ok", "size": 90}                   of its result
@@ -33,6 +34,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -56,7 +58,7 @@ VERSION = 1
 
 KINDS: tuple[EventKind, ...] = (
     "put", "started", "joining", "completed", "failed", "cancelled", "retried", "placed", "charged",
-    "called", "answered", "request", "first_chunk", "reply", "waiting", "slow",
+    "charged_again", "called", "answered", "request", "first_chunk", "reply", "waiting", "slow",
 )  # fmt: skip
 CONTENT_KINDS: tuple[EventKind, ...] = (*KINDS, "text")
 
@@ -100,6 +102,7 @@ class Lines:
             "cancelled": self._cancelled,
             "placed": lambda event: {"host": event.data},
             "charged": lambda event: {"usage": self._usage(event.data)},
+            "charged_again": lambda event: {"usage": self._usage(event.data), "again": True},
             "called": self._called,
             "answered": self._answered,
             "request": self._request,
@@ -139,13 +142,17 @@ class Lines:
                 lines += self._tell(event, at)
             elif kind != "missed":
                 lines.append(f'{{"e":"{kind}","t":{at:.6f},"n":{number}}}')
+            if kind in _ENDS and self._away:
+                self._away.pop(number, None)
         return lines
 
     def _tell(self, event: Event, at: float) -> list[str]:
         """Return the line of an event that brings data; data that nobody knows say nothing."""
-        begin = {"e": event.kind, "t": round(at, 6), "n": event.source.id}
+        charged = event.kind in ("charged", "charged_again")
+        kind = "charged" if charged else event.kind
+        begin = {"e": kind, "t": round(at, 6), "n": event.source.id}
         try:
-            prices = self._price(event) if event.kind == "charged" else []
+            prices = self._price(event) if charged else []
             return [*prices, _write(begin | self._kinds[event.kind](event))]
         except Exception:  # noqa: BLE001 - whatever a user's program has put there
             return [_write(begin)] if event.kind in _ENDS else []
@@ -222,6 +229,9 @@ class Lines:
         return lines
 
     def _failed(self, event: Event) -> dict[str, Any]:
+        if isinstance(event.data, str):  # what an error shows that could not be sent to here
+            named = re.match(r"\w+(?=\()", event.data)
+            return {"error": {"type": named[0] if named else "?"}}
         return {"error": self._error(event.data)}
 
     def _error(self, error: BaseException, depth: int = 3) -> dict[str, Any]:

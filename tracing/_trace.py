@@ -226,7 +226,15 @@ class Trace:
         self._here: dict[int, TraceNode] = {0: self.root}
         self._known: dict[tuple[str, str], TraceNode] = {}
         self._runs_here: set[str] = set()
-        self._asked: dict[int, TraceRequest] = {}
+        # What nodes of these had spent in earlier lives, which this one may count again.
+        self._earlier: dict[TraceNode, dict[str, Usage]] = {}
+        # Numbers of requests are those of the process that asked: one node asks in one process.
+        self._asked: dict[tuple[int, int], TraceRequest] = {}
+        # What gaps have told of, and no line of its own.
+        self._guessed: set[int] = set()
+        # What is told of this life's nodes; and what it lacks, as in a gap: that is the root's.
+        self._spent: dict[str, Usage] = {}
+        self._lacking: dict[str, Usage] = {}
 
     def __iter__(self) -> Iterator[TraceNode]:
         """Yield all nodes but the commander, each before its children."""
@@ -247,7 +255,7 @@ class Trace:
         total: dict[str, Usage] = {}
         for each in (node or self.root).walk():
             for model, used in each.usage.items():
-                total[model] = total.get(model, Usage()) + used
+                _add(total, model, used)
         return total
 
     def usage_by_agent(self) -> dict[str, dict[str, Usage]]:
@@ -258,8 +266,7 @@ class Trace:
             node, agent = stack.pop()
             agent = node.own_agent or agent
             for model, used in node.usage.items():
-                spent = total.setdefault(agent, {})
-                spent[model] = spent.get(model, Usage()) + used
+                _add(total.setdefault(agent, {}), model, used)
             stack.extend((child, agent) for child in node.children)
         return total
 
@@ -316,7 +323,8 @@ class Trace:
         elif kind == "gap":
             self._fill_gap(said, at)
         elif kind == "end":
-            self.lives[-1].usage = _usage(said["usage"])
+            self.lives[-1].usage = usage = _usage(said["usage"])
+            self._charge_lacking(usage)
             self._end_life()
         elif (node := self._here.get(said.get("n", -1))) is not None:
             self._happen(node, str(kind), said, at)
@@ -338,8 +346,8 @@ class Trace:
         self.root.spells.append(Spell(offset))
         self.root.ended = None
         self._here = {0: self.root}
-        self._runs_here = set()
-        self._asked = {}
+        self._runs_here, self._guessed = set(), set()
+        self._asked, self._spent, self._lacking = {}, {}, {}
 
     def _end_life(self) -> None:
         self.lives[-1].ended = True
@@ -348,35 +356,58 @@ class Trace:
 
     def lose_open(self) -> None:
         """Take it that nothing more comes: what is open now never got to its end."""
-        for node in self.root.walk():
-            if not node.is_open or (node is self.root and self.lives[-1].ended):
-                continue
-            node.state = "lost"
-            if node.spells and node.spells[-1].end is None:
-                node.spells[-1].end = self.end
-            node.ended = self.end
+        self._lose_below(self.root, self.end)
+        if self.root.is_open and not self.lives[-1].ended:
+            self._lose(self.root, self.end)
+
+    def _lose_below(self, node: TraceNode, at: float) -> None:
+        """Take what is open below a node as lost: a worker that died has not told of its end."""
+        stack = [child for child in node.children if child.is_open]
+        while stack:
+            lost = stack.pop()
+            self._lose(lost, at)
+            stack.extend(child for child in lost.children if child.is_open)
+
+    def _lose(self, node: TraceNode, at: float) -> None:
+        node.state, node.ended = "lost", at
+        node.waits, node.waits_for, node.waits_at = "", (), ""
+        self._close_spell(node, at)
 
     def _put(self, said: Mapping[str, Any], at: float) -> None:
-        place = (said.get("run", ""), said.get("id", ""))
-        parent = self._here.get(said["p"], self.root)
-        node = self._known.get(place) if place[1] else None
-        if place[0] and place[0] not in self._runs_here:
-            self._runs_here.add(place[0])
-            for (run_id, _), each in self._known.items():
-                if run_id == place[0]:  # this life counts all that the run has spent anew
-                    each.usage = {}
-        if node is None or (node.number in self._here and self._here[node.number] is node):
-            node = TraceNode(said["n"], said["name"], parent, at)
-            parent.children.append(node)
-            if place[1]:
-                self._known.setdefault(place, node)
-        else:
-            node.number, node.state, node.ended, node.error = said["n"], "pending", None, None
+        number, kept = said["n"], bool(said.get("kept"))
+        run_id, identity = place = said.get("run", ""), said.get("id", "")
+        if run_id and run_id not in self._runs_here:
+            self._runs_here.add(run_id)
+            self._forget_spent(run_id)
+        node = self._known.get(place)
+        if node is not None:  # it comes again
+            node.number, node.state, node.ended, node.error = number, "pending", None, None
+            node.waits, node.waits_for, node.waits_at = "", (), ""
             node.lives += 1
-        node.run_id, node.identity, node.kept = *place, bool(said.get("kept"))
-        node.own_agent, node.own_session = said.get("agent", ""), str(said.get("session", ""))
-        node.host = said.get("host", "")
-        self._here[said["n"]] = node
+            if not kept:
+                node.reason, node.text, node.host = "", "", ""
+        elif number in self._guessed:  # a gap came before it
+            node = self._here[number]
+            self._guessed.remove(number)
+        else:
+            node = TraceNode(number, said["name"], self._here.get(said["p"], self.root), at)
+            assert node.parent is not None
+            node.parent.children.append(node)
+        if identity:
+            self._known[place] = node
+        node.run_id, node.identity, node.kept = run_id, identity, kept
+        node.own_agent = said.get("agent", node.own_agent)
+        node.own_session = str(said.get("session", node.own_session))
+        node.host = said.get("host", node.host)
+        self._here[number] = node
+
+    def _forget_spent(self, run_id: str) -> None:
+        """Begin at nothing: a life counts anew what its run has spent before, as far as it does."""
+        for (run, _), node in self._known.items():
+            if run == run_id:
+                if node.usage:
+                    self._earlier[node] = node.usage
+                node.usage, node.others = {}, {}
 
     def _happen(self, node: TraceNode, kind: str, said: Mapping[str, Any], at: float) -> None:
         match kind:
@@ -390,6 +421,7 @@ class Trace:
             case "retried":
                 node.state = "pending"
                 node.retried.append((at, TraceError.read(said.get("error"))))
+                self._lose_below(node, at)
                 self._close_spell(node, at)
             case "completed" | "failed" | "cancelled":
                 node.state = kind
@@ -397,15 +429,12 @@ class Trace:
                 node.error = TraceError.read(said.get("error"))
                 node.reason = said.get("reason", "")
                 node.waits, node.waits_for, node.waits_at = "", (), ""
+                self._lose_below(node, at)
                 self._close_spell(node, at)
             case "placed":
                 node.host = said["host"]
             case "charged":
-                for account, amount in said["usage"].items():
-                    if isinstance(amount, (int, float)):
-                        node.others[account] = node.others.get(account, 0) + amount
-                    else:
-                        node.usage[account] = node.usage.get(account, Usage()) + Usage(**amount)
+                self._charge(node, said)
             case "waiting":
                 node.waits = said.get("text", "")
                 node.waits_for, node.waits_at = tuple(said.get("on", ())), said.get("at", "")
@@ -431,8 +460,36 @@ class Trace:
             if request.end is None:  # its stream was never closed
                 request.end, request.left = at, True
 
+    def _charge(self, node: TraceNode, said: Mapping[str, Any]) -> None:
+        for account, amount in said["usage"].items():
+            if isinstance(amount, (int, float)):
+                node.others[account] = node.others.get(account, 0) + amount
+                continue
+            used = left = Usage(**amount)
+            _add(self._spent, account, used)
+            if said.get("again") and node.kept:
+                left = self._restore(node, account, used)
+            if left != Usage():
+                _add(node.usage, account, left)
+
+    def _restore(self, node: TraceNode, model: str, used: Usage) -> Usage:
+        """Give back to a node that does not run again what it and those below it had spent.
+
+        Returns what the journal has beyond that; all of `used` if it has less.
+        """
+        found = [each for each in node.walk() if model in self._earlier.get(each, ())]
+        left = used
+        for each in found:
+            left = _minus(left, self._earlier[each][model])
+        if min(left.model_dump().values()) < 0:
+            return used
+        for each in found:
+            _add(each.usage, model, self._earlier[each].pop(model))
+        return left
+
     def _ask(self, node: TraceNode, kind: str, said: Mapping[str, Any], at: float) -> None:
         number = said["q"]
+        key = said["n"], number
         if kind == "request":
             request = TraceRequest(
                 number,
@@ -446,13 +503,13 @@ class Trace:
                 input=said.get("input", []),
             )
             node.requests.append(request)
-            self._asked[number] = request
-        elif (request := self._asked.get(number)) is None:
+            self._asked[key] = request
+        elif (request := self._asked.get(key)) is None:
             pass
         elif kind == "first_chunk":
             request.first = at
         else:
-            del self._asked[number]
+            del self._asked[key]
             request.end, request.chunks = at, said["chunks"]
             request.finish_reason = said.get("finish", "")
             request.error = TraceError.read(said.get("error"))
@@ -469,26 +526,28 @@ class Trace:
                 above = self._here.get(parent, self.root)
                 node = self._here[number] = TraceNode(number, name, above, at)
                 above.children.append(node)
+                self._guessed.add(number)
             if number and self._here[number].state != state:
                 self._here[number].state = state
                 if state != "pending" and not self._here[number].spells:
                     self._here[number].spells.append(Spell(at))
         for number, node in self._here.items():
             if number not in there and node.is_open:
-                node.state, node.ended = "lost", at
-                self._close_spell(node, at)
-        spent = self._usage_here()
-        for model, used in _usage(said["usage"]).items():
-            lacking = _minus(used, spent.get(model, Usage()))
-            if lacking != Usage():
-                self.root.usage[model] = self.root.usage.get(model, Usage()) + lacking
+                self._lose(node, at)
+        self._charge_lacking(_usage(said["usage"]))
 
-    def _usage_here(self) -> dict[str, Usage]:
-        total: dict[str, Usage] = {}
-        for node in self._here.values():
-            for model, used in node.usage.items():
-                total[model] = total.get(model, Usage()) + used
-        return total
+    def _charge_lacking(self, usage: dict[str, Usage]) -> None:
+        """Charge the root with what this life has spent, and no line has said of whom."""
+        for model, used in usage.items():
+            lacking = _minus(used, self._spent.get(model, Usage()))
+            before = self._lacking.get(model, Usage())
+            if min(lacking.model_dump().values()) >= 0 and lacking != before:
+                self._lacking[model] = lacking
+                _add(self.root.usage, model, _minus(lacking, before))
+
+
+def _add(total: dict[str, Usage], model: str, used: Usage) -> None:
+    total[model] = total.get(model, Usage()) + used
 
 
 def _usage(said: Mapping[str, Any]) -> dict[str, Usage]:
