@@ -23,8 +23,9 @@ __all__ = ["SeededLoop", "VirtualClock"]
 
 # How often, in real seconds, a loop that waits for threads looks whether they are still at work.
 LOOK = 0.02
-# The engine's watch over slow bodies; it never brings a loop anything to do.
-WATCHER = "anabranch"
+# The engine's watch over slow bodies, and what writes recordings and spans: these never bring a
+# loop anything to do.
+WATCHERS = ("anabranch", "anabranch-tracing")
 
 
 class VirtualClock:
@@ -116,7 +117,9 @@ class SeededLoop(asyncio.SelectorEventLoop):
         return [
             thread
             for thread in threading.enumerate()
-            if thread not in self._threads_before and thread.name != WATCHER and _at_work(thread)
+            if thread not in self._threads_before
+            and thread.name not in WATCHERS
+            and _at_work(thread)
         ]
 
 

@@ -9,7 +9,7 @@ from _until import settled, turns
 
 from anabranch import Commander, Message, Node, ToolCall, handler, tool
 from anabranch.agents import Agent, AgentMessage, ToolExecutor
-from anabranch.commander import Event
+from anabranch.commander import Event, Retry
 from anabranch.commander.tap import Tap
 from anabranch.handlers import View, call_tools, respond
 from anabranch.messages import Conversation
@@ -194,7 +194,7 @@ async def test_a_call_that_is_tried_again_is_told_once():
     """S1: with what its last attempt gave."""
     tries = []
 
-    @tool(retry=2)
+    @tool(retry=Retry(attempts=2, backoff=0))
     def once_more() -> str:
         tries.append(1)
         if len(tries) == 1:

@@ -20,7 +20,7 @@ from anabranch.store import Durable, Journal, Live, live
 from anabranch.testing import ScriptedBackend
 
 REQUEST = Request([Message(role="user", content="hi")])
-KINDS = ("request", "first_chunk", "reply", "charged")
+KINDS = ("request", "first_chunk", "reply", "charged", "charged_again")
 
 
 class Told:
@@ -305,7 +305,10 @@ async def test_a_reply_from_a_journal_says_so(tmp_path):
         told.check()
     assert [[each.replayed for each in told.asked] for told in lives] == [[False] * 2, [True] * 2]
     assert [each.usage for each in lives[0].replied] == [each.usage for each in lives[1].replied]
-    assert len(lives[0].of("charged")) == len(lives[1].of("charged")) == 2
+    assert len(lives[0].of("charged")) == 2
+    assert [event.data for event in lives[1].of("charged_again")] == [
+        each.usage for each in lives[1].replied
+    ]
 
 
 @settings(max_examples=40)

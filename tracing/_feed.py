@@ -128,6 +128,8 @@ class Feed:
 
         def mark() -> None:
             self._drain()
+            if self._missed:
+                self._tell_gap()
             self._queue.put(done)
 
         if self._tap.closed or self._is_inside() or not self._loop.is_running():
