@@ -305,13 +305,14 @@ def play(
     live: Mapping[str, Any] | None = None,
     beside: Callable[[Journal], Any] | None = None,
     limits: Callable[[], NodeLimits] | None = None,
+    around: Callable[[], Any] = nullcontext,
     **options: Any,
 ) -> Life:
     """Run what is left of a run on `disk` to its end, under asyncio's order or that of a seed.
 
     A real `file` may take the place of the disk's rows; else it is one that does something odd.
-    `beside` runs in a task beside it, with the journal; `limits` makes those of its commander. Time
-    is virtual, also that of the wall.
+    `beside` runs in a task beside it, with the journal; `limits` makes those of its commander, and
+    `around` a commander that others make. Time is virtual, also that of the wall.
     """
     disk = disk or Disk()
     life = Life(disk, before=len(disk.rows.get(RUN_ID, ())))
@@ -322,7 +323,7 @@ def play(
             async with journal_of(disk, **options) as journal:
                 other = None if beside is None else asyncio.create_task(beside(journal))
                 try:
-                    async with Commander(limits=life.limits) if limits else nullcontext():
+                    async with Commander(limits=life.limits) if limits else around():
                         life.result = await journal.run(make(), run_id=RUN_ID, live=live)
                 except (Exception, asyncio.CancelledError) as error:
                     life.error = error
