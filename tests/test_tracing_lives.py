@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,9 +16,10 @@ import pytest
 from _lives import Disk, Kill, Life, MemoryFile, doubtful, play
 from _program_draw import draw_body
 from _programs import LIVE, program, send_signals
-from _scale import many, seeds
+from _scale import SEED, many, seeds
 
 from anabranch.commander import Commander
+from anabranch.messages import Usage
 from anabranch.tracing import Recorder, Trace, TraceNode, read, record
 
 Key = tuple[str, str]
@@ -72,7 +76,9 @@ def places(trace: Trace) -> dict[Key, TraceNode]:
     for node in trace:
         if node.name == "echo":
             continue
-        assert node.identity, node
+        if not node.identity:
+            assert not node.run_id
+            continue
         assert found.setdefault((node.run_id, node.identity), node) is node, node
     return found
 
@@ -113,6 +119,36 @@ def test_a_run_that_was_killed_is_one_tree(seed: int, tmp_path: Path) -> None:
         assert parent_of(node) == parent_of(expected[key]), (node, body)
         assert not node.is_open
         assert node.state in (expected[key].state, "lost"), (node, body)
-    if any(node.lives > 1 for node in trace):  # else there was nothing left to do
+    last_life = lives.path.read_text().rpartition('{"recording"')[2]
+    if '"e":"put"' in last_life:  # else there was nothing left to do
         assert trace.usage() == lives.usage, body
     assert trace.root.usage == {}
+
+
+def test_processes_that_are_killed_leave_one_picture(tmp_path: Path) -> None:
+    """With `kill -9` at any moment, in a run with agents, retries and races, and a session."""
+    script = str(Path(__file__).with_name("_recorded_lives.py"))
+    command = [sys.executable, script, str(tmp_path), str(many(6, 60)), str(SEED)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+
+    trace = read(tmp_path / "run.jsonl")
+    found = places(trace)
+    assert len(trace.lives) > 1
+    assert not trace.lives[0].ended
+    assert trace.lives[-1].ended
+    assert {node.run_id for node in trace if node.run_id} == {"desk", "clerk/7"}
+    desk, *others = [node for node in trace if node.name == "Desk"]
+    assert not others
+    assert desk.lives == len(desk.spells) > 1
+    assert desk.state == "completed"
+    assert len([node for node in trace if node.name == "Fails"]) == 1
+    for node in found.values():
+        assert not node.is_open
+        assert all(spell.end is not None for spell in node.spells)
+    spent = {model: Usage(**used) for model, used in said["usage"].items()}
+    assert trace.lives[-1].usage == spent
+    assert trace.usage(desk) == {"scripted": Usage(input_tokens=9, output_tokens=6)}  # 3 replies
+    assert trace.root.usage == {}
+    assert trace.usage_by_agent().keys() == {"clerk", "writer"}

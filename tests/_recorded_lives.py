@@ -1,0 +1,113 @@
+"""A recorded durable run whose process is killed with SIGKILL again and again until it is over.
+
+    python tests/_recorded_lives.py FOLDER KILLS SEED
+
+Each life is a fork of this process, which dies after a random time. Prints what the last one has
+spent, as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+import anyio._backends._asyncio  # noqa: F401 - once, and not in each life
+
+from anabranch import Agent, Commander, Job, Retry
+from anabranch.commander.scope import scope_here
+from anabranch.store import Durable, Journal
+from anabranch.testing import ScriptedBackend
+from anabranch.tracing import record
+
+
+class Desk(Durable[list[str]]):
+    async def task(self) -> list[str]:
+        said: list[str] = []
+        for number in range(3):
+            said.append(await self.put_job(Writes(number)))
+            await self.put_job(
+                Fails(), retry=Retry(attempts=2, backoff=0.01)
+            ) if number == 1 else None
+            racers = [asyncio.ensure_future(self.put_job(Waits(n, number))) for n in range(2)]
+            for each in asyncio.as_completed(racers):
+                await each
+        return said
+
+
+class Writes(Durable[str]):
+    number: int
+
+    async def task(self) -> str:
+        agent = Agent(ScriptedBackend(otherwise="Written.", delay=0.01), name="writer")
+        return str(await agent(f"Write {self.number}."))
+
+
+class Fails(Durable[None]):
+    async def task(self) -> None:
+        await self.put_job(Waits(9, 9))
+        if scope_here().attempt == 1:  # type: ignore[union-attr]
+            raise KeyError("once more")
+
+
+class Waits(Job[None]):
+    number: int
+    round: int
+
+    async def task(self) -> None:
+        await asyncio.sleep(0.005 * (1 + self.number))
+
+
+async def live(folder: Path) -> dict[str, Any]:
+    """Take the run up, and say something in the session of an agent."""
+    async with (
+        Journal(str(folder / "runs.db"), max_recoveries=1_000_000) as journal,
+        Commander() as commander,
+        record(commander, folder / "run.jsonl", append=True),
+    ):
+        await journal.run(Desk(), run_id="desk")
+        backend = ScriptedBackend(otherwise="Noted.", delay=0.005)
+        clerk = Agent(backend, name="clerk", journal=journal)
+        await clerk("Note it.", session_id=7)
+    return commander.usage()
+
+
+def begin(folder: Path, seconds: float | None) -> bool:
+    """Fork a life that dies after so long; say whether it was over before."""
+    if pid := os.fork():
+        _, status = os.waitpid(pid, 0)
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+            raise SystemExit("a life has failed: see above")
+        return os.WIFEXITED(status)
+    try:
+        if seconds is not None:
+            threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        usage = asyncio.run(live(folder))
+        said = {"usage": {model: used.model_dump() for model, used in usage.items()}}
+        (folder / "said").write_text(json.dumps(said))
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def main(folder: Path, kills: int, seed: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(kills):
+        if begin(folder, draw.uniform(0.06, 0.4)):
+            break
+    else:
+        begin(folder, None)
+    print((folder / "said").read_text())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
