@@ -104,6 +104,8 @@ def enter(
     else:
         parent.children[number] = record
     if tree.listeners:
+        if scope is not None:
+            record.scope = scope  # a tap that is full hands the event to a thread at once
         publish(record, "put")
     if scope is not None and _take_up(record, scope):
         return record

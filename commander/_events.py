@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import _get_running_loop
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from itertools import repeat
 from operator import length_hint
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ._commander import Tree
 
 __all__ = [
+    "Batch",
     "Blocked",
     "Event",
     "EventKind",
@@ -103,6 +104,11 @@ class Source(Protocol):
     @property
     def path(self) -> str:
         """Where it stands."""
+        ...
+
+    @property
+    def special(self) -> bool:
+        """Whether there may be more to it: another machine, an actor of its own, a run."""
         ...
 
     @property
@@ -204,6 +210,11 @@ class EventSource(NamedTuple):
     path: str
     actor: Actor | None = None
 
+    @property
+    def special(self) -> bool:
+        """Whether there may be more to it: another machine, an actor of its own, a run."""
+        return True
+
 
 # A listener keeps the fields of its events one after the other in a flat list: no object is made
 # for an event before it is read, and the garbage collector has nothing to count.
@@ -215,6 +226,23 @@ BREATH = 0.001
 
 # Event's own __new__ takes its fields one by one.
 _new: Callable[[type[Event], tuple[Any, ...]], Event] = tuple.__new__  # pyright: ignore
+
+
+class Batch:
+    """Events that were taken: each is made when it is read, in whichever thread."""
+
+    def __init__(self, fields: list[Any]) -> None:
+        self._fields = fields
+
+    def __len__(self) -> int:
+        return len(self._fields) // WIDTH
+
+    def __iter__(self) -> Iterator[Event]:
+        return _events_of(iter(self._fields))
+
+
+def _events_of(fields: Iterator[Any]) -> Iterator[Event]:
+    return map(_new, repeat(Event), zip(*[fields] * WIDTH, strict=True))
 
 
 class Listener:
@@ -256,8 +284,7 @@ class Listener:
     def _rewind(self) -> None:
         # A list's iterator sees what is added later, until it has once come to the end.
         self._unread = iter(self.buffer)
-        fields = zip(*[self._unread] * WIDTH, strict=True)
-        self._events = map(_new, repeat(Event), fields)
+        self._events = _events_of(self._unread)
 
     @property
     def wants_waits(self) -> bool:
@@ -415,13 +442,20 @@ class Tap(Listener):
         super().__init__(tree, kinds, capacity)
         self.quiet = 0
 
-    def take(self) -> list[Event]:
-        """Return all that is unread: also what is beyond the room, but not dropped yet."""
-        events = [self._take_gap()] if self._gap else []
-        events.extend(self._events)
-        self._clear()
+    @property
+    def missed(self) -> int:
+        """How many events this has lost, here or on another machine."""
+        return self._missed
+
+    def take(self) -> Batch:
+        """Return all that has come since the last call."""
+        # Without a trim: what is beyond the room has not been dropped yet.
+        taken, self.buffer = self.buffer, []
+        if self._gap:
+            taken[:0] = self._take_gap()
+        self._rewind()
         self.quiet = 0
-        return events
+        return Batch(taken)
 
     def attend(self, clock: float) -> None:
         """Call `notify`."""

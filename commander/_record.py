@@ -334,8 +334,8 @@ class Record:
     @property
     def parent_id(self) -> int | None:
         """The parent's number; None for a commander and outside a tree."""
-        parent = self.parent
-        return None if parent is None else parent.id
+        above = self.parent_node
+        return None if above is None else above._node_record.id  # type: ignore[union-attr]
 
     @property
     def origin(self) -> Origin:

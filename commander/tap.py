@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ._commander import Commander
-from ._events import Event, EventKind
+from ._events import Batch, Event, EventKind
 from ._events import Tap as _Tap
 from ._record import Actor, Record, record_of
 from ._report import type_name
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ._limits import NodeLimits
 
 __all__ = [
+    "Batch",
     "RunPlace",
     "Tap",
     "limits_above",

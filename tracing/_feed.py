@@ -13,12 +13,13 @@ import threading
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from itertools import islice
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
 
 from ..commander import Commander, Event, EventKind, TreeSnapshot
-from ..commander.tap import Tap
+from ..commander.tap import Batch, Tap
 
 __all__ = ["Feed", "Gap", "Sink"]
 
@@ -27,8 +28,14 @@ logger = logging.getLogger("anabranch.tracing")
 # Seconds for which events are gathered; and how many at most, before they go at once.
 DELAY = 0.05
 BATCH = 4096
+# Events that the sink takes at once: few, so that the loop soon has its turn.
+SOME = 256
 # So many events may lie between the tree and the thread: beyond it they are dropped.
 MOST = 500_000
+# Where more than this lie there, the loop pauses for so many seconds after each batch: beside a
+# loop that never rests the thread would hardly have a turn of the interpreter.
+BEHIND = 4 * BATCH
+PAUSE = 0.005
 # Seconds that the end of the program waits for what is still to be written.
 PATIENCE = 5.0
 
@@ -83,11 +90,15 @@ class Feed:
         self._name = name
         self._wait = wait
         self.error: Exception | None = None
-        self._queue: SimpleQueue[list[Event] | Gap | _End | threading.Event] = SimpleQueue()
+        self._queue: SimpleQueue[Batch | Gap | _End | threading.Event] = SimpleQueue()
         # Events handed over, and those taken: each has one writer.
         self._given = 0
         self._taken = 0
+        # Those that were taken at the last pause.
+        self._seen = 0
+        # Events of which the sink is to be told that they are missed; those that the tap has lost.
         self._missed = 0
+        self._lost = 0
         # The block was left: it ends when nothing runs any more.
         self._leaving = False
         self._loop = asyncio.get_running_loop()
@@ -173,13 +184,19 @@ class Feed:
     def _drain(self) -> None:
         """Hand over what has happened; after a loss nothing, until the gap has been told."""
         events = self._tap.take()
-        if self._missed or self._given - self._taken + len(events) > MOST:
+        if self.error is not None:
+            return
+        waiting = self._given - self._taken
+        if self._missed or waiting + len(events) > MOST:
             self._missed += len(events)
         elif events:
             self._given += len(events)
             self._queue.put(events)
-            # On another machine.
-            self._missed = sum(event.data for event in events if event.kind == "missed")
+        lost, self._lost = self._tap.missed - self._lost, self._tap.missed  # on another machine
+        self._missed += lost
+        if waiting > BEHIND and self._taken != self._seen:  # it gets on, and no disk holds it up
+            self._seen = self._taken
+            time.sleep(PAUSE)
 
     def _tell_gap(self) -> None:
         commander, missed = self._commander, self._missed
@@ -215,23 +232,25 @@ class Feed:
                 except Exception as error:
                     self.error = error
                     logger.warning("%s ends here: %s", self._name, error, exc_info=error)
-            if isinstance(item, list):
-                self._taken += len(item)
-            elif isinstance(item, _End):
+                    self.close()
+            if isinstance(item, _End):
                 break
         _open.discard(self)
         while not self._queue.empty():  # who waits for a flush
             if isinstance(item := self._queue.get(), threading.Event):
                 item.set()
 
-    def _hand_over(self, item: list[Event] | Gap | _End) -> None:
+    def _hand_over(self, item: Batch | Gap | _End) -> None:
         match item:
             case Gap():
                 self._sink.take_gap(item)
             case _End():
                 self._sink.end(item.usage)
             case _:
-                self._sink.take(item)
+                events = iter(item)
+                while some := list(islice(events, SOME)):
+                    self._sink.take(some)
+                    self._taken += len(some)
 
     def finish(self) -> None:
         """Wait for the thread, as the program ends."""

@@ -129,9 +129,11 @@ class Lines:
     def of(self, events: Iterable[Event]) -> list[str]:
         """Return the lines of events, in their order."""
         lines: list[str] = []
+        start = self._start
         for event in events:
-            kind, number = event.kind, event.source.id
-            at = self.clock_of(event) - self._start
+            kind, source = event.kind, event.source
+            number = source.id
+            at = (self.clock_of(event) if source.special else event.clock) - start
             if self._held and kind in _ENDS and number in self._held:
                 lines.append(self._say(event, at, self._held.pop(number)))
             if kind == "put":
@@ -194,6 +196,8 @@ class Lines:
         source = event.source
         name = self._quoted(source.name)
         line = f'{{"e":"put","t":{at:.6f},"n":{source.id},"p":{source.parent_id},"name":{name}'
+        if not source.special:
+            return line + "}"
         more: dict[str, Any] = {}
         actor = own_actor(event)
         if event.host is not None:

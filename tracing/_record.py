@@ -168,8 +168,12 @@ class _Writer:
 
     def _write(self, lines: list[str]) -> None:
         data = memoryview(("\n".join(lines) + "\n").encode("utf-8", "backslashreplace"))
-        while data:  # an unbuffered file may take a part
-            data = data[self._file.write(data) :]
+        try:
+            while data:  # an unbuffered file may take a part
+                data = data[self._file.write(data) :]
+        except BaseException:
+            self._file.close()  # nothing comes any more
+            raise
 
 
 def _open(path: Path, append: bool) -> IO[bytes]:
