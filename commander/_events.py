@@ -447,6 +447,11 @@ class Tap(Listener):
         """How many events this has lost, here or on another machine."""
         return self._missed
 
+    @property
+    def full(self) -> bool:
+        """Whether events are dropped now unless they are taken."""
+        return len(self.buffer) > 2 * self._room
+
     def take(self) -> Batch:
         """Return all that has come since the last call."""
         # Without a trim: what is beyond the room has not been dropped yet.

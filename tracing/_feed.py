@@ -165,10 +165,10 @@ class Feed:
     # --- in the loop
 
     def _on_news(self) -> None:
-        if self._timer is None:
-            self._timer = self._loop.call_later(DELAY, self._on_time)
-        else:  # the tap is full
+        if self._tap.full:
             self._drain()
+        elif self._timer is None:
+            self._timer = self._loop.call_later(DELAY, self._on_time)
 
     def _on_time(self) -> None:
         self._timer = None
