@@ -1,0 +1,145 @@
+// Which rows are shown: what is folded, what is filtered, what is one of many alike.
+
+// So many finished siblings of one name, with no trouble below them, begin as one row.
+const ALIKE = 8;
+// So many rows are opened at the start; whatever leads to trouble is opened besides.
+const OPENED = 150;
+const TROUBLE_OPENED = 2000;
+
+const folds = { open: new Set(), filterFolded: new Set() };
+const filter = { text: "", state: "", agent: "", model: "", kind: "" };
+let rows = [];
+let matches = [];
+let rowOf = new Map(); // by key
+
+const KINDS = {
+  requests: (node) => node.requests.length > 0,
+  tools: (node) => node.tool !== undefined,
+  agents: (node) => node.ownAgent !== undefined,
+  failed: (node) => node.bad,
+  open: (node) => node.open || node.state === "lost",
+  retried: (node) => node.retried.length > 0,
+  slow: (node) => node.slow.length > 0,
+  replayed: (node) => node.kept === true || node.requests.some((request) => request.replayed),
+};
+
+// The children of a node as they are listed: nodes, and groups of those alike.
+function entriesOf(node) {
+  if (node.entries) return node.entries;
+  const sizes = new Map();
+  const kindOf = (child) => (child.trouble ? null : `${child.state}\n${child.name}`);
+  for (const child of node.children) sizes.set(kindOf(child), (sizes.get(kindOf(child)) ?? 0) + 1);
+  const groups = new Map();
+  node.entries = [];
+  for (const child of node.children) {
+    const kind = kindOf(child);
+    if (kind === null || sizes.get(kind) < ALIKE) {
+      node.entries.push(child);
+      continue;
+    }
+    let group = groups.get(kind);
+    if (!group) {
+      group = { key: `${node.index}\n${kind}`, parent: node, name: child.name, state: child.state, members: [] };
+      groups.set(kind, group);
+      node.entries.push(group);
+    }
+    group.members.push(child);
+    child.group = group;
+  }
+  return node.entries;
+}
+
+const keyOf = (entry) => (entry.members ? entry.key : entry.index);
+const below = (entry) => (entry.members ? entry.members : entriesOf(entry));
+
+// Open level by level until there are enough rows, and all that leads to trouble.
+function openAtStart() {
+  let shown = 1;
+  let level = [root];
+  while (level.length) {
+    const next = [];
+    for (const node of level) {
+      if (!node.children.length) continue;
+      const entries = entriesOf(node);
+      const bounds = node.trouble ? TROUBLE_OPENED : OPENED;
+      if (node !== root && shown + entries.length > bounds) continue;
+      folds.open.add(node.index);
+      shown += entries.length;
+      next.push(...entries.filter((entry) => !entry.members));
+    }
+    level = next;
+  }
+}
+
+// --- the filter
+
+const isFiltered = () => Object.values(filter).some((value) => value !== "");
+
+function searchText(node) {
+  node.haystack ??= [
+    label(node), node.agent, node.tool?.name, node.host, node.reason, node.id, node.run,
+    node.error && errorLine(node.error),
+    ...node.requests.flatMap((request) => [request.model, request.provider, request.error && errorLine(request.error)]),
+  ].filter(Boolean).join("\n").toLowerCase();
+  return node.haystack;
+}
+
+function isMatch(node) {
+  if (filter.state && node.state !== filter.state) return false;
+  if (filter.agent && (node.agent || "\u2013") !== filter.agent) return false;
+  if (filter.model && !node.usage.some(([model]) => model === filter.model)
+    && !node.requests.some((request) => request.model === filter.model)) return false;
+  if (filter.kind && !KINDS[filter.kind](node)) return false;
+  return !filter.text || searchText(node).includes(filter.text.toLowerCase());
+}
+
+function buildRows() {
+  const filtered = isFiltered();
+  const kept = new Set();
+  matches = [];
+  if (filtered) {
+    for (const node of nodes) {
+      node.match = isMatch(node);
+      if (!node.match) continue;
+      matches.push(node);
+      for (let each = node; each && !kept.has(each); each = each.parent) kept.add(each);
+    }
+  }
+  const listed = (entry) => (filtered ? entry.children.filter((child) => kept.has(child)) : below(entry));
+  const isOpen = (entry) => (filtered ? !folds.filterFolded.has(entry.index) : folds.open.has(keyOf(entry)));
+  rows = [];
+  const stack = filtered && !kept.has(root) ? [] : [[root, 1, 1, 1, null]];
+  while (stack.length) {
+    const [entry, level, place, size, parentKey] = stack.pop();
+    const row = { key: keyOf(entry), entry, level, place, size, parentKey, index: rows.length };
+    row.folder = (entry.members ? entry.members : entry.children).length > 0
+      && (!filtered || listed(entry).length > 0);
+    row.open = row.folder && isOpen(entry);
+    row.dim = filtered && !entry.match;
+    rows.push(row);
+    if (!row.open) continue;
+    const inner = listed(entry);
+    for (let i = inner.length - 1; i >= 0; i--) stack.push([inner[i], level + 1, i + 1, inner.length, row.key]);
+  }
+  rowOf = new Map(rows.map((row) => [row.key, row]));
+}
+
+function setFold(row, open) {
+  if (!row.folder) return;
+  const set = isFiltered() ? folds.filterFolded : folds.open;
+  if (isFiltered() ? !open : open) set.add(row.key);
+  else set.delete(row.key);
+}
+
+// Open all that is above `node`, so that it has a row.
+function openTo(node) {
+  if (isFiltered()) {
+    for (let each = node.parent; each; each = each.parent) folds.filterFolded.delete(each.index);
+    return;
+  }
+  for (let each = node; each.parent; each = each.parent) {
+    entriesOf(each.parent);
+    folds.open.add(each.parent.index);
+    if (each.group) folds.open.add(each.group.key);
+  }
+}

@@ -1,0 +1,183 @@
+// The tree: real elements for the rows in sight, so that a screen reader walks it too.
+
+const ROW = 24;
+const SPARE = 6; // rows above and below what is in sight
+const DEEPEST = 14; // levels that are indented
+const LONGEST = 160; // characters of a name in a row
+
+const scroller = $("scroller");
+const tree = $("tree");
+const drawn = new Map(); // rows in the page, by key
+let active = root.index; // the key of the row that is selected
+
+const activeRow = () => rowOf.get(active);
+
+function drawTree() {
+  tree.style.height = `${Math.max(1, rows.length) * ROW}px`;
+  const first = Math.max(0, Math.floor(scroller.scrollTop / ROW) - SPARE);
+  const last = Math.min(rows.length, Math.ceil((scroller.scrollTop + scroller.clientHeight) / ROW) + SPARE);
+  const wanted = rows.slice(first, last);
+  // The row that has the focus stays, wherever it is scrolled to.
+  const at = activeRow();
+  if (at && (at.index < first || at.index >= last)) wanted.push(at);
+  const keys = new Set(wanted.map((row) => row.key));
+  for (const [key, element] of drawn) {
+    if (keys.has(key)) continue;
+    element.remove();
+    drawn.delete(key);
+  }
+  for (const row of wanted) {
+    let element = drawn.get(row.key);
+    if (!element) {
+      element = row.entry.members ? groupElement(row.entry) : nodeElement(row.entry);
+      element.dataset.key = row.key;
+      drawn.set(row.key, element);
+      tree.append(element);
+    }
+    place(element, row);
+  }
+}
+
+function place(element, row) {
+  element.style.transform = `translateY(${row.index * ROW}px)`;
+  element.style.setProperty("--indent", Math.min(row.level - 1, DEEPEST));
+  element.classList.toggle("dim", row.dim);
+  element.classList.toggle("folder", row.folder);
+  const selected = row.key === active;
+  element.tabIndex = selected ? 0 : -1;
+  element.setAttribute("aria-selected", selected);
+  element.setAttribute("aria-level", row.level);
+  element.setAttribute("aria-posinset", row.place);
+  element.setAttribute("aria-setsize", row.size);
+  if (row.folder) element.setAttribute("aria-expanded", row.open);
+  else element.removeAttribute("aria-expanded");
+}
+
+const timeOf = (node) => (node.spells.length ? duration(endOf(node) - node.spells[0].start) : "");
+
+function remark(node) {
+  if (node.error) return ["bad", node.error[0]];
+  if (node.bad) return ["bad", `${node.tool.name}: ${node.tool.status}`];
+  if (node.waits && (node.open || node.state === "lost")) return ["wait", node.waits.text || "waits"];
+  if (node.tool && node.tool.name !== node.name) return ["tool", node.tool.name];
+  if (node.ownAgent && node.ownAgent !== node.name) return ["agent", node.ownAgent];
+  if (node.requests.length) return ["model", node.requests[0].model];
+  return null;
+}
+
+function nodeElement(node) {
+  const about = remark(node);
+  const spoken = [
+    label(node), node.state, timeOf(node), node.agent && `agent ${node.agent}`,
+    node.tool && `tool ${node.tool.name}`, node.requests.length && many(node.requests.length, "request"),
+    node.tokens && `${count(node.tokens)} tokens`, about && (about[0] === "bad" || about[0] === "wait") && about[1],
+    node.retried.length && `retried ${many(node.retried.length, "time")}`,
+  ];
+  return el("div", { role: "treeitem", class: `row ${node.state}`, "aria-label": clip(spoken.filter(Boolean).join(", "), 400) },
+    el("span", { class: "twisty", "aria-hidden": "true" }, icon("twisty")),
+    icon(node.state === "completed" && node.bad ? "failed" : node.state),
+    el("span", { class: "name", text: clip(node.name, LONGEST) || "(no name)" }),
+    node.number ? el("span", { class: "number", text: `#${node.number}` }) : null,
+    el("span", { class: `remark ${about ? about[0] : ""}`, text: about ? clip(about[1], LONGEST) : "" }),
+    el("span", { class: "tokens", text: node.tokens ? tokens(node.tokens) : "" }),
+    el("span", { class: "time", text: timeOf(node) }));
+}
+
+function groupElement(group) {
+  const words = `\u00d7 ${count(group.members.length)} ${group.state}`;
+  const all = group.members.reduce((sum, node) => sum + node.tokens, 0);
+  const spoken = `${group.name}, ${count(group.members.length)} alike, ${group.state}`;
+  return el("div", { role: "treeitem", class: `row group ${group.state}`, "aria-label": clip(spoken, 400) },
+    el("span", { class: "twisty", "aria-hidden": "true" }, icon("twisty")),
+    icon(group.state),
+    el("span", { class: "name", text: clip(group.name, LONGEST) || "(no name)" }),
+    el("span", { class: "times", text: words }),
+    el("span", { class: "remark" }),
+    el("span", { class: "tokens", text: all ? tokens(all) : "" }),
+    el("span", { class: "time" }));
+}
+
+function rebuild() {
+  const before = activeRow();
+  buildRows();
+  if (!activeRow() && rows.length) {
+    // What was selected is folded away: go to what stands above it.
+    let entry = before ? before.entry : root;
+    if (entry.members) entry = entry.parent;
+    while (entry && !rowOf.has(entry.index)) entry = entry.parent;
+    const visible = entry && rowOf.get(entry.index);
+    const matching = rows.find((row) => !row.dim) ?? rows[0];
+    select((visible && !visible.dim ? visible : matching).key, { focus: false, reveal: false });
+  }
+  drawAll();
+}
+
+function reveal(row) {
+  const top = row.index * ROW;
+  const room = scroller.clientHeight;
+  if (top < scroller.scrollTop || top + ROW > scroller.scrollTop + room) {
+    scroller.scrollTop = Math.max(0, top - Math.floor(room / 3));
+  }
+}
+
+function select(key, { focus = true, show = true } = {}) {
+  active = key;
+  const row = activeRow();
+  if (!row) return;
+  if (show) reveal(row);
+  drawAll();
+  if (focus) drawn.get(key)?.focus({ preventScroll: true });
+  showDetails(row.entry);
+}
+
+// Show a node wherever it is: what hides it is opened, a filter that leaves it out is cleared.
+function goTo(node, { zoom = false, focus = true } = {}) {
+  if (isFiltered() && !node.match) clearFilter();
+  openTo(node);
+  buildRows();
+  select(node.index, { focus });
+  if (zoom) zoomTo(node);
+  else panTo(node);
+}
+
+function fold(row, open) {
+  setFold(row, open);
+  rebuild();
+}
+
+tree.addEventListener("click", (event) => {
+  const element = event.target.closest(".row");
+  if (!element) return;
+  const row = rows.find((each) => String(each.key) === element.dataset.key);
+  if (event.target.closest(".twisty") && row.folder) fold(row, !row.open);
+  select(row.key, { show: false });
+});
+
+tree.addEventListener("dblclick", (event) => {
+  const row = activeRow();
+  if (event.target.closest(".row") && !event.target.closest(".twisty") && row) zoomTo(row.entry);
+});
+
+tree.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
+  const row = activeRow();
+  if (!row) return;
+  const page = Math.max(1, Math.floor(scroller.clientHeight / ROW) - 1);
+  const moves = {
+    ArrowDown: row.index + 1, ArrowUp: row.index - 1, Home: 0, End: rows.length - 1,
+    PageDown: row.index + page, PageUp: row.index - page,
+  };
+  if (event.key in moves) {
+    const to = rows[Math.max(0, Math.min(rows.length - 1, moves[event.key]))];
+    select(to.key);
+  } else if (event.key === "ArrowRight") {
+    if (row.folder && !row.open) fold(row, true);
+    else if (row.open) select(rows[row.index + 1].key);
+  } else if (event.key === "ArrowLeft") {
+    if (row.open) fold(row, false);
+    else if (row.parentKey !== null) select(row.parentKey);
+  } else if (event.key === "Enter" || event.key === " ") {
+    if (row.folder) fold(row, !row.open);
+  } else return;
+  event.preventDefault();
+});
