@@ -66,7 +66,9 @@ def call(name: str, **arguments: Any) -> Message:
 
 def say(text: str, tokens: int = 400) -> Message:
     """Return a reply in words."""
-    spent = Usage(input_tokens=1200 + 3 * tokens, output_tokens=tokens, reasoning_tokens=tokens // 4)
+    spent = Usage(
+        input_tokens=1200 + 3 * tokens, output_tokens=tokens, reasoning_tokens=tokens // 4
+    )
     return Message(role="assistant", content=text, usage=spent)
 
 
@@ -135,7 +137,9 @@ class Research(Job[str]):
         )
         await self.put_job(Verify(self.claims))
         writer = Agent(
-            ScriptedBackend(say("Rivers branch where they slow down. " * 8, 900), delay=0.01, model="large-1"),
+            ScriptedBackend(
+                say("Rivers branch where they slow down. " * 8, 900), delay=0.01, model="large-1"
+            ),
             "You write.",
             name="writer",
         )
@@ -163,10 +167,19 @@ class Crowd(Job[int]):
     async def task(self) -> int:
         for number in range(self.size):
             self.put_job(Leaf(number))
+            if number % 100 == 0:
+                await asyncio.sleep(0)
         return self.size
 
 
-TOPICS = ["meanders", "anabranches", "the delta of the Lena", "sediment", "ice jams", "braided rivers"]
+TOPICS = [
+    "meanders",
+    "anabranches",
+    "the delta of the Lena",
+    "sediment",
+    "ice jams",
+    "braided rivers",
+]
 
 
 async def run_and_record(job: Job[Any], file: Path, *, content: bool = False) -> None:
@@ -210,7 +223,9 @@ async def browser() -> AsyncIterator[Any]:
         yield await playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
 
 
-async def look(page_file: Path, picture: Path, size: tuple[int, int], scheme: Any, *keys: str) -> None:
+async def look(
+    page_file: Path, picture: Path, size: tuple[int, int], scheme: Any, *keys: str
+) -> None:
     """Open a page, press keys and take its picture."""
     async with browser() as opened:
         width, height = size
@@ -222,11 +237,22 @@ async def look(page_file: Path, picture: Path, size: tuple[int, int], scheme: An
         await page.wait_for_function("window.anabranchReady")
         for key in keys:
             await page.keyboard.press(key)
-        await page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        await page.evaluate(
+            "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )
         await page.screenshot(path=picture)
 
 
-def page(folder: Path, picture: Path, run: str, scheme: str, keys: str = "", *, width: int = 1280, height: int = 800) -> None:
+def page(
+    folder: Path,
+    picture: Path,
+    run: str,
+    scheme: str,
+    keys: str = "",
+    *,
+    width: int = 1280,
+    height: int = 800,
+) -> None:
     """Take the picture of a recording's page, after some keys."""
     file = folder / f"{run}.html"
     read(recording(folder, run)).html(file)

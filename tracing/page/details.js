@@ -11,7 +11,7 @@ const block = (text, name) => el("pre", { tabindex: "0", "aria-label": name, tex
 
 function link(node, text = label(node)) {
   return el("button", { class: `link ${node.state}`, type: "button", onclick: () => goTo(node) },
-    icon(node.state, node.state), el("span", { text: clip(text, 80) }));
+    icon(signOf(node), node.state), el("span", { text: clip(text, 80) }));
 }
 
 function errorBlock([type, at, message, inner], title) {
@@ -128,7 +128,7 @@ function showNode(node) {
   const own = node.usage.length > 0;
   details.replaceChildren(
     pathOf(node),
-    el("h2", {}, icon(node.state), el("span", { text: label(node) }), el("span", { class: `state ${node.state}`, text: node.state })),
+    el("h2", {}, icon(signOf(node)), el("span", { text: label(node) }), el("span", { class: `state ${node.state}`, text: node.state })),
     el("div", { class: "actions" },
       el("button", { type: "button", onclick: () => zoomTo(node), text: "Zoom to it" }),
       node.children.length ? el("span", { class: "dim", text: `${many(node.children.length, "child", "children")}, ${count(node.size - 1)} below` }) : null),

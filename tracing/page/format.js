@@ -35,6 +35,7 @@ const many = (number, one, more = `${one}s`) => `${count(number)} ${number === 1
 function duration(micros) {
   const sign = micros < 0 ? "\u2212" : "";
   const time = Math.abs(micros);
+  if (time === 0) return "0 s";
   if (time < 1000) return `${sign}${Math.round(time)} \u00b5s`;
   if (time < 999_500) return `${sign}${short(time / 1e3)} ms`;
   if (time < 59_950_000) return `${sign}${short(time / 1e6)} s`;

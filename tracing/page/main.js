@@ -33,7 +33,8 @@ function showHead() {
     type: "button", class: `chip ${state}`, "data-state": state, "aria-pressed": "false",
     title: `Show those that are ${state}`,
     onclick: () => setFilter({ state: filter.state === state ? "" : state }),
-  }, icon(state), `${count(byState.get(state))} ${state}`)));
+    "aria-label": `${count(byState.get(state))} ${state}`,
+  }, icon(state), count(byState.get(state)), el("span", { class: "word", text: state }))));
   $("first").hidden = raw.first === null;
   $("problem-count").textContent = problems.failed.length + problems.unfinished.length || "";
   showNotes();
@@ -44,9 +45,10 @@ function showNotes() {
   const open = problems.unfinished.length;
   const ended = raw.lives.at(-1)?.ended ?? true;
   if (raw.live) notes.push(`The run was going on when this page was written: ${many(open, "node")} open.`);
+  else if (!ended && !open) notes.push("The recording has no end: it was closed before the run ended, or its process was killed.");
   else if (!ended) notes.push(`The recording has no end: its process was killed, or is gone. ${many(open, "node")} had not ended, and ${open === 1 ? "is" : "are"} marked as lost.`);
-  else if (open) notes.push(`${many(open, "node")} had not ended when the process had, and ${open === 1 ? "is" : "are"} marked as lost.`);
-  if (raw.missed) notes.push(`${many(raw.missed, "event")} ${raw.missed === 1 ? "is" : "are"} missing: the recorder was too far behind. The tree and the sums are right; when things happened there is not known.`);
+  else if (open) notes.push(`${many(open, "node")} ${open === 1 ? "is" : "are"} marked as lost: the end of ${open === 1 ? "it" : "each"} is not in the recording.`);
+  if (raw.missed) notes.push(`${many(raw.missed, "event")} ${raw.missed === 1 ? "is" : "are"} missing: the recorder was too far behind. Sums are right, and what is marked as lost has ended, nobody knows how.`);
   const lives = raw.lives.length > 1 ? el("span", {}, `One run, ${raw.lives.length} processes: `,
     ...raw.lives.map((life, index) => el("button", {
       type: "button", class: "link", text: `life ${index + 1} (pid ${life.pid}, ${life.host})`,

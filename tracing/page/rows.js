@@ -1,7 +1,9 @@
 // Which rows are shown: what is folded, what is filtered, what is one of many alike.
 
-// So many finished siblings of one name, with no trouble below them, begin as one row.
+// So many finished siblings of one name, with no trouble below them, begin as one row; and so many
+// without children that failed alike, or are open.
 const ALIKE = 8;
+const TROUBLED_ALIKE = 40;
 // So many rows are opened at the start; whatever leads to trouble is opened besides.
 const OPENED = 150;
 const TROUBLE_OPENED = 2000;
@@ -27,13 +29,17 @@ const KINDS = {
 function entriesOf(node) {
   if (node.entries) return node.entries;
   const sizes = new Map();
-  const kindOf = (child) => (child.trouble ? null : `${child.state}\n${child.name}`);
+  const kindOf = (child) => {
+    const kind = `${child.state}\n${child.name}`;
+    if (!child.trouble) return kind;
+    return child.children.length ? null : `${kind}\n${child.error?.[0] ?? child.tool?.status ?? ""}`;
+  };
   for (const child of node.children) sizes.set(kindOf(child), (sizes.get(kindOf(child)) ?? 0) + 1);
   const groups = new Map();
   node.entries = [];
   for (const child of node.children) {
     const kind = kindOf(child);
-    if (kind === null || sizes.get(kind) < ALIKE) {
+    if (kind === null || sizes.get(kind) < (child.trouble ? TROUBLED_ALIKE : ALIKE)) {
       node.entries.push(child);
       continue;
     }

@@ -21,11 +21,11 @@ function showProblems() {
   const at = (time) => el("span", { class: "dim", text: duration(time) });
   const said = (text, kind = "dim") => el("div", { class: kind, text: clip(text, 300) });
   const failure = (node) => el("div", {}, at(endOf(node)),
-    said(node.error ? errorLine(node.error) : `${node.tool.name} answered: ${node.tool.status}`, "bad"),
+    said(node.error ? errorLine(node.error) : `${node.tool.name} answered: ${node.tool.result ?? node.tool.status}`, "bad"),
     node.error?.[1] ? el("div", { class: "at" }, el("code", { text: node.error[1] })) : null);
   const all = [
     listing("Failed, in the order of time", problems.failed, failure, "failed"),
-    listing(raw.live ? "Still open" : "Not ended when the process was", problems.unfinished, (node) => el("div", {},
+    listing(raw.live ? "Still open" : "Lost: their end is not in the recording", problems.unfinished, (node) => el("div", {},
       node.waits ? said(node.waits.text || "waits") : said(node.spells.length ? "was running" : "had not started"),
       node.waits?.at ? el("div", { class: "at" }, el("code", { text: node.waits.at })) : null), "open"),
     listing("Tried again", problems.retried, (node) => el("div", {}, said(node.retried.map(([time, error]) =>
@@ -94,7 +94,7 @@ function showTokens() {
     usageRow(model, used, costOf(model, used), "", () => setFilter({ model })));
   const byAgent = order(agents).flatMap(([agent, sums]) => [
     usageRow(agent || "(no agent)", sumOf(sums), costOfAll(sums), "", () => setFilter({ agent: agent || "\u2013" })),
-    ...(models.size > 1 ? [...sums].map(([model, used]) => usageRow(model, used, costOf(model, used), "inner")) : [])]);
+    ...(sums.size > 1 ? [...sums].map(([model, used]) => usageRow(model, used, costOf(model, used), "inner")) : [])]);
   const unpriced = [...models.keys()].filter((model) => !PRICES.has(model));
   pane.replaceChildren(
     spendTable("By agent", "agent", ...byAgent, everything),
@@ -124,7 +124,7 @@ function timeByName() {
   return [...names.values()].sort((a, b) => busyTime(b) - busyTime(a));
 }
 
-const PARTS = [["own", "own code"], ["tool", "tools"], ["model", "models"], ["below", "children"], ["queued", "queued"]];
+const PARTS = [["own", "own"], ["tool", "tools"], ["model", "models"], ["below", "children"], ["queued", "queued"]];
 
 function showTime() {
   const sums = timeByName();
@@ -139,10 +139,11 @@ function showTime() {
     }));
     return [el("tr", {}, el("th", { scope: "row" },
       el("button", { class: "link", type: "button", text: clip(sum.name, 80) || "(no name)", onclick: () => setFilter({ text: sum.name }) }),
-      el("span", { class: "dim", text: ` \u00d7 ${count(sum.count)}` }), share), ...cells(sum))];
+      el("span", { class: "dim", text: ` \u00d7 ${count(sum.count)}` })), ...cells(sum)),
+    el("tr", { class: "bars", "aria-hidden": "true" }, el("td", { colspan: "6" }, share))];
   });
   $("pane-time").replaceChildren(
-    el("p", { class: "dim", text: "Added up over all nodes of a name: nodes run side by side, so sums are longer than the run. While a child is alive, time counts as waiting for children." }),
+    el("p", { class: "dim", text: "Added up over all nodes of a name: nodes run side by side, so sums may be longer than the run. While a child is alive, time counts as waiting for children." }),
     el("div", { class: "wide" }, el("table", {}, el("caption", { text: "By name of node" }),
       el("thead", {}, el("tr", {}, el("th", { scope: "col", text: "node" }),
         ...PARTS.map(([name, title]) => el("th", { scope: "col" }, el("i", { class: `swatch ${name}` }), title)))),

@@ -159,7 +159,8 @@ function drawRuler({ ticks, step }) {
   for (const time of ticks) {
     const x = Math.round(xOf(time));
     pen.fillRect(x, height - 5, 1, 5);
-    pen.fillText(tickLabel(time, step), x + 4, height / 2);
+    const text = tickLabel(time, step);
+    if (x + 4 + pen.measureText(text).width < size.width) pen.fillText(text, x + 4, height / 2);
   }
   raw.lives.slice(1).forEach((life, index) => {
     const x = xOf(life.at);
@@ -214,6 +215,7 @@ function drawNode(pen, node, top) {
     const body = spell.joined ?? end;
     pen.fillStyle = colour(node.tool ? "tool" : node === root ? "root" : "own");
     const place = bar(pen, spell.start, body, at, BAR);
+    if (node.children.length && node !== root) drawCovered(pen, node, spell.start, body, at);
     if (node.tool && place) write(pen, node.tool.name, place, top, "on-bar");
     if (end > body) drawJoin(pen, body, end, at);
   }
@@ -239,6 +241,16 @@ function drawWaits(pen, node, top) {
   pen.setLineDash([]);
   const x = xOf(node.put);
   if (node.spells.length && xOf(node.spells[0].start) - x > 3) pen.strokeRect(x, top + 7, 0.01, ROW - 14);
+}
+
+// The body runs and children are alive, whom it may await: lighter, so that work stands out.
+function drawCovered(pen, node, from, to, at) {
+  node.covered ??= merge(node.children.map((child) => [child.put, endOf(child)]));
+  pen.fillStyle = colour("covered");
+  for (const [left, right] of node.covered) {
+    const [start, end] = [Math.max(from, left), Math.min(to, right)];
+    if (xOf(end) - xOf(start) >= 1) bar(pen, start, end, at, BAR, 0);
+  }
 }
 
 // The body has returned and children go on: lighter, and hatched.
@@ -362,7 +374,7 @@ function drawGroup(pen, group, top) {
   }
   if (!any) return;
   const most = steps.reduce(([sum, max], step) => [sum + step, Math.max(max, sum + step)], [0, 0])[1];
-  pen.fillStyle = colour(group.state === "cancelled" ? "cancelled" : group.members[0].tool ? "tool" : "own");
+  pen.fillStyle = colour(["cancelled", "failed", "lost"].includes(group.state) ? group.state : group.members[0].tool ? "tool" : "own");
   const before = pen.globalAlpha;
   let alive = 0;
   for (let x = 0; x < size.width; x++) {

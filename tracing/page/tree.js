@@ -55,6 +55,8 @@ function place(element, row) {
 
 const timeOf = (node) => (node.spells.length ? duration(endOf(node) - node.spells[0].start) : "");
 
+const signOf = (node) => (node.bad ? "failed" : node.state); // a call may complete and say it failed
+
 function remark(node) {
   if (node.error) return ["bad", node.error[0]];
   if (node.bad) return ["bad", `${node.tool.name}: ${node.tool.status}`];
@@ -74,8 +76,8 @@ function nodeElement(node) {
     node.retried.length && `retried ${many(node.retried.length, "time")}`,
   ];
   return el("div", { role: "treeitem", class: `row ${node.state}`, "aria-label": clip(spoken.filter(Boolean).join(", "), 400) },
-    el("span", { class: "twisty", "aria-hidden": "true" }, icon("twisty")),
-    icon(node.state === "completed" && node.bad ? "failed" : node.state),
+    el("span", { class: "twisty", "aria-hidden": "true" }, icon("chevron")),
+    icon(signOf(node)),
     el("span", { class: "name", text: clip(node.name, LONGEST) || "(no name)" }),
     node.number ? el("span", { class: "number", text: `#${node.number}` }) : null,
     el("span", { class: `remark ${about ? about[0] : ""}`, text: about ? clip(about[1], LONGEST) : "" }),
@@ -85,16 +87,18 @@ function nodeElement(node) {
 
 function groupElement(group) {
   const words = `\u00d7 ${count(group.members.length)} ${group.state}`;
+  const [from, to] = boundsOf(group);
   const all = group.members.reduce((sum, node) => sum + node.tokens, 0);
-  const spoken = `${group.name}, ${count(group.members.length)} alike, ${group.state}`;
+  const { error } = group.members[0];
+  const spoken = [group.name, `${count(group.members.length)} alike`, group.state, error && error[0]].filter(Boolean).join(", ");
   return el("div", { role: "treeitem", class: `row group ${group.state}`, "aria-label": clip(spoken, 400) },
-    el("span", { class: "twisty", "aria-hidden": "true" }, icon("twisty")),
+    el("span", { class: "twisty", "aria-hidden": "true" }, icon("chevron")),
     icon(group.state),
     el("span", { class: "name", text: clip(group.name, LONGEST) || "(no name)" }),
     el("span", { class: "times", text: words }),
-    el("span", { class: "remark" }),
+    el("span", { class: "remark bad", text: error ? error[0] : "" }),
     el("span", { class: "tokens", text: all ? tokens(all) : "" }),
-    el("span", { class: "time" }));
+    el("span", { class: "time", text: duration(to - from) }));
 }
 
 function rebuild() {

@@ -1,0 +1,794 @@
+"""The page of a recording, in a real Chromium without a network."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabranch import Agent, Commander, Message, ToolCall, ToolError, tool
+from anabranch.backends import Price
+from anabranch.messages import Usage
+from anabranch.testing import ScriptedBackend
+from anabranch.tracing import Trace, read, record
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+PATIENCE = 30_000  # milliseconds
+MEGABYTE = 1_000_000
+
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None, reason="NO CHROMIUM on the path: the page was not opened by anything"
+)
+
+HOSTILE = [
+    "</script><script>window.broken = 1</script>",
+    "<!-- <script>",
+    "<img src=x onerror='window.broken=1'>",
+    "\u2028\u2029",
+    "\ud800 half",
+    "__proto__",
+    "constructor",
+    "{{script}} {{data}} {{style}}",
+    "\u202etxt.exe",
+    "a\nb\tc\0d",
+    "",
+    "'\"`${1}\\",
+    "x" * 5000,
+]
+
+
+# --- recordings, line by line
+
+
+def trace_of(*lines: dict[str, Any], live: bool = False, **head: Any) -> Trace:
+    """Return the trace of lines; what is open at their end is lost, unless it is `live`."""
+    trace = Trace()
+    first = {"recording": 1, "time": 1_790_000_000.0, "pid": 7, "host": "box", "content": True}
+    for line in (first | head, *lines):
+        trace.feed(line)
+    trace.live = live
+    if not live:
+        trace.lose_open()
+    return trace
+
+
+def bare(
+    number: int, name: str = "Leaf", parent: int = 1, at: float = 0.0, end: str = "completed"
+) -> list[dict[str, Any]]:
+    """Return the lines of a node that runs for a millisecond."""
+    ended: dict[str, Any] = {"e": end, "t": at + 0.002, "n": number}
+    if end == "failed":
+        ended["error"] = {"type": "ValueError", "at": "app.py:9 in task", "message": "too small"}
+    return [
+        {"e": "put", "t": at, "n": number, "p": parent, "name": name},
+        {"e": "started", "t": at + 0.001, "n": number},
+        ended,
+    ]
+
+
+def crowd(size: int, *, failed: int | None = None) -> Trace:
+    """Return a job with `size` children, one of which may fail."""
+    lines = [
+        {"e": "put", "t": 0.0, "n": 1, "p": 0, "name": "Crowd"},
+        {"e": "started", "t": 0.001, "n": 1},
+    ]
+    for number in range(2, size + 2):
+        lines += bare(number, at=number * 1.3e-5, end="failed" if number == failed else "completed")
+    last = size * 1.3e-5 + 0.01
+    lines += [{"e": "completed", "t": last, "n": 1}, {"e": "end", "t": last, "usage": {}}]
+    return trace_of(*lines)
+
+
+def asked(
+    number: int, model: str, at: float, usage: dict[str, Any], **more: Any
+) -> list[dict[str, Any]]:
+    """Return the lines of a request that a node makes."""
+    q = int(at * 1e6)
+    return [
+        {"e": "request", "t": at, "n": number, "q": q, "provider": "scripted", "model": model, "options": {"temperature": 0.5}, "messages": 2, "tools": ["search"]},
+        {"e": "first_chunk", "t": at + 0.01, "n": number, "q": q},
+        {"e": "reply", "t": at + 0.05, "n": number, "q": q, "first": 0.01, "chunks": 5, "usage": {model: usage}, "finish": "stop", **more},
+        {"e": "charged", "t": at + 0.05, "n": number, "usage": {model: usage}},
+    ]  # fmt: skip
+
+
+def talk() -> Trace:
+    """Return two agents that ask two models, call a tool, fail, try again, and wait."""
+    return trace_of(
+        {"e": "price", "model": "large", "input": 2.0, "output": 8.0, "cached_input": 0.5},
+        {"e": "put", "t": 0.0, "n": 1, "p": 0, "name": "Talk"},
+        {"e": "started", "t": 0.01, "n": 1},
+        {"e": "put", "t": 0.02, "n": 2, "p": 1, "name": "ask", "agent": "writer", "session": 3},
+        {"e": "started", "t": 0.03, "n": 2},
+        *asked(2, "large", 0.04, {"input_tokens": 1000, "output_tokens": 100, "cached_input_tokens": 400}),
+        *asked(2, "small", 0.1, {"input_tokens": 50, "output_tokens": 7, "reasoning_tokens": 3}),
+        {"e": "put", "t": 0.2, "n": 3, "p": 2, "name": "search"},
+        {"e": "called", "t": 0.2, "n": 3, "tool": "search", "call": "c1", "size": 12, "arguments": {"query": "rivers"}},
+        {"e": "started", "t": 0.21, "n": 3},
+        {"e": "answered", "t": 0.25, "n": 3, "status": "failed", "size": 9, "result": "no answer"},
+        {"e": "completed", "t": 0.25, "n": 3},
+        {"e": "completed", "t": 0.3, "n": 2},
+        {"e": "put", "t": 0.3, "n": 4, "p": 1, "name": "ask", "agent": "critic"},
+        {"e": "started", "t": 0.31, "n": 4},
+        *asked(4, "large", 0.32, {"input_tokens": 10, "output_tokens": 20}),
+        {"e": "retried", "t": 0.4, "n": 4, "error": {"type": "RateLimited", "message": "slow down"}},
+        {"e": "started", "t": 0.5, "n": 4},
+        {"e": "slow", "t": 0.6, "n": 4, "seconds": 0.08, "at": "app.py:40 in task"},
+        {"e": "failed", "t": 0.6, "n": 4, "error": {"type": "ExceptionGroup", "message": "two", "of": [{"type": "OSError", "message": "first"}]}},
+        {"e": "put", "t": 0.6, "n": 5, "p": 1, "name": "wait"},
+        {"e": "started", "t": 0.61, "n": 5},
+        {"e": "put", "t": 0.62, "n": 6, "p": 5, "name": "ever"},
+        {"e": "started", "t": 0.62, "n": 6},
+        {"e": "waiting", "t": 0.7, "n": 5, "on": [6], "at": "app.py:50 in task", "text": "is running, awaits ever#6"},
+        live=True,
+    )  # fmt: skip
+
+
+# --- the browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Generator[Any]:
+    """One Chromium for all tests of the module."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+Show = Callable[..., Any]
+
+
+@pytest.fixture
+def show(browser: Any, tmp_path: Path) -> Generator[Show]:
+    """Open the page of a trace with the network off; nothing may be asked for, or go wrong."""
+    wrong: list[str] = []
+    contexts: list[Any] = []
+
+    def note_request(request: Any) -> None:
+        if not request.url.startswith("file:"):
+            wrong.append(f"asked for {request.url}")
+
+    def show(trace: Trace, *, width: int = 1280, height: int = 800, **options: Any) -> Any:
+        file = tmp_path / "page.html"
+        trace.html(file, prices=options.pop("prices", None))
+        context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        contexts.append(context)
+        context.set_offline(True)
+        context.set_default_timeout(PATIENCE)
+        page = context.new_page()
+        page.on("request", note_request)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda said: wrong.append(said.text))
+        page.goto(file.as_uri())
+        page.wait_for_function("window.anabranchReady")
+        return page
+
+    yield show
+    for context in contexts:
+        context.close()
+    assert not wrong
+
+
+def rows(page: Any) -> list[str]:
+    """Return what the rows in sight say, from above."""
+    page.evaluate(
+        "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )
+    found: list[str] = page.evaluate(
+        """() => [...document.querySelectorAll("[role=treeitem]")]
+            .map(row => [row.getBoundingClientRect().top, row.getAttribute("aria-label")])
+            .sort((a, b) => a[0] - b[0]).map(row => row[1])"""
+    )
+    return found
+
+
+def chosen(page: Any) -> str:
+    """Return what is selected, which has the focus too."""
+    found: str = page.evaluate("() => document.activeElement.getAttribute('aria-label')")
+    assert (
+        page.locator('[role=treeitem][aria-selected="true"]').get_attribute("aria-label") == found
+    )
+    return found
+
+
+def data_of(page: str) -> dict[str, Any]:
+    """Return the data in the text of a page, as far as its element goes for a browser."""
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script', page, re.DOTALL)
+    assert match is not None
+    return json.loads(match[1])
+
+
+# --- what is written
+
+
+@pytest.mark.parametrize("size", [0, 10, 500, 10_000])
+def test_page_of_bare_nodes_is_small(size: int, tmp_path: Path) -> None:
+    """10,000 bare nodes take at most a megabyte, the page with them."""
+    crowd(size).html(tmp_path / "page.html")
+
+    assert (tmp_path / "page.html").stat().st_size < MEGABYTE
+
+
+trees = st.lists(
+    st.tuples(
+        st.integers(0, 1000),
+        st.text() | st.sampled_from(HOSTILE),
+        st.floats(0, 1e5),
+        st.sampled_from(["pending", "running", "completed", "failed", "retried"]),
+    ),
+    max_size=12,
+)
+
+
+def lines_of(tree: list[tuple[int, str, float, str]]) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    for number, (parent, name, at, end) in enumerate(tree, 1):
+        lines.append({"e": "put", "t": at, "n": number, "p": parent % number, "name": name})
+        if end != "pending":
+            lines.append({"e": "started", "t": at + 0.5, "n": number})
+        if end in ("completed", "failed", "retried"):
+            lines.append({"e": end, "t": at + 1.25, "n": number})
+    return lines
+
+
+@given(tree=trees)
+def test_page_holds_each_node_as_it_was(
+    tree: list[tuple[int, str, float, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Names, parents, states and times come out of the page's columns as they went in."""
+    trace = trace_of(*lines_of(tree), live=True)
+    file = tmp_path_factory.mktemp("page") / "page.html"
+    trace.html(file)
+
+    data = data_of(file.read_text(encoding="utf-8"))
+    columns = data["nodes"]
+    number = put = 0
+    for place, node in enumerate([trace.root, *trace]):
+        number += columns["number"][place]
+        put += columns["put"][place]
+        start, ended = columns["start"][place], columns["ended"][place]
+        above = [trace.root, *trace][place - columns["up"][place]]
+        assert number == node.number
+        assert data["names"][columns["name"][place]] == node.name
+        assert data["states"][int(columns["state"][place])] == node.state
+        assert above is (node.parent or trace.root)
+        assert put == round(node.put * 1e6)
+        if start is not None:
+            put_to_start = round(node.spells[0].start * 1e6) - put
+            assert start == put_to_start
+        if node.ended is not None:
+            assert put + (start or 0) + ended == round(node.ended * 1e6)
+
+
+def test_numbers_that_json_lacks_are_written_as_text(tmp_path: Path) -> None:
+    """An infinity or a huge number in what was recorded leaves a page that can be read."""
+    odd = {"a": float("inf"), "b": float("nan"), "c": 10**400}
+    charged = {"e": "charged", "t": 0.1, "n": 1, "usage": {"dollars": float("inf")}}
+    trace = trace_of(
+        *bare(1, parent=0)[:2],
+        {"e": "called", "t": 0.1, "n": 1, "tool": "t", "call": "c", "size": 3, "arguments": odd},
+        charged,
+    )
+    trace.html(tmp_path / "page.html")
+
+    data = data_of((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert "Infinity" in json.dumps(data["more"])
+
+
+# --- what is shown
+
+
+@needs_chromium
+@pytest.mark.parametrize(("size", "listed"), [(5, 7), (498, 3), (9_998, 3)])
+def test_page_opens_with_the_network_off(show: Show, size: int, listed: int) -> None:
+    """The page of a tree of any size asks nobody, and draws only what is in sight."""
+    page = show(crowd(size))
+
+    assert len(rows(page)) == listed
+    assert page.locator("#numbers").inner_text().startswith(tuple("0123456789"))
+    assert f"{size + 1:,} nodes" in page.locator("#numbers").inner_text()
+    assert page.evaluate("window.anabranchReady") > 0
+
+
+@needs_chromium
+def test_page_forbids_itself_every_request(show: Show) -> None:
+    """Whatever a script in the page would try, its policy lets nothing out and no other script in."""
+    page = show(crowd(1))
+    page.remove_listener  # noqa: B018 - the page stays the same
+
+    policy = page.locator("meta[http-equiv]").get_attribute("content")
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+
+
+@needs_chromium
+def test_many_alike_are_one_row(show: Show) -> None:
+    """Finished siblings alike begin as one row; the one that failed stands beside it."""
+    page = show(crowd(9_998, failed=5000))
+
+    assert rows(page)[2] == "Leaf, 9,997 alike, completed"
+    assert rows(page)[3].startswith("Leaf #5000, failed, ")
+    assert (
+        page.locator(".row.group")
+        .inner_text()
+        .replace("\n", " ")
+        .startswith("Leaf × 9,997 completed")
+    )
+
+
+@needs_chromium
+def test_row_of_many_opens_and_folds(show: Show) -> None:
+    """Opened, a row of many has thousands of rows, of which only those in sight are elements."""
+    page = show(crowd(9_998))
+    page.locator(".row.group").click()
+
+    page.keyboard.press("Enter")
+    assert 20 < len(rows(page)) < 80
+    page.keyboard.press("End")
+    assert chosen(page).startswith("Leaf #9999, completed")
+    assert page.locator("[aria-selected=true]").get_attribute("aria-posinset") == "9998"
+    assert page.locator("[aria-selected=true]").get_attribute("aria-setsize") == "9998"
+    page.keyboard.press("ArrowLeft")
+    assert chosen(page) == "Leaf, 9,998 alike, completed"
+    page.keyboard.press(" ")
+    assert len(rows(page)) == 3
+
+
+@needs_chromium
+def test_keys_walk_the_tree(show: Show) -> None:
+    """Arrows go up, down, in and out; the focus goes with the selection."""
+    page = show(talk())
+    page.keyboard.press("Tab")
+    page.locator("[role=treeitem]").first.focus()
+
+    walked = []
+    for key in (
+        "ArrowDown",
+        "ArrowDown",
+        "ArrowRight",
+        "ArrowLeft",
+        "ArrowLeft",
+        "ArrowDown",
+        "Home",
+        "End",
+    ):
+        page.keyboard.press(key)
+        walked.append(chosen(page).partition(",")[0])
+    assert walked == [
+        "Talk #1",
+        "ask #2",
+        "search #3",
+        "ask #2",
+        "ask #2",
+        "ask #4",
+        "Commander",
+        "ever #6",
+    ]
+    assert page.locator("[aria-label^='ask #2']").get_attribute("aria-expanded") == "false"
+
+
+@needs_chromium
+def test_screen_reader_finds_the_tree(show: Show) -> None:
+    """The accessibility tree has the tree and its items, each with name, level, place and state."""
+    page = show(talk())
+
+    said = page.locator("[role=tree]").aria_snapshot()
+    assert said.startswith('- tree "Nodes of the run"')
+    assert (
+        'treeitem "ask #4, failed, 290 ms, agent critic, 1 request, 30 tokens, ExceptionGroup: two'
+        in said
+        or ('treeitem "ask #4, failed' in said)
+    )
+    session = page.context.new_cdp_session(page)
+    nodes = session.send("Accessibility.getFullAXTree")["nodes"]
+    items = [node for node in nodes if node.get("role", {}).get("value") == "treeitem"]
+    assert len(items) == 7
+    facts = [
+        {each["name"]: each["value"].get("value") for each in node["properties"]} for node in items
+    ]
+    assert sorted(fact["level"] for fact in facts) == [1, 2, 3, 3, 3, 4, 4]
+    assert sum(bool(fact.get("selected")) for fact in facts) == 1
+    roles = {node.get("role", {}).get("value") for node in nodes}
+    assert {
+        "tree",
+        "tablist",
+        "tab",
+        "tabpanel",
+        "searchbox",
+        "separator",
+        "complementary",
+    } <= roles
+
+
+@needs_chromium
+def test_first_failure_is_one_key_away(show: Show) -> None:
+    """`f` goes to what failed first, wherever it is folded, and tells with what and where."""
+    page = show(crowd(9_998, failed=7000))
+    page.locator(".row").nth(1).click()
+    page.keyboard.press("ArrowLeft")
+    assert len(rows(page)) == 2
+
+    page.keyboard.press("f")
+    assert chosen(page).startswith("Leaf #7000, failed")
+    said = page.locator("#pane-node").inner_text()
+    assert "ValueError" in said
+    assert "too small" in said
+    assert "app.py:9 in task" in said
+
+
+@needs_chromium
+def test_search_and_filters_leave_what_matches_and_what_is_above(show: Show) -> None:
+    """Names, agents, models, kinds and states are found; Escape shows all again."""
+    page = show(talk())
+    everything = rows(page)
+
+    page.keyboard.press("/")
+    page.keyboard.type("SLOW DOWN")
+    assert rows(page) == []
+    page.keyboard.press("Control+A")
+    page.keyboard.type("no such node")
+    assert page.locator("#nothing").is_visible()
+    page.keyboard.press("Escape")
+    assert rows(page) == everything
+    page.keyboard.type("#3")
+    page.keyboard.press("Enter")
+    assert page.locator("#found").inner_text() == "1 of 7 match"
+    assert [row.partition(",")[0] for row in rows(page)] == [
+        "Commander",
+        "Talk #1",
+        "ask #2",
+        "search #3",
+    ]
+    page.locator("#clear").click()
+    page.locator("#kind").select_option("failed")
+    assert page.locator("#found").inner_text() == "2 of 7 match"
+    page.locator("#kind").select_option("")
+    page.locator("#agent").select_option("critic")
+    assert [row.partition(",")[0] for row in rows(page)] == ["Commander", "Talk #1", "ask #4"]
+    page.locator("#agent").select_option("")
+    page.locator("#model").select_option("small")
+    assert [row.partition(",")[0] for row in rows(page)] == ["Commander", "Talk #1", "ask #2"]
+    page.locator("#model").select_option("")
+    page.locator("[data-state=running]").click()
+    assert "ever #6" in rows(page)[-1]
+
+
+@needs_chromium
+def test_details_tell_what_a_node_waits_for(show: Show) -> None:
+    """A node that waits names what for, at which line, and leads there."""
+    page = show(talk())
+    page.locator("[aria-label^='wait #5']").click()
+
+    said = page.locator("#pane-node").inner_text()
+    assert "is running, awaits ever#6" in said
+    assert "app.py:50 in task" in said
+    page.locator("#pane-node .links button").click()
+    assert chosen(page).startswith("ever #6")
+
+
+@needs_chromium
+def test_details_tell_all_of_requests_tools_and_attempts(show: Show) -> None:
+    """Requests with times, options and tokens; calls with arguments and results; each attempt."""
+    page = show(talk())
+
+    page.locator("[aria-label^='ask #2']").click()
+    said = page.locator("#pane-node").inner_text()
+    for part in (
+        "writer",
+        "2 requests",
+        "temperature",
+        "10.0 ms",
+        "50.0 ms",
+        "stop",
+        "1,000",
+        "400",
+    ):
+        assert part in said
+    page.locator("[aria-label^='search #3']").click()
+    said = page.locator("#pane-node").inner_text()
+    for part in ("c1", "12 characters", '"query": "rivers"', "no answer", "failed"):
+        assert part in said
+    page.locator("[aria-label^='ask #4']").click()
+    said = page.locator("#pane-node").inner_text()
+    for part in (
+        "ExceptionGroup",
+        "OSError",
+        "RateLimited",
+        "slow down",
+        "app.py:40 in task",
+        "80.0 ms",
+    ):
+        assert part in said
+
+
+@needs_chromium
+def test_problems_are_told_in_the_order_of_time(show: Show) -> None:
+    """What failed, is open, was tried again or blocked the loop stands in one list."""
+    page = show(talk())
+    page.keyboard.press("2")
+
+    said = page.locator("#pane-problems").inner_text()
+    parts = ["search #3", "no answer", "ask #4", "ExceptionGroup: two", "Still open (3)", "awaits ever#6",
+             "Tried again (1)", "RateLimited", "Blocked the event loop (1)", "app.py:40 in task"]  # fmt: skip
+    places = [said.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def cells(page: Any, caption: str) -> dict[str, list[str]]:
+    """Return the lines of a table by their heads."""
+    table = page.locator("table", has=page.locator("caption", has_text=caption))
+    found: list[list[str]] = table.locator("tbody tr:not(.inner):not(.bars)").evaluate_all(
+        "rows => rows.map(row => [...row.children].map(cell => cell.innerText))"
+    )
+    return {head: rest for head, *rest in found}
+
+
+@needs_chromium
+def test_sums_are_those_of_the_trace(show: Show) -> None:
+    """Tokens and money by agent and by model equal `usage_by_agent`, `usage` and `cost`."""
+    trace = talk()
+    prices = {"small": Price(10.0, 100.0)}
+    page = show(trace, prices=prices)
+    page.keyboard.press("3")
+
+    def line(used: dict[str, Usage]) -> list[str]:
+        fields = "input_tokens", "cached_input_tokens", "output_tokens", "reasoning_tokens"
+        sums = [f"{sum(getattr(each, field) for each in used.values()):,}" for field in fields]
+        cost = trace.cost(used, prices)
+        assert cost is not None
+        return [*sums, f"{cost:.3g}"]
+
+    by_agent = {agent: line(used) for agent, used in trace.usage_by_agent().items()}
+    by_model = {model: line({model: used}) for model, used in trace.usage().items()}
+    everything = {"all": line(trace.usage())}
+    assert cells(page, "By agent") == by_agent | everything
+    assert cells(page, "By model") == by_model | everything
+
+
+@needs_chromium
+def test_time_of_a_name_is_parted_into_what_it_was_spent_on(show: Show) -> None:
+    """Own code, tools, models, children and queues are told apart, and add up to the lives."""
+    page = show(talk())
+    page.keyboard.press("4")
+
+    found = cells(page, "By name of node")
+    # ask #2 lived 280 ms: 10 queued, 100 at models, 50 with its child. ask #4 lived 300 ms: 110 queued
+    # (100 between attempts), 50 at a model.
+    assert found["ask × 2"] == ["260 ms", "–", "150 ms", "50.0 ms", "120 ms"]
+    assert found["search × 1"] == ["–", "40.0 ms", "–", "–", "10.0 ms"]
+
+
+@needs_chromium
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_can_be_read(show: Show, scheme: str) -> None:
+    """Text has the contrast that WCAG AA asks for, light and dark, on all that it stands on."""
+    page = show(talk(), color_scheme=scheme)
+
+    texts = ["text", "dim", "accent", "failed-text", "lost", "model", "tool"]
+    pairs = [(text, under) for text in texts for under in ("panel", "chosen", "hover", "sunk")]
+    pairs += [
+        ("on-bar", bar) for bar in ("own", "model", "tool", "failed", "cancelled", "lost", "retry")
+    ]
+    found = page.evaluate(
+        """pairs => {
+            const probe = document.body.appendChild(document.createElement("span"));
+            const light = name => {
+                probe.style.color = `var(--${name})`;
+                const parts = getComputedStyle(probe).color.match(/[0-9.]+/g).slice(0, 3).map(part => {
+                    const share = part / 255;
+                    return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+                });
+                return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+            };
+            return pairs.map(([text, under]) => {
+                const [low, high] = [light(text), light(under)].sort((a, b) => a - b);
+                return [text, under, (high + 0.05) / (low + 0.05)];
+            });
+        }""",
+        [list(pair) for pair in pairs],
+    )
+    assert [pair for pair in found if pair[2] < 4.5] == []
+
+
+@needs_chromium
+def test_theme_follows_the_system_until_it_is_chosen(show: Show) -> None:
+    """The page is dark where the system is; `t` turns it, the canvas too."""
+    page = show(talk(), color_scheme="dark")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(ground)
+
+    page.keyboard.press("t")
+    light = page.evaluate(ground)
+    assert dark != light
+    page.keyboard.press("t")
+    assert page.evaluate(ground) == dark
+
+
+@needs_chromium
+def test_timeline_is_zoomed_at_the_pointer_and_moved(show: Show) -> None:
+    """The wheel zooms where the pointer is, `z` to a node, `0` shows the whole run again."""
+    page = show(talk())
+    sight = page.locator("#range")
+    whole = sight.inner_text()
+    box = page.locator("#timeline").bounding_box()
+
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 100)
+    page.mouse.wheel(0, -600)
+    rows(page)
+    zoomed = sight.inner_text()
+    assert zoomed != whole
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 100, steps=3)
+    page.mouse.up()
+    rows(page)
+    assert sight.inner_text() != zoomed
+    page.keyboard.press("0")
+    rows(page)
+    assert sight.inner_text() == whole
+    page.mouse.dblclick(box["x"] + box["width"] * 0.5, box["y"] + 3.5 * 24)
+    rows(page)
+    assert "search #3" in page.locator("#pane-node h2").inner_text()
+    assert sight.inner_text() == "195 ms – 255 ms" or sight.inner_text() == "196 ms – 254 ms"
+
+
+@needs_chromium
+def test_help_lists_the_keys(show: Show) -> None:
+    """`?` opens and closes the list of keys."""
+    page = show(talk())
+
+    page.keyboard.press("?")
+    assert "what failed first" in page.get_by_role("dialog").inner_text()
+    page.keyboard.press("?")
+    assert not page.locator("#help").is_visible()
+
+
+@needs_chromium
+def test_names_and_content_stay_text(show: Show) -> None:
+    """No name, error, argument, reply or option becomes a part of the page."""
+    lines: list[dict[str, Any]] = []
+    for number, text in enumerate(HOSTILE, 1):
+        at = number / 100
+        lines += [
+            {"e": "put", "t": at, "n": number, "p": 0, "name": text, "agent": text, "session": text, "host": text, "run": text, "id": text},
+            {"e": "started", "t": at, "n": number},
+            {"e": "called", "t": at, "n": number, "tool": text or "t", "call": text, "size": 1, "arguments": {text: [text]}},
+            *asked(number, text, at, {"input_tokens": 1}, output={"role": text, "content": text, "reasoning": text, "tool_calls": [{text: text}]}, error={"type": text, "message": text, "at": text}),
+            {"e": "answered", "t": at, "n": number, "status": text, "size": 2, "result": text},
+            {"e": "waiting", "t": at, "n": number, "on": [1, 99], "at": text, "text": text},
+            {"e": "text", "t": at, "n": number, "text": text},
+            {"e": "failed", "t": at + 0.06, "n": number, "error": {"type": text, "message": text, "at": text}},
+        ]  # fmt: skip
+    page = show(
+        trace_of(
+            *lines,
+            {"e": "price", "model": "__proto__", "input": 1.0, "output": 1.0, "cached_input": 1.0},
+        )
+    )
+    page.locator("[role=treeitem]").first.focus()
+
+    for number, text in enumerate(HOSTILE, 1):
+        page.keyboard.press("ArrowDown")
+        assert f"#{number}" in page.locator("#pane-node h2").inner_text()
+        seen = page.locator("#pane-node .error b").first.evaluate("each => each.textContent")
+        assert seen.isascii() is text.isascii()
+    for key in "234":
+        page.keyboard.press(key)
+    assert page.evaluate("window.broken") is None
+    assert page.locator("script").count() == 2
+    assert page.locator("img").count() == 0
+
+
+@needs_chromium
+def test_what_is_lost_and_what_is_missing_is_told(show: Show) -> None:
+    """A killed process's open nodes are marked, and a gap is told with its size."""
+    page = show(
+        trace_of(
+            *bare(1, "Job", parent=0)[:2],
+            *bare(2, "Leaf")[:2],
+            {"e": "gap", "t": 0.1, "missed": 12, "nodes": [[0, None, "Commander", "running"], [1, 0, "Job", "running"]], "usage": {}},
+        )
+    )  # fmt: skip
+
+    assert rows(page)[1].startswith("Job #1, lost")
+    said = page.locator("#notes").inner_text()
+    assert "2 nodes" in said
+    assert "12 events are missing" in said
+
+
+@needs_chromium
+def test_run_of_two_processes_is_one_picture(show: Show) -> None:
+    """The lives of a durable run are named, and each is one click away."""
+    trace = trace_of(*bare(1, "Job", parent=0)[:2])
+    trace.feed({"recording": 1, "time": 1_790_000_600.0, "pid": 8, "host": "two", "content": True})
+    for line in (*bare(1, "Job", parent=0), {"e": "end", "t": 1.0, "usage": {}}):
+        trace.feed(line)
+    page = show(trace)
+
+    assert "2 processes" in page.locator("#notes").inner_text()
+    page.get_by_text("life 2 (pid 8, two)").click()
+    rows(page)
+    assert page.locator("#range").inner_text().startswith("10 m 0 s")
+
+
+@needs_chromium
+def test_page_fits_a_narrow_screen(show: Show) -> None:
+    """At 400 pixels the tree, the timeline and the details are in sight, and nothing is cut off."""
+    page = show(crowd(300, failed=100), width=400, height=800)
+    page.keyboard.press("f")
+
+    assert page.evaluate("document.documentElement.scrollWidth") == 400
+    for name in ("#tree", "#timeline", "#pane-node", "#first", "#search"):
+        box = page.locator(name).bounding_box()
+        assert box["width"] > 30
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 400
+    assert page.locator("#side").bounding_box()["height"] > 200
+    assert page.locator("#scroller").bounding_box()["height"] > 150
+
+
+@needs_chromium
+def test_deep_tree_is_walked_to_its_end(show: Show) -> None:
+    """A tree of 3,000 levels opens, and its last level is found."""
+    lines = [
+        line for number in range(1, 3001) for line in bare(number, f"Level{number}", number - 1)
+    ]
+    page = show(trace_of(*lines))
+
+    page.keyboard.press("/")
+    page.keyboard.type("Level3000")
+    page.keyboard.press("Enter")
+    assert page.locator("[aria-selected=true]").get_attribute("aria-level") == "3001"
+
+
+@tool
+async def look_up(word: str) -> str:
+    """Look a word up."""
+    raise ToolError(f"no entry for {word}")
+
+
+@pytest.fixture
+async def recorded(tmp_path: Path) -> Trace:
+    """A real run: an agent, a tool that fails, a model that is priced."""
+    call = ToolCall(id="1", name="look_up", arguments={"word": "anabranch"})
+    spent = Usage(input_tokens=100, output_tokens=10)
+    backend = ScriptedBackend(
+        Message(role="assistant", tool_calls=[call], usage=spent),
+        Message(role="assistant", content="A branch that comes back.", usage=spent),
+        model="scripted",
+    )
+    agent = Agent(backend, name="sage", tools=[look_up])
+    prices = {"scripted": Price(1.0, 10.0)}
+    async with (
+        Commander() as commander,
+        record(commander, tmp_path / "run.jsonl", content=True, prices=prices),
+    ):
+        await agent("What is an anabranch?")
+    return read(tmp_path / "run.jsonl")
+
+
+@needs_chromium
+def test_real_run_is_told_whole(recorded: Trace, show: Show) -> None:
+    """The page of a run that was recorded has its agent, its tool's answer, tokens and cost."""
+    page = show(recorded)
+
+    assert "220 tokens 0.0004 cost" in page.locator("#numbers").inner_text().replace("\n", " ")
+    page.keyboard.press("f")
+    assert "no entry for anabranch" in page.locator("#pane-node").inner_text()
+    page.keyboard.press("3")
+    assert cells(page, "By agent")["sage"] == ["200", "0", "20", "0", "0.0004"]
+    page.keyboard.press("/")
+    page.keyboard.type("scripted")
+    page.keyboard.press("Enter")
+    page.keyboard.press("1") if page.evaluate("document.activeElement.tagName") != "INPUT" else None
