@@ -234,7 +234,7 @@ async def look(
         )
         page = await context.new_page()
         await page.goto(page_file.as_uri())
-        await page.wait_for_function("window.anabranchReady")
+        await page.wait_for_selector("html[data-ready]")
         for key in keys:
             await page.keyboard.press(key)
         await page.evaluate(

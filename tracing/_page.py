@@ -208,7 +208,7 @@ def _error(error: TraceError | None) -> list[Any] | None:
     if error is None:
         return None
     said: list[Any] = [error.type, error.at, error.message, [_error(each) for each in error.of]]
-    while not said[-1]:
+    while len(said) > 1 and not said[-1]:
         said.pop()
     return said
 

@@ -66,4 +66,4 @@ const dayTime = (micros) => new Date((raw.time + micros / 1e6) * 1000);
 const date = (micros) => dayTime(micros).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
 const clip = (text, most) => (text.length > most ? `${text.slice(0, most)}\u2026` : text);
 
-const errorLine = ([type, , message]) => (message ? `${type}: ${message}` : type);
+const errorLine = ([type = "an error", , message]) => (message ? `${type}: ${message}` : type);

@@ -232,4 +232,5 @@ applyTheme();
 drawNow();
 requestAnimationFrame(() => requestAnimationFrame(() => {
   window.anabranchReady = performance.now(); // milliseconds until the first picture was there
+  document.documentElement.dataset.ready = window.anabranchReady; // a test can wait for it
 }));

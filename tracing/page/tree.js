@@ -21,6 +21,7 @@ function drawTree() {
   const at = activeRow();
   if (at && (at.index < first || at.index >= last)) wanted.push(at);
   const keys = new Set(wanted.map((row) => row.key));
+  const focused = tree.contains(document.activeElement);
   for (const [key, element] of drawn) {
     if (keys.has(key)) continue;
     element.remove();
@@ -36,6 +37,7 @@ function drawTree() {
     }
     place(element, row);
   }
+  if (focused && !tree.contains(document.activeElement)) drawn.get(active)?.focus({ preventScroll: true });
 }
 
 function place(element, row) {
@@ -130,7 +132,10 @@ function select(key, { focus = true, show = true } = {}) {
   if (!row) return;
   if (show) reveal(row);
   drawAll();
-  if (focus) drawn.get(key)?.focus({ preventScroll: true });
+  if (focus) {
+    drawTree(); // it takes the focus now, before the next key
+    drawn.get(key).focus({ preventScroll: true });
+  }
   showDetails(row.entry);
 }
 
