@@ -168,7 +168,7 @@ class Crowd(Job[int]):
         for number in range(self.size):
             self.put_job(Leaf(number))
             if number % 100 == 0:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.004)
         return self.size
 
 

@@ -38,7 +38,7 @@ function usageTable(sums, caption) {
 }
 
 function timeBar(split) {
-  const parts = [["queued", "not started, or between attempts"], ["own", "its own code"],
+  const parts = [["queued", "not started, or between attempts"], ["own", "its own body"],
     ["model", "asking models"], ["below", "waiting for children"]];
   const shown = parts.filter(([name]) => split[name] > 0);
   return el("div", {},

@@ -101,11 +101,12 @@ function whatHappens(node, time) {
 
 function showTip(event, entry) {
   const now = entry.members ? `${count(entry.members.length)} alike, ${entry.state}` : whatHappens(entry, pointer);
-  tip.replaceChildren(
+  tip.replaceChildren(...[
     el("b", { text: entry.members ? entry.name : clip(label(entry), 80) }),
     el("span", { text: entry.members ? "" : [entry.state, timeOf(entry)].filter(Boolean).join(", ") }),
     now ? el("div", { text: clip(now, 200) }) : null,
-    !entry.members && entry.error ? el("div", { class: "bad", text: clip(errorLine(entry.error), 200) }) : null);
+    !entry.members && entry.error ? el("div", { class: "bad", text: clip(errorLine(entry.error), 200) }) : null,
+  ].filter(Boolean));
   tip.hidden = false;
   const box = tip.getBoundingClientRect();
   tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - box.width - 8))}px`;

@@ -5,6 +5,7 @@ const ruler = $("ruler");
 const overview = $("overview");
 const tip = $("tip");
 const MARGIN = 0.015; // of the run's length, before and after it
+const HEIGHT = { overview: 38, ruler: 23 }; // of what stands above it
 const SMALLEST = 10; // microseconds in sight at least
 
 const WHOLE = { from: -Math.max(1, END) * MARGIN, to: Math.max(1, END) * (1 + 4 * MARGIN) };
@@ -153,7 +154,7 @@ function tickLabel(time, step) {
 }
 
 function drawRuler({ ticks, step }) {
-  const height = ruler.parentElement.clientHeight - overview.clientHeight || 22;
+  const height = HEIGHT.ruler;
   const pen = prepare(ruler, size.width, height);
   pen.fillStyle = colour("dim");
   for (const time of ticks) {
@@ -249,7 +250,7 @@ function drawCovered(pen, node, from, to, at) {
   pen.fillStyle = colour("covered");
   for (const [left, right] of node.covered) {
     const [start, end] = [Math.max(from, left), Math.min(to, right)];
-    if (xOf(end) - xOf(start) >= 1) bar(pen, start, end, at, BAR, 0);
+    if (end > start) bar(pen, start, end, at, BAR, 0);
   }
 }
 
@@ -418,7 +419,7 @@ const overviewX = (time, width) => ((time - WHOLE.from) / (WHOLE.to - WHOLE.from
 
 function drawOverview() {
   const width = size.width;
-  const height = overview.clientHeight || 36;
+  const height = HEIGHT.overview;
   if (busy.width !== width) countBusy(width);
   const pen = prepare(overview, width, height);
   let most = 1;

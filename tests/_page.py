@@ -1,0 +1,257 @@
+"""Recordings for the tests of the page, and what is seen of it in a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from anabranch import Agent, Commander, Message, ToolCall, ToolError, tool
+from anabranch.backends import Price
+from anabranch.messages import Usage
+from anabranch.testing import ScriptedBackend
+from anabranch.tracing import Trace, record
+
+__all__ = [
+    "CONTRASTS",
+    "HOSTILE",
+    "SELECTED",
+    "Opened",
+    "asked",
+    "bare",
+    "cells",
+    "chosen",
+    "crowd",
+    "event",
+    "rows",
+    "run_sage",
+    "talk",
+    "trace_of",
+]
+
+HOSTILE = [
+    "</script><script>window.broken = 1</script>",
+    "<!-- <script>",
+    "<img src=x onerror='window.broken=1'>",
+    "\u2028\u2029",
+    "\ud800 half",
+    "__proto__",
+    "constructor",
+    "{{script}} {{data}} {{style}}",
+    "\u202etxt.exe",
+    "a\nb\tc\0d",
+    "",
+    "'\"`${1}\\",
+    "x" * 5000,
+]
+
+
+def trace_of(*lines: dict[str, Any], live: bool = False, **head: Any) -> Trace:
+    """Return the trace of lines; what is open at their end is lost, unless it is `live`."""
+    trace = Trace()
+    first = {"recording": 1, "time": 1_790_000_000.0, "pid": 7, "host": "box", "content": True}
+    for line in (first | head, *lines):
+        trace.feed(line)
+    trace.live = live
+    if not live:
+        trace.lose_open()
+    return trace
+
+
+def event(kind: str, at: float, number: int, /, **more: Any) -> dict[str, Any]:
+    """Return the line of something that happens at a node."""
+    return {"e": kind, "t": at, "n": number, **more}
+
+
+def bare(
+    number: int, name: str = "Leaf", parent: int = 1, at: float = 0.0, end: str = "completed"
+) -> list[dict[str, Any]]:
+    """Return the lines of a node that runs for a millisecond."""
+    ended: dict[str, Any] = event(end, at + 0.002, number)
+    if end == "failed":
+        ended["error"] = {"type": "ValueError", "at": "app.py:9 in task", "message": "too small"}
+    return [
+        event("put", at, number, p=parent, name=name),
+        event("started", at + 0.001, number),
+        ended,
+    ]
+
+
+def crowd(size: int, *, failed: int | None = None) -> Trace:
+    """Return a job with `size` children, one of which may fail."""
+    lines = [
+        event("put", 0.0, 1, p=0, name="Crowd"),
+        event("started", 0.001, 1),
+    ]
+    for number in range(2, size + 2):
+        lines += bare(number, at=number * 1.3e-5, end="failed" if number == failed else "completed")
+    last = size * 1.3e-5 + 0.01
+    lines += [event("completed", last, 1), {"e": "end", "t": last, "usage": {}}]
+    return trace_of(*lines)
+
+
+def asked(
+    number: int, model: str, at: float, usage: dict[str, Any], **more: Any
+) -> list[dict[str, Any]]:
+    """Return the lines of a request that a node makes."""
+    q = int(at * 1e6)
+    return [
+        event(
+            "request",
+            at,
+            number,
+            q=q,
+            provider="scripted",
+            model=model,
+            options={"temperature": 0.5},
+            messages=2,
+            tools=["search"],
+        ),
+        event("first_chunk", at + 0.01, number, q=q),
+        {
+            "e": "reply",
+            "t": at + 0.05,
+            "n": number,
+            "q": q,
+            "first": 0.01,
+            "chunks": 5,
+            "usage": {model: usage},
+            "finish": "stop",
+            **more,
+        },
+        event("charged", at + 0.05, number, usage={model: usage}),
+    ]
+
+
+def talk() -> Trace:
+    """Return two agents that ask two models, call a tool, fail, try again, and wait."""
+    return trace_of(
+        {"e": "price", "model": "large", "input": 2.0, "output": 8.0, "cached_input": 0.5},
+        event("put", 0.0, 1, p=0, name="Talk"),
+        event("started", 0.01, 1),
+        event("put", 0.02, 2, p=1, name="ask", agent="writer", session=3),
+        event("started", 0.03, 2),
+        *asked(
+            2,
+            "large",
+            0.04,
+            {"input_tokens": 1000, "output_tokens": 100, "cached_input_tokens": 400},
+        ),
+        *asked(2, "small", 0.1, {"input_tokens": 50, "output_tokens": 7, "reasoning_tokens": 3}),
+        event("put", 0.2, 3, p=2, name="search"),
+        event("called", 0.2, 3, tool="search", call="c1", size=12, arguments={"query": "rivers"}),
+        event("started", 0.21, 3),
+        event("answered", 0.25, 3, status="failed", size=9, result="no answer"),
+        event("completed", 0.25, 3),
+        event("completed", 0.3, 2),
+        event("put", 0.3, 4, p=1, name="ask", agent="critic"),
+        event("started", 0.31, 4),
+        *asked(4, "large", 0.32, {"input_tokens": 10, "output_tokens": 20}),
+        event("retried", 0.4, 4, error={"type": "RateLimited", "message": "slow down"}),
+        event("started", 0.5, 4),
+        event("slow", 0.6, 4, seconds=0.08, at="app.py:40 in task"),
+        event(
+            "failed",
+            0.6,
+            4,
+            error={
+                "type": "ExceptionGroup",
+                "message": "two",
+                "of": [{"type": "OSError", "message": "first"}],
+            },
+        ),
+        event("put", 0.6, 5, p=1, name="wait"),
+        event("started", 0.61, 5),
+        event("put", 0.62, 6, p=5, name="ever"),
+        event("started", 0.62, 6),
+        event("waiting", 0.7, 5, on=[6], at="app.py:50 in task", text="is running, awaits ever#6"),
+        live=True,
+    )
+
+
+@tool
+async def look_up(word: str) -> str:
+    """Look a word up."""
+    raise ToolError(f"no entry for {word}")
+
+
+async def run_sage(file: Path) -> None:
+    """Record a real run: an agent, a tool that fails, a model that is priced."""
+    call = ToolCall(id="1", name="look_up", arguments={"word": "anabranch"})
+    spent = Usage(input_tokens=100, output_tokens=10)
+    backend = ScriptedBackend(
+        Message(role="assistant", tool_calls=[call], usage=spent),
+        Message(role="assistant", content="A branch that comes back.", usage=spent),
+    )
+    agent = Agent(backend, name="sage", tools=[look_up])
+    prices = {"scripted": Price(1.0, 10.0)}
+    async with Commander() as commander, record(commander, file, content=True, prices=prices):
+        await agent("What is an anabranch?")
+
+
+# --- what is seen
+
+
+class Opened:
+    """The one page of the module, and what went wrong in it."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.wrong: list[str] = []
+        page.on("request", self._note)
+        page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        page.on("console", lambda said: self.wrong.append(said.text))
+
+    def _note(self, request: Any) -> None:
+        if not request.url.startswith("file:"):
+            self.wrong.append(f"asked for {request.url}")
+
+
+SELECTED = '[role=treeitem][aria-selected="true"]'
+
+
+def rows(page: Any) -> list[str]:
+    """Return what the rows in sight say, from above."""
+    page.evaluate(
+        "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )
+    found: list[str] = page.evaluate(
+        """() => [...document.querySelectorAll("[role=treeitem]")]
+            .map(row => [row.getBoundingClientRect().top, row.getAttribute("aria-label")])
+            .sort((a, b) => a[0] - b[0]).map(row => row[1])"""
+    )
+    return found
+
+
+def chosen(page: Any) -> str:
+    """Return what is selected, which has the focus too."""
+    found: str = page.evaluate("() => document.activeElement.getAttribute('aria-label')")
+    assert page.locator(SELECTED).get_attribute("aria-label") == found
+    return found
+
+
+def cells(page: Any, caption: str) -> dict[str, list[str]]:
+    """Return the lines of a table by their heads."""
+    table = page.locator("table", has=page.locator("caption", has_text=caption))
+    found: list[list[str]] = table.locator("tbody tr:not(.inner):not(.bars)").evaluate_all(
+        "rows => rows.map(row => [...row.children].map(cell => cell.innerText))"
+    )
+    return {head: rest for head, *rest in found}
+
+
+# Of pairs of colours, the contrast of each.
+CONTRASTS = """pairs => {
+    const probe = document.body.appendChild(document.createElement("span"));
+    const light = name => {
+        probe.style.color = `var(--${name})`;
+        const colour = getComputedStyle(probe).color.match(/[0-9.]+/g).slice(0, 3);
+        const parts = colour.map(part => {
+            const share = part / 255;
+            return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+        });
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+    };
+    return pairs.map(([text, under]) => {
+        const [low, high] = [light(text), light(under)].sort((a, b) => a - b);
+        return [text, under, (high + 0.05) / (low + 0.05)];
+    });
+}"""
