@@ -23,12 +23,8 @@ __all__ = ["SeededLoop", "VirtualClock"]
 
 # How often, in real seconds, a loop that waits for threads looks whether they are still at work.
 LOOK = 0.02
-<<<<<<< HEAD
 # The engine's watch over slow bodies, and what writes recordings and spans: these never bring a
 # loop anything to do.
-=======
-# The engine's watch over slow bodies, and recorders; they never bring a loop anything to do.
->>>>>>> e155426 (Test that a run in several lives is recorded as one tree; let virtual clocks jump beside a recorder)
 WATCHERS = ("anabranch", "anabranch-tracing")
 
 
@@ -121,13 +117,9 @@ class SeededLoop(asyncio.SelectorEventLoop):
         return [
             thread
             for thread in threading.enumerate()
-<<<<<<< HEAD
             if thread not in self._threads_before
             and thread.name not in WATCHERS
             and _at_work(thread)
-=======
-            if thread not in self._threads_before and thread.name not in WATCHERS and _at_work(thread)
->>>>>>> e155426 (Test that a run in several lives is recorded as one tree; let virtual clocks jump beside a recorder)
         ]
 
 
