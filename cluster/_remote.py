@@ -270,7 +270,7 @@ class Reporter:
 
     def gather(self) -> bool:
         """Take what has happened; say whether there is anything to report."""
-        for event in [] if self._tap is None else self._tap.take():
+        for event in () if self._tap is None else self._tap.take():
             if event.kind == "missed":
                 self._gap = True
             if event.node_id in self._at_home and event.kind in LIFECYCLE:

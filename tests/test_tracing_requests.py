@@ -77,7 +77,7 @@ async def told_of(work) -> Told:
 async def _outcome(node: Node) -> object:
     try:
         return await node
-    except BaseException as error:  # noqa: BLE001 - what it is, is told
+    except BaseException as error:
         return type(error)
 
 

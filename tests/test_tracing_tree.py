@@ -1,6 +1,7 @@
 """What is recorded is what was: nodes, parents, ends and sums, of any tree and through gaps."""
 
 import asyncio
+import contextlib
 import json
 import random
 import threading
@@ -162,10 +163,8 @@ async def record_plans(plans: Any, file: Path, **options: Any) -> tuple[Any, Tra
 
 
 async def _over(node: Node) -> None:
-    try:
+    with contextlib.suppress(Exception):
         await node
-    except Exception:  # noqa: BLE001, S110 - its failure is planned
-        pass
 
 
 def check_sums(used: dict[str, Usage], trace: Trace) -> None:
@@ -302,10 +301,8 @@ def test_a_tree_that_closes_while_events_are_under_way_is_whole(tmp_path: Path) 
             for number in range(4):
                 commander.call_handler(work(([("a", number)], [([], [], "plain")], "plain")))
             await pause()
-            try:
+            with contextlib.suppress(NodeClosed):
                 commander.call_handler(work(([], [], "plain"))).cancel()
-            except NodeClosed:
-                pass
         check_ends(file)
 
     explore(main, seeds(many(60, 1000)))
