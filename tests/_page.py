@@ -210,16 +210,17 @@ SELECTED = '[role=treeitem][aria-selected="true"]'
 
 
 def rows(page: Any) -> list[str]:
-    """Return what the rows in sight say, from above."""
+    """Return what the rows in sight say, from above, as a screen reader comes to them."""
     page.evaluate(
         "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
     )
-    found: list[str] = page.evaluate(
+    found: list[tuple[float, str]] = page.evaluate(
         """() => [...document.querySelectorAll("[role=treeitem]")]
             .map(row => [row.getBoundingClientRect().top, row.getAttribute("aria-label")])
-            .sort((a, b) => a[0] - b[0]).map(row => row[1])"""
+"""
     )
-    return found
+    assert found == sorted(found, key=lambda row: row[0]), "elements stand in another order"
+    return [said for _, said in found]
 
 
 def chosen(page: Any) -> str:

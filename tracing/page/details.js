@@ -37,8 +37,10 @@ function usageTable(sums, caption) {
   return el("div", { class: "wide" }, table);
 }
 
-function timeBar(split) {
-  const parts = [["queued", "not started, or between attempts"], ["own", "its own body"],
+function timeBar(node) {
+  const split = splitTime(node);
+  if (node.tool) [split.tool, split.own] = [split.own, 0];
+  const parts = [["queued", "not started, or between attempts"], ["own", "its own body"], ["tool", "the call"],
     ["model", "asking models"], ["below", "waiting for children"]];
   const shown = parts.filter(([name]) => split[name] > 0);
   return el("div", {},
@@ -85,13 +87,12 @@ function requestBlock(request, open) {
 
 function timesOf(node) {
   const first = node.spells[0];
-  const retries = node.retried.length;
   return facts(
     fact("put", `${duration(node.put)} \u00b7 ${date(node.put)}`),
     fact("began", first ? `${duration(first.start)}, after ${duration(first.start - node.put)}` : "never"),
-    fact(node.open ? "goes on for" : "took", first ? duration(endOf(node) - first.start) : duration(endOf(node) - node.put)),
+    fact(node.open ? "goes on for" : "took", first ? timeOf(node) : duration(endOf(node) - node.put)),
     fact("ended", node.ended === null ? "not yet" : node.state === "lost" ? "its end is not in the recording" : duration(node.ended)),
-    fact("attempts", retries || node.spells.length > 1 ? node.spells.length : ""),
+    fact("attempts", node.retried.length ? node.retried.length + 1 : ""),
     fact("lives", node.lives > 1 ? `${node.lives} processes have driven it` : ""));
 }
 
@@ -135,7 +136,7 @@ function showNode(node) {
     node.waits ? waitsOf(node.waits) : "",
     node.error ? section("Failed with", errorBlock(node.error)) : "",
     node.reason ? section("Cancelled", el("p", { text: node.reason })) : "",
-    section("Times", timesOf(node), timeBar(splitTime(node))),
+    section("Times", timesOf(node), timeBar(node)),
     node.retried.length ? section("Tried again", ...node.retried.map(([at, error]) => (error
       ? errorBlock(error, `at ${duration(at)}, after`) : el("p", { text: `at ${duration(at)}` })))) : "",
     node.agent || node.run || node.host || node.kept ? section("Who and where", whoOf(node)) : "",

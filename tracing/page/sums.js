@@ -26,7 +26,7 @@ function showProblems() {
   const all = [
     listing("Failed, in the order of time", problems.failed, failure, "failed"),
     listing(raw.live ? "Still open" : "Lost: their end is not in the recording", problems.unfinished, (node) => el("div", {},
-      node.waits ? said(node.waits.text || "waits") : said(node.spells.length ? "was running" : "had not started"),
+      node.waits ? said(node.waits.text || "waits") : said(`${raw.live ? "is" : "was"} ${node.spells.length ? "running" : "not started yet"}`),
       node.waits?.at ? el("div", { class: "at" }, el("code", { text: node.waits.at })) : null), "open"),
     listing("Tried again", problems.retried, (node) => el("div", {}, said(node.retried.map(([time, error]) =>
       `${duration(time)}${error ? ` after ${errorLine(error)}` : ""}`).join("; "))), "retried"),

@@ -19,7 +19,8 @@ function drawTree() {
   const wanted = rows.slice(first, last);
   // The row that has the focus stays, wherever it is scrolled to.
   const at = activeRow();
-  if (at && (at.index < first || at.index >= last)) wanted.push(at);
+  if (at && at.index < first) wanted.unshift(at);
+  else if (at && at.index >= last) wanted.push(at);
   const keys = new Set(wanted.map((row) => row.key));
   const focused = tree.contains(document.activeElement);
   for (const [key, element] of drawn) {
@@ -27,14 +28,17 @@ function drawTree() {
     element.remove();
     drawn.delete(key);
   }
+  let before = null; // a screen reader reads in the order of the elements
   for (const row of wanted) {
     let element = drawn.get(row.key);
     if (!element) {
       element = row.entry.members ? groupElement(row.entry) : nodeElement(row.entry);
       element.dataset.key = row.key;
       drawn.set(row.key, element);
-      tree.append(element);
     }
+    const next = before ? before.nextSibling : tree.firstChild;
+    if (next !== element) tree.insertBefore(element, next);
+    before = element;
     place(element, row);
   }
   if (focused && !tree.contains(document.activeElement)) drawn.get(active)?.focus({ preventScroll: true });
@@ -55,7 +59,10 @@ function place(element, row) {
   else element.removeAttribute("aria-expanded");
 }
 
-const timeOf = (node) => (node.spells.length ? duration(endOf(node) - node.spells[0].start) : "");
+// Between two processes nothing ran.
+const ranFor = (node) => (node.lives > 1 ? total(merge(node.spells.map((each) => [each.start, each.until])))
+  : endOf(node) - node.spells[0].start);
+const timeOf = (node) => (node.spells.length ? duration(ranFor(node)) : "");
 
 const signOf = (node) => (node.bad ? "failed" : node.state); // a call may complete and say it failed
 
