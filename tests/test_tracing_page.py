@@ -146,8 +146,6 @@ def test_row_of_many_opens_and_folds(show: Show) -> None:
 def test_keys_walk_the_tree(show: Show) -> None:
     """Arrows go up, down, in and out; the focus goes with the selection."""
     page = show(talk())
-    page.keyboard.press("Tab")
-    page.locator("[role=treeitem]").first.focus()
 
     walked = []
     for key in (
@@ -412,6 +410,36 @@ def test_timeline_is_zoomed_at_the_pointer_and_moved(show: Show) -> None:
     assert (
         sight.inner_text() == "195 ms \u2013 255 ms" or sight.inner_text() == "196 ms \u2013 254 ms"
     )
+
+
+def test_pointer_tells_what_happened_there(show: Show) -> None:
+    """Over the timeline stands what the node did at that time, and nothing beside it."""
+    page = show(talk())
+    box = page.locator("#timeline").bounding_box()
+    whole = 0.7 * 1.075  # seconds in sight, the margins too
+
+    def point(row: int, time: float) -> str:
+        at = box["x"] + (time + 0.7 * 0.015) / whole * box["width"]
+        page.mouse.move(at, box["y"] + (row + 0.5) * 24)
+        return " ".join(filter(None, page.locator("#tip > *").all_inner_texts()))
+
+    first = "request to large, 50.0 ms, first chunk after 10.0 ms"
+    assert point(2, 0.06) == f"ask #2 completed, 270 ms {first}"
+    assert point(3, 0.203) == "search #3 completed, 40.0 ms waits for its start"
+    assert point(3, 0.23) == "search #3 completed, 40.0 ms call of search"
+    assert point(4, 0.55).startswith("ask #4 failed, 290 ms blocked the loop for 80.0 ms")
+    assert point(3, 0.6) == "search #3 completed, 40.0 ms"
+
+
+def test_panes_are_made_wider_by_keys(show: Show) -> None:
+    """The edge between two panes is moved by arrows."""
+    page = show(talk())
+    before = page.locator("#tree").bounding_box()["width"]
+
+    page.locator("#split").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#tree").bounding_box()["width"] == before + 24
+    assert page.locator("#split").get_attribute("aria-valuenow") == str(int(before + 24))
 
 
 def test_help_lists_the_keys(show: Show) -> None:

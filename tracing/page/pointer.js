@@ -77,7 +77,7 @@ function hover(event) {
 }
 
 function whatHappens(node, time) {
-  const grain = ((view.to - view.from) / size.width) * 6;
+  const grain = ((view.to - view.from) / size.width) * 3; // so near is meant
   for (const [at, seconds, line] of node.slow) {
     if (time >= at - seconds * 1e6 - grain && time <= at + grain) {
       return `blocked the loop for ${duration(seconds * 1e6)}${line ? `, ${line}` : ""}`;

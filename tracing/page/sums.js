@@ -143,7 +143,7 @@ function showTime() {
     el("tr", { class: "bars", "aria-hidden": "true" }, el("td", { colspan: "6" }, share))];
   });
   $("pane-time").replaceChildren(
-    el("p", { class: "dim", text: "Added up over all nodes of a name: nodes run side by side, so sums may be longer than the run. While a child is alive, time counts as waiting for children." }),
+    el("p", { class: "dim", text: "Added up over all nodes of a name: nodes run side by side, so sums may be longer than the run. Own is what a body computes, and what it awaits that is no node; while a child is alive, time counts as waiting for children." }),
     el("div", { class: "wide" }, el("table", {}, el("caption", { text: "By name of node" }),
       el("thead", {}, el("tr", {}, el("th", { scope: "col", text: "node" }),
         ...PARTS.map(([name, title]) => el("th", { scope: "col" }, el("i", { class: `swatch ${name}` }), title)))),

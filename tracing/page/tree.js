@@ -174,7 +174,7 @@ tree.addEventListener("dblclick", (event) => {
   if (event.target.closest(".row") && !event.target.closest(".twisty") && row) zoomTo(row.entry);
 });
 
-tree.addEventListener("keydown", (event) => {
+function walk(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
   const row = activeRow();
   if (!row) return;
@@ -196,4 +196,9 @@ tree.addEventListener("keydown", (event) => {
     if (row.folder) fold(row, !row.open);
   } else return;
   event.preventDefault();
+}
+
+// Where nothing has the focus, the tree has the keys.
+document.addEventListener("keydown", (event) => {
+  if (tree.contains(event.target) || event.target === document.body) walk(event);
 });
