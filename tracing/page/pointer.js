@@ -95,7 +95,7 @@ function whatHappens(node, time) {
     if (spell.joined !== null && time > spell.joined) return "its body has returned, children go on";
     return node.tool ? `call of ${node.tool.name}` : "its body runs";
   }
-  if (time >= node.put && time <= endOf(node)) return node.spells.length ? "waits for its next attempt" : "waits for its start";
+  if (time >= node.put && time <= endOf(node)) return node.spells.length && time > node.spells[0].start ? "waits for its next attempt" : "waits for its start";
   return "";
 }
 

@@ -139,7 +139,7 @@ function showTime() {
     }));
     return [el("tr", {}, el("th", { scope: "row" },
       el("button", { class: "link", type: "button", text: clip(sum.name, 80) || "(no name)", onclick: () => setFilter({ text: sum.name }) }),
-      el("span", { class: "dim", text: ` \u00d7 ${count(sum.count)}` })), ...cells(sum)),
+      " ", el("span", { class: "dim whole", text: `\u00d7 ${count(sum.count)}` })), ...cells(sum)),
     el("tr", { class: "bars", "aria-hidden": "true" }, el("td", { colspan: "6" }, share))];
   });
   $("pane-time").replaceChildren(

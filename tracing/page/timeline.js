@@ -117,7 +117,7 @@ function drawTimeline() {
 }
 
 function ticksOf() {
-  const least = ((view.to - view.from) * 90) / size.width; // microseconds between two
+  const least = ((view.to - view.from) * 72) / size.width; // microseconds between two
   const power = 10 ** Math.floor(Math.log10(least));
   let step = [1, 2, 5, 10].map((times) => times * power).find((each) => each >= least);
   if (least > 2e7) {
