@@ -50,8 +50,9 @@ class Watch:
         self._task: ref[asyncio.Task[Any]] | None = None
         self._since = 0.0
         self._reported = False
-        # Whom it has reported, and the line; told when the loop has time again.
-        self._blocked: tuple[Record, str] | None = None
+        # Whom it has reported, the line, and since when; told when the loop has time again. Other
+        # tasks may have run in that turn since.
+        self._blocked: tuple[Record, str, float] | None = None
         _watcher.add(self)
 
     def close(self) -> None:
@@ -79,7 +80,8 @@ class Watch:
     def _answer(self) -> None:
         blocked, self._blocked = self._blocked, None
         if blocked is not None and blocked[0].tree.listeners:
-            publish(blocked[0], "slow", Blocked(time.monotonic() - self._since, blocked[1]))
+            record, line, since = blocked
+            publish(record, "slow", Blocked(time.monotonic() - since, line))
         self._task = None
         self._asked = False
 
@@ -108,7 +110,8 @@ class Watch:
             return
         # Between two lines a running frame has no number.
         line = at.f_lineno or at.f_code.co_firstlineno
-        self._blocked = record, f"{Path(at.f_code.co_filename).name}:{line} in {at.f_code.co_name}"
+        where = f"{Path(at.f_code.co_filename).name}:{line} in {at.f_code.co_name}"
+        self._blocked = record, where, self._since
         if loaded:
             what = (
                 "%s is held up for more than %g s: %s is loaded, which is needed for the first time"

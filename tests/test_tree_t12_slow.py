@@ -72,6 +72,28 @@ async def test_a_body_that_blocks_the_loop_is_named_with_its_path_and_line(caplo
     assert str(AFTER) in message
 
 
+@handler
+async def brief(node):
+    time.sleep(AFTER / 2)
+
+
+@handler
+async def blocking_before_others(node):
+    for _ in range(5):
+        node.call_handler(brief())
+    block()
+
+
+async def test_the_event_says_how_long_a_body_blocked_though_others_run_before_it_is_told():
+    """The turn that it blocks goes on with other bodies; the time is that since it began."""
+    async with asyncio.timeout(30), Commander(slow_after=AFTER) as commander:
+        events = commander.events(kinds={"slow"})
+        await commander.run(blocking_before_others())
+    told = [event.data.seconds async for event in events]
+    assert told
+    assert min(told) > AFTER
+
+
 async def test_a_job_and_an_async_callback_that_block_are_named_too(caplog):
     """Each with its own path."""
 
