@@ -573,6 +573,7 @@ def test_deep_tree_is_walked_to_its_end(show: Show) -> None:
     page.keyboard.press("/")
     page.keyboard.type("Level3000")
     page.keyboard.press("Enter")
+    rows(page)  # it is drawn
     assert page.locator(SELECTED).get_attribute("aria-level") == "3001"
 
 

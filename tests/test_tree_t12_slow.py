@@ -72,9 +72,13 @@ async def test_a_body_that_blocks_the_loop_is_named_with_its_path_and_line(caplo
     assert str(AFTER) in message
 
 
+def work():
+    time.sleep(AFTER / 2)
+
+
 @handler
 async def brief(node):
-    time.sleep(AFTER / 2)
+    work()
 
 
 @handler
