@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -215,7 +215,7 @@ def chromium() -> str:
 
 
 @asynccontextmanager
-async def browser() -> AsyncIterator[Any]:
+async def browser() -> AsyncGenerator[Any]:
     """Open a Chromium without a screen."""
     from playwright.async_api import async_playwright
 
