@@ -27,6 +27,9 @@ from _scale import LONG, SEED  # the line above has to come first
 # by five times where it was measured.
 os.environ.setdefault("RAYON_NUM_THREADS", "1")
 
+# Nothing that is imported or made until the tests begin is garbage.
+gc.disable()
+
 # A shell that runs the tests in the background, or `nohup`, has them and the programs they start
 # ignore these.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -106,9 +109,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    # Or each full collection walks all modules and tests again: a third of the time of some tests.
+    _leave_out_what_is_there()
+    gc.enable()
+
+
+def _leave_out_what_is_there() -> None:
+    """Let no collection from now on look at what is there now: it takes a third of a second."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def light_heap() -> None:
+    """For tests that collect often, or all: only what they make themselves is looked at."""
+    _leave_out_what_is_there()
 
 
 @pytest.fixture(scope="session")

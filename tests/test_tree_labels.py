@@ -8,12 +8,15 @@ import pickle
 import random
 from typing import Any
 
+import pytest
 from _scale import seeds
 
 from anabranch import Agent, Commander, Job, Node
 from anabranch.agents import ConversableAgent, UserProxyAgent
 from anabranch.commander import Actor, Event, act_as, actor_of
 from anabranch.testing import ScriptedBackend, explore
+
+pytestmark = pytest.mark.usefixtures("light_heap")
 
 
 class Branch(Node[None]):

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import gc
 import random
-from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -20,20 +18,12 @@ from hypothesis import strategies as st
 
 from anabranch.commander import quorum
 
+pytestmark = pytest.mark.usefixtures("light_heap")
 PROGRAMS = many(3_000, 30_000)
-
 COMMON = ("new", "turns", "callback", "time", "cancel", "await", "await_new", "fail", "return")
 NAMES = (*STEPS, *COMMANDS, *COMMANDS, *COMMON, *COMMON)
 POLICIES = ("isolate", "isolate", "collect", "fail_fast", quorum(2))
 NUMBERS = st.integers(0, 999)
-
-
-@pytest.fixture(autouse=True)
-def _quick_collections() -> Generator[None]:
-    gc.collect()
-    gc.freeze()  # what is there already need not be looked at after each program
-    yield
-    gc.unfreeze()
 
 
 def draw(seed: int) -> tuple[list[Operation], dict[str, Any]]:

@@ -11,6 +11,7 @@ import pytest
 from anabranch.commander import run
 from anabranch.jobs import Job
 
+pytestmark = pytest.mark.usefixtures("light_heap")
 ROUNDS = 50
 
 

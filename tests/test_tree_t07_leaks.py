@@ -14,6 +14,8 @@ from anabranch.commander import Commander, NodeCancelled, Retry, run
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
+pytestmark = pytest.mark.usefixtures("light_heap")
+
 
 class Round(Job[int]):
     number: int
