@@ -10,8 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pexpect
+from _warm import run_warm
 
-__all__ = ["CHAT", "PATIENCE", "at_prompt", "chat", "environment", "leave", "messages", "terminal"]
+__all__ = [
+    "CHAT",
+    "PATIENCE",
+    "at_prompt",
+    "chat",
+    "ended",
+    "environment",
+    "leave",
+    "messages",
+    "terminal",
+]
 
 CHAT = [sys.executable, "-m", "anabranch", "chat"]
 # What a child gets of this environment: no keys, no settings of the developer's own.
@@ -19,6 +30,7 @@ KEPT = (
     *("PATH", "HOME", "XDG_CACHE_HOME", "ANABRANCH_CACHE"),
     *("LANG", "EDITOR", "VIRTUAL_ENV", "RAYON_NUM_THREADS"),
 )
+READ_LATER = ("ANABRANCH_", "OPENAI_")  # settings that no import looks at
 PATIENCE = 240  # seconds; the first test of a new machine fetches the model
 
 
@@ -28,12 +40,23 @@ def environment(**more: str) -> dict[str, str]:
 
 async def chat(*options: str, said: str = "", **env: str) -> tuple[int, str, str]:
     """Run the program with `said` on its standard input; return status, output and errors."""
+    return await ended([*CHAT, *options], Path.cwd(), said, **env)
+
+
+async def ended(
+    command: list[str], folder: Path, said: str = "", **env: str
+) -> tuple[int, str, str]:
+    """Run a program of Python in a folder; return status, output and errors."""
+    # What else is in the environment may decide what is imported, and how.
+    if command[1] in ("-m", "-c") and all(name.startswith(READ_LATER) for name in env):
+        async with asyncio.timeout(PATIENCE):
+            return await run_warm(command[1:], folder, said, environment(**env))
     process = await asyncio.create_subprocess_exec(
-        *CHAT,
-        *options,
+        *command,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        cwd=folder,
         env=environment(**env),
     )
     async with asyncio.timeout(PATIENCE):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pexpect
-from _chat import PATIENCE, environment
-from _warm import run_warm
+from _chat import PATIENCE, ended, environment
 
 __all__ = ["RUNS", "begin", "python", "runs", "runs_json", "screen", "table"]
 
@@ -134,13 +132,13 @@ async def begin(folder: Path, *jobs: str) -> None:
 
 async def python(folder: Path, *options: str) -> None:
     """Run a program that goes well."""
-    status, _, err = await _run([sys.executable, *options], folder)
+    status, _, err = await ended([sys.executable, *options], folder)
     assert (status, err) == (0, "")
 
 
 async def runs(folder: Path, *options: str, said: str = "", **env: str) -> tuple[int, str, str]:
     """Run the command; return its status, output and errors."""
-    return await _run([*RUNS, *options], folder, said, **env)
+    return await ended([*RUNS, *options], folder, said, **env)
 
 
 async def runs_json(folder: Path, *options: str) -> Any:
@@ -171,23 +169,3 @@ def table(child: Any) -> str:
     child.close()
     assert child.exitstatus == 0
     return child.before
-
-
-async def _run(
-    command: list[str], folder: Path, said: str = "", **env: str
-) -> tuple[int, str, str]:
-    # What is in the environment may decide what is imported, and how.
-    if not env and command[1] in ("-m", "-c"):
-        async with asyncio.timeout(PATIENCE):
-            return await run_warm(command[1:], folder, said, environment())
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        cwd=folder,
-        env=environment(**env),
-    )
-    async with asyncio.timeout(PATIENCE):
-        out, err = await process.communicate(said.encode())
-    return process.returncode or 0, out.decode(), err.decode()

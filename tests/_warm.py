@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import gc
 import json
 import os
 import runpy
@@ -121,8 +122,14 @@ def become(request: dict[str, Any], streams: list[int]) -> None:
 
 
 if __name__ == "__main__":
+    # Also what a program imports later, when it first asks a server.
+    import aiohttp  # noqa: F401
+    import anyio.streams.tls  # noqa: F401
+
     import anabranch.cli._app
     import anabranch.store
     import anabranch.testing  # noqa: F401
 
+    gc.collect()
+    gc.freeze()  # what was imported is then not looked at when a program ends
     serve(socket.socket(fileno=int(sys.argv[1])))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pexpect
 import pytest
-from _chat import PATIENCE, at_prompt, chat, environment, leave, terminal
+from _chat import PATIENCE, at_prompt, chat, ended, environment, leave, terminal
 from _server import ScriptedServer, text, vectors
 
 from anabranch.knowledge import Index, KnowledgeError
@@ -33,17 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, *arguments: str, **env: str) -> tuple[int, str, str]:
     """Run the program in a folder; return its status, output and errors."""
-    done = subprocess.run(
-        [*PROGRAM, *arguments],
-        cwd=folder,
-        env=environment(**env),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
+    return asyncio.run(ended([*PROGRAM, *arguments], folder, **env))
 
 
 def in_terminal(folder: Path, *arguments: str) -> Any:
