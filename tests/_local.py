@@ -12,7 +12,7 @@ from anabranch.backends._local_engine import LocalEngine, Work
 from anabranch.backends._local_model import Model, Source
 from anabranch.messages import Delta, Message, Request
 
-__all__ = ["Drawn", "Tool", "ask", "counting", "idle", "kept_open"]
+__all__ = ["Drawn", "Tool", "ask", "counting", "idle", "kept_open", "tell"]
 
 
 @dataclass
@@ -84,3 +84,18 @@ async def _served(engine: LocalEngine, see: Callable[[Model], None]) -> None:
 def ask(question: str, *tools: Tool, **options: Any) -> Request:
     """Make a request of one question."""
     return Request([Message(role="user", content=question)], tools, options)
+
+
+def tell(story: str = "a fox", **options: Any) -> Request:
+    """Ask for a long text of any quality.
+
+    The system message replaces the examples that make good answers: to read them takes the model
+    a second.
+    """
+    return Request(
+        [
+            Message(role="system", content="You tell stories."),
+            Message(role="user", content=f"Tell me a long story about {story}."),
+        ],
+        options=options,
+    )

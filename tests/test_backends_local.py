@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _local import Tool, ask, counting, idle
+from _local import Tool, ask, counting, idle, tell
 
 from anabranch.backends import connect
 from anabranch.backends._local import LocalBackend
@@ -26,7 +26,6 @@ from anabranch.messages import Delta, Message, Request, ToolCall
 pytestmark = pytest.mark.usefixtures("small_model")
 PATIENCE = 240.0  # seconds; the first test of a new machine fetches the model
 FRANCE = "What is the capital of France?"
-STORY = "Tell me a long story about a fox."
 
 
 def tool(name: str, description: str, *fields: str) -> Tool:
@@ -143,7 +142,7 @@ async def test_generation_stops_at_a_stop_string_and_leaves_it_out() -> None:
 
 async def test_max_tokens_cuts_a_reply_off() -> None:
     """With the finish reason that says so."""
-    message = await complete(ask(STORY, max_tokens=7))
+    message = await complete(tell(max_tokens=7))
     assert message.finish_reason == "length"
     assert message.usage is not None
     assert message.usage.output_tokens == 7
@@ -151,16 +150,14 @@ async def test_max_tokens_cuts_a_reply_off() -> None:
 
 async def test_at_temperature_0_a_reply_repeats() -> None:
     """Whatever was asked in between."""
-    first = await said(ask(STORY, max_tokens=30))
-    await said(ask("Tell me a long story about a bear.", max_tokens=3))
-    assert await said(ask(STORY, max_tokens=30)) == first
+    first = await said(tell(max_tokens=30))
+    await said(tell("a bear", max_tokens=3))
+    assert await said(tell(max_tokens=30)) == first
 
 
 async def test_a_seed_repeats_a_reply_and_another_seed_gives_another() -> None:
     """At a temperature above 0."""
-    replies = [
-        await said(ask(STORY, max_tokens=12), temperature=1.0, seed=seed) for seed in (1, 2, 1)
-    ]
+    replies = [await said(tell(max_tokens=12), temperature=1.0, seed=seed) for seed in (1, 2, 1)]
     assert replies[0] == replies[2] != replies[1]
 
 
@@ -202,7 +199,7 @@ async def test_leaving_a_stream_stops_the_model(small_model: LocalEngine) -> Non
         LocalBackend(max_tokens=4000) as backend,
         counting(small_model) as drawn,
     ):
-        async with aclosing(backend.stream(ask(STORY))) as deltas:
+        async with aclosing(backend.stream(tell())) as deltas:
             async for delta in deltas:
                 if delta.text:
                     break
@@ -223,7 +220,7 @@ async def test_a_cancelled_reader_stops_the_model(small_model: LocalEngine) -> N
         begun = asyncio.Event()
 
         async def read() -> None:
-            async with aclosing(backend.stream(ask(STORY, max_tokens=4000))) as deltas:
+            async with aclosing(backend.stream(tell(max_tokens=4000))) as deltas:
                 async for _ in deltas:
                     begun.set()
 
@@ -274,7 +271,7 @@ async def test_the_loop_turns_while_the_model_speaks() -> None:
 
     async with LocalBackend() as backend:
         turner = asyncio.create_task(turn())
-        await deltas_of(backend, ask(STORY, max_tokens=20))
+        await deltas_of(backend, tell(max_tokens=20))
         turner.cancel()
     assert turns > 1000
 
@@ -284,7 +281,7 @@ async def test_a_reply_breaks_off_when_the_last_user_closes_the_model() -> None:
     async with asyncio.timeout(PATIENCE):
         backend = LocalBackend(in_situ_quant="Q8_0")
         with pytest.raises(StreamInterrupted) as caught:
-            async with aclosing(backend.stream(ask(STORY))) as deltas:
+            async with aclosing(backend.stream(tell())) as deltas:
                 async for delta in deltas:
                     if delta.text:
                         closing = asyncio.create_task(backend.aclose())
@@ -298,10 +295,10 @@ async def test_a_silent_model_runs_into_the_timeout() -> None:
     """Of the whole reply, if one is set: what was said is kept."""
     from anabranch.backends import Timeouts
 
-    async with LocalBackend() as warm, LocalBackend(timeouts=Timeouts(whole=2.0)) as backend:
-        await warm.complete(ask(STORY, max_tokens=1))
+    async with LocalBackend() as warm, LocalBackend(timeouts=Timeouts(whole=0.5)) as backend:
+        await warm.complete(tell(max_tokens=1))
         with pytest.raises((StreamInterrupted, BackendUnavailable)):
-            await deltas_of(backend, ask(STORY, max_tokens=4000))
+            await deltas_of(backend, tell(max_tokens=4000))
 
 
 def test_it_can_be_read_without_a_loop() -> None:

@@ -21,8 +21,8 @@ class LocalSubject(Subject):
     async def backend(self, case: str, **settings: Any) -> Backend:
         backend = LocalBackend(**settings)
         self.stack.push_async_callback(backend.aclose)
-        if case == "too long":
-            backend._manner = Manner(system="many words " * 9000)
+        # Without the examples that make good answers: to read them takes the model a second.
+        backend._manner = Manner(system="many words " * 9000 if case == "too long" else "Be kind.")
         return backend
 
 
