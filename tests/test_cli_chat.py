@@ -15,7 +15,7 @@ from _server import DONE, Reply, ScriptedServer, Step, chunk, text
 
 async def test_a_question_from_a_pipe_is_answered() -> None:
     """The answer alone is on the standard output, and the status says that all went well."""
-    status, out, _ = await chat(said="What is the capital of France?\n")
+    status, out, _ = await chat("--tools", "none", said="What is the capital of France?\n")
     assert status == 0
     assert "Paris" in out
 
