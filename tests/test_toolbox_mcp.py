@@ -30,6 +30,8 @@ from anabranch.tools import InvalidArguments, McpServer, _mcp, open_tools
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 
 PROGRAM = str(Path(__file__).with_name("_mcp_server.py"))
+# Without end, but not all that a processor can: it goes on until it is killed.
+GARBAGE = "import time\nwhile not time.sleep(0.001):\n    print('garbage', flush=True)"
 STDIO = [sys.executable, PROGRAM, "stdio"]
 
 
@@ -159,7 +161,7 @@ async def test_only_harmless_variables_reach_the_server(monkeypatch: pytest.Monk
         ("/bin/false", "Connection closed"),
         ([sys.executable, "-c", "import sys; sys.exit('no such option')"], "no such option"),
         ("sleep 1000", "did not answer within 0.2 s"),
-        ([sys.executable, "-c", "while True: print('garbage')"], "did not answer within 0.2 s"),
+        ([sys.executable, "-c", GARBAGE], "did not answer within 0.2 s"),
         ("http://127.0.0.1:9/mcp", "ConnectError"),
         ("", "this one is empty"),
         ("'unclosed", "No closing quotation"),
@@ -188,11 +190,12 @@ async def test_a_web_server_that_speaks_no_mcp_is_a_clear_error(answer: str):
         return web.Response(status=500 if answer == "500" else 200, text="<html>", headers={
             "Content-Type": "text/html"})  # fmt: skip
 
+    timeout = 0.2 if answer == "hang" else 20
     app = web.Application()
     app.router.add_route("*", "/mcp", reply)
     async with served(app) as url:
         with pytest.raises(ConfigurationError, match=r"127.0.0.1"):
-            async with asyncio.timeout(30), McpServer(f"{url}/mcp", connect_timeout=2):
+            async with asyncio.timeout(30), McpServer(f"{url}/mcp", connect_timeout=timeout):
                 pass
 
 
