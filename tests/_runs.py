@@ -133,7 +133,9 @@ async def begin(folder: Path, *jobs: str) -> None:
 async def python(folder: Path, *options: str) -> None:
     """Run a program that goes well."""
     status, _, err = await ended([sys.executable, *options], folder)
-    assert (status, err) == (0, "")
+    # A busy machine may hold up any body, or an import, for longer than passes in silence.
+    said = [line for line in err.splitlines() if " for more than " not in line]
+    assert (status, said) == (0, []), err
 
 
 async def runs(folder: Path, *options: str, said: str = "", **env: str) -> tuple[int, str, str]:
