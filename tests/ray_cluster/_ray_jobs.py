@@ -17,7 +17,7 @@ from typing import Any
 from _ray_people import Bob
 from _until import until
 
-from anabranch import Backend, Conversation, Job, Node, handler
+from anabranch import Backend, Conversation, Job, Node, handler, tool
 from anabranch.agents import UserProxyAgent
 from anabranch.cluster import Ray
 from anabranch.commander import charge, check_cancelled, emit
@@ -245,9 +245,12 @@ class Speak(Job[int]):
     count: int
     file: str = os.devnull
     pause: float = 0.0
+    backend: Backend | None = None
 
     async def task(self) -> int:
         note(self.file, f"standing {os.getpid()}")
+        if self.backend is not None:  # asked first, and told in the flood
+            await self.put_job(Ask(self.backend))
         for number in range(self.count):
             emit(self, "text", str(number))
             if self.pause:
@@ -305,6 +308,38 @@ class Ask(Job[str]):
         conversation.add("Hello")
         message = await respond(self.backend, conversation, (), _Silent())
         return message.content or ""
+
+
+class Use(Job[str]):
+    """Lets a model call a tool."""
+
+    backend: Backend
+
+    async def task(self) -> str:
+        conversation = Conversation()
+        conversation.add("Hello")
+        return (await respond(self.backend, conversation, [_double], _Silent())).content or ""
+
+
+@tool(name="double")
+def _double(n: int) -> int:
+    """Double a number."""
+    return 2 * n
+
+
+class Odd(Job[None]):
+    """Tells of itself what cannot be sent, nor be meant."""
+
+    async def task(self) -> None:
+        lock = threading.Lock()
+        for kind in ("request", "first_chunk", "reply", "called", "answered", "slow", "text"):
+            emit(self, kind, lock)  # type: ignore[arg-type]
+        await self.call_handler(unsendable())
+
+
+@handler
+async def unsendable(node: Node[Any]) -> None:
+    raise Unsendable
 
 
 class AskThere(Job[list[str]]):
