@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -17,7 +18,7 @@ from ..commander import Commander, Event
 from ..commander.errors import ConfigurationError
 from ..commander.tap import require_here
 from ._feed import Feed, Gap
-from ._line import CONTENT_KINDS, KINDS, Lines
+from ._line import CONTENT_KINDS, KINDS, VERSION, Lines
 
 if sys.platform != "win32":
     import fcntl
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from ._trace import Trace
 
 __all__ = ["Recorder", "is_recorded", "record"]
+
+# How each recording begins, and how long its first line is at most.
+HEAD = b'{"recording":'
+LONGEST_HEAD = 10_000
 
 
 def record(
@@ -50,9 +55,10 @@ def record(
     is written, and with it none that looks like a key. What was in the file is replaced; with
     `append` this is a further life of what stands there: a durable run that goes on in another
     process is then one picture. Models whose price is in `prices`, or in limits of the tree, have
-    their cost. Raises `ConfigurationError` if the file cannot be written, or is being recorded to,
-    and `RuntimeError` outside the commander's block, or in another loop or thread than its own. A
-    disk that is full later ends the recording, is logged, and concerns no node (`error`).
+    their cost. Raises `ConfigurationError` if the file cannot be written, is being recorded to, or
+    is to be added to and is no recording of this version, and `RuntimeError` outside the
+    commander's block, or in another loop or thread than its own. A disk that is full later ends the
+    recording, is logged, and concerns no node (`error`).
     """
     return Recorder(commander, Path(file), content=content, append=append, prices=prices)
 
@@ -189,6 +195,11 @@ def _open(path: Path, append: bool) -> IO[bytes]:
         )
     _files.add(file)
     if append:
+        try:
+            _require_recording(path)
+        except ConfigurationError:
+            file.close()
+            raise
         _end_line(path, file)
     else:
         with suppress(OSError):  # a pipe, a terminal
@@ -241,6 +252,31 @@ def _close_files() -> None:
 
 if sys.platform != "win32":
     os.register_at_fork(after_in_child=_close_files)
+
+
+def _require_recording(path: Path) -> None:
+    """Refuse to add to what is no recording, or one of a version that is not known."""
+    if not path.is_file():  # a pipe
+        return
+    try:
+        with path.open("rb") as before:
+            first = before.readline(LONGEST_HEAD)
+    except OSError as error:
+        raise ConfigurationError(_refusal(path, error)) from None
+    if not first.endswith(b"\n") and (HEAD.startswith(first) or first.startswith(HEAD)):
+        return  # it is empty, or the process was killed as it wrote its first line
+    try:
+        said = json.loads(first)
+        version = said["recording"]
+    except (ValueError, TypeError, KeyError):
+        raise ConfigurationError(
+            f"{str(path)!r} is no recording, and append=True would add to it: take another file"
+        ) from None
+    if version != VERSION:
+        raise ConfigurationError(
+            f"the recording {str(path)!r} is of version {version!r}, and this program adds to those"
+            f" of version {VERSION} alone: take another file"
+        )
 
 
 def _end_line(path: Path, file: IO[bytes]) -> None:

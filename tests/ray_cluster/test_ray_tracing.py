@@ -53,12 +53,12 @@ async def test_what_is_asked_there_is_recorded_here(tmp_path: Path) -> None:
     trace = recorder.trace()
     require_whole(trace, commander)
     [ask] = named(trace, "Ask")
-    [respond] = named(trace, "respond")
-    assert respond.parent is ask
-    assert respond.number == ask.number * 1_000_000 + 1
+    [responds] = named(trace, "respond")
+    assert responds.parent is ask
+    assert responds.number == ask.number * 1_000_000 + 1
     [answer] = [node for node in trace if node.requests]
-    assert answer.parent is respond
-    assert ask.host == respond.host == answer.host != ""
+    assert answer.parent is responds
+    assert ask.host == responds.host == answer.host != ""
     assert (answer.agent, answer.session) == ("asker", "7")
     [request] = answer.requests
     assert (request.model, request.messages, request.finish_reason) == ("tiny", 1, "stop")
