@@ -96,20 +96,26 @@ class Lines:
         self._held: dict[int, str] = {}
         # Whose work nodes on other machines do, as far as they have not ended.
         self._away: dict[int, Actor | None] = {}
-        self._kinds: dict[str, Callable[[Event], dict[str, Any]]] = {
+        # What the events of a kind bring, and their lines; the others bring nothing.
+        self._data: dict[str, Callable[[Event], dict[str, Any]]] = {
             "failed": self._failed,
             "retried": self._failed,
             "cancelled": self._cancelled,
-            "placed": lambda event: {"host": event.data},
-            "charged": lambda event: {"usage": self._usage(event.data)},
-            "charged_again": lambda event: {"usage": self._usage(event.data), "again": True},
+            "placed": lambda event: {"host": _text(event.data)},
             "called": self._called,
             "answered": self._answered,
             "request": self._request,
-            "first_chunk": lambda event: {"q": event.data},
+            "first_chunk": lambda event: {"q": int(event.data)},
             "reply": self._reply,
             "waiting": self._waiting,
             "slow": _slow,
+        }
+        self._lines: dict[str, Callable[[Event, float], list[str]]] = {
+            **dict.fromkeys(self._data, self._tell),
+            "put": self._put,
+            "charged": self._charge,
+            "charged_again": self._charge,
+            "text": self._speak,
         }
 
     def head(self) -> str:
@@ -127,7 +133,7 @@ class Lines:
         return event.clock if event.host is None else event.time - self._epoch
 
     def of(self, events: Iterable[Event]) -> list[str]:
-        """Return the lines of events, in their order."""
+        """Return the lines of events, in their order; data that nobody can read say nothing."""
         lines: list[str] = []
         start = self._start
         for event in events:
@@ -136,28 +142,27 @@ class Lines:
             at = (self.clock_of(event) if source.special else event.clock) - start
             if self._held and kind in _ENDS and number in self._held:
                 lines.append(self._say(event, at, self._held.pop(number)))
-            if kind == "put":
-                lines.append(self._put(event, at))
-            elif kind == "text":
-                lines += self._speak(event, at)
-            elif kind in self._kinds:
-                lines += self._tell(event, at)
-            elif kind != "missed":
-                lines.append(f'{{"e":"{kind}","t":{at:.6f},"n":{number}}}')
+            if kind not in self._lines:
+                if kind != "missed":
+                    lines.append(f'{{"e":"{kind}","t":{at:.6f},"n":{number}}}')
+                continue
+            try:
+                lines += self._lines[kind](event, at)
+            except Exception:  # noqa: BLE001 - whatever a user's program has told there
+                if kind in _ENDS:
+                    lines.append(_write({"e": kind, "t": round(at, 6), "n": number}))
             if kind in _ENDS and self._away:
                 self._away.pop(number, None)
         return lines
 
     def _tell(self, event: Event, at: float) -> list[str]:
-        """Return the line of an event that brings data; data that nobody knows say nothing."""
-        charged = event.kind in ("charged", "charged_again")
-        kind = "charged" if charged else event.kind
-        begin = {"e": kind, "t": round(at, 6), "n": event.source.id}
-        try:
-            prices = self._price(event) if charged else []
-            return [*prices, _write(begin | self._kinds[event.kind](event))]
-        except Exception:  # noqa: BLE001 - whatever a user's program has put there
-            return [_write(begin)] if event.kind in _ENDS else []
+        begin = {"e": event.kind, "t": round(at, 6), "n": event.source.id}
+        return [_write(begin | self._data[event.kind](event))]
+
+    def _charge(self, event: Event, at: float) -> list[str]:
+        said = {"e": "charged", "t": round(at, 6), "n": event.source.id}
+        again = {"again": True} if event.kind == "charged_again" else {}
+        return [*self._price(event), _write({**said, "usage": self._usage(event.data), **again})]
 
     def _speak(self, event: Event, at: float) -> list[str]:
         """Return the line of a piece of text, but for the last word: a key may be cut in two."""
@@ -192,7 +197,7 @@ class Lines:
 
     # --- the kinds
 
-    def _put(self, event: Event, at: float) -> str:
+    def _put(self, event: Event, at: float) -> list[str]:
         source = event.source
         name = self._quoted(source.name)
         line = f'{{"e":"put","t":{at:.6f},"n":{source.id},"p":{source.parent_id},"name":{name}'
@@ -213,7 +218,7 @@ class Lines:
             more["run"], more["id"] = self._name(place.run_id), place.identity
             if place.recorded:
                 more["kept"] = True
-        return f"{line},{_write(more)[1:]}" if more else line + "}"
+        return [f"{line},{_write(more)[1:]}" if more else line + "}"]
 
     def _price(self, event: Event) -> list[str]:
         """Return lines for the prices that are not known yet."""
