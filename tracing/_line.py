@@ -66,9 +66,10 @@ CONTENT_KINDS: tuple[EventKind, ...] = (*KINDS, "text")
 LONGEST = 20_000
 MOST = 1000
 DEEPEST = 50
-# Characters of a word that may be a key, and of a name that a wire may have for a reply's end.
+# Characters of a word that may be a key.
 LONGEST_WORD = 512
-LONGEST_NAME = 40
+# How replies end; what else a server says there may be anything.
+_REASONS = ("stop", "length", "tool_calls", "function_call", "content_filter", "error")
 # What ends a node, or an attempt of it.
 _ENDS = ("completed", "failed", "cancelled", "retried")
 
@@ -296,7 +297,7 @@ class Lines:
         if replied.first_chunk is not None:
             said["first"] = round(replied.first_chunk, 6)
         if (reason := replied.finish_reason) is not None:
-            said["finish"] = self._name(reason) if self._content or _is_word(reason) else "other"
+            said["finish"] = self._name(reason) if self._content or reason in _REASONS else "other"
         if replied.error is not None:
             said["error"] = self._error(replied.error)
         if replied.left:
@@ -348,11 +349,6 @@ def _message(message: Message) -> dict[str, Any]:
             for call in message.tool_calls
         ]
     return said
-
-
-def _is_word(reason: str) -> bool:
-    """Say whether a reply's end has a name of the wire's, and is no text of a server's."""
-    return len(reason) <= LONGEST_NAME and reason.replace("-", "_").isidentifier()
 
 
 def _is_plain(option: tuple[str, Any]) -> bool:
