@@ -87,7 +87,7 @@ def test_half_a_line_is_passed_over(tmp_path: Path) -> None:
     for size in range(len(whole) + 1):
         file.write_text(whole[:size])
         if size < head:
-            with pytest.raises(ConfigurationError, match="no recording|empty"):
+            with pytest.raises(ConfigurationError, match=r"no recording|empty"):
                 read(file)
             continue
         found = [node.state for node in read(file)]

@@ -203,7 +203,7 @@ class Lines:
         name = self._quoted(source.name)
         line = f'{{"e":"put","t":{at:.6f},"n":{source.id},"p":{source.parent_id},"name":{name}'
         if not source.special:
-            return line + "}"
+            return [line + "}"]
         more: dict[str, Any] = {}
         actor = own_actor(event)
         if event.host is not None:
