@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs/contracts.md"
 # Each test of these files belongs to a contract; other files hold other tests as well.
-WHOLE = ("tests/test_tree", "tests/test_dispatch", "tests/test_store")
+WHOLE = ("tests/test_tree", "tests/test_dispatch", "tests/test_store", "tests/test_tracing")
 TABLE = re.compile(r"^\| `(tests/\S+\.py)` \| \|\n\|---\|---\|\n((?:\| .*\n)*)", re.MULTILINE)
 ROW = re.compile(r"^\| `(test_\w+)` \|", re.MULTILINE)
 

@@ -46,3 +46,8 @@ def test_each_contract_of_durable_runs_is_there():
     assert re.findall(r"### (D\d+):", TEXT) == [f"D{number}" for number in range(1, 22)]
     files = {path.name for path in (ROOT / "tests").glob("test_store_*.py")}
     assert {*re.findall(r"^\| `tests/(test_store_\w+\.py)`", TEXT, re.MULTILINE)} == files
+
+
+def test_each_contract_of_seeing_a_run_is_there():
+    """S1 to S8."""
+    assert re.findall(r"### (S\d+):", TEXT) == [f"S{number}" for number in range(1, 9)]

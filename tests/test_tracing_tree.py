@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from _scale import many, seeds
 from _tree_world import World
-from _until import until
+from _until import held_until, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_tree_model import draw
@@ -317,3 +317,24 @@ def test_a_seeded_loop_does_not_wait_for_the_writer(tmp_path: Path) -> None:
                 await asyncio.sleep(3600)
 
     explore(main, range(3), patience=600)  # for so long it would wait each hour
+
+
+# --- bodies that block
+
+
+async def test_a_body_that_blocks_the_loop_is_told_and_recorded(tmp_path: Path) -> None:
+    """Whose it is, for how long, and at which line; once, when the loop has time again."""
+
+    @handler
+    async def blocks(node: Node) -> bool:
+        return held_until(lambda: commander._watch._reported)  # type: ignore[union-attr]
+
+    async with Commander(slow_after=0.02) as commander:
+        with record(commander, tmp_path / "r") as recorder:
+            assert await commander.call_handler(blocks())
+            await until(lambda: any(node.slow for node in recorder.trace()))
+    (node,) = recorder.trace()
+    ((_, seconds, line),) = node.slow
+    assert seconds > 0.02
+    assert line.startswith("_until.py:")
+    assert node.name == "blocks"
