@@ -119,6 +119,11 @@ class Scope(ABC):
 
     @property
     @abstractmethod
+    def suspended(self) -> bool:
+        """Whether its end in this life is none in the run, which is suspended."""
+
+    @property
+    @abstractmethod
     def counted(self) -> Iterable[NodeLimits]:
         """The limits that have counted what the run had spent, before this life of it began."""
 

@@ -21,6 +21,7 @@ __all__ = [
     "Batch",
     "RunPlace",
     "Tap",
+    "goes_on",
     "limits_above",
     "own_actor",
     "place_of",
@@ -84,6 +85,12 @@ def place_of(event: Event) -> RunPlace | None:
         return None
     scope = source.scope
     return RunPlace(*scope.place, scope.recorded or scope.cancelled is not None)
+
+
+def goes_on(event: Event) -> bool:
+    """Say whether a node that ends here goes on in a later life of its run, which is suspended."""
+    source = event.source
+    return isinstance(source, Record) and source.scope is not None and source.scope.suspended
 
 
 def own_actor(event: Event) -> Actor | None:

@@ -80,6 +80,10 @@ class NodeScope(NodeIdentity):
     def place(self) -> tuple[str, str]:
         return self.ledger.run_id, self.ident.hex()
 
+    @property
+    def suspended(self) -> bool:
+        return self.ledger.suspended and not self.kept
+
     # --- what it puts
 
     def enter(

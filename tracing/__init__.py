@@ -10,9 +10,11 @@ Events go one way: from the tree by a feed into a thread (`_feed`), there into l
 - `_trace`: lines read again, as a tree of nodes
 - `_page`, `page/`: a trace as one page of HTML; `_perfetto`: as a trace of Chrome's
 - `_diff`: what is different between two traces
-- `_otel`: spans of OpenTelemetry, made from the events
+- `_otel`, `_spans`, `_genai`: spans of OpenTelemetry, made from the events
 """
 
+from ._otel import Spans as Spans
+from ._otel import otel as otel
 from ._record import Recorder as Recorder
 from ._record import record as record
 from ._trace import Trace as Trace

@@ -89,7 +89,7 @@ class Feed:
         self._sink = sink
         self._name = name
         self._wait = wait
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._queue: SimpleQueue[Batch | Gap | _End | threading.Event] = SimpleQueue()
         # Events handed over, and those taken: each has one writer.
         self._given = 0
@@ -109,6 +109,10 @@ class Feed:
         self.epoch = self._tap.epoch  # the time of day at the zero of that clock
         self._thread.start()
         _open.add(self)
+        # Anew each time: it has to come before the end of what the sink writes to, such as a
+        # provider of tracers, which may have been made since; the last that is registered is first.
+        atexit.unregister(_finish_all)
+        atexit.register(_finish_all)
 
     @property
     def closed(self) -> bool:
@@ -229,7 +233,7 @@ class Feed:
             if self.error is None:
                 try:
                     self._hand_over(item)
-                except Exception as error:
+                except BaseException as error:
                     self.error = error
                     logger.warning("%s ends here: %s", self._name, error, exc_info=error)
                     self.close()
@@ -252,18 +256,18 @@ class Feed:
                     self._sink.take(some)
                     self._taken += len(some)
 
-    def finish(self) -> None:
+    def finish(self, timeout: float) -> None:
         """Wait for the thread, as the program ends."""
         if self._tap.closed:
-            self._thread.join(PATIENCE)
+            self._thread.join(timeout)
         else:  # the program leaves without having closed the tree
-            self.flush()
+            self.flush(timeout)
 
 
 _open: WeakSet[Feed] = WeakSet()
 
 
-@atexit.register
 def _finish_all() -> None:
+    until = time.monotonic() + PATIENCE
     for feed in tuple(_open):
-        feed.finish()
+        feed.finish(max(0.0, until - time.monotonic()))

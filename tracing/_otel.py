@@ -1,1 +1,107 @@
-"""Spans of OpenTelemetry, made from the events of a tree."""
+"""`otel`: a tree's nodes as spans of OpenTelemetry, made from its events."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from ..commander import Commander
+from ..commander.errors import MissingExtra
+from ._feed import PATIENCE, Feed
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
+
+__all__ = ["Spans", "otel"]
+
+
+def otel(
+    commander: Commander,
+    *,
+    tracer_provider: TracerProvider | None = None,
+    meter_provider: MeterProvider | None = None,
+    content: bool = False,
+) -> Spans:
+    """Make a span of each node of `commander`'s tree that is put from now on.
+
+        async with Commander() as c, otel(c): ...
+
+    The spans go to `tracer_provider`, else to the one that `trace.set_tracer_provider` was given.
+    Their parents are the tree's; the top-level nodes are children of the span that is current
+    here, or roots. No span is made current. They are made in a thread, so no exporter holds up a
+    node; leaving the block lets that go on until nothing runs in the tree any more.
+
+    Without `content` no prompt, reply, argument, result, message of an error or reason of a cancel
+    is told, and with it none that looks like a key. With a `meter_provider` there are also how long
+    requests took and the tokens that they used. Raises `MissingExtra` without the extra `otel`.
+    """
+    return Spans(
+        commander, tracer_provider=tracer_provider, meter_provider=meter_provider, content=content
+    )
+
+
+class Spans:
+    """The spans that are being made of a tree; `otel` makes it."""
+
+    def __init__(
+        self,
+        commander: Commander,
+        *,
+        tracer_provider: TracerProvider | None,
+        meter_provider: MeterProvider | None,
+        content: bool,
+    ) -> None:
+        try:
+            from ._spans import KINDS, SpanSink
+        except ImportError as error:
+            raise MissingExtra("otel(commander)", "otel") from error
+        if commander.state != "running":
+            raise RuntimeError(
+                "otel(commander) is called inside the commander's block:"
+                " async with Commander() as c, otel(c):"
+            )
+        self._sink = SpanSink(tracer_provider, meter_provider, content=content)
+        self._feed = Feed(commander, self._sink, KINDS, name="making spans")
+        self._sink.epoch = self._feed.epoch
+
+    @property
+    def error(self) -> BaseException | None:
+        """What a span processor or an exporter has raised first, None if none did."""
+        return self._sink.error or self._feed.error
+
+    def flush(self, timeout: float = PATIENCE) -> bool:
+        """Wait until spans are made of all that happened before; say whether they are.
+
+        A tracer provider's own `force_flush`, which exports those that have ended, comes after it.
+        """
+        return self._feed.flush(timeout)
+
+    def close(self) -> None:
+        """Make no more, and end those that have not ended; in any thread.
+
+        Closing twice is harmless.
+        """
+        self._feed.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._feed.leave()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._feed.leave()

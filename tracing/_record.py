@@ -88,7 +88,7 @@ class Recorder:
             raise ConfigurationError(_refusal(path, error)) from None
 
     @property
-    def error(self) -> Exception | None:
+    def error(self) -> BaseException | None:
         """Why the recording ended before the tree did, None if it did not."""
         return self._feed.error
 

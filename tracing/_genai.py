@@ -1,0 +1,204 @@
+"""Names and shapes of OpenTelemetry's conventions for generative AI, and names of our own.
+
+The names are those of the package `opentelemetry-semantic-conventions`; a test compares them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from ..messages import Asked, Message, Replied, ToolCall, Usage
+from ._line import _clean, _text
+
+OPERATION = "gen_ai.operation.name"
+CHAT = "chat"
+INVOKE_AGENT = "invoke_agent"
+EXECUTE_TOOL = "execute_tool"
+INVOKE_WORKFLOW = "invoke_workflow"
+
+AGENT_NAME = "gen_ai.agent.name"
+CONVERSATION_ID = "gen_ai.conversation.id"
+WORKFLOW_NAME = "gen_ai.workflow.name"
+PROVIDER_NAME = "gen_ai.provider.name"
+REQUEST_MODEL = "gen_ai.request.model"
+REQUEST_TEMPERATURE = "gen_ai.request.temperature"
+REQUEST_TOP_P = "gen_ai.request.top_p"
+REQUEST_TOP_K = "gen_ai.request.top_k"
+REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
+REQUEST_SEED = "gen_ai.request.seed"
+REQUEST_PRESENCE_PENALTY = "gen_ai.request.presence_penalty"
+REQUEST_FREQUENCY_PENALTY = "gen_ai.request.frequency_penalty"
+REQUEST_CHOICE_COUNT = "gen_ai.request.choice.count"
+REQUEST_STOP_SEQUENCES = "gen_ai.request.stop_sequences"
+OUTPUT_TYPE = "gen_ai.output.type"
+RESPONSE_MODEL = "gen_ai.response.model"
+RESPONSE_FINISH_REASONS = "gen_ai.response.finish_reasons"
+RESPONSE_TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
+INPUT_TOKENS = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
+REASONING_TOKENS = "gen_ai.usage.reasoning.output_tokens"
+TOKEN_TYPE = "gen_ai.token.type"  # noqa: S105 - a name
+TOOL_NAME = "gen_ai.tool.name"
+TOOL_TYPE = "gen_ai.tool.type"
+TOOL_CALL_ID = "gen_ai.tool.call.id"
+TOOL_CALL_ARGUMENTS = "gen_ai.tool.call.arguments"
+TOOL_CALL_RESULT = "gen_ai.tool.call.result"
+TOOL_DEFINITIONS = "gen_ai.tool.definitions"
+INPUT_MESSAGES = "gen_ai.input.messages"
+OUTPUT_MESSAGES = "gen_ai.output.messages"
+ERROR_TYPE = "error.type"
+EXCEPTION_TYPE = "exception.type"
+EXCEPTION_MESSAGE = "exception.message"
+EXCEPTION_STACKTRACE = "exception.stacktrace"
+HOST_NAME = "host.name"
+OPERATION_DURATION = "gen_ai.client.operation.duration"
+TOKEN_USAGE = "gen_ai.client.token.usage"  # noqa: S105 - a name
+
+# What the conventions have no name for.
+NODE_ID = "anabranch.node.id"  # the node's number, as in its log lines and in recordings
+RUN_ID = "anabranch.run.id"
+PENDING = "anabranch.pending"  # seconds until its body began
+CANCELLED = "anabranch.cancelled"
+REASON = "anabranch.cancel.reason"
+LEFT = "anabranch.left"  # nobody has read the reply to its end
+INCOMPLETE = "anabranch.incomplete"  # its start or its end was not seen
+AT = "anabranch.at"  # a line of code
+SECONDS = "anabranch.seconds"
+
+# Providers whose name is another one in the conventions.
+PROVIDERS = {"mistral": "mistral_ai"}
+
+# Options of the wire that are numbers.
+_NUMBERS = {
+    "temperature": REQUEST_TEMPERATURE,
+    "top_p": REQUEST_TOP_P,
+    "top_k": REQUEST_TOP_K,
+    "max_tokens": REQUEST_MAX_TOKENS,
+    "max_completion_tokens": REQUEST_MAX_TOKENS,
+    "seed": REQUEST_SEED,
+    "presence_penalty": REQUEST_PRESENCE_PENALTY,
+    "frequency_penalty": REQUEST_FREQUENCY_PENALTY,
+    "n": REQUEST_CHOICE_COUNT,
+}
+# Numbers that the conventions have as floats.
+_FLOATS = {
+    REQUEST_TEMPERATURE,
+    REQUEST_TOP_P,
+    REQUEST_TOP_K,
+    REQUEST_PRESENCE_PENALTY,
+    REQUEST_FREQUENCY_PENALTY,
+}
+_FORMATS = {"text": "text", "json_object": "json", "json_schema": "json"}
+
+
+@lru_cache(4096)
+def masked(name: str) -> str:
+    """Return a name without what looks like a key."""
+    return _text(name)
+
+
+def request_attributes(asked: Asked, *, content: bool) -> dict[str, Any]:
+    """Return what a span says of a question when it goes out."""
+    provider = masked(asked.provider)
+    said: dict[str, Any] = {
+        OPERATION: CHAT,
+        PROVIDER_NAME: PROVIDERS.get(provider, provider),
+        REQUEST_MODEL: masked(asked.model),
+    }
+    for option, value in asked.options.items():
+        if option in _NUMBERS and isinstance(value, (int, float)):
+            name = _NUMBERS[option]
+            said[name] = float(value) if name in _FLOATS else value
+    match asked.options.get("response_format"):
+        case {"type": str(kind)} if kind in _FORMATS:
+            said[OUTPUT_TYPE] = _FORMATS[kind]
+        case _:
+            pass
+    if content:
+        match asked.options.get("stop"):
+            case str(stop):
+                said[REQUEST_STOP_SEQUENCES] = [_text(stop)]
+            case [*stops]:
+                said[REQUEST_STOP_SEQUENCES] = [_text(str(stop)) for stop in stops]
+            case _:
+                pass
+        if asked.request is not None:
+            said[INPUT_MESSAGES] = input_messages(asked.request.messages)
+            if asked.request.tools:
+                said[TOOL_DEFINITIONS] = tool_definitions(asked.request.tools)
+    return said
+
+
+def reply_attributes(replied: Replied, model: str) -> dict[str, Any]:
+    """Return what a span says of a reply at its end; `model` was asked."""
+    said: dict[str, Any] = {}
+    if replied.finish_reason is not None:
+        said[RESPONSE_FINISH_REASONS] = [masked(replied.finish_reason)]
+    if replied.usage:
+        if len(replied.usage) == 1 and (by := masked(next(iter(replied.usage)))) != model:
+            said[RESPONSE_MODEL] = by
+        usage = sum(replied.usage.values(), Usage())
+        said[INPUT_TOKENS] = usage.input_tokens
+        said[OUTPUT_TOKENS] = usage.output_tokens
+        if usage.cached_input_tokens:
+            said[CACHED_TOKENS] = usage.cached_input_tokens
+        if usage.reasoning_tokens:
+            said[REASONING_TOKENS] = usage.reasoning_tokens
+    return said
+
+
+# --- content
+
+
+def input_messages(messages: Sequence[Message]) -> str:
+    """Write what the model was told, as the conventions have it."""
+    return _json([_message(each) for each in messages])
+
+
+def output_messages(message: Message, finish_reason: str | None) -> str:
+    """Write what the model has said."""
+    return _json([_message(message) | {"finish_reason": finish_reason or ""}])
+
+
+def call_arguments(call: ToolCall) -> str:
+    """Write what a tool was called with."""
+    return _json(_clean(call.arguments))
+
+
+def tool_definitions(tools: Sequence[Any]) -> str:
+    """Write which tools were on offer."""
+    return _json(
+        [
+            {
+                "type": "function",
+                "name": masked(tool.name),
+                "description": _text(tool.description),
+                "parameters": _clean(tool.parameters),
+            }
+            for tool in tools
+        ]
+    )
+
+
+def _message(message: Message) -> dict[str, Any]:
+    parts: list[Mapping[str, Any]] = []
+    if message.reasoning:
+        parts.append({"type": "reasoning", "content": _text(message.reasoning)})
+    if message.role == "tool":
+        answer = {"type": "tool_call_response", "id": _text(message.tool_call_id or "")}
+        parts.append(answer | {"response": _text(message.content or "")})
+    elif message.content:
+        parts.append({"type": "text", "content": _text(message.content)})
+    for call in message.tool_calls:
+        arguments = _clean(call.arguments)
+        about = {"type": "tool_call", "id": _text(call.id), "name": masked(call.name)}
+        parts.append(about | {"arguments": arguments})
+    return {"role": message.role, "parts": parts}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,578 @@
+"""Events as spans: what runs in the feed's thread for `otel`.
+
+A node's span begins with `put` and ends with the node; its requests are children of it. No context
+is attached or detached: each span is given its start, its end and its parent.
+
+A run that is kept in a journal is one trace, whichever processes it lives in: the trace's id comes
+of the run's, and each span's of who its node is in the run. A node whose outcome is recorded has
+had its span, so it gets none; one whose run is suspended goes on in a later life, and so does its
+span.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from hashlib import sha256
+from threading import local
+from typing import Any
+from weakref import WeakValueDictionary
+
+from opentelemetry import context as contexts
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.metrics import MeterProvider
+from opentelemetry.trace import (
+    INVALID_SPAN,
+    Link,
+    NonRecordingSpan,
+    ProxyTracerProvider,
+    Span,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    TraceFlags,
+    TracerProvider,
+    set_span_in_context,
+)
+
+from ..commander import Actor, Event, EventKind
+from ..commander.tap import RunPlace, goes_on, own_actor, place_of, where_raised
+from ..dispatch.assembly import assemble_partial
+from ..messages import Asked, Replied, ToolCall
+from ..tools import ToolResult
+from . import _genai as names
+from ._feed import Gap
+from ._genai import masked
+from ._line import _str, _text
+
+__all__ = ["KINDS", "SpanSink"]
+
+logger = logging.getLogger("anabranch.tracing")
+
+KINDS: tuple[EventKind, ...] = (
+    "put", "started", "completed", "failed", "cancelled", "retried", "placed", "called",
+    "answered", "request", "first_chunk", "reply", "slow",
+)  # fmt: skip
+
+# A shorter wait for the start of a body is not told: it costs, and no picture shows it.
+SHORTEST_WAIT = 1_000_000  # nanoseconds
+
+
+class SpanSink:
+    """Makes the spans of one tree. A processor that raises costs its own span alone."""
+
+    def __init__(
+        self,
+        tracer_provider: TracerProvider | None,
+        meter_provider: MeterProvider | None,
+        *,
+        content: bool,
+    ) -> None:
+        if tracer_provider is None:
+            tracer_provider = trace.get_tracer_provider()
+            if isinstance(tracer_provider, ProxyTracerProvider):
+                logger.warning(
+                    "otel(commander): there is no tracer provider, so the spans go nowhere;"
+                    " call opentelemetry.trace.set_tracer_provider(...) before, or give"
+                    " tracer_provider="
+                )
+        self._tracer = trace.get_tracer("anabranch", tracer_provider=tracer_provider)
+        self._ids = _Ids.of(self._tracer)
+        self._meter = None if meter_provider is None else _Meter(meter_provider)
+        self._content = content
+        # What is around the tree: the span that is current where `otel` is called, baggage.
+        self._around = contexts.get_current()
+        self._open: dict[int, _Node] = {}
+        self._runs: WeakValueDictionary[str, _Run] = WeakValueDictionary()
+        # When the last event was, in nanoseconds.
+        self._last = 0
+        # The time of day at the zero of the tree's clock; set before anything is taken.
+        self.epoch = 0.0
+        self.error: BaseException | None = None
+        self._kinds: dict[str, Callable[[Event, int], None]] = {
+            "put": self._put,
+            "started": self._started,
+            "completed": self._completed,
+            "failed": self._failed,
+            "cancelled": self._cancelled,
+            "retried": self._retried,
+            "placed": self._placed,
+            "called": self._called,
+            "answered": self._answered,
+            "request": self._request,
+            "first_chunk": self._first_chunk,
+            "reply": self._reply,
+            "slow": self._slow,
+        }
+
+    # --- what the feed calls
+
+    def take(self, events: list[Event]) -> None:
+        kinds = self._kinds
+        for event in events:
+            handle = kinds.get(event.kind)
+            if handle is not None:
+                origin = event.source.origin
+                self._last = at = int((origin.epoch + event.clock) * 1e9)
+                try:
+                    handle(event, at)
+                except BaseException as error:  # noqa: BLE001 - a processor's or an exporter's
+                    self._note(error)
+
+    def take_gap(self, gap: Gap) -> None:
+        """End what has ended unseen, and begin what has begun unseen."""
+        self._last = max(self._last, int((self.epoch + gap.clock) * 1e9))
+        living = {each.node_id: each for each in gap.tree}
+        for number in reversed([*self._open]):
+            if number not in living:
+                self._end_unseen(number, self._last)
+        for number, each in living.items():
+            if number and number not in self._open:
+                with self._guard():
+                    self._begin_unseen(number, each.parent_id, each.name, each.host)
+
+    def end(self, usage: dict[str, Any] | None) -> None:
+        """End what is open still: children first."""
+        at = max(self._last, time.time_ns())
+        for number in reversed([*self._open]):
+            self._end_unseen(number, at)
+
+    # --- the life of a node
+
+    def _put(self, event: Event, at: int) -> None:
+        source = event.source
+        number, parent_id = source.id, source.parent_id
+        if number in self._open:  # a gap's snapshot has had it
+            return
+        parent = None if parent_id is None else self._open.get(parent_id)
+        place = place_of(event)
+        actor = own_actor(event)
+        if event.host is not None and parent is not None and actor == parent.actor:
+            actor = None  # events of another machine say it of all below
+        name, said = _about(number, parent_id, masked(source.name), actor)
+        if event.host is not None:
+            said[names.HOST_NAME] = event.host
+        node = _Node(actor or (parent and parent.actor), at)
+        self._open[number] = node
+        node.context = self._around if parent is None else self._inside(parent)
+        if place is None or self._ids is None:
+            if place is None or not place.recorded:
+                node.span = self._start(name, node.context, said, at)
+        else:
+            self._put_in_run(node, parent, place, name, said, at)
+
+    def _put_in_run(
+        self,
+        node: _Node,
+        parent: _Node | None,
+        place: RunPlace,
+        name: str,
+        said: dict[str, Any],
+        at: int,
+    ) -> None:
+        assert self._ids is not None
+        run = self._runs.get(place.run_id)
+        if run is None:
+            self._runs[place.run_id] = run = _Run(place.run_id)
+        node.run = run
+        span_id = _number(f"{place.run_id}\0{place.identity}", 8)
+        links: list[Link] = []
+        if parent is None or parent.run is not run:
+            # The run is a trace of its own: its next life stands in other surroundings.
+            around = trace.get_current_span(node.context).get_span_context()
+            links = [Link(around)] if around.is_valid else []
+            node.context = set_span_in_context(INVALID_SPAN, node.context)
+        if place.recorded:
+            flags = trace.get_current_span(node.context).get_span_context().trace_flags
+            if parent is None or parent.run is not run:
+                flags = TraceFlags(TraceFlags.SAMPLED)
+            node.span = NonRecordingSpan(SpanContext(run.trace_id, span_id, True, flags))
+            node.kept = True
+            return
+        said[names.RUN_ID] = masked(place.run_id)
+        if span_id in run.used:  # it was put by another attempt already
+            node.span = self._start(name, node.context, said, at, links)
+        else:
+            run.used.add(span_id)
+            node.derived = True
+            with self._ids.given(run.trace_id, span_id):
+                node.span = self._start(name, node.context, said, at, links)
+
+    def _start(
+        self,
+        name: str,
+        context: Context,
+        said: dict[str, Any],
+        at: int,
+        links: list[Link] | None = None,
+    ) -> Span:
+        return self._tracer.start_span(
+            name, context=context, attributes=said, start_time=at, links=links
+        )
+
+    def _inside(self, node: _Node) -> Context:
+        """Return the context in which the children of a node's span are."""
+        if node.inside is None:
+            node.inside = (
+                set_span_in_context(node.span, node.context) if node.span else node.context
+            )
+        return node.inside
+
+    def _started(self, event: Event, at: int) -> None:
+        node = self._open.get(event.source.id)
+        if node is not None and node.span and at - node.put > SHORTEST_WAIT and not node.started:
+            node.span.set_attribute(names.PENDING, round((at - node.put) / 1e9, 6))
+        if node is not None:
+            node.started = True
+
+    def _completed(self, event: Event, at: int) -> None:
+        node = self._open.pop(event.source.id, None)
+        if node is not None:
+            self._end(node, at)
+
+    def _failed(self, event: Event, at: int) -> None:
+        node = self._open.pop(event.source.id, None)
+        if node is None:
+            return
+        try:
+            if node.span and node.span.is_recording():
+                self._fail(node.span, event.data, at)
+        finally:
+            self._end(node, at, goes_on=goes_on(event))
+
+    def _cancelled(self, event: Event, at: int) -> None:
+        node = self._open.pop(event.source.id, None)
+        if node is None:
+            return
+        try:
+            if node.span and not node.kept:
+                node.span.set_attribute(names.CANCELLED, True)
+                if self._content and event.data:
+                    node.span.set_attribute(names.REASON, _text(event.data))
+        finally:
+            self._end(node, at, goes_on=goes_on(event))
+
+    def _end(self, node: _Node, at: int, *, goes_on: bool = False) -> None:
+        if node.chats:
+            for chat in reversed(node.chats.values()):
+                with self._guard():
+                    self._leave(chat, at)
+        if node.span and not (goes_on and node.derived):
+            node.span.end(at)
+
+    def _end_unseen(self, number: int, at: int) -> None:
+        node = self._open.pop(number)
+        with self._guard():
+            try:
+                if node.span:
+                    node.span.set_attribute(names.INCOMPLETE, True)
+            finally:
+                self._end(node, max(at, node.put))
+
+    def _begin_unseen(
+        self, number: int, parent_id: int | None, name: str, host: str | None
+    ) -> None:
+        parent = None if parent_id is None else self._open.get(parent_id)
+        name, said = _about(number, parent_id, masked(name), None)
+        said[names.INCOMPLETE] = True
+        if host is not None:
+            said[names.HOST_NAME] = host
+        node = _Node(parent and parent.actor, self._last)
+        self._open[number] = node
+        node.context = self._around if parent is None else self._inside(parent)
+        node.run = parent and parent.run
+        node.span = self._start(name, node.context, said, self._last)
+
+    # --- what else happens to it
+
+    def _retried(self, event: Event, at: int) -> None:
+        node = self._open.get(event.source.id)
+        if node is not None and node.span and node.span.is_recording():
+            node.span.add_event("anabranch.retried", self._error(event.data), at)
+
+    def _placed(self, event: Event, at: int) -> None:
+        node = self._open.get(event.source.id)
+        if node is not None and node.span:
+            node.span.set_attribute(names.HOST_NAME, str(event.data))
+
+    def _slow(self, event: Event, at: int) -> None:
+        node = self._open.get(event.source.id)
+        if node is not None and node.span:
+            about = {names.SECONDS: round(event.data.seconds, 3), names.AT: event.data.at}
+            node.span.add_event("anabranch.slow", about, at)
+
+    def _called(self, event: Event, at: int) -> None:
+        node = self._open.get(event.source.id)
+        if node is None or not node.span or not node.span.is_recording():
+            return
+        call: ToolCall = event.data
+        said = {names.TOOL_CALL_ID: masked(call.id)}
+        tool = masked(call.name)
+        if event.source.name == call.name:  # else it asks somebody whether the call may run
+            node.span.update_name(f"{names.EXECUTE_TOOL} {tool}")
+            said |= {
+                names.OPERATION: names.EXECUTE_TOOL,
+                names.TOOL_NAME: tool,
+                names.TOOL_TYPE: "function",
+                **_actor(node.actor),
+            }
+        if self._content:
+            said[names.TOOL_CALL_ARGUMENTS] = names.call_arguments(call)
+        node.span.set_attributes(said)
+
+    def _answered(self, event: Event, at: int) -> None:
+        node = self._open.get(event.source.id)
+        if node is None or not node.span or not node.span.is_recording():
+            return
+        answer: ToolResult = event.data
+        if answer.status != "ok":
+            node.span.set_attribute(names.ERROR_TYPE, answer.status)
+            node.span.set_status(StatusCode.ERROR)
+        if self._content:
+            node.span.set_attribute(names.TOOL_CALL_RESULT, _text(answer.content or ""))
+
+    # --- its requests
+
+    def _request(self, event: Event, at: int) -> None:
+        node = self._open.get(event.source.id)
+        asked: Asked = event.data
+        if node is None or asked.replayed:  # the life that has asked has told of it
+            return
+        said = names.request_attributes(asked, content=self._content) | _actor(node.actor)
+        chat = _Chat(asked.number, said, at)
+        chat.span = self._tracer.start_span(
+            f"{names.CHAT} {said[names.REQUEST_MODEL]}",
+            context=self._inside(node),
+            kind=SpanKind.CLIENT,
+            attributes=said,
+            start_time=at,
+        )
+        if node.chats is None:
+            node.chats = {}
+        node.chats[asked.number] = chat
+
+    def _chat(self, event: Event, number: int) -> _Chat | None:
+        node = self._open.get(event.source.id)
+        return None if node is None or node.chats is None else node.chats.get(number)
+
+    def _first_chunk(self, event: Event, at: int) -> None:
+        chat = self._chat(event, event.data)
+        if chat is not None:
+            seconds = (at - chat.began) / 1e9
+            chat.span.set_attribute(names.RESPONSE_TIME_TO_FIRST_CHUNK, seconds)
+
+    def _reply(self, event: Event, at: int) -> None:
+        replied: Replied = event.data
+        chat = self._chat(event, replied.number)
+        if chat is None:
+            return
+        del self._open[event.source.id].chats[replied.number]  # type: ignore[index]
+        try:
+            if replied.left:
+                chat.said[names.LEFT] = True
+            said = names.reply_attributes(replied, chat.said[names.REQUEST_MODEL])
+            if chat.span.is_recording():
+                chat.span.set_attributes(said)
+                if replied.left:
+                    chat.span.set_attribute(names.LEFT, True)
+                if self._content and (message := assemble_partial(replied.deltas)) is not None:
+                    output = names.output_messages(message, replied.finish_reason)
+                    chat.span.set_attribute(names.OUTPUT_MESSAGES, output)
+                if replied.error is not None:
+                    self._fail(chat.span, replied.error, at)
+            if self._meter is not None:
+                self._meter.count(chat, said, replied.error, at)
+        finally:
+            chat.span.end(at)
+
+    def _leave(self, chat: _Chat, at: int) -> None:
+        """End the span of a reply that nobody has read to its end, nor closed."""
+        try:
+            chat.span.set_attribute(names.LEFT, True)
+        finally:
+            chat.span.end(max(at, chat.began))
+
+    # --- errors
+
+    def _fail(self, span: Span, error: BaseException, at: int) -> None:
+        said = self._error(error)
+        span.set_attribute(names.ERROR_TYPE, said[names.EXCEPTION_TYPE])
+        span.set_status(StatusCode.ERROR, said.get(names.EXCEPTION_MESSAGE))
+        span.add_event("exception", said, at)
+
+    def _error(self, error: BaseException) -> dict[str, str]:
+        said = {names.EXCEPTION_TYPE: _type(error)}
+        if at := where_raised(error):
+            said[names.AT] = at
+        if self._content:
+            said[names.EXCEPTION_MESSAGE] = _text(_str(error))
+            lines = traceback.format_exception(error)
+            said[names.EXCEPTION_STACKTRACE] = _text("".join(lines))
+        return said
+
+    @contextmanager
+    def _guard(self) -> Generator[None]:
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001 - a processor's or an exporter's
+            self._note(error)
+
+    def _note(self, error: BaseException) -> None:
+        if self.error is None:
+            self.error = error
+            logger.warning("a span was not made or not taken: %s", _str(error), exc_info=error)
+
+
+class _Node:
+    """A node whose end has not been seen."""
+
+    __slots__ = (
+        "actor", "chats", "context", "derived", "inside", "kept", "put", "run", "span", "started"
+    )  # fmt: skip
+
+    def __init__(self, actor: Actor | None, put: int) -> None:
+        self.actor = actor
+        self.put = put
+        # None if it could not be made, and of a recorded node without a place in a trace.
+        self.span: Span | None = None
+        # That of its parent, and that of its children, made when it is needed.
+        self.context: Context
+        self.inside: Context | None = None
+        self.started = False
+        # The questions that are under way, by number.
+        self.chats: dict[int, _Chat] | None = None
+        self.run: _Run | None = None
+        # Whether its span has the id that it has in each life, and whether it got it in another.
+        self.derived = False
+        self.kept = False
+
+
+class _Chat:
+    """A question to a model whose reply has not ended."""
+
+    __slots__ = ("began", "number", "said", "span")
+
+    def __init__(self, number: int, said: dict[str, Any], began: int) -> None:
+        self.number = number
+        self.said = said
+        self.began = began
+        self.span: Span = INVALID_SPAN
+
+
+class _Run:
+    """A run that has unfinished nodes here."""
+
+    __slots__ = ("__weakref__", "trace_id", "used")
+
+    def __init__(self, run_id: str) -> None:
+        self.trace_id = _number(run_id, 16)
+        # Ids that spans have got here: a node that is tried again may put the same ones again.
+        self.used: set[int] = set()
+
+
+class _Ids(local):
+    """Gives a tracer's next span the ids that a run has for it; for each thread its own."""
+
+    def __init__(self, usual: Any) -> None:
+        self._usual = usual
+        self._trace_id: int | None = None
+        self._span_id: int | None = None
+
+    @classmethod
+    def of(cls, tracer: Any) -> _Ids | None:
+        """Let ids be given to the spans of a tracer; None if it is not the SDK's own."""
+        usual = getattr(tracer, "id_generator", None)
+        if usual is None or isinstance(usual, cls):
+            return usual
+        tracer.id_generator = cls(usual)
+        return tracer.id_generator
+
+    @contextmanager
+    def given(self, trace_id: int, span_id: int) -> Generator[None]:
+        self._trace_id, self._span_id = trace_id, span_id
+        try:
+            yield
+        finally:
+            self._trace_id = self._span_id = None
+
+    def generate_trace_id(self) -> int:
+        return self._usual.generate_trace_id() if self._trace_id is None else self._trace_id
+
+    def generate_span_id(self) -> int:
+        return self._usual.generate_span_id() if self._span_id is None else self._span_id
+
+    def is_trace_id_random(self) -> bool:
+        return self._trace_id is not None or self._usual.is_trace_id_random()
+
+
+class _Meter:
+    """The two measures that the conventions want of whoever asks models."""
+
+    def __init__(self, provider: MeterProvider) -> None:
+        meter = provider.get_meter("anabranch")
+        self._duration = meter.create_histogram(
+            names.OPERATION_DURATION,
+            unit="s",
+            description="GenAI operation duration.",
+            explicit_bucket_boundaries_advisory=[0.01 * 2**power for power in range(14)],
+        )
+        self._tokens = meter.create_histogram(
+            names.TOKEN_USAGE,
+            unit="{token}",
+            description="Number of input and output tokens used.",
+            explicit_bucket_boundaries_advisory=[4**power for power in range(14)],
+        )
+
+    def count(
+        self, chat: _Chat, replied: dict[str, Any], error: BaseException | None, at: int
+    ) -> None:
+        every = chat.said | replied
+        kept = (names.OPERATION, names.PROVIDER_NAME, names.REQUEST_MODEL, names.RESPONSE_MODEL)
+        said = {name: every[name] for name in kept if name in every}
+        for kind, name in (("input", names.INPUT_TOKENS), ("output", names.OUTPUT_TOKENS)):
+            if name in replied:
+                self._tokens.record(replied[name], said | {names.TOKEN_TYPE: kind})
+        if error is not None:
+            said[names.ERROR_TYPE] = _type(error)
+        self._duration.record((at - chat.began) / 1e9, said)
+
+
+def _about(
+    number: int, parent_id: int | None, name: str, actor: Actor | None
+) -> tuple[str, dict[str, Any]]:
+    """Return the name of a node's span, and what it says."""
+    said: dict[str, Any] = {names.NODE_ID: number}
+    if actor is not None:
+        said[names.OPERATION] = names.INVOKE_AGENT
+        said |= _actor(actor)
+        return f"{names.INVOKE_AGENT} {said[names.AGENT_NAME]}", said
+    if parent_id == 0:  # the commander
+        said[names.OPERATION] = names.INVOKE_WORKFLOW
+        said[names.WORKFLOW_NAME] = name
+        return f"{names.INVOKE_WORKFLOW} {name}", said
+    return name, said
+
+
+def _actor(actor: Actor | None) -> dict[str, str]:
+    if actor is None:
+        return {}
+    said = {names.AGENT_NAME: masked(actor.agent)}
+    if actor.session_id is not None:
+        said[names.CONVERSATION_ID] = masked(str(actor.session_id))
+    return said
+
+
+def _type(error: BaseException) -> str:
+    """Return the full name of an error's type, as the conventions want it."""
+    kind = type(error)
+    module = kind.__module__
+    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
+
+
+def _number(text: str, size: int) -> int:
+    """Return a number of so many bytes for a text, never 0, which is no id."""
+    return int.from_bytes(sha256(text.encode()).digest()[:size]) or 1
