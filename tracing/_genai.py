@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from ..commander.errors import BackendError
+from ..dispatch.assembly import assemble, assemble_partial
 from ..messages import Asked, Message, Replied, ToolCall, Usage
 from ._line import _clean, _text
 
@@ -159,9 +161,16 @@ def input_messages(messages: Sequence[Message]) -> str:
     return _json([_message(each) for each in messages])
 
 
-def output_messages(message: Message, finish_reason: str | None) -> str:
-    """Write what the model has said."""
-    return _json([_message(message) | {"finish_reason": finish_reason or ""}])
+def output_messages(replied: Replied) -> str | None:
+    """Write what the model has said, None if that is nothing."""
+    whole = replied.error is None and not replied.left
+    try:
+        message = (assemble if whole else assemble_partial)(replied.deltas)
+    except BackendError:  # no message can be made of it
+        return None
+    if message is None:
+        return None
+    return _json([_message(message) | {"finish_reason": masked(replied.finish_reason or "")}])
 
 
 def call_arguments(call: ToolCall) -> str:

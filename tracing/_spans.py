@@ -41,7 +41,6 @@ from opentelemetry.trace import (
 
 from ..commander import Actor, Event, EventKind
 from ..commander.tap import RunPlace, goes_on, own_actor, place_of, where_raised
-from ..dispatch.assembly import assemble_partial
 from ..messages import Asked, Replied, ToolCall
 from ..tools import ToolResult
 from . import _genai as names
@@ -372,16 +371,15 @@ class SpanSink:
             return
         del self._open[event.source.id].chats[replied.number]  # type: ignore[index]
         try:
-            if replied.left:
-                chat.said[names.LEFT] = True
             said = names.reply_attributes(replied, chat.said[names.REQUEST_MODEL])
             if chat.span.is_recording():
                 chat.span.set_attributes(said)
                 if replied.left:
                     chat.span.set_attribute(names.LEFT, True)
-                if self._content and (message := assemble_partial(replied.deltas)) is not None:
-                    output = names.output_messages(message, replied.finish_reason)
-                    chat.span.set_attribute(names.OUTPUT_MESSAGES, output)
+                if self._content and replied.deltas:
+                    output = names.output_messages(replied)
+                    if output is not None:
+                        chat.span.set_attribute(names.OUTPUT_MESSAGES, output)
                 if replied.error is not None:
                     self._fail(chat.span, replied.error, at)
             if self._meter is not None:
