@@ -98,13 +98,11 @@ def test_two_processes_of_a_run_are_one_trace(tmp_path: Path) -> None:
     said = subprocess.check_output([*command, "ends"], text=True, timeout=60)
     assert said == "Packed.\n"
     spans = read(file)
-    assert {pid for pid, *_ in spans} == {
-        first.pid,
-        *[pid for pid, *_ in spans if pid != first.pid],
-    }
     assert len({pid for pid, *_ in spans}) == 2
     assert len({about[0] for *_, about, _ in spans}) == 1
     named = {tuple(about): name for _, name, about, _ in spans}
+    for _, name, about, _ in spans:  # what runs again, as its outcome is not kept, is the same one
+        assert named[tuple(about)] == name
     for pid, name, _, parent in spans:
         if parent is None:
             assert (name, pid) == ("invoke_workflow Order", spans[-1][0])

@@ -22,6 +22,7 @@ from anabranch import Commander, Job
 from anabranch.commander import quorum
 from anabranch.testing import Deadlock, SeededLoop
 from anabranch.tracing import _feed, otel
+from anabranch.tracing._spans import SpanSink
 
 PROGRAMS = many(300, 6_000)
 NODE = "anabranch.node.id"
@@ -169,6 +170,21 @@ async def test_what_is_open_when_it_is_closed_ends_there() -> None:
     assert [span.attributes["anabranch.incomplete"] for span in kept.ended] == [True]
 
 
+async def test_what_runs_already_when_it_begins_has_a_span_too() -> None:
+    """From there on, so that what is put below it has its parent."""
+    kept = KeptSpans()
+    async with Commander() as commander:
+        gate = commander.put_job(Gate())
+        await asyncio.sleep(0)
+        with otel(commander, tracer_provider=kept.provider) as spans:
+            gate.told.put_nowait(True)
+            gate.told.put_nowait(False)
+    assert spans.flush()
+    kept.check()
+    assert kept.parents() == {"Leaf": "invoke_workflow Gate", "invoke_workflow Gate": None}
+    assert kept.named("invoke_workflow Gate").attributes["anabranch.incomplete"] is True
+
+
 async def test_leaving_the_block_goes_on_until_nothing_runs() -> None:
     """What still runs has its whole span."""
     kept = KeptSpans()
@@ -276,6 +292,22 @@ async def test_what_a_processor_raises_concerns_no_node(
         kept.check()
 
 
+async def test_a_fault_of_our_own_ends_the_spans_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Even one that ends programs: the thread has none to end."""
+
+    def fail(*_: object) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(SpanSink, "take", fail)
+    async with Commander() as commander:
+        with otel(commander, tracer_provider=KeptSpans().provider) as spans:
+            await commander.put_job(Fan(5))
+    assert spans.flush()
+    assert isinstance(spans.error, SystemExit)
+
+
 async def test_no_context_is_attached_in_the_thread_that_makes_spans() -> None:
     """A processor sees no current span."""
     seen: list[Any] = []
@@ -300,6 +332,7 @@ import asyncio, threading
 from anabranch import Commander, Job
 from anabranch.testing import Deadlock, SeededLoop
 from anabranch.tracing import _feed, otel
+from anabranch.tracing._spans import SpanSink
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
 _feed.PATIENCE = 0.2

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from ..commander import Actor
 from ..commander.errors import BackendError
 from ..dispatch.assembly import assemble, assemble_partial
 from ..messages import Asked, Message, Replied, ToolCall, Usage
@@ -101,6 +102,39 @@ _FORMATS = {"text": "text", "json_object": "json", "json_schema": "json"}
 def masked(name: str) -> str:
     """Return a name without what looks like a key."""
     return _text(name)
+
+
+def node_attributes(
+    number: int, parent_id: int | None, name: str, actor: Actor | None
+) -> tuple[str, dict[str, Any]]:
+    """Return the name of a node's span, and what it says."""
+    said: dict[str, Any] = {NODE_ID: number}
+    if actor is not None:
+        said[OPERATION] = INVOKE_AGENT
+        said |= actor_attributes(actor)
+        return f"{INVOKE_AGENT} {said[AGENT_NAME]}", said
+    if parent_id == 0:  # the commander
+        said[OPERATION] = INVOKE_WORKFLOW
+        said[WORKFLOW_NAME] = name
+        return f"{INVOKE_WORKFLOW} {name}", said
+    return name, said
+
+
+def actor_attributes(actor: Actor | None) -> dict[str, str]:
+    """Return what a span says of whose work it is."""
+    if actor is None:
+        return {}
+    said = {AGENT_NAME: masked(actor.agent)}
+    if actor.session_id is not None:
+        said[CONVERSATION_ID] = masked(str(actor.session_id))
+    return said
+
+
+def error_type(error: BaseException) -> str:
+    """Return the full name of an error's type, as the conventions want it."""
+    kind = type(error)
+    module = kind.__module__
+    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
 
 
 def request_attributes(asked: Asked, *, content: bool) -> dict[str, Any]:

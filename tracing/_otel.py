@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from ..commander import Commander
 from ..commander.errors import MissingExtra
-from ._feed import PATIENCE, Feed
+from ._feed import PATIENCE, Feed, Gap
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -23,7 +23,7 @@ def otel(
     meter_provider: MeterProvider | None = None,
     content: bool = False,
 ) -> Spans:
-    """Make a span of each node of `commander`'s tree that is put from now on.
+    """Make a span of each node of `commander`'s tree that has not ended.
 
         async with Commander() as c, otel(c): ...
 
@@ -56,14 +56,16 @@ class Spans:
             from ._spans import KINDS, SpanSink
         except ImportError as error:
             raise MissingExtra("otel(commander)", "otel") from error
-        if commander.state != "running":
+        if commander.state not in ("running", "joining"):
             raise RuntimeError(
                 "otel(commander) is called inside the commander's block:"
                 " async with Commander() as c, otel(c):"
             )
         self._sink = SpanSink(tracer_provider, meter_provider, content=content)
         self._feed = Feed(commander, self._sink, KINDS, name="making spans")
-        self._sink.epoch = self._feed.epoch
+        # For the parents of those that are put below nodes which are there already.
+        before = Gap(0, commander.tree(), {}, self._feed.start)
+        self._sink.begin(self._feed.epoch, before)
 
     @property
     def error(self) -> BaseException | None:

@@ -16,8 +16,6 @@ import time
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from hashlib import sha256
-from threading import local
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -47,6 +45,8 @@ from . import _genai as names
 from ._feed import Gap
 from ._genai import masked
 from ._line import _str, _text
+from ._meter import Meter
+from ._run_ids import Run, RunIds
 
 __all__ = ["KINDS", "SpanSink"]
 
@@ -80,17 +80,18 @@ class SpanSink:
                     " tracer_provider="
                 )
         self._tracer = trace.get_tracer("anabranch", tracer_provider=tracer_provider)
-        self._ids = _Ids.of(self._tracer)
-        self._meter = None if meter_provider is None else _Meter(meter_provider)
+        self._ids = RunIds.of(self._tracer)
+        self._meter = None if meter_provider is None else Meter(meter_provider)
         self._content = content
         # What is around the tree: the span that is current where `otel` is called, baggage.
         self._around = contexts.get_current()
         self._open: dict[int, _Node] = {}
-        self._runs: WeakValueDictionary[str, _Run] = WeakValueDictionary()
+        self._runs: WeakValueDictionary[str, Run] = WeakValueDictionary()
         # When the last event was, in nanoseconds.
         self._last = 0
-        # The time of day at the zero of the tree's clock; set before anything is taken.
-        self.epoch = 0.0
+        self._epoch = 0.0
+        # The tree as it was at the beginning, until the first events come.
+        self._before: Gap | None = None
         self.error: BaseException | None = None
         self._kinds: dict[str, Callable[[Event, int], None]] = {
             "put": self._put,
@@ -108,9 +109,15 @@ class SpanSink:
             "slow": self._slow,
         }
 
+    def begin(self, epoch: float, tree: Gap) -> None:
+        """Say what there is before anything is taken; `epoch` is the zero of the tree's clock."""
+        self._epoch, self._before = epoch, tree
+
     # --- what the feed calls
 
     def take(self, events: list[Event]) -> None:
+        if self._before is not None:
+            self.take_gap(self._before)
         kinds = self._kinds
         for event in events:
             handle = kinds.get(event.kind)
@@ -124,7 +131,8 @@ class SpanSink:
 
     def take_gap(self, gap: Gap) -> None:
         """End what has ended unseen, and begin what has begun unseen."""
-        self._last = max(self._last, int((self.epoch + gap.clock) * 1e9))
+        self._before = None
+        self._last = max(self._last, int((self._epoch + gap.clock) * 1e9))
         living = {each.node_id: each for each in gap.tree}
         for number in reversed([*self._open]):
             if number not in living:
@@ -152,7 +160,7 @@ class SpanSink:
         actor = own_actor(event)
         if event.host is not None and parent is not None and actor == parent.actor:
             actor = None  # events of another machine say it of all below
-        name, said = _about(number, parent_id, masked(source.name), actor)
+        name, said = names.node_attributes(number, parent_id, masked(source.name), actor)
         if event.host is not None:
             said[names.HOST_NAME] = event.host
         node = _Node(actor or (parent and parent.actor), at)
@@ -176,9 +184,9 @@ class SpanSink:
         assert self._ids is not None
         run = self._runs.get(place.run_id)
         if run is None:
-            self._runs[place.run_id] = run = _Run(place.run_id)
+            self._runs[place.run_id] = run = Run(place.run_id)
         node.run = run
-        span_id = _number(f"{place.run_id}\0{place.identity}", 8)
+        span_id = run.span_id(place.identity)
         links: list[Link] = []
         if parent is None or parent.run is not run:
             # The run is a trace of its own: its next life stands in other surroundings.
@@ -276,7 +284,7 @@ class SpanSink:
         self, number: int, parent_id: int | None, name: str, host: str | None
     ) -> None:
         parent = None if parent_id is None else self._open.get(parent_id)
-        name, said = _about(number, parent_id, masked(name), None)
+        name, said = names.node_attributes(number, parent_id, masked(name), None)
         said[names.INCOMPLETE] = True
         if host is not None:
             said[names.HOST_NAME] = host
@@ -317,7 +325,7 @@ class SpanSink:
                 names.OPERATION: names.EXECUTE_TOOL,
                 names.TOOL_NAME: tool,
                 names.TOOL_TYPE: "function",
-                **_actor(node.actor),
+                **names.actor_attributes(node.actor),
             }
         if self._content:
             said[names.TOOL_CALL_ARGUMENTS] = names.call_arguments(call)
@@ -341,7 +349,9 @@ class SpanSink:
         asked: Asked = event.data
         if node is None or asked.replayed:  # the life that has asked has told of it
             return
-        said = names.request_attributes(asked, content=self._content) | _actor(node.actor)
+        said = names.request_attributes(asked, content=self._content) | names.actor_attributes(
+            node.actor
+        )
         chat = _Chat(asked.number, said, at)
         chat.span = self._tracer.start_span(
             f"{names.CHAT} {said[names.REQUEST_MODEL]}",
@@ -383,7 +393,7 @@ class SpanSink:
                 if replied.error is not None:
                     self._fail(chat.span, replied.error, at)
             if self._meter is not None:
-                self._meter.count(chat, said, replied.error, at)
+                self._meter.count(chat.said, said, replied.error, (at - chat.began) / 1e9)
         finally:
             chat.span.end(at)
 
@@ -403,7 +413,7 @@ class SpanSink:
         span.add_event("exception", said, at)
 
     def _error(self, error: BaseException) -> dict[str, str]:
-        said = {names.EXCEPTION_TYPE: _type(error)}
+        said = {names.EXCEPTION_TYPE: names.error_type(error)}
         if at := where_raised(error):
             said[names.AT] = at
         if self._content:
@@ -443,7 +453,7 @@ class _Node:
         self.started = False
         # The questions that are under way, by number.
         self.chats: dict[int, _Chat] | None = None
-        self.run: _Run | None = None
+        self.run: Run | None = None
         # Whether its span has the id that it has in each life, and whether it got it in another.
         self.derived = False
         self.kept = False
@@ -459,118 +469,3 @@ class _Chat:
         self.said = said
         self.began = began
         self.span: Span = INVALID_SPAN
-
-
-class _Run:
-    """A run that has unfinished nodes here."""
-
-    __slots__ = ("__weakref__", "trace_id", "used")
-
-    def __init__(self, run_id: str) -> None:
-        self.trace_id = _number(run_id, 16)
-        # Ids that spans have got here: a node that is tried again may put the same ones again.
-        self.used: set[int] = set()
-
-
-class _Ids(local):
-    """Gives a tracer's next span the ids that a run has for it; for each thread its own."""
-
-    def __init__(self, usual: Any) -> None:
-        self._usual = usual
-        self._trace_id: int | None = None
-        self._span_id: int | None = None
-
-    @classmethod
-    def of(cls, tracer: Any) -> _Ids | None:
-        """Let ids be given to the spans of a tracer; None if it is not the SDK's own."""
-        usual = getattr(tracer, "id_generator", None)
-        if usual is None or isinstance(usual, cls):
-            return usual
-        tracer.id_generator = cls(usual)
-        return tracer.id_generator
-
-    @contextmanager
-    def given(self, trace_id: int, span_id: int) -> Generator[None]:
-        self._trace_id, self._span_id = trace_id, span_id
-        try:
-            yield
-        finally:
-            self._trace_id = self._span_id = None
-
-    def generate_trace_id(self) -> int:
-        return self._usual.generate_trace_id() if self._trace_id is None else self._trace_id
-
-    def generate_span_id(self) -> int:
-        return self._usual.generate_span_id() if self._span_id is None else self._span_id
-
-    def is_trace_id_random(self) -> bool:
-        return self._trace_id is not None or self._usual.is_trace_id_random()
-
-
-class _Meter:
-    """The two measures that the conventions want of whoever asks models."""
-
-    def __init__(self, provider: MeterProvider) -> None:
-        meter = provider.get_meter("anabranch")
-        self._duration = meter.create_histogram(
-            names.OPERATION_DURATION,
-            unit="s",
-            description="GenAI operation duration.",
-            explicit_bucket_boundaries_advisory=[0.01 * 2**power for power in range(14)],
-        )
-        self._tokens = meter.create_histogram(
-            names.TOKEN_USAGE,
-            unit="{token}",
-            description="Number of input and output tokens used.",
-            explicit_bucket_boundaries_advisory=[4**power for power in range(14)],
-        )
-
-    def count(
-        self, chat: _Chat, replied: dict[str, Any], error: BaseException | None, at: int
-    ) -> None:
-        every = chat.said | replied
-        kept = (names.OPERATION, names.PROVIDER_NAME, names.REQUEST_MODEL, names.RESPONSE_MODEL)
-        said = {name: every[name] for name in kept if name in every}
-        for kind, name in (("input", names.INPUT_TOKENS), ("output", names.OUTPUT_TOKENS)):
-            if name in replied:
-                self._tokens.record(replied[name], said | {names.TOKEN_TYPE: kind})
-        if error is not None:
-            said[names.ERROR_TYPE] = _type(error)
-        self._duration.record((at - chat.began) / 1e9, said)
-
-
-def _about(
-    number: int, parent_id: int | None, name: str, actor: Actor | None
-) -> tuple[str, dict[str, Any]]:
-    """Return the name of a node's span, and what it says."""
-    said: dict[str, Any] = {names.NODE_ID: number}
-    if actor is not None:
-        said[names.OPERATION] = names.INVOKE_AGENT
-        said |= _actor(actor)
-        return f"{names.INVOKE_AGENT} {said[names.AGENT_NAME]}", said
-    if parent_id == 0:  # the commander
-        said[names.OPERATION] = names.INVOKE_WORKFLOW
-        said[names.WORKFLOW_NAME] = name
-        return f"{names.INVOKE_WORKFLOW} {name}", said
-    return name, said
-
-
-def _actor(actor: Actor | None) -> dict[str, str]:
-    if actor is None:
-        return {}
-    said = {names.AGENT_NAME: masked(actor.agent)}
-    if actor.session_id is not None:
-        said[names.CONVERSATION_ID] = masked(str(actor.session_id))
-    return said
-
-
-def _type(error: BaseException) -> str:
-    """Return the full name of an error's type, as the conventions want it."""
-    kind = type(error)
-    module = kind.__module__
-    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
-
-
-def _number(text: str, size: int) -> int:
-    """Return a number of so many bytes for a text, never 0, which is no id."""
-    return int.from_bytes(sha256(text.encode()).digest()[:size]) or 1
