@@ -239,7 +239,8 @@ async def test_after_a_gap_parents_and_ends_are_the_trees(monkeypatch: pytest.Mo
         def seen() -> bool:
             commander.put_job(Leaf())
             started = [span.attributes.get(NODE) for span in kept.started]
-            return unseen.node_id in started
+            ended = [span.attributes[NODE] for span in kept.ended]
+            return unseen.node_id in started and ends.node_id in ended
 
         await until(seen)
         for gate in (unseen, stays):

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import lru_cache
 from hashlib import sha256
 from threading import Lock, local
 from typing import Any
 
-__all__ = ["Run", "RunIds"]
+__all__ = ["RunIds", "span_id_of", "trace_id_of"]
 
 # Tracers are shared by all who ask for them, in whatever thread.
 _asking = Lock()
 
 
-class Run:
-    """A run that has unfinished nodes here."""
+@lru_cache(256)
+def trace_id_of(run_id: str) -> int:
+    """Return the id of a run's trace."""
+    return _number(run_id, 16)
 
-    __slots__ = ("__weakref__", "_run_id", "trace_id", "used")
 
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
-        self.trace_id = _number(run_id, 16)
-        # Ids that spans have got here: a node that is tried again may put the same ones again.
-        self.used: set[int] = set()
-
-    def span_id(self, identity: str) -> int:
-        """Return the id of a node's span."""
-        return _number(f"{self._run_id}\0{identity}", 8)
+def span_id_of(run_id: str, identity: str) -> int:
+    """Return the id of a node's span."""
+    return _number(f"{run_id}\0{identity}", 8)
 
 
 class RunIds(local):

@@ -17,7 +17,6 @@ import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakValueDictionary
 
 from opentelemetry import context as contexts
 from opentelemetry import trace
@@ -46,7 +45,7 @@ from ._feed import Gap
 from ._genai import masked
 from ._line import _str, _text
 from ._meter import Meter
-from ._run_ids import Run, RunIds
+from ._run_ids import RunIds, span_id_of, trace_id_of
 
 __all__ = ["KINDS", "SpanSink"]
 
@@ -86,7 +85,6 @@ class SpanSink:
         # What is around the tree: the span that is current where `otel` is called, baggage.
         self._around = contexts.get_current()
         self._open: dict[int, _Node] = {}
-        self._runs: WeakValueDictionary[str, Run] = WeakValueDictionary()
         # When the last event was, in nanoseconds.
         self._last = 0
         self._epoch = 0.0
@@ -182,32 +180,24 @@ class SpanSink:
         at: int,
     ) -> None:
         assert self._ids is not None
-        run = self._runs.get(place.run_id)
-        if run is None:
-            self._runs[place.run_id] = run = Run(place.run_id)
-        node.run = run
-        span_id = run.span_id(place.identity)
+        node.run_id = place.run_id
+        trace_id, span_id = trace_id_of(place.run_id), span_id_of(place.run_id, place.identity)
         links: list[Link] = []
-        if parent is None or parent.run is not run:
+        around = trace.get_current_span(node.context).get_span_context()
+        flags = around.trace_flags
+        if parent is None or parent.run_id != place.run_id:
             # The run is a trace of its own: its next life stands in other surroundings.
-            around = trace.get_current_span(node.context).get_span_context()
             links = [Link(around)] if around.is_valid else []
             node.context = set_span_in_context(INVALID_SPAN, node.context)
+            flags = TraceFlags(TraceFlags.SAMPLED)
         if place.recorded:
-            flags = trace.get_current_span(node.context).get_span_context().trace_flags
-            if parent is None or parent.run is not run:
-                flags = TraceFlags(TraceFlags.SAMPLED)
-            node.span = NonRecordingSpan(SpanContext(run.trace_id, span_id, True, flags))
+            node.span = NonRecordingSpan(SpanContext(trace_id, span_id, True, flags))
             node.kept = True
             return
         said[names.RUN_ID] = masked(place.run_id)
-        if span_id in run.used:  # it was put by another attempt already
+        node.derived = True
+        with self._ids.given(trace_id, span_id):
             node.span = self._start(name, node.context, said, at, links)
-        else:
-            run.used.add(span_id)
-            node.derived = True
-            with self._ids.given(run.trace_id, span_id):
-                node.span = self._start(name, node.context, said, at, links)
 
     def _start(
         self,
@@ -291,7 +281,7 @@ class SpanSink:
         node = _Node(parent and parent.actor, self._last)
         self._open[number] = node
         node.context = self._around if parent is None else self._inside(parent)
-        node.run = parent and parent.run
+        node.run_id = parent and parent.run_id
         node.span = self._start(name, node.context, said, self._last)
 
     # --- what else happens to it
@@ -439,7 +429,7 @@ class _Node:
     """A node whose end has not been seen."""
 
     __slots__ = (
-        "actor", "chats", "context", "derived", "inside", "kept", "put", "run", "span", "started"
+        "actor", "chats", "context", "derived", "inside", "kept", "put", "run_id", "span", "started"
     )  # fmt: skip
 
     def __init__(self, actor: Actor | None, put: int) -> None:
@@ -453,7 +443,8 @@ class _Node:
         self.started = False
         # The questions that are under way, by number.
         self.chats: dict[int, _Chat] | None = None
-        self.run: Run | None = None
+        # The durable run that it belongs to.
+        self.run_id: str | None = None
         # Whether its span has the id that it has in each life, and whether it got it in another.
         self.derived = False
         self.kept = False
