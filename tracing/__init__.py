@@ -10,7 +10,8 @@ Events go one way: from the tree by a feed into a thread (`_feed`), there into l
 - `_trace`: lines read again, as a tree of nodes
 - `_page`, `page/`: a trace as one page of HTML; `_perfetto`: as a trace of Chrome's
 - `_diff`: what is different between two traces
-- `_otel`, `_spans`, `_genai`: spans of OpenTelemetry, made from the events
+- `_otel`, `_spans`: spans of OpenTelemetry, made from the events; `_genai`, the names in them;
+  `_run_ids`, the ids of those of a durable run; `_meter`, what is measured
 """
 
 from ._otel import Spans as Spans
