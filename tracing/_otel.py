@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from ..commander import Commander
 from ..commander.errors import MissingExtra
+from ..commander.tap import require_here
 from ._feed import PATIENCE, Feed, Gap
 
 if TYPE_CHECKING:
@@ -56,11 +57,7 @@ class Spans:
             from ._spans import KINDS, SpanSink
         except ImportError as error:
             raise MissingExtra("otel(commander)", "otel") from error
-        if commander.state not in ("running", "joining"):
-            raise RuntimeError(
-                "otel(commander) is called inside the commander's block:"
-                " async with Commander() as c, otel(c):"
-            )
+        require_here(commander, "otel(commander, ...)")
         self._sink = SpanSink(tracer_provider, meter_provider, content=content)
         self._feed = Feed(commander, self._sink, KINDS, name="making spans")
         # For the parents of those that are put below nodes which are there already.
