@@ -239,7 +239,7 @@ class SpanSink:
             if node.span and node.span.is_recording():
                 self._fail(node.span, event.data, at)
         finally:
-            self._end(node, at, goes_on=goes_on(event))
+            self._end(node, at, suspended=goes_on(event))
 
     def _cancelled(self, event: Event, at: int) -> None:
         node = self._open.pop(event.source.id, None)
@@ -251,14 +251,14 @@ class SpanSink:
                 if self._content and event.data:
                     node.span.set_attribute(names.REASON, _text(event.data))
         finally:
-            self._end(node, at, goes_on=goes_on(event))
+            self._end(node, at, suspended=goes_on(event))
 
-    def _end(self, node: _Node, at: int, *, goes_on: bool = False) -> None:
+    def _end(self, node: _Node, at: int, *, suspended: bool = False) -> None:
         if node.chats:
             for chat in reversed(node.chats.values()):
                 with self._guard():
                     self._leave(chat, at)
-        if node.span and not (goes_on and node.derived):
+        if node.span and not (suspended and node.derived):
             node.span.end(at)
 
     def _end_unseen(self, number: int, at: int) -> None:
