@@ -7,7 +7,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ class Recorded:
         self._recorder: Recorder | None = None
 
     @asynccontextmanager
-    async def around(self) -> AsyncIterator[None]:
+    async def around(self) -> AsyncGenerator[None]:
         async with Commander() as commander, record(commander, self.path, append=True) as recorder:
             self._recorder = recorder
             yield

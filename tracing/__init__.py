@@ -7,7 +7,7 @@ Events go one way: from the tree by a feed into a thread (`_feed`), there into l
 - `_feed`: the way from a tree to a thread
 - `_line`: events as lines of JSON
 - `_record`: `record`, the file
-- `_trace`: lines read again, as a tree of nodes
+- `_trace`, `_trace_node`: lines read again, as a tree of nodes
 - `_page`, `page/`: a trace as one page of HTML; `_perfetto`: as a trace of Chrome's
 - `_diff`: what is different between two traces
 - `_otel`, `_spans`: spans of OpenTelemetry, made from the events; `_genai`, the names in them;
