@@ -40,6 +40,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from math import isfinite
+from operator import index
 from typing import Any, cast
 
 from ..backends import Price, redact_keys
@@ -106,7 +107,7 @@ class Lines:
             "called": self._called,
             "answered": self._answered,
             "request": self._request,
-            "first_chunk": lambda event: {"q": int(event.data)},
+            "first_chunk": lambda event: {"q": index(event.data)},
             "reply": self._reply,
             "waiting": self._waiting,
             "slow": _slow,
@@ -167,8 +168,10 @@ class Lines:
 
     def _speak(self, event: Event, at: float) -> list[str]:
         """Return the line of a piece of text, but for the last word: a key may be cut in two."""
+        if not isinstance(event.data, str):
+            return []
         number = event.source.id
-        text = self._held.pop(number, "") + str(event.data)
+        text = self._held.pop(number, "") + event.data
         end = max(text.rfind(" "), text.rfind("\n"), len(text) - LONGEST_WORD - 1) + 1
         if text[end:]:
             self._held[number] = text[end:]
@@ -274,7 +277,7 @@ class Lines:
         asked: Asked = event.data
         options = asked.options if self._content else dict(filter(_is_plain, asked.options.items()))
         said: dict[str, Any] = {
-            "q": asked.number,
+            "q": index(asked.number),
             "provider": self._name(asked.provider),
             "model": self._name(asked.model),
             "options": _clean(dict(options)),
@@ -290,7 +293,7 @@ class Lines:
     def _reply(self, event: Event) -> dict[str, Any]:
         replied: Replied = event.data
         said: dict[str, Any] = {
-            "q": replied.number,
+            "q": index(replied.number),
             "chunks": replied.chunks,
             "usage": self._usage(replied.usage),
         }

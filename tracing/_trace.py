@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ..backends import Price
 from ..commander.errors import ConfigurationError
@@ -288,8 +288,9 @@ class Trace:
         for account, amount in said["usage"].items():
             if isinstance(amount, (int, float)):
                 node.others[account] = node.others.get(account, 0) + amount
+            if not isinstance(amount, dict):
                 continue
-            used = left = Usage(**amount)
+            used = left = Usage(**cast("dict[str, int]", amount))
             _add(self._spent, account, used)
             if said.get("again") and node.kept:
                 left = self._restore(node, account, used)
