@@ -9,11 +9,17 @@ Events go one way: from the tree by a feed into a thread (`_feed`), there into l
 - `_record`: `record`, the file
 - `_trace`, `_trace_node`: lines read again, as a tree of nodes
 - `_page`, `page/`: a trace as one page of HTML; `_perfetto`: as a trace of Chrome's
-- `_diff`: what is different between two traces
+- `_diff`: what is different between two traces: of what is compared (`_facts`), nodes are paired
+  (`_match`), and what only follows from something else is left out (`_cause`); `_tell` says it
 - `_otel`, `_spans`: spans of OpenTelemetry, made from the events; `_genai`, the names in them;
   `_run_ids`, the ids of those of a durable run; `_meter`, what is measured
 """
 
+from ._diff import Change as Change
+from ._diff import Difference as Difference
+from ._diff import Pace as Pace
+from ._diff import Spent as Spent
+from ._diff import diff as diff
 from ._otel import Spans as Spans
 from ._otel import otel as otel
 from ._record import Recorder as Recorder

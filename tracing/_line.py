@@ -53,7 +53,7 @@ from ..messages.mask import mask
 from ..tools import ToolResult
 from ._feed import Gap
 
-__all__ = ["CONTENT_KINDS", "KINDS", "VERSION", "Lines"]
+__all__ = ["CONTENT_KINDS", "KINDS", "VERSION", "Lines", "is_plain"]
 
 VERSION = 1
 
@@ -275,7 +275,7 @@ class Lines:
 
     def _request(self, event: Event) -> dict[str, Any]:
         asked: Asked = event.data
-        options = asked.options if self._content else dict(filter(_is_plain, asked.options.items()))
+        options = asked.options if self._content else dict(filter(is_plain, asked.options.items()))
         said: dict[str, Any] = {
             "q": index(asked.number),
             "provider": self._name(asked.provider),
@@ -354,7 +354,7 @@ def _message(message: Message) -> dict[str, Any]:
     return said
 
 
-def _is_plain(option: tuple[str, Any]) -> bool:
+def is_plain(option: tuple[str, Any]) -> bool:
     """Say whether an option is no content: a number, or one of the wire's own words."""
     name, value = option
     words = ("auto", "none", "required", "low", "medium", "high", "minimal")
