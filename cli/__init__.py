@@ -10,6 +10,7 @@
 - `_runs`: the runs of a journal, and what can be done about them; `_runs_view` shows them without
   what looks like a key (`_mask`), `_runs_resume` takes one up; `_named`: objects that a user names
 - `_knowledge`: documents in an index: put in, searched, shown
+- `_diff`: two recordings compared
 
 What the user writes comes in through `Terminal.read`; the model's words go out through its `write`.
 """

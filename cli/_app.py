@@ -17,6 +17,7 @@ from ..dispatch.formats import FORMATS
 from ..knowledge import Index
 from ..messages import Conversation
 from ..tools import AnyTool, open_tools
+from ._diff import show_diff
 from ._exit import FAILED, USAGE, report_errors
 from ._knowledge import Embedder, knowledge, open_index
 from ._runs import runs
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 app.add_typer(knowledge, name="knowledge")
 app.add_typer(runs, name="runs")
+app.command("diff")(show_diff)
 
 
 def _show_version(wanted: bool) -> None:

@@ -27,28 +27,27 @@ def _drop_failures(pairs: list[Pair], what: dict[int, dict[str, Any]]) -> None:
     Where a call of a tool was another one, or the same with other arguments, it is told of that.
     """
     # The nodes whose failure is told, and at which pair: their own, or that from which it came.
-    told: dict[TraceNode, int] = {}
+    told: dict[TraceNode, int | None] = {}
     for at in range(len(pairs) - 1, -1, -1):
         here, pair = what.get(at), pairs[at]
         if here is None:
             continue
         both = pair.before is not None and pair.after is not None
-        if both and not ("state" in here or "error" in here):
+        if both and not here.keys() & {"state", "error", "status"}:
             continue
-        bad = [node for node in pair[:2] if node is not None and node.state == "failed"]
+        bad = [node for node in pair[:2] if node is not None and node.is_bad]
         if not bad:
             continue
-        origins = [_origin(node, told) for node in bad]
-        place = at
-        if both and None not in origins:
-            rest = {name: value for name, value in here.items() if name not in FAILURE}
-            if rest and bad[0].tool:
-                for origin in origins:
-                    _leave_out(what, origin, ("state", "error"))
-            else:
-                _leave_out(what, at, FAILURE)
-                place = origins[0] or at
-        told.update((node, place) for node in bad)
+        places = [_origin(node, told) for node in bad]
+        if not both or None in places:
+            places = [at] * len(bad)
+        elif any(node.tool for node in bad) and not here.keys() <= set(FAILURE):
+            for place in places:
+                _leave_out(what, place, ("state", "error"))
+            places = [at] * len(bad)
+        else:
+            _leave_out(what, at, FAILURE)
+        told.update(zip(bad, places, strict=True))
 
 
 def _leave_out(what: dict[int, dict[str, Any]], at: int | None, names: tuple[str, ...]) -> None:
@@ -56,13 +55,12 @@ def _leave_out(what: dict[int, dict[str, Any]], at: int | None, names: tuple[str
         what[at] = {name: value for name, value in what[at].items() if name not in names}
 
 
-def _origin(node: TraceNode, told: dict[TraceNode, int]) -> int | None:
+def _origin(node: TraceNode, told: dict[TraceNode, int | None]) -> int | None:
     """Return where the failure of a node is told, if that came from one of its children."""
-    inner = node.error and {_key(node.error), *(_key(each) for each in node.error.of)}
-    if not inner:
-        return None
+    inner = {_key(each) for each in (node.error, *node.error.of)} if node.error else ()
     for child in node.children:
-        if child in told and child.error is not None and _key(child.error) in inner:
+        # A call that has failed gives an answer all the same, which has no error.
+        if child in told and child.error and (_key(child.error) in inner or node.status):
             return told[child]
     return None
 

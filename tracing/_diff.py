@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -100,7 +101,7 @@ class Difference:
             }
         for each in said["spent"]:
             each["before"], each["after"] = each["before"].model_dump(), each["after"].model_dump()
-        return {"different": bool(self), **said}
+        return json.loads(json.dumps({"different": bool(self), **said}))
 
 
 def diff(a: str | PathLike[str] | Trace, b: str | PathLike[str] | Trace) -> Difference:

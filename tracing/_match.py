@@ -79,6 +79,10 @@ class Side:
         requests = sorted(map(as_key, self.requests(node)))
         return as_key(facts), *requests, self.below[node]
 
+    def call_and_below(self, node: TraceNode) -> Hashable:
+        """Return what was called, and what is below it."""
+        return _call(node), self.below[node]
+
 
 class Pair(NamedTuple):
     """A node of each trace, or of one alone. Both are below those of the pair at `above`."""
@@ -139,8 +143,8 @@ class _Matcher:
     ) -> None:
         """Pair nodes of one name: those that have most in common, as far as that can be afforded.
 
-        Else those with the same facts, those with the same below them, calls with the same
-        arguments, and the rest in order.
+        Else those with the same facts, calls with the same arguments (and before them those that
+        have the same below them, too), and the rest in order.
         """
         a, b = self._a, self._b
         cost = len(xs) * len(ys)
@@ -160,7 +164,7 @@ class _Matcher:
             return
         if cost > 1:
             xs, ys = _in_order(found, xs, ys, a.own.get, b.own.get)
-            xs, ys = _in_order(found, xs, ys, a.below.get, b.below.get)
+            xs, ys = _in_order(found, xs, ys, a.call_and_below, b.call_and_below)
             xs, ys = _in_order(found, xs, ys, _call, _call)
         found.update(zip(xs, ys, strict=False))
 
