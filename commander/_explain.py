@@ -24,12 +24,12 @@ class Explanation:
     """What one node is waiting for, or doing.
 
     `text` says it in words. `waits_for` are the numbers of the nodes that it awaits or, where it
-    joins, of its unfinished children; `at` is the line of code where its body stands, as
-    `"file.py:12 in task"`, empty where that is not known; `branches` say where those branches of a
-    `gather` or the like stand that wait for no node. `seconds` is for how long it has been in this
-    state, None before its first step; `cpu` is as in `tree()`. `depth` is 0 for the node that was
-    asked about, `more` how many things below this one are left out. A node to which two ways lead
-    is explained at the first; at the second its text is "see above".
+    joins, of its unfinished children: the first twenty. `at` is the line of code where its body
+    stands, as `"file.py:12 in task"`, empty where that is not known; `branches` say where those
+    branches of a `gather` or the like stand that wait for no node. `seconds` is for how long it has
+    been in this state, None before its first step; `cpu` is as in `tree()`. `depth` is 0 for the
+    node that was asked about, `more` how many things below this one are left out. A node to which
+    two ways lead is explained at the first; at the second its text is "see above".
     """
 
     node_id: int
@@ -100,7 +100,7 @@ def explain_one(record: Record, depth: int = 0, away: int = 0) -> tuple[Explanat
         record.name,
         record.state,
         text,
-        tuple(each.id for each in others),
+        tuple(each.id for each in others[:LEAVES]),
         at,
         tuple(branches[:LEAVES]),
         None if record.since is None else record.tree.clock() - record.since,

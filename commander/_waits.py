@@ -6,7 +6,7 @@ does, for a bounded part of the loop's time.
 
 from __future__ import annotations
 
-from itertools import chain
+from collections import deque
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -23,8 +23,10 @@ __all__ = ["Waits"]
 
 # Seconds between two looks; a node that has come into its state later than that is passed over.
 PERIOD = 0.25
-# Seconds that one look may take; the next one goes on from there.
+# Seconds after which a look ends; the next one goes on from there.
 LONGEST = 0.004
+# The part of the loop's time that looks take: after one node that took long, the next look waits.
+SHARE = LONGEST / PERIOD
 
 
 class Waits:
@@ -48,15 +50,16 @@ class Waits:
         if not any(listener.wants_waits for listener in tree.listeners):
             self.close()
             return
-        until = perf_counter() + LONGEST
+        begun = perf_counter()
         for record in self._round:
             self._look_at(record)
-            if perf_counter() > until:
+            if perf_counter() - begun > LONGEST:
                 break
         else:
             self._told, self._found = self._found, {}
             self._round = _all_below(tree.root)
-        self._timer = tree.loop.call_later(PERIOD, self._look)
+        pause = max(PERIOD, (perf_counter() - begun) / SHARE)
+        self._timer = tree.loop.call_later(pause, self._look)
 
     def _look_at(self, record: Record) -> None:
         since = record.since
@@ -76,7 +79,8 @@ def _essence(explanation: Explanation) -> tuple[object, ...]:
 
 def _all_below(root: Record) -> Iterator[Record]:
     """Yield the unfinished nodes; those that end meanwhile may come, those that begin may not."""
-    level = root.living
-    while level:
-        yield from level
-        level = list(chain.from_iterable(record.living for record in level))
+    waiting = deque(root.living)
+    while waiting:
+        record = waiting.popleft()
+        yield record
+        waiting.extend(record.living)

@@ -5,8 +5,10 @@ import asyncio
 from _clock import jumping, virtual_seconds
 from _nodes import hang
 from _until import settled
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from anabranch.commander import Commander, Retry
+from anabranch.commander import Commander, Explanation, Retry
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
@@ -89,3 +91,73 @@ async def test_explain_shows_all_branches_of_a_gather():
         assert sum("a branch that stands at test_tree_explain.py" in line for line in lines) == 1
         assert sum("a branch that stands in Event.wait" in line for line in lines) == 1
         node.cancel()
+
+
+def check_agreement(text: str, found: tuple[Explanation, ...]) -> None:
+    """Check that text and data say the same, node by node and in the same order."""
+    lines = iter(text.splitlines())
+    for each in found:
+        line = next(lines)
+        label = f"{each.name}#{each.node_id}" if each.node_id else each.name
+        colon = ":" if each.text == "see above" else ""
+        assert line.startswith("  " * min(each.depth, 20) + f"{label}{colon} {each.text}")
+        assert each.at in line
+        assert len(each.waits_for) <= 20
+        for branch in each.branches:
+            assert next(lines).endswith(f"... and {branch}")
+        if each.more:
+            assert next(lines).endswith(f"... and {each.more} more")
+    assert next(lines, None) is None
+
+
+@handler
+async def awaits(node, shape):
+    """Await as many nodes as `shape` has parts, each of them of the shape of its part."""
+    await asyncio.gather(asyncio.Event().wait(), *(awaits(each) for each in shape))
+
+
+SHAPES = st.recursive(st.just([]), lambda inner: st.lists(inner, max_size=4), max_leaves=30)
+
+
+@settings(max_examples=30, deadline=None)
+@given(SHAPES)
+def test_text_and_data_of_explain_agree(shape):
+    """Of each node of any tree; the data name those for which each waits, which come below it."""
+
+    async def main():
+        async with Commander(slow_after=None) as commander:
+            commander.call_handler(awaits(shape), claim=True)
+            await settled()
+            for node in (None, *commander.children):
+                found = commander.explain(node, data=True)
+                check_agreement(commander.explain(node), found)
+                numbers = {each.node_id for each in found}
+                if not any(each.more for each in found):
+                    assert all(numbers.issuperset(each.waits_for) for each in found)
+            assert found[0].state == "running"
+            assert found[0].seconds is not None
+            for node in commander.children:
+                node.cancel()
+
+    asyncio.run(main())
+
+
+async def test_text_and_data_of_explain_agree_where_lists_are_cut():
+    """A commander with many children, and a node to which two ways lead."""
+
+    @handler
+    async def waits(node, other):
+        await other
+
+    async with Commander(slow_after=None) as commander:
+        shared = commander.call_handler(hang(), claim=True)
+        nodes = [commander.call_handler(waits(shared), claim=True) for _ in range(50)]
+        await settled()
+        found = commander.explain(data=True)
+        check_agreement(commander.explain(), found)
+        assert found[0].waits_for == tuple(range(1, 21))
+        assert found[0].more == 31
+        assert [each.text for each in found].count("see above") > 10
+        assert found[2].waits_for == (shared.node_id,)
+        for node in (shared, *nodes):
+            node.cancel()

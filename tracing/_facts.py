@@ -19,7 +19,10 @@ __all__ = ["Facts", "as_key", "error_text"]
 
 def as_key(value: object) -> str:
     """Return what two JSON values have in common if they are the same."""
-    return json.dumps(value, sort_keys=True)
+    try:
+        return json.dumps(value, sort_keys=True)
+    except RecursionError:
+        return "nested too deeply to be compared"
 
 
 def error_text(error: TraceError | None, content: bool) -> str:

@@ -52,9 +52,16 @@ def _write(trace: Trace) -> Iterator[str]:
 def _json(event: dict[str, Any]) -> str:
     try:
         return json.dumps(event, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except ValueError:  # a number that JSON has not, in what a model wrote
-        event = {**event, "args": {name: str(each) for name, each in event["args"].items()}}
+    except (ValueError, RecursionError):  # a number that JSON has not, in what a model wrote
+        event = {**event, "args": {name: _str(each) for name, each in event["args"].items()}}
         return json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+
+
+def _str(value: object) -> str:
+    try:
+        return str(value)
+    except RecursionError:
+        return "(nested too deeply to be shown)"
 
 
 @dataclass(eq=False, slots=True)
