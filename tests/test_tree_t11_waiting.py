@@ -78,7 +78,7 @@ async def test_all_kinds_of_waits_are_told():
         events = commander.events(WAITING)
         jobs = commander.put_job(Waits()), commander.put_job(Waits())
         joining = commander.call_handler(joins(30), claim=True)
-        await virtual_seconds(60)
+        await virtual_seconds(5)
         found = {event.node_id: event.data for event in read(events)}
         assert len(found) == 33
         texts = sorted(found[job.node_id].text for job in jobs)
