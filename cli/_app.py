@@ -21,6 +21,7 @@ from ._diff import show_diff
 from ._exit import FAILED, USAGE, report_errors
 from ._knowledge import Embedder, knowledge, open_index
 from ._runs import runs
+from ._see import run, view, watch
 from ._session import chat_session
 from ._terminal import LegibleLog
 
@@ -52,6 +53,11 @@ def anabranch(
     ] = False,
 ) -> None:
     """Orchestrate language models over a tree of asyncio tasks."""
+
+
+app.command()(run)
+app.command()(watch)
+app.command()(view)
 
 
 @app.command()

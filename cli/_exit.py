@@ -6,19 +6,28 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
 from ..commander import AnabranchError
 from ._terminal import complain, show_traceback
 
-__all__ = ["FAILED", "INTERRUPTED", "KILLED", "USAGE", "handle_signals", "report_errors"]
+__all__ = [
+    "FAILED",
+    "INTERRUPTED",
+    "KILLED",
+    "TERMINATING",
+    "USAGE",
+    "handle_signals",
+    "report_errors",
+]
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 # The exit status of a program that a signal has ended is this and its number.
 KILLED = 128
-SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+TERMINATING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+SIGNALS = [signal.SIGINT, *TERMINATING]
 
 
 @contextmanager
@@ -56,14 +65,16 @@ def _flush() -> None:
 
 
 @contextmanager
-def handle_signals(received: Callable[[int], None]) -> Generator[None]:
-    """Call `received` in the running loop with each signal that would end the program."""
+def handle_signals(
+    received: Callable[[int], None], signals: Sequence[signal.Signals] = SIGNALS
+) -> Generator[None]:
+    """Call `received` in the running loop with each of these, which would end the program."""
     loop = asyncio.get_running_loop()
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         loop.call_soon_threadsafe(received, number)
 
-    before = {number: signal.signal(number, pass_on) for number in SIGNALS}
+    before = {number: signal.signal(number, pass_on) for number in signals}
     try:
         yield
     finally:

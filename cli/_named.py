@@ -9,7 +9,9 @@ from typing import Any
 
 from ..commander import ConfigurationError
 
-__all__ = ["import_named", "import_users_module"]
+__all__ = ["import_named", "import_users_module", "users_codec"]
+
+CODEC = "ANABRANCH_CODEC"
 
 
 def import_users_module(module: str, what: str) -> Any:
@@ -37,3 +39,9 @@ def import_named(place: str, what: str) -> Any:
     except AttributeError:
         raise ConfigurationError(f"{what}: the module {module} has no {attribute}") from None
     return found
+
+
+def users_codec() -> Any:
+    """Return what a journal's values are sealed with, if the environment names it."""
+    name = os.environ.get(CODEC)
+    return import_named(name, f"{CODEC}={name}") if name else None

@@ -29,7 +29,7 @@ from ..store import (
     RunView,
 )
 from ._exit import FAILED, report_errors
-from ._named import import_named
+from ._named import users_codec
 from ._runs_view import (
     COLOURS,
     age,
@@ -69,7 +69,6 @@ File: TypeAlias = Annotated[
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
 Debug: TypeAlias = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 DEFAULT = "runs.db"
-CODEC = "ANABRANCH_CODEC"
 
 
 def _do(
@@ -78,8 +77,7 @@ def _do(
     """Do something with a journal, which must be there; end with the status that `work` gives."""
 
     async def opened() -> int | None:
-        codec = import_named(name, f"{CODEC}={name}") if (name := os.environ.get(CODEC)) else None
-        async with Journal(file, codec=codec) as journal:
+        async with Journal(file, codec=users_codec()) as journal:
             return await work(journal)
 
     accept_all_signs()

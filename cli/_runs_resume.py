@@ -29,7 +29,7 @@ from ._named import import_named, import_users_module
 from ._runs_view import count, describe_wait, print_json
 from ._terminal import LegibleLog, complain, in_line, show_traceback
 
-__all__ = ["resume_run"]
+__all__ = ["bring", "resume_run"]
 
 LOOK = 0.5  # seconds between two looks at how far it is
 MOST = 2000  # characters of an error
@@ -56,7 +56,7 @@ async def resume_run(
         await journal.resume(run_id)  # or to run its script again would fail as it has failed
     _import_class(view.run.class_name, app)
     async with AsyncExitStack() as stack:
-        given = dict([await _bring(each, stack) for each in live])
+        given = dict([await bring(each, stack) for each in live])
         if state in ("failed", "parked"):
             await journal.resume(run_id)
         killed, failure = await _drive(journal, run_id, given, notes)
@@ -174,7 +174,7 @@ def _import_class(class_name: str, app: list[str]) -> None:
     import_named(class_name, f"the run's class {class_name}")
 
 
-async def _bring(spec: str, stack: AsyncExitStack) -> tuple[str, Any]:
+async def bring(spec: str, stack: AsyncExitStack) -> tuple[str, Any]:
     """Make what a `--live` names; it is open for as long as the stack."""
     name, equals, place = spec.partition("=")
     if not (equals and name and ":" in place):

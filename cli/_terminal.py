@@ -22,6 +22,7 @@ from ..handlers import View
 from ..handlers.legible import legible
 from ..jobs import read_line
 from ..messages import ToolCall
+from ..messages.mask import mask
 from ..tools import AnyTool, Decision, ToolResult
 from ._editor import LineEditor, screen
 from ._exact import exact
@@ -66,8 +67,8 @@ class LegibleLog(logging.StreamHandler[Any]):
     """Writes what is logged to the standard error, so that it cannot steer the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as text to read."""
-        return legible(super().format(record))
+        """Return the record as text to read, without what looks like a key."""
+        return legible(mask(super().format(record)))
 
 
 class Terminal(View):

@@ -8,6 +8,7 @@ Events go one way: from the tree by a feed into a thread (`_feed`), there into l
 - `_line`: events as lines of JSON
 - `_record`: `record`, the file
 - `_trace`, `_trace_node`: lines read again, as a tree of nodes
+- `_live`, `_follow`: a trace that grows: of a tree in this process; of another's recording
 - `_page`, `page/`: a trace as one page of HTML; `_perfetto`: as a trace of Chrome's
 - `_diff`: what is different between two traces: of what is compared (`_facts`), nodes are paired
   (`_match`), and what only follows from something else is left out (`_cause`); `_tell` says it
@@ -22,6 +23,9 @@ from ._diff import Spent as Spent
 from ._diff import diff as diff
 from ._otel import Spans as Spans
 from ._otel import otel as otel
+from ._follow import follow as follow
+from ._live import LiveTrace as LiveTrace
+from ._live import live as live
 from ._record import Recorder as Recorder
 from ._record import record as record
 from ._trace import Trace as Trace

@@ -26,7 +26,7 @@ if sys.platform != "win32":
 if TYPE_CHECKING:
     from ._trace import Trace
 
-__all__ = ["Recorder", "is_recorded", "record"]
+__all__ = ["Recorder", "is_locked", "is_recorded", "record"]
 
 # How each recording begins, and how long its first line is at most.
 HEAD = b'{"recording":'
@@ -297,13 +297,24 @@ def _end_line(path: Path, file: IO[bytes]) -> None:
 
 def is_recorded(path: Path) -> bool:
     """Say whether a process that lives records to the file, as far as the system tells."""
-    if sys.platform == "win32" or not path.is_file():
+    if not path.is_file():
         return False
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return is_locked(file.fileno()) is True
+    except OSError:
+        return False
+
+
+def is_locked(descriptor: int) -> bool | None:
+    """Say whether a process that lives records to an open file; None: the system does not tell."""
+    if sys.platform == "win32":
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
     except BlockingIOError:
         return True
-    except OSError:
-        pass
+    except OSError:  # a file system without locks
+        return None
     return False

@@ -46,6 +46,9 @@ class Trace:
         self.end = 0.0
         # Whether what is open may still go on; else it is "lost".
         self.live = False
+        # Nodes that are not as they were, in order, for whoever puts a dictionary here and empties
+        # it: what draws a large tree many times looks at these alone.
+        self.changed: dict[TraceNode, None] | None = None
         # The nodes of the life that is read, by number; those of durable runs, by who they are.
         self._here: dict[int, TraceNode] = {0: self.root}
         self._known: dict[tuple[str, str], TraceNode] = {}
@@ -73,6 +76,10 @@ class Trace:
     def time(self) -> float:
         """The time of day at which the recording began."""
         return self.lives[0].time if self.lives else 0.0
+
+    def node(self, number: int) -> TraceNode | None:
+        """Return the node that has this number in the last process that has written."""
+        return self._here.get(number)
 
     def usage(self, node: TraceNode | None = None) -> dict[str, Usage]:
         """Return what `node` (default: all) and all below it have spent, by model."""
@@ -152,6 +159,11 @@ class Trace:
             self._end_life()
         elif (node := self._here.get(said.get("n", -1))) is not None:
             self._happen(node, str(kind), said, at)
+            self._note(node)
+
+    def _note(self, node: TraceNode) -> None:
+        if self.changed is not None:
+            self.changed[node] = None
 
     def _begin_life(self, said: Mapping[str, Any]) -> None:
         if not isinstance(said["recording"], int) or said["recording"] > VERSION:
@@ -196,6 +208,7 @@ class Trace:
         node.state, node.ended = "lost", at
         node.waits, node.waits_for, node.waits_at = "", (), ""
         self._close_spell(node, at)
+        self._note(node)
 
     def _put(self, said: Mapping[str, Any], at: float) -> None:
         number, kept = said["n"], bool(said.get("kept"))
@@ -224,6 +237,7 @@ class Trace:
         node.own_session = str(said.get("session", node.own_session))
         node.host = said.get("host", node.host)
         self._here[number] = node
+        self._note(node)
 
     def _forget_spent(self, run_id: str) -> None:
         """Begin at nothing: a life counts anew what its run has spent before, as far as it does."""
@@ -232,6 +246,7 @@ class Trace:
                 if node.usage:
                     self._earlier[node] = node.usage
                 node.usage, node.others = {}, {}
+                self._note(node)
 
     def _happen(self, node: TraceNode, kind: str, said: Mapping[str, Any], at: float) -> None:
         match kind:
@@ -310,6 +325,7 @@ class Trace:
             return used
         for each in found:
             _add(each.usage, model, self._earlier[each].pop(model))
+            self._note(each)
         return left
 
     def _ask(self, node: TraceNode, kind: str, said: Mapping[str, Any], at: float) -> None:
@@ -352,6 +368,7 @@ class Trace:
                 node = self._here[number] = TraceNode(number, name, above, at)
                 above.children.append(node)
                 self._guessed.add(number)
+            self._note(self._here[number])
             if number and self._here[number].state != state:
                 self._here[number].state = state
                 if state != "pending" and not self._here[number].spells:
@@ -369,6 +386,7 @@ class Trace:
             if min(lacking.model_dump().values()) >= 0 and lacking != before:
                 self._lacking[model] = lacking
                 _add(self.root.usage, model, _minus(lacking, before))
+                self._note(self.root)
 
 
 def _add(total: dict[str, Usage], model: str, used: Usage) -> None:
@@ -409,9 +427,12 @@ def read(file: str | Path) -> Trace:
     return trace
 
 
-def feed_lines(trace: Trace, lines: Iterable[str], name: str) -> None:
-    """Feed whole lines; one that was cut off, as its process was killed, is passed over."""
-    for number, line in enumerate(lines, 1):
+def feed_lines(trace: Trace, lines: Iterable[str], name: str, before: int = 0) -> None:
+    """Feed whole lines, which follow those `before`.
+
+    One that was cut off, as its process was killed, is passed over.
+    """
+    for number, line in enumerate(lines, before + 1):
         if not line.endswith("\n"):
             break
         try:

@@ -1,0 +1,256 @@
+"""A trace as lines of a terminal: what is shown, what is folded, what it sums up."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from anabranch.cli._survey import Survey
+from anabranch.cli._tree_view import draw
+from anabranch.tracing import Trace
+
+HEAD: dict[str, Any] = {"recording": 1, "time": 1.0, "pid": 1, "host": "h", "content": True}
+
+
+def trace_of(*said: dict[str, Any]) -> Trace:
+    trace = Trace()
+    for each in (HEAD, *said):
+        trace.feed(each)
+    trace.live = True
+    return trace
+
+
+def put(number: int, parent: int = 0, name: str = "Leaf", at: float = 0.0) -> dict[str, Any]:
+    return {"e": "put", "t": at, "n": number, "p": parent, "name": name}
+
+
+def say(kind: str, number: int, when: float = 0.0, **more: Any) -> dict[str, Any]:
+    return {"e": kind, "t": when, "n": number, **more}
+
+
+def shown(trace: Trace, width: int = 100, height: int = 20, now: float = 10.0) -> list[str]:
+    return [line.plain.rstrip() for line in draw(Survey(trace), width, height, now)]
+
+
+def test_each_node_says_how_it_stands() -> None:
+    """By a sign and in words: what it waits for, and with what it has failed."""
+    error = {"type": "ValueError", "at": "app.py:9 in task", "message": "no such leaf"}
+    request = {"provider": "openai", "model": "gpt", "options": {}, "messages": 1, "tools": []}
+    lines = shown(
+        trace_of(
+            put(1, name="Job"),
+            say("started", 1),
+            *(put(number, 1) for number in range(2, 10)),
+            *(say("started", number) for number in range(2, 9)),
+            say("completed", 2, 2.0),
+            say("failed", 3, 3.0, error=error),
+            say("cancelled", 4, 4.0, reason="enough"),
+            say("request", 5, 6.0, q=1, **request),
+            say("request", 6, 6.0, q=2, **request),
+            say("first_chunk", 6, 7.0, q=2),
+            say("waiting", 7, 5.0, at="app.py:3 in task", text="is running, stands at app.py:3"),
+            say("waiting", 8, 5.0, on=[7], text="is running, awaits Leaf#7"),
+            say("waiting", 9, 5.0, text="is pending, it waits for one of 4 slots"),
+        )
+    )
+    rows = [" ".join(line.split()) for line in lines]
+    assert rows[1] == "● Job#1 10.0 s waits for Leaf#5, Leaf#6 and 3 more"
+    assert rows[2] == "├ ✓ Leaf#2 2.00 s completed"
+    assert rows[3] == "├ ✗ Leaf#3 3.00 s failed: ValueError: no such leaf (app.py:9 in task)"
+    assert rows[4] == "├ ⊘ Leaf#4 4.00 s cancelled: enough"
+    assert rows[5] == "├ ● Leaf#5 10.0 s waits for gpt's first token, 4.00 s"
+    assert rows[6] == "├ ● Leaf#6 10.0 s reads gpt, 4.00 s"
+    assert rows[7] == "├ ● Leaf#7 10.0 s running at app.py:3 in task"
+    assert rows[8] == "├ ● Leaf#8 10.0 s waits for Leaf#7"
+    assert rows[9] == "└ ○ Leaf#9 10.0 s pending, it waits for one of 4 slots"
+    assert rows[10] == (
+        "10.0 s · 4 running · 1 waiting · 1 pending · 1 completed · 1 failed · 1 cancelled"
+    )
+
+
+def test_tokens_and_money_are_summed_up_the_tree() -> None:
+    """In columns that are there only if there is something in them."""
+    used = {"gpt": {"input_tokens": 12_345, "output_tokens": 600}}
+    lines = shown(
+        trace_of(
+            put(1, name="Job"),
+            put(2, 1) | {"agent": "writer"},
+            {
+                "e": "price",
+                "t": 1.0,
+                "model": "gpt",
+                "input": 1.0,
+                "output": 10.0,
+                "cached_input": 1.0,
+            },
+            say("charged", 2, 1.0, usage=used),
+        )
+    )
+    assert lines[0].split() == ["time", "in", "out", "cost"]
+    assert lines[1].split()[-5:-1] == ["s", "12.3k", "600", "0.0183"]
+    assert "Leaf#2 writer" in lines[2]
+    assert lines[-1].endswith("12.3k in, 600 out · cost 0.0183")
+    assert shown(trace_of(put(1)))[0].split() == ["time"]
+
+
+def test_ten_thousand_nodes_are_folded() -> None:
+    """What runs and what has failed is shown; the rest stands in one line, with its numbers."""
+    said = [put(1, name="Job"), say("started", 1)]
+    for number in range(2, 10_002):
+        said += [put(number, 1), say("started", number)]
+        if number == 5000:
+            said.append(say("failed", number, 1.0, error={"type": "KeyError"}))
+        elif number != 7000:
+            said.append(say("completed", number, 1.0))
+    lines = shown(trace_of(*said), height=8)
+    assert len(lines) == 8
+    assert any("● Leaf#7000" in line for line in lines)
+    assert any("✗ Leaf#5000" in line and "failed: KeyError" in line for line in lines)
+    (fold,) = [line for line in lines if "…" in line]
+    assert fold.endswith(" Leaf completed")
+    told = int(fold.split()[2].replace(",", ""))
+    assert told + sum("✓ Leaf" in line for line in lines) == 9_998
+    assert "9,998 completed · 1 failed" in lines[-1]
+
+
+def test_many_that_failed_alike_leave_room_for_others() -> None:
+    """A few of them are shown, and how many more there are."""
+    said = [put(1, name="Job"), say("started", 1)]
+    for number in range(2, 102):
+        said += [put(number, 1), say("failed", number, 1.0, error={"type": "E"})]
+    said += [put(200, 1, "Other"), say("started", 200)]
+    lines = shown(trace_of(*said), height=8)
+    assert any("● Other#200" in line for line in lines)
+    assert any(line.endswith(" Leaf failed") for line in lines)
+
+
+def test_a_chain_of_many_levels_shows_its_ends() -> None:
+    """And how many levels are left out between them."""
+    said: list[dict[str, Any]] = []
+    for number in range(1, 1001):
+        said += [put(number, number - 1, "Round"), say("started", number)]
+    lines = shown(trace_of(*said), width=80, height=20)
+    assert "Round#1 " in lines[1]
+    assert any("Round#1000" in line for line in lines)
+    assert any("levels" in line for line in lines)
+    assert max(map(cell_len, lines)) <= 80
+
+
+def test_what_others_wrote_cannot_steer_the_terminal() -> None:
+    """Names, agents and errors are shown without control characters, and without keys."""
+    key = "sk-abcdefgh12345678"
+    lines = shown(
+        trace_of(
+            put(1, name="a\x1b[2Jb\u202e\nc") | {"agent": "w\x1b[31m"},
+            say("failed", 1, error={"type": "E", "message": f"\x1b]0;x\x07 {key}", "at": "\r\x9b"}),
+        ),
+        width=200,
+    )
+    text = "".join(lines)
+    assert not [sign for sign in text if unicodedata.category(sign) in ("Cc", "Cf")]
+    assert key not in text
+
+
+def test_a_terminal_without_unicode_gets_ascii() -> None:
+    """Its signs differ from one another too."""
+    trace = trace_of(put(1), *(put(number, 1) for number in range(2, 40)))
+    lines = draw(Survey(trace), 80, 10, 1.0, signs=False)
+    assert all(line.plain.isascii() for line in lines)
+
+
+NAMES = ("Leaf", "Branch", "日本語", "a" * 90)
+KINDS = ["started", "joining", "completed", "failed", "cancelled", "charged", "called", "answered"]
+MORE: dict[str, dict[str, Any]] = {
+    "failed": {"error": {"type": "E"}},
+    "charged": {"usage": {"m": {"input_tokens": 3, "output_tokens": 4}}},
+    "called": {"tool": "t", "call": "c", "size": 1},
+    "answered": {"status": "failed", "size": 1},
+}
+
+
+@st.composite
+def histories(drawer: st.DrawFn, names: tuple[str, ...] = NAMES) -> list[dict[str, Any]]:
+    """Lines of any trees, in any order that feeds."""
+    said: list[dict[str, Any]] = []
+    many = 0
+    for _ in range(drawer(st.integers(0, 60))):
+        if not many or drawer(st.booleans()):
+            many += 1
+            name = drawer(st.sampled_from(names))
+            said.append(put(many, drawer(st.integers(0, many - 1)), name, at=len(said) / 10))
+        else:
+            kind = drawer(st.sampled_from(KINDS))
+            number = drawer(st.integers(1, many))
+            said.append(say(kind, number, len(said) / 10, **MORE.get(kind, {})))
+    if drawer(st.booleans()):
+        nodes = [[0, None, "Commander", "running"], [many + 1, 0, "New", "running"]]
+        usage = {"m": {"input_tokens": 1000}}
+        said.append({"e": "gap", "t": 9.0, "missed": 2, "nodes": nodes, "usage": usage})
+    return said
+
+
+def sums(survey: Survey) -> Any:
+    survey.update()
+    return (
+        +survey.counts,
+        {node.number: many for node, many in survey.below.items() if many},
+        {node.number: many for node, many in survey.open.items() if many},
+        {node.number: +kinds for node, kinds in survey.kinds.items()},
+        {node.number: (each.taken, each.given) for node, each in survey.spent.items()},
+        {node.number for node in survey.running},
+        {node.number for node in survey.bad},
+        {node.number for node in survey.other},
+    )
+
+
+@given(histories(), st.integers(1, 7))
+def test_sums_by_changes_are_those_of_the_whole(said: list[dict[str, Any]], step: int) -> None:
+    """Whenever one looks, also after a gap."""
+    grown = trace_of()
+    survey = Survey(grown)
+    for number, each in enumerate(said):
+        grown.feed(each)
+        if number % step == 0:
+            survey.update()
+    assert sums(survey) == sums(Survey(trace_of(*said)))
+
+
+@given(histories(), st.integers(20, 200), st.integers(3, 30))
+def test_a_drawing_never_leaves_its_room(said: list[dict[str, Any]], wide: int, high: int) -> None:
+    """Whatever the tree, the width and the height."""
+    trace = trace_of(*said)
+    for now in (1.0, 1e6):
+        lines = shown(trace, wide, high, now)
+        assert len(lines) <= high
+        assert max(map(cell_len, lines)) <= wide
+        assert not any("\n" in line for line in lines)
+
+
+@given(histories(NAMES[:2]), st.integers(6, 30))
+def test_every_node_is_shown_or_counted(said: list[dict[str, Any]], high: int) -> None:
+    """Those that have a line, and those that a folded line stands for, are all there are."""
+    trace = trace_of(*said)
+    lines = shown(trace, 200, high)[1:-1]
+    told = 0
+    for line in lines:
+        if re.search("… [0-9]", line):
+            words = line.partition("… ")[2].replace(",", "").split()
+            told += sum(int(word) for word in words if word.isdigit())
+        elif "⋮" not in line:
+            told += 1
+    if not any("⋮" in line for line in lines):
+        assert told == len(trace)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_long_names_are_cut(width: int) -> None:
+    """So that what a node waits for is seen."""
+    lines = shown(trace_of(put(1, name="N" * 300), say("started", 1)), width)
+    assert max(map(cell_len, lines)) <= width
+    assert lines[1].endswith("running")
