@@ -14,6 +14,7 @@ from rich.text import Text
 from ..tracing import Trace
 from ._screen import Screen, can_draw
 from ._survey import Survey
+from ._terminal import complain
 from ._tree_view import draw, foot, name_failure
 
 __all__ = ["Drawing", "Watcher", "now", "open_drawing"]
@@ -136,6 +137,7 @@ class Watcher:
     def __init__(self, drawing: Drawing, look: Callable[[], Trace]) -> None:
         self._drawing = drawing
         self._look = look
+        self._shows = True
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="anabranch-drawing", daemon=True)
 
@@ -143,7 +145,8 @@ class Watcher:
         pause = 0.0
         while not self._over.wait(pause):
             begun = time.perf_counter()
-            self._drawing.show(self._look())
+            if not self._try(self._drawing.show):
+                return
             pause = max(FRAME, (time.perf_counter() - begun) * SHARE)
 
     def __enter__(self) -> Self:
@@ -153,4 +156,14 @@ class Watcher:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
-        self._drawing.end(self._look())
+        if self._shows:
+            self._try(self._drawing.end)
+
+    def _try(self, show: Callable[[Trace], None]) -> bool:
+        """Show it; what goes wrong there is said once, and concerns no node."""
+        try:
+            show(self._look())
+        except Exception as error:  # noqa: BLE001 - the run goes on without its drawing
+            self._shows = False
+            complain(f"the drawing ends here: {type(error).__name__}: {error}")
+        return self._shows

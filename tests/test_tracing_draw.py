@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from anabranch.cli._drawing import Watcher, open_drawing
 from anabranch.cli._survey import Survey
 from anabranch.cli._tree_view import draw
 from anabranch.tracing import Trace
@@ -254,3 +255,14 @@ def test_long_names_are_cut(width: int) -> None:
     lines = shown(trace_of(put(1, name="N" * 300), say("started", 1)), width)
     assert max(map(cell_len, lines)) <= width
     assert lines[1].endswith("running")
+
+
+def test_a_drawing_that_fails_ends_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """It says so once, and nothing is raised where the run is."""
+
+    def broken() -> Trace:
+        raise ValueError("nothing to see")
+
+    with Watcher(open_drawing("run"), broken):
+        pass
+    assert capsys.readouterr().err.count("the drawing ends here: ValueError: nothing to see") == 1
