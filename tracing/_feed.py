@@ -225,24 +225,26 @@ class Feed:
     # --- in the thread
 
     def _run(self) -> None:
-        while True:
-            item = self._queue.get()
-            if isinstance(item, threading.Event):
-                item.set()
-                continue
-            if self.error is None:
-                try:
-                    self._hand_over(item)
-                except BaseException as error:
-                    self.error = error
-                    logger.warning("%s ends here: %s", self._name, error, exc_info=error)
-                    self.close()
-            if isinstance(item, _End):
-                break
+        while self._take_next():
+            pass
         _open.discard(self)
         while not self._queue.empty():  # who waits for a flush
             if isinstance(item := self._queue.get(), threading.Event):
                 item.set()
+
+    def _take_next(self) -> bool:
+        """Wait for what comes next, which nothing keeps afterwards; return whether more comes."""
+        item = self._queue.get()
+        if isinstance(item, threading.Event):
+            item.set()
+        elif self.error is None:
+            try:
+                self._hand_over(item)
+            except BaseException as error:
+                self.error = error
+                logger.warning("%s ends here: %s", self._name, error, exc_info=error)
+                self.close()
+        return not isinstance(item, _End)
 
     def _hand_over(self, item: Batch | Gap | _End) -> None:
         match item:
