@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import gc
 import logging
+import math
 import os
 import shutil
 import statistics
@@ -252,27 +253,41 @@ def measure_reading(folder: Path, lines: int) -> tuple[float, float]:
     """Read a long recording in a process of its own; return the seconds, and the megabytes."""
     file = folder / "long.jsonl"
     write_recording(file, lines // 3)
-    program = (
-        "import resource, sys, time\nfrom anabranch.tracing import read\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\nsince = time.process_time()\n"
-        f"trace = read({str(file)!r})\n"
-        "print(time.process_time() - since, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss"
-        " - before, len(trace), trace.missed)"
+    seconds, megabytes, nodes, missed = in_own_process(
+        "from anabranch.tracing import read\nbefore = tracing.most_memory()\n"
+        f"since = time.process_time()\ntrace = read({str(file)!r})\n"
+        "seconds = time.process_time() - since\n"
+        "print(seconds, tracing.most_memory() - before, len(trace), trace.missed)"
     )
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    seconds, kilobytes, nodes, missed = map(float, done.stdout.split())
     with file.open("rb") as opened:
         count = sum(1 for _ in opened)
     print(f"\nreading {count:,} lines, {nodes:,.0f} nodes, {missed:.0f} events missed:", end=" ")
-    print(f"{seconds:.1f} s of CPU, {kilobytes / 1024:.0f} MB")
-    return seconds / count * 1e6, kilobytes / 1024
+    print(f"{seconds:.1f} s of CPU, {megabytes:.0f} MB")
+    return seconds / count * 1e6, megabytes
+
+
+def in_own_process(program: str) -> list[float]:
+    """Run a program with this module as `tracing`; return the numbers that it prints."""
+    head = (
+        f"import logging, sys, time\nfrom pathlib import Path\nsys.path[:] = {sys.path!r}\n"
+        "import tracing\nlogging.disable(logging.WARNING)\n"
+    )
+    command = [sys.executable, "-c", head + program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [float(each) for each in done.stdout.split()]
+
+
+def most_memory() -> float:
+    """Return the megabytes that this process has had at most; not a number where nobody says it."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return next((int(each.split()[1]) / 1024 for each in lines if "VmHWM" in each), math.nan)
 
 
 def measure_diff(first: Path, second: Path) -> float | None:
     """Compare two recordings of one program; return the CPU seconds."""
     try:
-        from anabranch.tracing import diff  # pyright: ignore[reportAttributeAccessIssue]
+        from anabranch.tracing import diff
     except ImportError:
         print("\n*** diff is ABSENT from this checkout, and not measured")
         return None
@@ -284,21 +299,11 @@ def measure_diff(first: Path, second: Path) -> float | None:
 def measure_memory(folder: Path, nodes: int) -> dict[int, float]:
     """Return the megabytes of this process as it records more and more nodes, a thousand alive."""
     found: dict[int, float] = {}
-    statm = Path("/proc/self/statm")
-    if not statm.exists():
-        print("\n*** memory is not measured: there is no /proc")
-        return found
     for count in (nodes // 10, nodes // 2, nodes):
-        program = (
-            "import sys\nfrom pathlib import Path\n"
-            f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-            "import tracing, logging, resource\nlogging.disable(logging.WARNING)\n"
+        (found[count],) = in_own_process(
             f"tracing.write_recording(Path({str(folder / 'memory.jsonl')!r}), {count})\n"
-            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+            "print(tracing.most_memory())"
         )
-        command = [sys.executable, "-c", program]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        found[count] = int(done.stdout) / 1024
     print("\nmost memory of a process that records, a thousand nodes alive at once:", end=" ")
     print(", ".join(f"{size:.0f} MB after {count:,} nodes" for count, size in found.items()))
     return found
