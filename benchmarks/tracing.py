@@ -321,6 +321,19 @@ def judge(rows: list[tuple[str, float, float]]) -> bool:
     return all(measured <= goal for _, measured, goal in rows)
 
 
+def draw(ratios: dict[str, dict[str, float]], file: Path) -> None:
+    """Draw the ratios of handlers, which are those that Logfire has too."""
+    panels = {
+        f"{shape}, bare = 1": {
+            name if name == InLogfire.name else f"anabranch, {name}": ratio
+            for name, ratio in each.items()
+        }
+        for shape, each in ratios.items()
+        if "handlers" in shape
+    }
+    plot(panels, file)
+
+
 def installed(file: Path, *, quick: bool) -> dict[str, dict[str, Ours]]:
     """Make the ways to see a run, by kind of node; say loudly which are not there."""
     ways: dict[str, dict[str, Ours]] = {"handlers": {BARE: Ours()}, "jobs": {BARE: of_jobs(Ours())}}
@@ -385,7 +398,7 @@ def main() -> None:
         read_each, _ = measure_reading(folder, lines)
 
     if options.svg:
-        plot({f"{shape}: a node": each for shape, each in ratios.items()}, options.svg)
+        draw(ratios, options.svg)
     rows: list[tuple[str, float, float]] = []
     for goal_of, most in ((Watched.name, 1.5), (Recorded.name, 3.0), (Spanned.name, 10.0)):
         for shape, each in ratios.items():
