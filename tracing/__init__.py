@@ -21,11 +21,11 @@ from ._diff import Difference as Difference
 from ._diff import Pace as Pace
 from ._diff import Spent as Spent
 from ._diff import diff as diff
-from ._otel import Spans as Spans
-from ._otel import otel as otel
 from ._follow import follow as follow
 from ._live import LiveTrace as LiveTrace
 from ._live import live as live
+from ._otel import Spans as Spans
+from ._otel import otel as otel
 from ._record import Recorder as Recorder
 from ._record import record as record
 from ._trace import Trace as Trace

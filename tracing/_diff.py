@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..messages import Usage
-from ._facts import as_key
 from ._cause import drop_what_follows
+from ._facts import as_key
 from ._match import Pair, Side, match
 from ._tell import describe
 from ._trace import Trace, TraceNode, read
