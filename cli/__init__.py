@@ -9,9 +9,10 @@
 - `_knowledge`: documents put into an index, and searched
 - `_runs`: the runs of a journal, and what can be done about them; `_runs_view` shows them without
   what looks like a key, `_runs_resume` takes one up; `_named`: objects that a user names
-- `_run_job`: a job run from the command line, its fields from `_fields`; `_see`: recordings followed
-  and shown; what is drawn of a tree: which nodes (`_survey`, `_fold`), as lines (`_tree_view`), when
-  and where (`_drawing`, `_screen`); `_summary`: a recording as text; `_diff`: two compared
+- `_run_job`: a job run from the command line, its fields from `_fields`; `_see`: recordings
+  followed and shown; what is drawn of a tree: which nodes (`_survey`, `_fold`), as lines
+  (`_tree_view`), when and where (`_drawing`, `_screen`); `_summary`: a recording as text; `_diff`:
+  two compared
 
 What the user writes comes in through `Terminal.read`; the model's words go out through its `write`.
 """
