@@ -13,12 +13,12 @@ requests: `backends/_retry.py`). Callbacks are taken by `_node.py` and kept in t
 a node is its record (`_record.py`), its state by the table in `_state.py`.
 
 The root is the commander (`_commander.py`, with the `Tree` that its nodes share), for a program
-without a loop `_run.py`, for other threads `_threadsafe.py`. Out come events (`_events.py`),
-drawings (`_snapshot.py`), what a tree that hangs is waiting for (`_explain.py`, `_reach.py`,
-`_stack.py`; told now and then by `_waits.py`), what it has spent (`_usage.py` adds up what others
-charge; `_limits.py` is the empty base of `backends/limits.py`; `_cpu.py` measures CPU time, which
-the record keeps) and who blocks the loop (`_watch.py`). Blocking work: `_blocking.py` and
-`_worker.py`; work elsewhere: `_place.py`. What is said of a user's exception is said in
+without a loop `_run.py`, for other threads `_threadsafe.py`. Out come events (`_event.py`,
+`_events.py`), drawings (`_snapshot.py`), what a tree that hangs is waiting for (`_explain.py`,
+`_reach.py`, `_stack.py`; told now and then by `_waits.py`), what it has spent (`_usage.py` adds up
+what others charge; `_limits.py` is the empty base of `backends/limits.py`; `_cpu.py` measures CPU
+time, which the record keeps) and who blocks the loop (`_watch.py`). Blocking work: `_blocking.py`
+and `_worker.py`; work elsewhere: `_place.py`. What is said of a user's exception is said in
 `_report.py`, which no exception, however odd, can break.
 
 Other rooms use what is exported here, `errors.py`, `waiting.py`, `remote.py` (for places), `tap.py`
@@ -30,11 +30,11 @@ argument of the wrong kind), `scope.py` and `kept.py` (for runs that are kept in
 
 from ._blocking import check_cancelled as check_cancelled
 from ._commander import Commander as Commander
-from ._events import Blocked as Blocked
-from ._events import Event as Event
-from ._events import EventKind as EventKind
+from ._event import Blocked as Blocked
+from ._event import Event as Event
+from ._event import EventKind as EventKind
+from ._event import Origin as Origin
 from ._events import Events as Events
-from ._events import Origin as Origin
 from ._events import act_as as act_as
 from ._events import actor_of as actor_of
 from ._events import emit as emit

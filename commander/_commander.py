@@ -16,7 +16,8 @@ from . import _blocking
 from ._cancel import cancel_subtrees
 from ._end import finish
 from ._entry import enter
-from ._events import EventKind, Events, Listener, Origin
+from ._event import EventKind, Origin
+from ._events import Events, Listener
 from ._explain import Explanation, draw_explanations, explain
 from ._failure import log_lost
 from ._life import spawn, spawn_measured

@@ -31,7 +31,7 @@ from .errors import NodeCancelled
 
 if TYPE_CHECKING:
     from ._commander import Tree
-    from ._events import Origin
+    from ._event import Origin
     from ._limits import NodeLimits
     from ._node import Node
     from ._place import Away

@@ -14,7 +14,7 @@ from ._record import enclosing, record_of
 
 if TYPE_CHECKING:
     from ._commander import Tree
-    from ._events import EventKind
+    from ._event import EventKind
     from ._node import Node
 
 __all__ = ["charge", "charge_as", "limits_around", "payer", "payers"]

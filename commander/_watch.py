@@ -18,7 +18,8 @@ from typing import Any
 from weakref import ref
 
 from . import _end, _life
-from ._events import Blocked, publish
+from ._event import Blocked
+from ._events import publish
 from ._record import Record
 from ._report import log
 from ._stack import ROOT, is_library, is_python

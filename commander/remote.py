@@ -10,7 +10,7 @@ from typing import Any
 
 from ._commander import Commander
 from ._entry import enter
-from ._events import Event, EventKind, EventSource, Origin
+from ._event import Event, EventKind, EventSource, Origin
 from ._events import publish as _publish
 from ._events import relay as _relay
 from ._node import Node

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ._commander import Commander
-from ._events import Batch, Event, EventKind
+from ._event import Event, EventKind
+from ._events import Batch
 from ._events import Tap as _Tap
 from ._record import Actor, Record, record_of
 from ._report import type_name
