@@ -32,10 +32,6 @@ BATCH = 4096
 SOME = 256
 # So many events may lie between the tree and the thread: beyond it they are dropped.
 MOST = 500_000
-# Where more than this lie there, the loop pauses for so many seconds after each batch: beside a
-# loop that never rests the thread would hardly have a turn of the interpreter.
-BEHIND = 4 * BATCH
-PAUSE = 0.005
 # Seconds that the end of the program waits for what is still to be written.
 PATIENCE = 5.0
 
@@ -94,8 +90,6 @@ class Feed:
         # Events handed over, and those taken: each has one writer.
         self._given = 0
         self._taken = 0
-        # Those that were taken at the last pause.
-        self._seen = 0
         # Events of which the sink is to be told that they are missed; those that the tap has lost.
         self._missed = 0
         self._lost = 0
@@ -190,17 +184,13 @@ class Feed:
         events = self._tap.take()
         if self.error is not None:
             return
-        waiting = self._given - self._taken
-        if self._missed or waiting + len(events) > MOST:
+        if self._missed or self._given - self._taken + len(events) > MOST:
             self._missed += len(events)
         elif events:
             self._given += len(events)
             self._queue.put(events)
         lost, self._lost = self._tap.missed - self._lost, self._tap.missed  # on another machine
         self._missed += lost
-        if waiting > BEHIND and self._taken != self._seen:  # it gets on, and no disk holds it up
-            self._seen = self._taken
-            time.sleep(PAUSE)
 
     def _tell_gap(self) -> None:
         commander, missed = self._commander, self._missed
