@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,12 +10,13 @@ from _until import settled, turns
 
 from anabranch import Commander, Message, Node, ToolCall, handler, tool
 from anabranch.agents import Agent, AgentMessage, ToolExecutor
-from anabranch.commander import Event, Retry
+from anabranch.commander import Event, Retry, emit
 from anabranch.commander.tap import Tap
 from anabranch.handlers import View, call_tools, respond
-from anabranch.messages import Conversation
+from anabranch.messages import Asked, Conversation, Replied, Request, Usage
 from anabranch.testing import ScriptedBackend
 from anabranch.tools import Decision
+from anabranch.tracing import record
 
 
 @tool
@@ -212,3 +214,36 @@ async def test_a_call_that_is_tried_again_is_told_once():
         await turns(3)
     assert told.calls() == [("once_more", "ok")]
     assert len(tries) == 2
+
+
+async def test_a_reply_of_calls_alone_is_recorded(tmp_path: Path) -> None:
+    """With content, what the model said is there, though it is nothing for a user."""
+    call = ToolCall(id="c", name="look", arguments={"what": "plums"})
+    backend = ScriptedBackend(Message(role="assistant", tool_calls=[call]))
+
+    @handler
+    async def ask(node: Node) -> None:
+        await backend.complete(Request([Message(role="user", content="Look.")]))
+
+    async with Commander() as commander, record(commander, tmp_path / "r", content=True) as seen:
+        await commander.call_handler(ask())
+    [request] = [request for node in seen.trace() for request in node.requests]
+    said = {"name": "look", "arguments": {"what": "plums"}}
+    assert request.output == {"role": "assistant", "tool_calls": [said]}
+
+
+async def test_a_reply_that_makes_no_message_is_recorded_all_the_same(tmp_path: Path) -> None:
+    """Its end, its tokens and its reason are there, with content as without."""
+    deltas: tuple[Any, ...] = (object(),)
+
+    @handler
+    async def ask(node: Node) -> None:
+        emit(node, "request", Asked(1, "p", "m", {}, 1, (), False))
+        used = {"m": Usage(input_tokens=3)}
+        emit(node, "reply", Replied(1, None, 1, used, "stop", None, False, deltas))
+
+    async with Commander() as commander, record(commander, tmp_path / "r", content=True) as seen:
+        await commander.call_handler(ask())
+    [request] = [request for node in seen.trace() for request in node.requests]
+    assert (request.left, request.finish_reason, request.output) == (False, "stop", None)
+    assert request.usage == {"m": Usage(input_tokens=3)}

@@ -11,10 +11,8 @@ from functools import lru_cache
 from typing import Any
 
 from ..commander import Actor
-from ..commander.errors import BackendError
-from ..dispatch.assembly import assemble, assemble_partial
 from ..messages import Asked, Message, Replied, ToolCall, Usage
-from ._line import _clean, _text
+from ._line import _clean, _text, message_of
 
 OPERATION = "gen_ai.operation.name"
 CHAT = "chat"
@@ -197,11 +195,7 @@ def input_messages(messages: Sequence[Message]) -> str:
 
 def output_messages(replied: Replied) -> str | None:
     """Write what the model has said, None if that is nothing."""
-    whole = replied.error is None and not replied.left
-    try:
-        message = (assemble if whole else assemble_partial)(replied.deltas)
-    except BackendError:  # no message can be made of it
-        return None
+    message = message_of(replied)
     if message is None:
         return None
     return _json([_message(message) | {"finish_reason": masked(replied.finish_reason or "")}])

@@ -46,14 +46,15 @@ from typing import Any, cast
 from ..backends import Price, redact_keys
 from ..backends.limits import Limits
 from ..commander import Actor, Blocked, Event, EventKind, Explanation
+from ..commander.errors import BackendError
 from ..commander.tap import limits_above, own_actor, place_of, type_name, where_raised
-from ..dispatch.assembly import assemble_partial
+from ..dispatch.assembly import assemble, assemble_partial
 from ..messages import Asked, Message, Replied, ToolCall, Usage
 from ..messages.mask import mask
 from ..tools import ToolResult
 from ._feed import Gap
 
-__all__ = ["CONTENT_KINDS", "KINDS", "VERSION", "Lines", "is_plain"]
+__all__ = ["CONTENT_KINDS", "KINDS", "VERSION", "Lines", "is_plain", "message_of"]
 
 VERSION = 1
 
@@ -306,7 +307,7 @@ class Lines:
         if replied.left:
             said["left"] = True
         if self._content and replied.deltas:
-            message = assemble_partial(replied.deltas)
+            message = message_of(replied)
             if message is not None:
                 said["output"] = _message(message)
         return said
@@ -330,6 +331,15 @@ class Lines:
 def _slow(event: Event) -> dict[str, Any]:
     blocked: Blocked = event.data
     return {"seconds": round(blocked.seconds, 3), "at": blocked.at}
+
+
+def message_of(replied: Replied) -> Message | None:
+    """Return what the model has said; None if that is nothing, or nothing that makes a message."""
+    whole = replied.error is None and not replied.left
+    try:
+        return (assemble if whole else assemble_partial)(replied.deltas)
+    except BackendError:
+        return None
 
 
 def _news(messages: Sequence[Message]) -> Sequence[Message]:
