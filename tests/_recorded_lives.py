@@ -2,8 +2,9 @@
 
     python tests/_recorded_lives.py FOLDER KILLS SEED
 
-Each life is a fork of this process, which dies after a random time. Prints what the last one has
-spent, as JSON.
+Each life is a fork of this process. All but the last die after a random time, and would otherwise
+not end; the first does so after the start of the run is in the file, however slow the machine is.
+Prints what the last life has spent, as JSON.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,15 @@ from anabranch.store import Durable, Journal
 from anabranch.testing import ScriptedBackend
 from anabranch.tracing import record
 
+# What each life does as the run's body begins, and whether it is killed: then that does not end.
+begun: list[Callable[[], None]] = []
+is_killed = False
+
 
 class Desk(Durable[list[str]]):
     async def task(self) -> list[str]:
+        for each in begun:
+            each()
         said: list[str] = []
         for number in range(3):
             said.append(await self.put_job(Writes(number)))
@@ -39,6 +47,8 @@ class Desk(Durable[list[str]]):
             racers = [asyncio.ensure_future(self.put_job(Waits(n, number))) for n in range(2)]
             for each in asyncio.as_completed(racers):
                 await each
+        if is_killed:
+            await asyncio.Event().wait()
         return said
 
 
@@ -66,29 +76,36 @@ class Waits(Job[None]):
 
 
 async def live(folder: Path) -> dict[str, Any]:
-    """Take the run up, and say something in the session of an agent."""
+    """Say something in the session of an agent, and take the run up."""
     async with (
         Journal(str(folder / "runs.db"), max_recoveries=1_000_000) as journal,
         Commander() as commander,
-        record(commander, folder / "run.jsonl", append=True),
+        record(commander, folder / "run.jsonl", append=True) as recorder,
     ):
-        await journal.run(Desk(), run_id="desk")
+        begun.insert(0, recorder._feed.flush)  # type: ignore[arg-type] - what it returns
         backend = ScriptedBackend(otherwise="Noted.", delay=0.005)
         clerk = Agent(backend, name="clerk", journal=journal)
         await clerk("Note it.", session_id=7)
+        await journal.run(Desk(), run_id="desk")
     return commander.usage()
 
 
-def begin(folder: Path, seconds: float | None) -> bool:
-    """Fork a life that dies after so long; say whether it was over before."""
+def begin(folder: Path, seconds: float | None, *, first: bool = False) -> None:
+    """Fork a life that dies after so long."""
+    global is_killed
     if pid := os.fork():
         _, status = os.waitpid(pid, 0)
         if os.WIFEXITED(status) and os.WEXITSTATUS(status):
             raise SystemExit("a life has failed: see above")
-        return os.WIFEXITED(status)
+        return
     try:
         if seconds is not None:
-            threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            is_killed = True
+            timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
+            if first:
+                begun.append(timer.start)
+            else:
+                timer.start()
         usage = asyncio.run(live(folder))
         said = {"usage": {model: used.model_dump() for model, used in usage.items()}}
         (folder / "said").write_text(json.dumps(said))
@@ -101,11 +118,9 @@ def begin(folder: Path, seconds: float | None) -> bool:
 
 def main(folder: Path, kills: int, seed: int) -> None:
     draw = random.Random(seed)
-    for _ in range(kills):
-        if begin(folder, draw.uniform(0.06, 0.4)):
-            break
-    else:
-        begin(folder, None)
+    for number in range(kills):
+        begin(folder, draw.uniform(0.0 if number == 0 else 0.06, 0.4), first=number == 0)
+    begin(folder, None)
     print((folder / "said").read_text())
 
 

@@ -141,7 +141,7 @@ def test_processes_that_are_killed_leave_one_picture(tmp_path: Path) -> None:
     assert {node.run_id for node in trace if node.run_id} == {"desk", "clerk/7"}
     desk, *others = [node for node in trace if node.name == "Desk"]
     assert not others
-    assert desk.lives == len(desk.spells) > 1
+    assert desk.lives >= len(desk.spells) > 1  # a kill may come between its put and its start
     assert desk.state == "completed"
     assert len([node for node in trace if node.name == "Fails"]) == 1
     for node in found.values():
