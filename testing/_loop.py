@@ -26,6 +26,9 @@ LOOK = 0.02
 # The engine's watch over slow bodies, and what writes recordings and spans: these never bring a
 # loop anything to do.
 WATCHERS = ("anabranch", "anabranch-tracing")
+# How often the timers that only look at a tree fire with nothing else to come, before it is a
+# deadlock: they may still tell somebody who acts on it.
+LOOKS = 40
 
 
 class VirtualClock:
@@ -112,6 +115,15 @@ class SeededLoop(asyncio.SelectorEventLoop):
         watched: Mapping[Any, Any] = cast("Any", self)._selector.get_map()
         return len(watched) > 1 or bool(self._working())  # one is the loop's own pipe
 
+    def _only_looks(self) -> bool:
+        """Say whether no timer is set but those that look what a tree waits for, again and again."""
+        timers = cast("list[Any]", cast("Any", self)._scheduled)
+        return bool(timers) and all(
+            each._cancelled
+            or getattr(getattr(each._callback, "__self__", None), "only_looks", False)
+            for each in timers
+        )
+
     def _working(self) -> list[threading.Thread]:
         """Return the threads that are at work and may still call in."""
         return [
@@ -197,6 +209,7 @@ class _Selector(selectors.DefaultSelector):
     def __init__(self, loop: SeededLoop) -> None:
         super().__init__()
         self._loop = loop
+        self._looks = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         loop = self._loop
@@ -209,6 +222,9 @@ class _Selector(selectors.DefaultSelector):
                 )
         events = super().select(0)
         if not (loop._take_inbox() or events or (timeout is not None and timeout <= 0)):
+            self._looks = self._looks + 1 if loop._only_looks() else 0
+            if self._looks > LOOKS:
+                timeout = None
             left = loop.patience if timeout is None else min(timeout, loop.patience)
             came = False
             # Counted in looks: a process that was stopped for a while has not waited for anybody.

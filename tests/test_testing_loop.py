@@ -10,12 +10,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from anabranch.commander import Commander, NodeCancelled
 from anabranch.handlers import handler
 from anabranch.testing import Deadlock, VirtualClock, advance, explore, pause, run_seeded
+from anabranch.tracing import read, record
 
 
 async def three_tasks() -> tuple[int, ...]:
@@ -153,6 +155,41 @@ def test_a_deadlock_is_named_and_the_tree_drawn() -> None:
     text = str(caught.value)
     assert "waits#1 running" in text
     assert "stuck#2 is running, stands at test_testing_loop.py" in text
+
+
+def test_a_deadlock_is_found_in_a_tree_that_is_recorded(tmp_path: Path) -> None:
+    """Who looks now and then what its nodes wait for brings nothing about, and has looked."""
+
+    @handler
+    async def stuck(node: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def main() -> None:
+        async with Commander() as commander, record(commander, tmp_path / "run.jsonl"):
+            await commander.run(stuck())
+
+    with pytest.raises(Deadlock, match="stuck#1 running"):
+        run_seeded(main)
+    assert '"e":"waiting"' in (tmp_path / "run.jsonl").read_text()
+    assert [node.name for node in read(tmp_path / "run.jsonl")] == ["stuck"]
+
+
+def test_who_acts_on_what_a_node_waits_for_is_no_deadlock() -> None:
+    """The looks go on, and tell it."""
+
+    @handler
+    async def stuck(node: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def main() -> str:
+        async with Commander() as commander:
+            waiting = commander.events(["waiting"])
+            node = commander.call_handler(stuck())
+            event = await anext(waiting)
+            node.cancel("seen")
+            return event.name
+
+    assert run_seeded(main) == "stuck"
 
 
 def test_a_deadlock_without_a_tree_names_the_tasks() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import gc
 import math
@@ -20,7 +19,7 @@ from weakref import ref
 import pytest
 from _nodes import give
 from _scale import many
-from _until import PATIENCE, held_until, until
+from _until import held_until, until
 
 from anabranch import Commander, Job
 from anabranch.commander._record import record_of
