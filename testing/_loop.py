@@ -116,7 +116,7 @@ class SeededLoop(asyncio.SelectorEventLoop):
         return len(watched) > 1 or bool(self._working())  # one is the loop's own pipe
 
     def _only_looks(self) -> bool:
-        """Say whether no timer is set but those that look what a tree waits for, again and again."""
+        """Say whether no timer is set but those that look what trees wait for, again and again."""
         timers = cast("list[Any]", cast("Any", self)._scheduled)
         return bool(timers) and all(
             each._cancelled

@@ -114,3 +114,18 @@ async def test_a_run_that_one_process_takes_up_twice_is_one_node(tmp_path: Path)
     assert (first_step.kept, first_step.lives) == (True, 2)
     assert (second_step.kept, second_step.lives) == (False, 2)
     assert len(trace) == len({node.identity for node in trace})
+
+
+def test_a_life_begins_after_the_one_before_whatever_the_clock_says(tmp_path: Path) -> None:
+    """The clock of the day may be put back between two: no time is negative, none runs back."""
+    path = tmp_path / "run.jsonl"
+    with path.open("w") as file:
+        for number, time in enumerate((5000.0, 4000.0, 9000.0)):
+            begin = {"recording": 1, "time": time, "pid": 1, "host": "h", "content": False}
+            put = {"e": "put", "t": 1.0, "n": 1, "p": 0, "name": f"work{number}"}
+            end = {"e": "end", "t": 3.0, "usage": {}}
+            file.writelines(json.dumps(line) + "\n" for line in (begin, put, end))
+    trace = read(path)
+    assert [life.offset for life in trace.lives] == [0.0, 3.0, 4000.0]
+    assert [node.put for node in trace] == [1.0, 4.0, 4001.0]
+    assert trace.end == 4003.0

@@ -16,6 +16,7 @@ import pytest
 from _until import until
 
 from anabranch import Commander, ConfigurationError, Job
+from anabranch.commander._record import record_of
 from anabranch.tracing import Trace, follow, live, record
 
 HEAD: dict[str, Any] = {"recording": 1, "time": 1.0, "pid": 1, "host": "h", "content": False}
@@ -98,6 +99,19 @@ def test_a_tree_that_does_not_run_is_not_seen() -> None:
     """The error says where it is called."""
     with pytest.raises(RuntimeError, match="inside the commander's block"):
         live(Commander())
+
+
+async def test_a_tree_is_seen_from_its_own_loop_alone() -> None:
+    """From another thread, or its loop, nothing is begun: the tree would be written from two."""
+    async with Commander() as commander:
+
+        async def elsewhere() -> None:
+            live(commander)
+
+        for begin in (lambda: live(commander), lambda: asyncio.run(elsewhere())):
+            with pytest.raises(RuntimeError, match="own loop"):
+                await asyncio.to_thread(begin)
+        assert record_of(commander).tree.listeners == []
 
 
 async def test_a_recording_is_followed_to_its_end(tmp_path: Path) -> None:

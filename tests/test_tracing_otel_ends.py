@@ -16,12 +16,14 @@ from _spans import KeptSpans
 from _tree_world import COMMANDS, STEPS, World
 from _until import until
 from opentelemetry.sdk.trace import SpanProcessor
-from opentelemetry.trace import INVALID_SPAN, get_current_span
+from opentelemetry.trace import INVALID_SPAN, StatusCode, get_current_span
 
 from anabranch import Commander, Job
-from anabranch.commander import quorum
+from anabranch.commander import Event, quorum
+from anabranch.commander.remote import EventSource, Origin
 from anabranch.testing import Deadlock, SeededLoop
 from anabranch.tracing import _feed, otel
+from anabranch.tracing._feed import Gap
 from anabranch.tracing._spans import SpanSink
 
 PROGRAMS = many(300, 6_000)
@@ -331,6 +333,7 @@ import asyncio, threading
 from anabranch import Commander, Job
 from anabranch.testing import Deadlock, SeededLoop
 from anabranch.tracing import _feed, otel
+from anabranch.tracing._feed import Gap
 from anabranch.tracing._spans import SpanSink
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
@@ -387,3 +390,18 @@ def test_a_program_that_ends_at_once_has_told_all(tmp_path: Path) -> None:
     program = [sys.executable, "-W", "error", "-c", LEAVES_AT_ONCE, str(file)]
     subprocess.run(program, check=True, timeout=60)
     assert file.read_text().split("\n") == ["invoke_workflow Leaf"] * 500 + [""]
+
+
+async def test_an_error_that_could_not_be_sent_here_is_told_by_its_type() -> None:
+    """An event of another machine has then what it showed there: its span fails as any other."""
+    kept = KeptSpans()
+    sink = SpanSink(kept.provider, None, content=False)
+    source = EventSource(7, 0, "far", Origin(0.0, "there"), "Commander/far#7")
+    sink.begin(0.0, Gap(0, (), {}, 0.0))
+    sink.take([Event("put", source, 1.0), Event("failed", source, 2.0, "Odd('sk-plum')")])
+    assert sink.error is None
+    [span] = kept.ended
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.attributes is not None
+    assert span.attributes["error.type"] == "Odd"
+    assert "plum" not in kept.text()

@@ -6,6 +6,7 @@ from collections import Counter
 from contextlib import aclosing
 
 import pytest
+from _spans import KeptSpans
 from _until import settled, turns, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from anabranch.commander.tap import Tap
 from anabranch.messages import Asked, Delta, Replied, Request, Usage
 from anabranch.store import Durable, Journal, Live, live
 from anabranch.testing import ScriptedBackend
+from anabranch.tracing import otel, record
 
 REQUEST = Request([Message(role="user", content="hi")])
 KINDS = ("request", "first_chunk", "reply", "charged", "charged_again")
@@ -343,3 +345,25 @@ def test_any_mixture_of_ends_is_told_in_full(ends: list[str]):
                     return
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("content", [False, True])
+async def test_a_server_s_own_word_for_the_end_is_content(content: bool, tmp_path):
+    """In spans as in recordings."""
+    kept = KeptSpans()
+    delta = Delta(text="plums", finish_reason="plums are ripe")
+    backend = ScriptedBackend([delta], model="m")
+
+    async with (
+        Commander() as commander,
+        record(commander, tmp_path / "r", content=content) as recorder,
+        otel(commander, tracer_provider=kept.provider, content=content) as spans,
+    ):
+        await commander.call_handler(ask(backend))
+        assert spans.flush()
+    found = "plums are ripe" if content else "other"
+    [request] = [request for node in recorder.trace() for request in node.requests]
+    assert request.finish_reason == found
+    attributes = kept.named("chat m").attributes
+    assert attributes["gen_ai.response.finish_reasons"] == (found,)
+    assert content or "ripe" not in kept.text() + (tmp_path / "r").read_text()

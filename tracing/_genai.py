@@ -12,7 +12,7 @@ from typing import Any
 
 from ..commander import Actor
 from ..messages import Asked, Message, Replied, ToolCall, Usage
-from ._line import _clean, _text, message_of
+from ._line import _clean, _text, message_of, reason_of
 
 OPERATION = "gen_ai.operation.name"
 CHAT = "chat"
@@ -52,6 +52,7 @@ TOOL_DEFINITIONS = "gen_ai.tool.definitions"
 INPUT_MESSAGES = "gen_ai.input.messages"
 OUTPUT_MESSAGES = "gen_ai.output.messages"
 ERROR_TYPE = "error.type"
+OTHER = "_OTHER"  # a type that is not known
 EXCEPTION_TYPE = "exception.type"
 EXCEPTION_MESSAGE = "exception.message"
 EXCEPTION_STACKTRACE = "exception.stacktrace"
@@ -167,11 +168,11 @@ def request_attributes(asked: Asked, *, content: bool) -> dict[str, Any]:
     return said
 
 
-def reply_attributes(replied: Replied, model: str) -> dict[str, Any]:
+def reply_attributes(replied: Replied, model: str, *, content: bool) -> dict[str, Any]:
     """Return what a span says of a reply at its end; `model` was asked."""
     said: dict[str, Any] = {}
-    if replied.finish_reason is not None:
-        said[RESPONSE_FINISH_REASONS] = [masked(replied.finish_reason)]
+    if (reason := reason_of(replied, content=content)) is not None:
+        said[RESPONSE_FINISH_REASONS] = [reason]
     if replied.usage:
         if len(replied.usage) == 1 and (by := masked(next(iter(replied.usage)))) != model:
             said[RESPONSE_MODEL] = by

@@ -54,7 +54,16 @@ from ..messages.mask import mask
 from ..tools import ToolResult
 from ._feed import Gap
 
-__all__ = ["CONTENT_KINDS", "KINDS", "VERSION", "Lines", "is_plain", "message_of"]
+__all__ = [
+    "CONTENT_KINDS",
+    "KINDS",
+    "VERSION",
+    "Lines",
+    "is_plain",
+    "message_of",
+    "reason_of",
+    "type_shown",
+]
 
 VERSION = 1
 
@@ -243,9 +252,8 @@ class Lines:
         return lines
 
     def _failed(self, event: Event) -> dict[str, Any]:
-        if isinstance(event.data, str):  # what an error shows that could not be sent to here
-            named = re.match(r"\w+(?=\()", event.data)
-            return {"error": {"type": named[0] if named else "?"}}
+        if isinstance(event.data, str):
+            return {"error": {"type": type_shown(event.data) or "?"}}
         return {"error": self._error(event.data)}
 
     def _error(self, error: BaseException, depth: int = 3) -> dict[str, Any]:
@@ -300,8 +308,8 @@ class Lines:
         }
         if replied.first_chunk is not None:
             said["first"] = round(replied.first_chunk, 6)
-        if (reason := replied.finish_reason) is not None:
-            said["finish"] = self._name(reason) if self._content or reason in _REASONS else "other"
+        if (reason := reason_of(replied, content=self._content)) is not None:
+            said["finish"] = reason
         if replied.error is not None:
             said["error"] = self._error(replied.error)
         if replied.left:
@@ -331,6 +339,20 @@ class Lines:
 def _slow(event: Event) -> dict[str, Any]:
     blocked: Blocked = event.data
     return {"seconds": round(blocked.seconds, 3), "at": blocked.at}
+
+
+def type_shown(text: str) -> str:
+    """Return the type of an error that could not be sent to here, of what it shows there."""
+    named = re.match(r"\w+(?=\()", text)
+    return named[0] if named else ""
+
+
+def reason_of(replied: Replied, *, content: bool) -> str | None:
+    """Return how a reply has ended; a word of the server's own is content."""
+    reason = replied.finish_reason
+    if reason is None or reason in _REASONS:
+        return reason
+    return _text(reason) if content else "other"
 
 
 def message_of(replied: Replied) -> Message | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..backends import Price
 from ..commander import Commander, Event
+from ..commander.tap import require_here
 from ._feed import Feed, Gap
 from ._line import CONTENT_KINDS, KINDS, Lines
 from ._trace import Trace, feed_lines
@@ -36,8 +37,7 @@ class LiveTrace:
     def __init__(
         self, commander: Commander, *, content: bool, prices: Mapping[str, Price] | None
     ) -> None:
-        if commander.state != "running":
-            raise RuntimeError("live(commander) is called inside the commander's block")
+        require_here(commander, "live(commander, ...)")
         self._lines = _Lines(content, prices)
         kinds = CONTENT_KINDS if content else KINDS
         self._feed = Feed(commander, self._lines, kinds, name="a live trace", wait=1.0)

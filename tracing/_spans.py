@@ -43,7 +43,7 @@ from ..tools import ToolResult
 from . import _genai as names
 from ._feed import Gap
 from ._genai import masked
-from ._line import _str, _text
+from ._line import _str, _text, type_shown
 from ._meter import Meter
 from ._run_ids import RunIds, span_id_of, trace_id_of
 
@@ -371,7 +371,8 @@ class SpanSink:
             return
         del self._open[event.source.id].chats[replied.number]  # type: ignore[index]
         try:
-            said = names.reply_attributes(replied, chat.said[names.REQUEST_MODEL])
+            model = chat.said[names.REQUEST_MODEL]
+            said = names.reply_attributes(replied, model, content=self._content)
             if chat.span.is_recording():
                 chat.span.set_attributes(said)
                 if replied.left:
@@ -396,13 +397,15 @@ class SpanSink:
 
     # --- errors
 
-    def _fail(self, span: Span, error: BaseException, at: int) -> None:
+    def _fail(self, span: Span, error: BaseException | str, at: int) -> None:
         said = self._error(error)
         span.set_attribute(names.ERROR_TYPE, said[names.EXCEPTION_TYPE])
         span.set_status(StatusCode.ERROR, said.get(names.EXCEPTION_MESSAGE))
         span.add_event("exception", said, at)
 
-    def _error(self, error: BaseException) -> dict[str, str]:
+    def _error(self, error: BaseException | str) -> dict[str, str]:
+        if isinstance(error, str):
+            return {names.EXCEPTION_TYPE: type_shown(error) or names.OTHER}
         said = {names.EXCEPTION_TYPE: names.error_type(error)}
         if at := where_raised(error):
             said[names.AT] = at

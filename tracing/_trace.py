@@ -112,9 +112,12 @@ class Trace:
     @property
     def first_failure(self) -> TraceNode | None:
         """The node that failed first, or call of a tool that did; of several the deepest."""
-        bad = [node for node in self if node.is_bad and node.ended is not None]
-        return min(
-            bad, key=lambda node: (node.ended, -sum(1 for _ in node.upwards())), default=None
+        bad = [(node.ended, node) for node in self if node.is_bad and node.ended is not None]
+        first = min((ended for ended, _ in bad), default=None)
+        return max(
+            (node for ended, node in bad if ended == first),
+            key=lambda node: sum(1 for _ in node.upwards()),
+            default=None,
         )
 
     # --- showing
@@ -174,8 +177,9 @@ class Trace:
         if self.lives:
             self.lose_open()
         time = float(said["time"])
-        offset = time - self.lives[0].time if self.lives else 0.0
-        self.end = max(self.end, offset)
+        # A life begins after the one before, also where the clock of the day was put back.
+        offset = max(self.end, time - self.lives[0].time) if self.lives else 0.0
+        self.end = offset
         life = Life(time, offset, said["pid"], said["host"], bool(said["content"]))
         self.lives.append(life)
         self.root.state = "running"
