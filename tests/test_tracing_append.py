@@ -129,3 +129,15 @@ def test_a_life_begins_after_the_one_before_whatever_the_clock_says(tmp_path: Pa
     assert [life.offset for life in trace.lives] == [0.0, 3.0, 4000.0]
     assert [node.put for node in trace] == [1.0, 4.0, 4001.0]
     assert trace.end == 4003.0
+
+
+@pytest.mark.parametrize("wrong", ["NaN", "Infinity", "1e999", "9" * 400, "[" * 100_000])
+@pytest.mark.parametrize("field", ["time", "t"])
+def test_a_time_that_is_none_is_a_damaged_line(wrong: str, field: str, tmp_path: Path) -> None:
+    """It is said once, as it is read, and by no page or picture later."""
+    path = tmp_path / "run.jsonl"
+    time, at = (wrong, "1") if field == "time" else ("1", wrong)
+    begin = f'{{"recording":1,"time":{time},"pid":1,"host":"h","content":false}}'
+    path.write_text(f'{begin}\n{{"e":"put","t":{at},"n":1,"p":0,"name":"x"}}\n')
+    with pytest.raises(ConfigurationError, match=r"run\.jsonl.* is no recording"):
+        read(path)

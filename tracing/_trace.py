@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from math import isfinite
 from os import PathLike
 from pathlib import Path
 from typing import Any, cast
@@ -146,7 +147,7 @@ class Trace:
             return
         if not self.lives:
             raise ConfigurationError("this is no recording: its first line does not say so")
-        at = self.lives[-1].offset + float(said.get("t", 0.0))
+        at = self.lives[-1].offset + _time(said.get("t", 0.0))
         self.end = max(self.end, at)
         kind = said.get("e")
         if kind == "put":
@@ -176,7 +177,7 @@ class Trace:
             )
         if self.lives:
             self.lose_open()
-        time = float(said["time"])
+        time = _time(said["time"])
         # A life begins after the one before, also where the clock of the day was put back.
         offset = max(self.end, time - self.lives[0].time) if self.lives else 0.0
         self.end = offset
@@ -393,6 +394,12 @@ class Trace:
                 self._note(self.root)
 
 
+def _time(said: Any) -> float:
+    if not isfinite(time := float(said)):
+        raise ValueError(f"{time} is no time")
+    return time
+
+
 def _add(total: dict[str, Usage], model: str, used: Usage) -> None:
     total[model] = total.get(model, Usage()) + used
 
@@ -442,9 +449,13 @@ def feed_lines(trace: Trace, lines: Iterable[str], name: str, before: int = 0) -
         try:
             said = json.loads(line)
             trace.feed(said)
+        except RecursionError:
+            raise ConfigurationError(
+                f"{name!r} is no recording: line {number} nests too deep"
+            ) from None
         except ConfigurationError as error:
             raise ConfigurationError(f"{name!r}: {error}") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
             raise ConfigurationError(
                 f"{name!r} is no recording, or is damaged at line {number}: {error!r:.200}"
             ) from None
