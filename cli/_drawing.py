@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 from typing import Protocol, Self
@@ -93,7 +94,7 @@ class _Lines:
 
     def __init__(self, title: str) -> None:
         self._title = title
-        self._counts: object = None
+        self._counts: object = Counter[str]()
         self._failed = 0
         self._surveys = _Surveys()
         self._said = float("-inf")
@@ -115,7 +116,8 @@ class _Lines:
 
     def end(self, trace: Trace) -> None:
         """Write the whole tree."""
-        _say(draw(self._surveys.of(trace), WIDE, HIGH, now(trace), title=self._title))
+        survey, signs = self._surveys.of(trace), _has_signs()
+        _say(draw(survey, WIDE, HIGH, now(trace), title=self._title, signs=signs))
 
     def __enter__(self) -> Self:
         return self
@@ -124,8 +126,14 @@ class _Lines:
         pass
 
 
+def _has_signs() -> bool:
+    return "utf" in (getattr(sys.stderr, "encoding", None) or "ascii").lower()
+
+
 def _say(lines: list[Text]) -> None:
     text = "".join(f"{line.plain.rstrip()}\n" for line in lines)
+    if not _has_signs():
+        text = text.replace("…", "~").replace("·", "|")
     encoding = getattr(sys.stderr, "encoding", None) or "ascii"
     sys.stderr.write(text.encode(encoding, "replace").decode(encoding))
     sys.stderr.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -23,6 +24,8 @@ __all__ = ["Screen", "can_draw"]
 HELD = 2000
 # Seconds after which lines are drawn again though more is printed.
 BREATH = 0.03
+# What moves the cursor or colours, as it may stand in a line that has no end yet.
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 HIDE, SHOW, CLEAR_LINE, CLEAR_BELOW = "\x1b[?25l", "\x1b[?25h", "\x1b[K", "\x1b[J"
 
 
@@ -91,7 +94,8 @@ class Screen:
     def print(self, stream: TextIO, text: str) -> None:
         """Print above the lines, as it is; what has no line's end yet waits."""
         with self._lock:
-            whole, newline, self._begun = (self._begun + text).rpartition("\n")
+            whole, newline, begun = (self._begun + text).rpartition("\n")
+            self._begun = _written_over(begun)
             self._begun_in = stream
             if len(self._begun) > HELD:
                 whole, newline, self._begun = f"{whole}{newline}{self._begun}", "\n", ""
@@ -115,7 +119,7 @@ class Screen:
         columns, height = self.size
         lines, widths = self._lines, self._widths
         if self._begun:
-            begun = legible(self._begun.expandtabs())[1 - columns :]
+            begun = legible(_CONTROL.sub("", self._begun).expandtabs())[1 - columns :]
             lines, widths = [begun, *lines], [cell_len(begun), *widths]
         lines, widths = lines[-height:], widths[-height:]
         # At the end of a full line the cursor stands on its last column, which would be cleared.
@@ -138,6 +142,8 @@ class Screen:
         with self._lock:
             if self._begun:
                 self.print(self._begun_in, "\n")
+            if self._lines and not self._there:  # somebody has just printed
+                self._paint()
             for stream in (sys.stdout, sys.stderr):
                 if isinstance(stream, _Above):
                     stream.screen = None
@@ -164,3 +170,9 @@ class _Above:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def _written_over(line: str) -> str:
+    """Return what is left of a line in which a progress bar goes back to the beginning."""
+    start = line.rstrip("\r").rfind("\r")
+    return line[start:] if start > 0 else line

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from io import BytesIO, StringIO, TextIOWrapper
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.text import Text
 
 from anabranch.cli._drawing import Watcher, open_drawing
+from anabranch.cli._screen import CLEAR_BELOW, Screen
 from anabranch.cli._survey import Survey
 from anabranch.cli._tree_view import draw
 from anabranch.tracing import Trace
@@ -255,6 +258,66 @@ def test_long_names_are_cut(width: int) -> None:
     lines = shown(trace_of(put(1, name="N" * 300), say("started", 1)), width)
     assert max(map(cell_len, lines)) <= width
     assert lines[1].endswith("running")
+
+
+def test_a_pipe_without_unicode_gets_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No sign is replaced by one that means something else; nothing is said of no nodes."""
+    said = BytesIO()
+    monkeypatch.setattr("sys.stderr", TextIOWrapper(said, "ascii"))
+    drawing = open_drawing("run")
+    drawing.show(trace_of())
+    assert not said.getvalue()
+    trace = trace_of(put(1), say("started", 1), say("failed", 1, 1.0, error={"type": "ValueError"}))
+    drawing.show(trace)
+    drawing.end(trace)
+    line, *_, row, _ = said.getvalue().decode().splitlines()
+    assert line.endswith("| 1 failed | Leaf#1 failed: ValueError")
+    assert row.startswith("x Leaf#1 ")
+
+
+class Memory(StringIO):
+    """A terminal's stream."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> tuple[Memory, Memory]:
+    """The standard output and error, both a terminal."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    out, err = Memory(), Memory()
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.stderr", err)
+    return out, err
+
+
+def test_the_last_drawing_stays_below_a_line_without_an_end(
+    streams: tuple[Memory, Memory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it was drawn just before."""
+    monkeypatch.setattr("anabranch.cli._screen.BREATH", 1e9)
+    _, err = streams
+    with Screen() as screen:
+        print("no end", end="")
+        screen.draw([Text("the drawing")])
+    assert "the drawing" in err.getvalue().rpartition(CLEAR_BELOW)[0].rpartition(CLEAR_BELOW)[2]
+
+
+def test_a_progress_bar_stays_one_line(
+    streams: tuple[Memory, Memory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often it is drawn; what it moves the cursor with does not show in the drawing."""
+    monkeypatch.setattr("anabranch.cli._screen.BREATH", -1.0)
+    out, err = streams
+    with Screen() as screen:
+        for step in range(400):
+            print(f"\r\x1b[2K\x1b[32mstep {step:03}\x1b[0m of many", end="", flush=True)
+        screen.draw([])
+        assert out.getvalue() == ""
+        assert re.search(r"\rstep 399 of many\S*\r\n", err.getvalue())
+        assert "[32m" not in err.getvalue()
 
 
 def test_a_drawing_that_fails_ends_alone(capsys: pytest.CaptureFixture[str]) -> None:

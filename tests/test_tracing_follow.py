@@ -248,6 +248,13 @@ async def test_what_is_no_recording_is_refused(text: str, says: str, tmp_path: P
     assert "run.jsonl" in str(raised.value)
 
 
+async def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    """At once, though nobody writes into it."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigurationError, match="is a pipe: only a file is followed"):
+        await to_the_end(follow(tmp_path / "pipe"))
+
+
 async def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     """At once, and so is a folder."""
     for path in (tmp_path / "none.jsonl", tmp_path):

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from anabranch.commander import Commander, ConfigurationError
 from anabranch.messages import Message, ToolCall
 from anabranch.testing import ScriptedBackend
 from anabranch.tools import tool
-from anabranch.tracing import Trace, record
+from anabranch.tracing import Trace, read, record
 from anabranch.tracing._perfetto import DEEPEST, _write
 
 EXAMPLES = settings(max_examples=many(60, 1_000), deadline=None)
@@ -252,10 +253,33 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["link.json", "real.json"]
 
 
+def test_a_recording_is_never_written_over(tmp_path: Path) -> None:
+    """By a page or a file for Perfetto; nobody could make it again."""
+    file = tmp_path / "run.jsonl"
+    file.write_text('{"recording":1,"time":1.0,"pid":1,"host":"h","content":false}\n')
+    said, trace = file.read_text(), read(file)
+    for write in trace.perfetto, trace.html:
+        with pytest.raises(ConfigurationError, match="it is a recording, which would be lost"):
+            write(file)
+    assert file.read_text() == said
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files have other rights there")
+def test_who_may_read_a_file_stays(tmp_path: Path) -> None:
+    """Where one is replaced, as by a page with content."""
+    file = tmp_path / "run"
+    file.touch(0o600)
+    trace = make_trace(Spec())
+    for write in trace.perfetto, trace.html:
+        write(file)
+        assert file.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     """By name: a folder, one that is missing, a name that none can have."""
     trace = make_trace(Spec())
     for place in tmp_path, tmp_path / "missing" / "a.json", f"{tmp_path}/a\0b":
-        with pytest.raises(ConfigurationError, match="cannot write"):
-            trace.perfetto(place)
+        for write in trace.perfetto, trace.html:
+            with pytest.raises(ConfigurationError, match="cannot write"):
+                write(place)
     assert os.listdir(tmp_path) == []

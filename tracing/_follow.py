@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 from collections.abc import AsyncGenerator
 from contextlib import closing
 from pathlib import Path
@@ -70,9 +71,14 @@ class _Reader:
         """Begin with what stands under the name now."""
         self.close()
         try:
-            self.descriptor = os.open(self._path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+            # A pipe without a writer would hold up the loop.
+            flags = getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+            self.descriptor = os.open(self._path, os.O_RDONLY | flags)
         except OSError as error:
             raise self._unreadable(error) from None
+        if stat.S_ISFIFO(os.fstat(self.descriptor).st_mode):
+            self.close()
+            raise ConfigurationError(f"{str(self._path)!r} is a pipe: only a file is followed")
         self.trace = Trace()
         self.trace.live = True
         self._head = b""

@@ -56,6 +56,7 @@ from ._feed import Gap
 
 __all__ = [
     "CONTENT_KINDS",
+    "HEAD",
     "KINDS",
     "VERSION",
     "Lines",
@@ -66,6 +67,8 @@ __all__ = [
 ]
 
 VERSION = 1
+# What every recording begins with.
+HEAD = b'{"recording":'
 
 KINDS: tuple[EventKind, ...] = (
     "put", "started", "joining", "completed", "failed", "cancelled", "retried", "placed", "charged",

@@ -18,7 +18,7 @@ from ..commander import Commander, Event
 from ..commander.errors import ConfigurationError
 from ..commander.tap import require_here
 from ._feed import Feed, Gap
-from ._line import CONTENT_KINDS, KINDS, VERSION, Lines
+from ._line import CONTENT_KINDS, HEAD, KINDS, VERSION, Lines
 
 if sys.platform != "win32":
     import fcntl
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Recorder", "is_locked", "is_recorded", "record"]
 
-# How each recording begins, and how long its first line is at most.
-HEAD = b'{"recording":'
+# The first line of a recording is no longer.
 LONGEST_HEAD = 10_000
 
 
