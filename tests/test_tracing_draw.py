@@ -282,9 +282,8 @@ class Memory(StringIO):
         return True
 
 
-@pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> tuple[Memory, Memory]:
-    """The standard output and error, both a terminal."""
+def make_terminal(monkeypatch: pytest.MonkeyPatch) -> tuple[Memory, Memory]:
+    """Make the standard output and error terminals."""
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     out, err = Memory(), Memory()
@@ -294,23 +293,21 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> tuple[Memory, Memory]:
 
 
 def test_the_last_drawing_stays_below_a_line_without_an_end(
-    streams: tuple[Memory, Memory], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Though it was drawn just before."""
     monkeypatch.setattr("anabranch.cli._screen.BREATH", 1e9)
-    _, err = streams
+    _, err = make_terminal(monkeypatch)
     with Screen() as screen:
         print("no end", end="")
         screen.draw([Text("the drawing")])
     assert "the drawing" in err.getvalue().rpartition(CLEAR_BELOW)[0].rpartition(CLEAR_BELOW)[2]
 
 
-def test_a_progress_bar_stays_one_line(
-    streams: tuple[Memory, Memory], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_progress_bar_stays_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often it is drawn; what it moves the cursor with does not show in the drawing."""
     monkeypatch.setattr("anabranch.cli._screen.BREATH", -1.0)
-    out, err = streams
+    out, err = make_terminal(monkeypatch)
     with Screen() as screen:
         for step in range(400):
             print(f"\r\x1b[2K\x1b[32mstep {step:03}\x1b[0m of many", end="", flush=True)
