@@ -5,6 +5,7 @@ Nothing here knows a clock or a screen: the same trace, size and time give the s
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ SIGNS = {
 PLAIN_SIGNS = dict(zip(SIGNS, ".>~+x!-?", strict=True))
 GUIDES = ("│ ", "├ ", "└ ", "  ", "…", "⋮")
 PLAIN_GUIDES = ("| ", "|-", "`-", "  ", "...", ":")
+# Where a request stands that limits hold back: in `Turn.ready` of the backends.
+_IN_LINE = re.compile(r"_turn\.py:\d+ in ready")
 # Characters of a name, of an error, and of the words before an error is cut.
 NAME, ERROR = 60, 400
 GAP = "  "
@@ -206,6 +209,10 @@ def _say_lost(survey: Survey, node: TraceNode, now: float) -> str:
 def _say_open(survey: Survey, node: TraceNode, now: float) -> str:
     asked = next((each for each in reversed(node.requests) if each.end is None), None)
     if asked is not None and asked.first is None:
+        if _IN_LINE.fullmatch(node.waits_at):
+            return (
+                f"waits for its turn in the limits of {asked.model}, {seconds(now - asked.start)}"
+            )
         return f"waits for {asked.model}'s first token, {seconds(now - asked.start)}"
     if asked is not None:
         return f"reads {asked.model}, {seconds(now - asked.start)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import unicodedata
 from io import BytesIO, StringIO, TextIOWrapper
@@ -13,11 +14,15 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
+from anabranch import Commander, Node, handler
+from anabranch.backends import Limits
 from anabranch.cli._drawing import Watcher, open_drawing
 from anabranch.cli._screen import CLEAR_BELOW, Screen
 from anabranch.cli._survey import Survey
 from anabranch.cli._tree_view import draw
-from anabranch.tracing import Trace
+from anabranch.messages import Message, Request
+from anabranch.testing import ScriptedBackend
+from anabranch.tracing import Trace, live
 
 HEAD: dict[str, Any] = {"recording": 1, "time": 1.0, "pid": 1, "host": "h", "content": True}
 
@@ -28,6 +33,11 @@ def trace_of(*said: dict[str, Any]) -> Trace:
         trace.feed(each)
     trace.live = True
     return trace
+
+
+@handler
+async def ask(node: Node, model: ScriptedBackend) -> None:
+    await model.complete(Request([Message(role="user", content="what?")]))
 
 
 def put(number: int, parent: int = 0, name: str = "Leaf", at: float = 0.0) -> dict[str, Any]:
@@ -76,6 +86,30 @@ def test_each_node_says_how_it_stands() -> None:
     assert rows[10] == (
         "10.0 s · 4 running · 1 waiting · 1 pending · 1 completed · 1 failed · 1 cancelled"
     )
+
+
+async def test_a_request_that_limits_hold_back_says_so() -> None:
+    """It has not been sent: no model is what it waits for."""
+    limits = Limits(concurrency=1)
+    model = ScriptedBackend(otherwise="yes", model="gpt", delay=60)
+
+    async def told(commander: Commander) -> None:
+        async for event in commander.events(["waiting"]):
+            if "_turn.py" in event.data.at:
+                return
+
+    async with Commander(limits=limits) as commander:
+        seen = live(commander)
+        listening = asyncio.create_task(told(commander))
+        await asyncio.sleep(0)
+        nodes = [commander.call_handler(ask(model)) for _ in range(2)]
+        await listening
+        seen.flush()
+        first, second = shown(seen.trace())[1:3]
+        for node in nodes:
+            node.cancel()
+    assert "waits for gpt's first token" in first
+    assert "waits for its turn in the limits of gpt" in second
 
 
 def test_tokens_and_money_are_summed_up_the_tree() -> None:
