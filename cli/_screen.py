@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from io import StringIO
+from types import FrameType
 from typing import Any, Self, TextIO, cast
 
 from rich.cells import cell_len
@@ -57,6 +59,7 @@ class Screen:
         # The columns of the lines that stand there now: none while much is printed.
         self._there: list[int] = []
         self._painted = 0.0
+        self._before: Any = None  # what was done when the program went on
         # What was printed of a line without its end, and whither.
         self._begun = ""
         self._begun_in = self._out
@@ -136,9 +139,17 @@ class Screen:
         if out.isatty():
             sys.stdout = cast("TextIO", _Above(self, out))
         sys.stderr = cast("TextIO", _Above(self, err))
+        if hasattr(signal, "SIGCONT") and threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGCONT, self._go_on)
         return self
 
+    def _go_on(self, number: int, frame: FrameType | None) -> None:
+        """Begin below what a shell wrote while the program was suspended."""
+        self._there = []
+
     def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGCONT, self._before)
         with self._lock:
             if self._begun:
                 self.print(self._begun_in, "\n")

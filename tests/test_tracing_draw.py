@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 import unicodedata
 from io import BytesIO, StringIO, TextIOWrapper
 from typing import Any
@@ -336,6 +338,23 @@ def test_the_last_drawing_stays_below_a_line_without_an_end(
         print("no end", end="")
         screen.draw([Text("the drawing")])
     assert "the drawing" in err.getvalue().rpartition(CLEAR_BELOW)[0].rpartition(CLEAR_BELOW)[2]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGCONT"), reason="nothing is suspended there")
+def test_a_program_that_goes_on_draws_below_what_the_shell_wrote(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The cursor is not brought up to where the drawing stood."""
+    _, err = make_terminal(monkeypatch)
+    before = signal.getsignal(signal.SIGCONT)
+    with Screen() as screen:
+        screen.draw([Text("one"), Text("two")])
+        os.kill(os.getpid(), signal.SIGCONT)
+        screen.draw([Text("one"), Text("two")])
+        assert "\x1b[2A" not in err.getvalue()
+        screen.draw([Text("one"), Text("two")])
+        assert "\x1b[2A" in err.getvalue()
+    assert signal.getsignal(signal.SIGCONT) is before
 
 
 def test_a_progress_bar_stays_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

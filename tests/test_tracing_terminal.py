@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from _chat import environment
+from _scale import LONG
 from _until import until
 from _warm import run_warm
 
@@ -165,7 +166,7 @@ class Tmux:
         self._do("kill-server")
 
 
-@pytest.fixture(params=[80, 200])
+@pytest.fixture(params=[80, 200] if LONG else [80])
 def tmux(request: pytest.FixtureRequest, folder: Path):
     if shutil.which("tmux") is None:
         pytest.skip("needs tmux")
