@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack, nullcontext
@@ -11,7 +12,7 @@ from inspect import isawaitable
 from shlex import quote
 from typing import Any, NamedTuple, cast
 
-from pydantic_core import to_jsonable_python
+from pydantic_core import to_json
 
 from ..commander import AnabranchError, Commander, ConfigurationError, Node
 from ..handlers.legible import legible
@@ -195,6 +196,7 @@ def _print_json(state: str, result: Any, error: str | None) -> None:
 def _plain(value: Any) -> Any:
     """Return a value as JSON has it; what it has no form for is shown as Python does."""
     try:
-        return to_jsonable_python(value, fallback=repr, bytes_mode="base64", inf_nan_mode="strings")
+        text = to_json(value, fallback=repr, bytes_mode="base64", inf_nan_mode="strings")
+        return json.loads(text)
     except Exception:  # noqa: BLE001 - a circle, or a user's repr
         return f"a {type(value).__name__}, which is no JSON"
