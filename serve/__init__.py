@@ -1,0 +1,17 @@
+"""Serving: what is written here, for clients that exist already.
+
+A request becomes a run (`_run`): a node that answers, in a tree of its own, and a log of what it
+says (`_log`), numbered and bounded. A wire is a pure function from that log to frames
+(`_openai_chat`, `_openai_responses`), so any number of clients may read one run, come late, and
+come back. Around that:
+
+- `_served`: what can be served, each as a node that answers a question
+- `_runs`: all runs of a server: how many, whose, and for how long
+- `_app`: `serve`, the ASGI application
+- `_http`: what all wires do over HTTP alike
+- `_openai_http`: OpenAI's addresses
+"""
+
+from ._app import Auth as Auth
+from ._app import Server as Server
+from ._app import serve as serve

@@ -1,0 +1,183 @@
+"""`serve`: what is served, as an ASGI application."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ..commander import Commander, NodeLimits
+from ..commander.errors import ConfigurationError, MissingExtra
+from ._run import OnLeave
+from ._runs import Runs
+from ._served import Served, serve_thing
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
+
+__all__ = ["Auth", "Server", "serve"]
+
+Auth: TypeAlias = "str | Sequence[str] | Callable[[str], Awaitable[str | None] | str | None]"
+"""Who may ask: a token, several, or a function that gives a token's user, or None for nobody."""
+
+DEFAULT_LEAVE: dict[str, OnLeave] = {"openai": "cancel", "*": "detach"}
+WIRES = ("openai",)
+
+
+def serve(
+    *things: Any,
+    wires: Iterable[str] = WIRES,
+    on_leave: Mapping[str, OnLeave] | None = None,
+    keep: float = 300.0,
+    auth: Auth | None = None,
+    max_runs: int = 200,
+    limits: NodeLimits | None = None,
+    page: bool = True,
+    max_body: int = 10_000_000,
+) -> Server:
+    """Make an ASGI application in which clients talk to `things` by protocols that exist.
+
+        app = serve(agent)
+        app.mount_into(fastapi_app)        # or: uvicorn module:app, or anabranch serve module:agent
+
+    Each thing is an `Agent`, a `ConversableAgent`, a group, a `Backend`, a class of jobs, a
+    handler, or a function that makes one; clients name it as a model. `wires` are the protocols.
+    Where a client leaves a run, `on_leave` says by wire what becomes of it: "cancel" stops it,
+    down to the model's connection, "detach" lets it go on for those who come back; "*" is for all
+    others. A run that has ended is kept for `keep` seconds. `auth` says who may ask; without it
+    anybody may, and the server binds to this machine alone. Over `max_runs` at once a client is
+    told to come back later. `limits` hold for all runs together. `page` serves a page to talk on.
+    `max_body` is the largest request, in bytes.
+
+    Raises `ConfigurationError` for what cannot be served, and `MissingExtra` without starlette.
+    """
+    if find_spec("starlette") is None:
+        raise MissingExtra("serve", "serve")
+    if not things:
+        raise ConfigurationError("serve(...) needs something to serve, such as an Agent")
+    served: dict[str, Served] = {}
+    for thing in things:
+        each = serve_thing(thing)
+        if served.setdefault(each.name, each) is not each:
+            raise ConfigurationError(f"two things are called {each.name!r}: name one otherwise")
+    known = [*wires]
+    if unknown := sorted(set(known) - set(WIRES)):
+        raise ConfigurationError(f"there is no wire {unknown[0]!r}; there are: {', '.join(WIRES)}")
+    leave: dict[str, OnLeave] = {**DEFAULT_LEAVE, **(on_leave or {})}
+    if max_runs < 1:
+        raise ConfigurationError(f"max_runs must be at least 1, not {max_runs!r}")
+    return Server(served, known, leave, keep, auth, max_runs, limits, page, max_body)
+
+
+class Server:
+    """An ASGI application; `serve` makes it.
+
+    It begins with its lifespan, or with that of the application it is mounted into, and ends with
+    it: runs that still go on are cancelled then.
+    """
+
+    def __init__(
+        self,
+        served: dict[str, Served],
+        wires: list[str],
+        on_leave: Mapping[str, OnLeave],
+        keep: float,
+        auth: Auth | None,
+        max_runs: int,
+        limits: NodeLimits | None,
+        page: bool,
+        max_body: int,
+    ) -> None:
+        self.served = served
+        self.wires = wires
+        self.max_body = max_body
+        self._on_leave = on_leave
+        self._keep = keep
+        self._auth = auth
+        self._max_runs = max_runs
+        self._limits = limits
+        self._page = page
+        self._runs: Runs | None = None
+        self._app = self._build()
+
+    @property
+    def has_auth(self) -> bool:
+        """Whether it asks who somebody is."""
+        return self._auth is not None
+
+    @property
+    def runs(self) -> Runs:
+        """All runs."""
+        if self._runs is None:
+            raise RuntimeError(
+                "this server has not begun: run it with its lifespan, or use mount_into(app)"
+            )
+        return self._runs
+
+    def on_leave(self, wire: str) -> OnLeave:
+        """Return what becomes of a run that its client leaves."""
+        return self._on_leave.get(wire, self._on_leave["*"])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    def mount_into(self, app: Any, path: str = "/") -> None:
+        """Mount it into a Starlette or FastAPI application at `path`, and begin and end with that.
+
+        Call it before the application begins. What the application itself has at the same address
+        and was added before wins.
+        """
+        outer = app.router.lifespan_context
+
+        @asynccontextmanager
+        async def lifespan(target: Any) -> AsyncGenerator[Any]:
+            async with self.running(), outer(target) as state:
+                yield state
+
+        app.router.lifespan_context = lifespan
+        app.mount(path, self)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """Take requests inside this block."""
+        async with Commander(limits=self._limits) as commander:
+            self._runs = Runs(commander, most=self._max_runs, keep=self._keep)
+            try:
+                yield
+            finally:
+                self._runs.close()
+                commander.exit()
+                self._runs = None
+
+    # --- what the wires use
+
+    async def user_of(self, request: Request) -> str | None:
+        """Return who asks, "" where anybody may; None for nobody that is known."""
+        if self._auth is None:
+            return ""
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not token:
+            return None
+        if callable(self._auth):
+            found = self._auth(token)
+            return await found if isawaitable(found) else found
+        known = [self._auth] if isinstance(self._auth, str) else self._auth
+        right = [secrets.compare_digest(token.encode(), each.encode()) for each in known]
+        return f"token {right.index(True)}" if any(right) else None
+
+    def _build(self) -> Starlette:
+        from starlette.applications import Starlette
+
+        from ._openai_http import routes
+
+        @asynccontextmanager
+        async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+            async with self.running():
+                yield
+
+        return Starlette(routes=routes(self), lifespan=lifespan)

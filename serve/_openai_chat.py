@@ -1,0 +1,96 @@
+"""OpenAI's chat completions: from the log of a run to chunks, or to one whole completion.
+
+The shapes are those of https://platform.openai.com/docs/api-reference/chat, as the official SDK's
+types have them. Calls of tools run here and are none of the client's business: it gets text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ._log import Entry
+
+__all__ = ["ChatChunks", "chat_completion", "chat_error"]
+
+FINISH = {"length": "length", "content_filter": "content_filter"}
+
+
+@dataclass(slots=True)
+class ChatChunks:
+    """Makes the chunks of one completion; fed with all entries of a run, from the first on."""
+
+    name: str
+    model: str
+    created: int
+    include_usage: bool = False
+    _said: Texts = field(default_factory=lambda: Texts())
+    _begun: bool = False
+
+    def feed(self, entry: Entry) -> Iterator[dict[str, Any]]:
+        """Give the chunks of an entry; one that has an "error" ends the stream."""
+        if not self._begun:
+            self._begun = True
+            yield self._chunk({"role": "assistant", "content": ""})
+        if text := self._said.feed(entry):
+            yield self._chunk({"content": text})
+        if entry.kind == "completed":
+            yield self._chunk({}, finish_of(entry))
+            if self.include_usage:
+                yield self._base() | {"choices": [], "usage": entry.data["usage"]}
+        elif entry.is_last:
+            yield chat_error(entry)
+
+    def _base(self) -> dict[str, Any]:
+        chunk = {"id": self.name, "object": "chat.completion.chunk", "created": self.created}
+        return chunk | {"model": self.model}
+
+    def _chunk(self, delta: Mapping[str, Any], finish: str | None = None) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
+        usage = {"usage": None} if self.include_usage else {}
+        return self._base() | {"choices": [choice]} | usage
+
+
+class Texts:
+    """What a reader of plain text is given of a run: its replies, parted by an empty line."""
+
+    def __init__(self) -> None:
+        self._speech: object = None
+
+    def feed(self, entry: Entry) -> str:
+        """Return the text that an entry adds."""
+        if entry.kind != "text":
+            return ""
+        speech, before = entry.data["speech"], self._speech
+        self._speech = speech
+        text: str = entry.data["text"]
+        return text if before in (None, speech) else f"\n\n{text}"
+
+
+def chat_completion(
+    name: str, model: str, created: int, entries: Iterable[Entry]
+) -> dict[str, Any]:
+    """Make the whole completion of a run that has completed; its text is what the chunks say."""
+    said, texts, last = Texts(), list[str](), None
+    for entry in entries:
+        texts.append(said.feed(entry))
+        last = entry
+    assert last is not None
+    assert last.kind == "completed"
+    message = {"role": "assistant", "content": "".join(texts), "refusal": None}
+    choice = {"index": 0, "message": message, "finish_reason": finish_of(last), "logprobs": None}
+    completion = {"id": name, "object": "chat.completion", "created": created, "model": model}
+    return completion | {"choices": [choice], "usage": last.data["usage"]}
+
+
+def finish_of(entry: Entry) -> str:
+    """Return why a run that has completed said no more, in the wire's words."""
+    return FINISH.get(entry.data.get("status", ""), "stop")
+
+
+def chat_error(entry: Entry) -> dict[str, Any]:
+    """Make the error of a run that has failed or was cancelled; it tells nothing of the inside."""
+    message = entry.data.get("message", "the run was cancelled")
+    code = entry.data.get("code", "cancelled")
+    return {"error": {"message": message, "type": "server_error", "param": None, "code": code}}

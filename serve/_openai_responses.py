@@ -1,0 +1,213 @@
+"""OpenAI's Responses: from the log of a run to numbered events, or to one whole response.
+
+The shapes are those of https://platform.openai.com/docs/api-reference/responses, as the official
+SDK's types have them. Events are numbered from 0 without a gap, and the same log always gives the
+same events: so a client that comes back is given those behind the last one that it had. A call of
+a tool, which runs here, is an item of type `mcp_call`: the kind of call whose answer is not the
+client's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ._log import Entry
+
+__all__ = ["ResponseEvents"]
+
+STATUS = {"completed": "completed", "failed": "failed", "cancelled": "cancelled"}
+# What cut a reply short, by the status of an agent's answer.
+INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+class ResponseEvents:
+    """Makes the events of one response; fed with all entries of a run, from the first on.
+
+    `response` is the whole response as far as it has come.
+    """
+
+    def __init__(self, name: str, model: str, created: int, echo: Mapping[str, Any]) -> None:
+        self._number = 0
+        self._begun = False
+        self._speech: object = None  # whose text the open message is
+        self._message: dict[str, Any] | None = None
+        self._calls: dict[str, tuple[int, dict[str, Any]]] = {}
+        self.output: list[dict[str, Any]] = []
+        self.response: dict[str, Any] = {
+            "id": name,
+            "object": "response",
+            "created_at": created,
+            "status": "in_progress",
+            "model": model,
+            "output": self.output,
+            "parallel_tool_calls": True,
+            "tool_choice": "auto",
+            "tools": [],
+            "error": None,
+            "incomplete_details": None,
+            "instructions": None,
+            "metadata": {},
+            "temperature": None,
+            "top_p": None,
+            "usage": None,
+            **echo,
+        }
+
+    @property
+    def next(self) -> int:
+        """The number of the next event."""
+        return self._number
+
+    def begin(self) -> Iterator[dict[str, Any]]:
+        """Give the first events; twice is harmless."""
+        if not self._begun:
+            self._begun = True
+            yield self._event("response.created", response=self._snapshot())
+            yield self._event("response.in_progress", response=self._snapshot())
+
+    def feed(self, entry: Entry) -> Iterator[dict[str, Any]]:
+        """Give the events of an entry."""
+        yield from self.begin()
+        match entry.kind:
+            case "text":
+                if entry.data["speech"] != self._speech:
+                    yield from self._end_message("completed")
+                    yield from self._begin_message(entry.data["speech"])
+                yield from self._say(entry.data["text"])
+            case "broken":
+                yield from self._end_message("incomplete")
+            case "called":
+                yield from self._end_message("completed")
+                yield from self._call(entry.data)
+            case "answered":
+                yield from self._answer(entry.data)
+            case "completed" | "failed" | "cancelled":
+                yield from self._end(entry)
+            case _:
+                pass
+
+    # --- messages
+
+    def _begin_message(self, speech: object) -> Iterator[dict[str, Any]]:
+        place = len(self.output)
+        item: dict[str, Any] = {
+            "id": f"msg_{self.response['id']}_{place}",
+            "type": "message",
+            "role": "assistant",
+            "status": "in_progress",
+            "content": [],
+        }
+        self._speech, self._message = speech, item
+        self.output.append(item)
+        yield self._event("response.output_item.added", output_index=place, item=_copy(item))
+        part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": []}
+        item["content"].append(part)
+        yield self._of_part("response.content_part.added", part=_copy(part))
+
+    def _say(self, text: str) -> Iterator[dict[str, Any]]:
+        assert self._message is not None
+        self._message["content"][0]["text"] += text
+        yield self._of_part("response.output_text.delta", delta=text, logprobs=[])
+
+    def _end_message(self, status: str) -> Iterator[dict[str, Any]]:
+        item = self._message
+        if item is None:
+            return
+        part = item["content"][0]
+        item["status"] = status
+        yield self._of_part("response.output_text.done", text=part["text"], logprobs=[])
+        yield self._of_part("response.content_part.done", part=_copy(part))
+        place = self.output.index(item)
+        yield self._event("response.output_item.done", output_index=place, item=_copy(item))
+        self._message = self._speech = None
+
+    def _of_part(self, kind: str, **fields: Any) -> dict[str, Any]:
+        item = self._message
+        assert item is not None
+        place = {"item_id": item["id"], "output_index": self.output.index(item)}
+        return self._event(kind, **place, content_index=0, **fields)
+
+    # --- calls
+
+    def _call(self, data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        place = len(self.output)
+        item = {
+            "id": f"mcp_{self.response['id']}_{place}",
+            "type": "mcp_call",
+            "server_label": "anabranch",
+            "name": data["name"],
+            "arguments": data["arguments"],
+            "status": "in_progress",
+        }
+        self.output.append(item)
+        self._calls[data["call"]] = place, item
+        at = {"output_index": place}
+        of = {**at, "item_id": item["id"]}
+        yield self._event("response.output_item.added", item=_copy(item), **at)
+        yield self._event("response.mcp_call.in_progress", **of)
+        done = {"arguments": item["arguments"]}
+        yield self._event("response.mcp_call_arguments.done", **of, **done)
+
+    def _answer(self, data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        found = self._calls.pop(data["call"], None)
+        if found is None:
+            return
+        place, item = found
+        good = data["status"] == "ok"
+        item["status"] = "completed" if good else "failed"
+        item["output"] = data["text"]
+        at = {"output_index": place}
+        kind = f"response.mcp_call.{item['status']}"
+        yield self._event(kind, item_id=item["id"], **at)
+        yield self._event("response.output_item.done", item=_copy(item), **at)
+
+    # --- the end
+
+    def _end(self, entry: Entry) -> Iterator[dict[str, Any]]:
+        whole = entry.kind == "completed"
+        yield from self._end_message("completed" if whole else "incomplete")
+        for place, item in self._calls.values():
+            item["status"] = "incomplete"
+            done = {"output_index": place, "item": _copy(item)}
+            yield self._event("response.output_item.done", **done)
+        self._calls.clear()
+        response = self.response
+        response["status"] = STATUS[entry.kind]
+        response["usage"] = _usage(entry.data.get("usage"))
+        cut = INCOMPLETE.get(entry.data.get("status", ""))
+        if whole and cut is not None:
+            response["status"] = "incomplete"
+            response["incomplete_details"] = {"reason": cut}
+        if entry.kind == "failed":
+            response["error"] = {"code": "server_error", "message": entry.data["message"]}
+        # There is no event for a response that was cancelled: it is incomplete for who reads it.
+        kind = "incomplete" if response["status"] == "cancelled" else response["status"]
+        yield self._event(f"response.{kind}", response=self._snapshot())
+
+    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        event = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        return event
+
+    def _snapshot(self) -> dict[str, Any]:
+        return self.response | {"output": [_copy(item) for item in self.output]}
+
+
+def _copy(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy an item as it is now: events that were made do not change."""
+    content: Iterable[Any] | None = item.get("content")
+    return {**item} if content is None else {**item, "content": [{**part} for part in content]}
+
+
+def _usage(usage: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if usage is None:
+        return None
+    inner, outer = usage["prompt_tokens_details"], usage["completion_tokens_details"]
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": inner,
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": outer,
+        "total_tokens": usage["total_tokens"],
+    }

@@ -1,0 +1,156 @@
+"""`Run`: a question that is being answered, and what has been said of it so far."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Literal, TypeAlias, cast
+
+from ..agents.hearing import APPROVE
+from ..commander import Commander, Event, EventKind, Node, NodeCancelled
+from ..commander.tap import Tap
+from ..messages import ToolCall, Usage
+from ..tools import Approval, Approvals, ToolResult
+from ._log import Entry, Log
+from ._served import Question, Served
+
+__all__ = ["OnLeave", "Run", "RunState"]
+
+OnLeave: TypeAlias = Literal["cancel", "detach"]
+RunState: TypeAlias = Literal["running", "completed", "failed", "cancelled"]
+
+KINDS: tuple[EventKind, ...] = ("text", "called", "answered")
+CAPACITY = 1000
+
+
+class Run(Node[None], internal=True):
+    """Answers a question in a tree of its own, below this node, and keeps what is said in `log`.
+
+    `id` is nobody's to guess. `owner` is who asked. `approvals` has the calls that wait for a
+    person's yes. It never fails: how it ends is the log's last entry, which tells a client nothing
+    of the inside.
+    """
+
+    def __init__(self, served: Served, question: Question, owner: str, on_leave: OnLeave) -> None:
+        super().__init__(f"run:{served.name}")
+        self.id = secrets.token_hex(16)
+        self.served = served
+        self.owner = owner
+        self.on_leave = on_leave
+        self.created = time.time()
+        self.echo: dict[str, Any] = {}  # what a wire says of the request again
+        self.log = Log()
+        self.approvals = Approvals(on_ask=self._asked)
+        self.usage: Mapping[str, Usage] = {}
+        self.tree: Commander | None = None
+        self._work = served.node(question)  # refused here and now
+        self._readers = 0
+        self._tap: Tap | None = None
+        self._speech = ""  # which reply was heard last, and what it has said
+        self._last_speech = ""
+
+    async def task(self) -> None:
+        """Let the thing that is served answer."""
+        APPROVE.set(self.approvals)
+        try:
+            async with Commander(policy="fail_fast") as tree:
+                self.tree = tree
+                self._tap = Tap(tree, CAPACITY, self._on_news, KINDS, self._on_news)
+                result = await tree.run(self._work)
+            self.usage = tree.usage()
+            text = self.served.text(result)
+            if text and text != self._last_speech:
+                self.log.append("text", text=text, speech="result", agent=self.served.name)
+            self.log.append("completed", usage=self._spent(), status=self.served.status(result))
+        except asyncio.CancelledError:
+            self._end("cancelled", "cancelled", "the run was cancelled")
+            raise
+        except NodeCancelled:
+            self._end("cancelled", "cancelled", "the run was cancelled")
+        except BaseException as error:
+            self._end("failed", "server_error", "the run failed")
+            if not isinstance(error, Exception):
+                raise
+
+    def _end(self, kind: Literal["failed", "cancelled"], code: str, message: str) -> None:
+        if self.tree is not None:
+            self.usage = self.tree.usage()
+        if not self.log.ended:
+            self.log.append(kind, code=code, message=message, usage=self._spent())
+
+    def _spent(self) -> dict[str, Any]:
+        return sum(self.usage.values(), Usage()).to_wire()
+
+    # --- what is said
+
+    def _on_news(self) -> None:
+        # Called while an event is told, so a reader has it with no delay.
+        assert self._tap is not None
+        for event in self._tap.take():
+            match event.kind:
+                case "text":
+                    self._hear(event)
+                case "called":
+                    call: ToolCall = event.data
+                    at = {"call": str(event.node_id), "id": call.id, "agent": event.agent}
+                    self.log.append("called", name=call.name, arguments=call.text, **at)
+                case "answered":
+                    answer: ToolResult = event.data
+                    said = {"text": answer.content or "", "status": answer.status}
+                    self.log.append("answered", call=str(event.node_id), **said)
+                case _:
+                    pass
+
+    def _hear(self, event: Event) -> None:
+        if self.served.speaker is not None and event.agent != self.served.speaker:
+            return  # an agent below: that is no part of the answer
+        speech = str(event.node_id)
+        if self._speech == speech:
+            self._last_speech += event.data
+        else:
+            self._speech, self._last_speech = speech, event.data
+        self.log.append("text", text=event.data, speech=speech, agent=event.agent)
+
+    # --- questions to a person
+
+    def _asked(self, question: Approval) -> None:
+        call = question.call
+        self.log.append(
+            "asked", question=question.number, name=call.name, arguments=call.text, id=call.id
+        )
+
+    def answer(self, number: int, approved: object) -> bool:
+        """Answer a question; anything but True denies (S16). False if it is settled already."""
+        try:
+            question = self.approvals.get(number)
+        except KeyError:
+            return False
+        yes = approved is True
+        done = question.approve() if yes else question.deny("the user said no")
+        if done:
+            self.log.append("decided", question=number, approved=yes)
+        return done
+
+    # --- readers
+
+    @property
+    def status(self) -> RunState:
+        """How it stands."""
+        end = self.log.end
+        return "running" if end is None else cast("RunState", end.kind)
+
+    @asynccontextmanager
+    async def reading(self, after: int = 0) -> AsyncGenerator[AsyncGenerator[Entry, None]]:
+        """Read the log; one that is not to go on alone is cancelled when its last reader leaves."""
+        self._readers += 1
+        entries = self.log.read(after)
+        try:
+            yield entries
+        finally:
+            self._readers -= 1
+            await entries.aclose()
+            if not self._readers and self.on_leave == "cancel" and not self.log.ended:
+                self.cancel("its reader left")

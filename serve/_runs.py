@@ -1,0 +1,76 @@
+"""All runs of a server: how many there may be, whose they are, and for how long they are kept."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from ..commander import Commander
+from ._run import OnLeave, Run
+from ._served import Question, Served
+
+__all__ = ["Busy", "Runs"]
+
+
+class Busy(Exception):
+    """There are as many runs as there may be; try again in `retry_after` seconds."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__("the server has as many runs as it takes")
+        self.retry_after = retry_after
+
+
+class Runs:
+    """The runs below one commander. One that has ended is kept for `keep` seconds."""
+
+    def __init__(self, commander: Commander, *, most: int, keep: float) -> None:
+        self._commander = commander
+        self._most = most
+        self._keep = keep
+        self._runs: dict[str, Run] = {}
+        self._running = 0
+        self._timers: set[asyncio.TimerHandle] = set()
+        self.closing = False
+
+    def start(self, served: Served, question: Question, owner: str, on_leave: OnLeave) -> Run:
+        """Begin a run. Raises `Busy`, or `BadQuestion` for what is not offered."""
+        if self.closing or self._running >= self._most:
+            raise Busy(5)
+        run = Run(served, question, owner, on_leave)
+        run.at_done(lambda _: self._ended(run))
+        self._commander.call_handler(run)
+        self._running += 1
+        self._runs[run.id] = run
+        return run
+
+    def find(self, run_id: str, owner: str) -> Run | None:
+        """Return a run of this owner's; another's is as if it were not there (S14)."""
+        run = self._runs.get(run_id)
+        return run if run is not None and run.owner == owner else None
+
+    def of(self, owner: str) -> list[Run]:
+        """Return the runs of one owner, the newest first."""
+        return [run for run in reversed(self._runs.values()) if run.owner == owner]
+
+    def _ended(self, run: Run) -> None:
+        self._running -= 1
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._keep, self._forget, run.id)
+        self._timers.add(timer)
+
+    def _forget(self, run_id: str) -> None:
+        self._runs.pop(run_id, None)
+        now = asyncio.get_running_loop().time()
+        self._timers = {timer for timer in self._timers if timer.when() > now}
+
+    async def drain(self, timeout: float) -> None:
+        """Take no more, let what runs end, and cancel after `timeout` seconds what still does."""
+        self.closing = True
+        with suppress(RuntimeError):
+            await self._commander.drain(timeout)
+
+    def close(self) -> None:
+        """Forget all."""
+        for timer in self._timers:
+            timer.cancel()
+        self._runs.clear()
