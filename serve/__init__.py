@@ -9,7 +9,9 @@ come back. Around that:
 - `_runs`: all runs of a server: how many, whose, and for how long
 - `_app`: `serve`, the ASGI application
 - `_http`: what all wires do over HTTP alike
+- `_asking`: what a request asks, and what is refused by name
 - `_openai_http`: OpenAI's addresses
+- `_own_http`: the wire of the page, and of programs that want all of a run
 """
 
 from ._app import Auth as Auth

@@ -96,6 +96,8 @@ class Server:
         self.served = served
         self.wires = wires
         self.max_body = max_body
+        # By which names it is asked where anybody may ask: those of this machine.
+        self.hosts = {"localhost", "127.0.0.1", "::1"}
         self._on_leave = on_leave
         self._keep = keep
         self._auth = auth
@@ -174,10 +176,11 @@ class Server:
         from starlette.applications import Starlette
 
         from ._openai_http import routes
+        from ._own_http import routes as own_routes
 
         @asynccontextmanager
         async def lifespan(_: Starlette) -> AsyncGenerator[None]:
             async with self.running():
                 yield
 
-        return Starlette(routes=routes(self), lifespan=lifespan)
+        return Starlette(routes=[*routes(self), *own_routes(self)], lifespan=lifespan)

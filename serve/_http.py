@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Iterable
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from urllib.parse import urlsplit
 
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from ._log import Entry, Gone
 from ._run import Run
+from ._runs import Busy
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-
     from ._app import Server
 
-__all__ = ["Refusal", "read_body", "stream_run", "who_asks"]
+__all__ = ["Refusal", "frame", "read_body", "route", "stream_run"]
 
 # Seconds without a word after which a comment shows that the connection lives.
 HEARTBEAT = 15.0
@@ -49,7 +51,42 @@ class Refusal(Exception):
         return JSONResponse({"error": error}, self.status, headers=self.headers)
 
 
-async def who_asks(server: Server, request: Request) -> str:
+Endpoint: TypeAlias = "Callable[[Server, Request, str], Awaitable[Response]]"
+
+
+def route(server: Server, method: str, path: str, endpoint: Endpoint) -> Route:
+    """Make a route: who asks is known, and may, before `endpoint` is called; refusals are told."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            _require_own_page(server, request)
+            return await endpoint(server, request, await _who_asks(server, request))
+        except Refusal as refusal:
+            return refusal.response()
+        except Busy as busy:
+            headers = {"Retry-After": str(busy.retry_after)}
+            return Refusal(429, str(busy), code="rate_limit", headers=headers).response()
+
+    return Route(path, answer, methods=[method])
+
+
+def _require_own_page(server: Server, request: Request) -> None:
+    """Refuse what a page of somebody else's asks in a browser of this machine's."""
+    host = request.headers.get("host", "")
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != host:
+        raise Refusal(403, "pages from elsewhere may not ask here", code="origin")
+    name = urlsplit(f"//{host}").hostname or ""
+    # A name of somebody else's that leads to this machine would have the same origin.
+    if not server.has_auth and name not in server.hosts:
+        raise Refusal(403, "without auth= this server is for its own machine", code="host")
+    if request.method == "POST" and int(request.headers.get("content-length", "1") or 1):
+        kind = request.headers.get("content-type", "").partition(";")[0].strip()
+        if kind != "application/json":
+            raise Refusal(415, "a request is application/json")
+
+
+async def _who_asks(server: Server, request: Request) -> str:
     """Return who asks; refuse whom nobody knows."""
     user = await server.user_of(request)
     if user is None:
@@ -78,17 +115,18 @@ def stream_run(
     run: Run,
     encode: Callable[[Entry], Iterable[str]],
     *,
+    after: int = 0,
     before: Iterable[str] = (),
     too_late: Callable[[], Iterable[str]] = tuple,
     at_end: Iterable[str] = (),
 ) -> StreamingResponse:
-    """Stream a run from its first entry: `encode` makes frames of each, of which some may be none.
+    """Stream a run behind the entry `after`; `encode` makes the frames of each, perhaps none.
 
     Where the reader is slower than the log is long, `too_late` gives the last frames.
     """
 
     async def frames() -> AsyncGenerator[str]:
-        async with run.reading() as entries:
+        async with run.reading(after) as entries:
             for frame in before:
                 yield frame
             pending: asyncio.Future[Entry] | None = None
@@ -114,3 +152,10 @@ def stream_run(
 
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     return StreamingResponse(frames(), media_type="text/event-stream", headers=headers)
+
+
+def frame(value: object, **fields: str) -> str:
+    """Write one event of a stream; `fields` are `event` and `id`."""
+    lines = "".join(f"{name}: {text}\n" for name, text in fields.items())
+    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return f"{lines}data: {data}\n\n"

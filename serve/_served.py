@@ -197,7 +197,7 @@ def serve_thing(given: object, name: str | None = None) -> Served:
     if isinstance(given, Served):
         return given
     if isinstance(given, Agent):
-        return _Agent(cast("Agent[Any]", given), name)
+        return _Agent(cast("Any", given), name)
     if isinstance(given, (ConversableAgent, Group)):
         return _Conversation(given, name)
     if isinstance(given, Backend):
@@ -210,10 +210,9 @@ def serve_thing(given: object, name: str | None = None) -> Served:
             "an orchestrator has one state: serve a function that makes one for each question"
         )
     if callable(given):
-        found = thing()
+        found: object = thing()
         if isinstance(found, Orchestrator):
-            made: Orchestrator[Any] = cast("Orchestrator[Any]", found)
-            return _Orchestrator(thing, name or made.name)
+            return _Orchestrator(thing, name or cast("Any", found).name)
         return serve_thing(found, name)
     raise ConfigurationError(
         f"{thing!r:.200} cannot be served: it is no Agent, ConversableAgent, group, Backend, class"

@@ -1,0 +1,105 @@
+"""The wire of the page, and of programs that want all of a run: its log as it is, by number.
+
+    POST /runs                        {"model": "writer", "input": "hi"} gives {"id": ...}
+    GET  /runs                        the runs of who asks, the newest first
+    GET  /runs/ID                     one of them
+    GET  /runs/ID/events?after=7      what was said behind entry 7, and all that follows (SSE)
+    POST /runs/ID/cancel              stop it
+    POST /runs/ID/answers/2           {"approved": true}: answer its question 2; all else denies
+
+A run that was begun here goes on when its readers leave. The number of each entry is the event's
+`id`, so a browser's `Last-Event-ID` says where to go on. What is no longer kept is 410.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ._asking import read_input, start
+from ._http import Refusal, frame, read_body, route, stream_run
+from ._log import Entry
+from ._run import Run
+
+if TYPE_CHECKING:
+    from ._app import Server
+
+__all__ = ["routes"]
+
+
+def routes(server: Server) -> list[Route]:
+    """Return the routes of this wire."""
+    return [
+        route(server, "GET", "/runs", _list),
+        route(server, "POST", "/runs", _start),
+        route(server, "GET", "/runs/{id}", _show),
+        route(server, "GET", "/runs/{id}/events", _events),
+        route(server, "POST", "/runs/{id}/cancel", _cancel),
+        route(server, "POST", "/runs/{id}/answers/{number:int}", _answer),
+    ]
+
+
+async def _list(server: Server, request: Request, user: str) -> Response:
+    return JSONResponse({"runs": [_describe(run) for run in server.runs.of(user)]})
+
+
+async def _start(server: Server, request: Request, user: str) -> Response:
+    body = await read_body(server, request)
+    messages = read_input(body)
+    run = start(server, user, body, messages, server.on_leave("anabranch"))
+    return JSONResponse(_describe(run), 201)
+
+
+async def _show(server: Server, request: Request, user: str) -> Response:
+    return JSONResponse(_describe(_find(server, request, user)))
+
+
+async def _events(server: Server, request: Request, user: str) -> Response:
+    run = _find(server, request, user)
+    said = request.query_params.get("after") or request.headers.get("last-event-id") or "0"
+    if not said.isascii() or not said.isdigit():
+        raise Refusal(400, "it is a number", field="after")
+    after = int(said)
+    if after + 1 < run.log.first:
+        raise Refusal(410, f"entries before {run.log.first} are no longer kept", code="gone")
+
+    def encode(entry: Entry) -> Iterator[str]:
+        yield frame({"number": entry.number, **entry.data}, event=entry.kind, id=str(entry.number))
+
+    late = frame({"message": "this reader was too slow"}, event="gone")
+    return stream_run(run, encode, after=after, too_late=lambda: [late])
+
+
+async def _cancel(server: Server, request: Request, user: str) -> Response:
+    run = _find(server, request, user)
+    run.cancel("a client asked for it")
+    return JSONResponse(_describe(run), 202)
+
+
+async def _answer(server: Server, request: Request, user: str) -> Response:
+    run = _find(server, request, user)
+    body = await read_body(server, request)
+    if not run.answer(request.path_params["number"], body.get("approved")):
+        raise Refusal(409, "this question is settled already, or was never asked")
+    return JSONResponse(_describe(run))
+
+
+def _find(server: Server, request: Request, user: str) -> Run:
+    run = server.runs.find(request.path_params["id"], user)
+    if run is None:
+        raise Refusal(404, "there is no such run")
+    return run
+
+
+def _describe(run: Run) -> dict[str, Any]:
+    return {
+        "id": run.id,
+        "model": run.served.name,
+        "status": run.status,
+        "created": run.created,
+        "last": run.log.last,
+    }
