@@ -22,6 +22,7 @@ from ._exit import FAILED, USAGE, report_errors
 from ._knowledge import Embedder, knowledge, open_index
 from ._runs import runs
 from ._see import run, view, watch
+from ._serve import serve_command
 from ._session import chat_session
 from ._terminal import LegibleLog
 
@@ -37,6 +38,7 @@ app = typer.Typer(
 app.add_typer(knowledge, name="knowledge")
 app.add_typer(runs, name="runs")
 app.command("diff")(show_diff)
+app.command("serve")(serve_command)
 
 
 def _show_version(wanted: bool) -> None:

@@ -10,6 +10,7 @@ come back. Around that:
 - `_app`: `serve`, the ASGI application
 - `_http`: what all wires do over HTTP alike
 - `_asking`: what a request asks, and what is refused by name
+- `_uvicorn`: a server by itself: its address, and how it ends
 - `_openai_http`: OpenAI's addresses
 - `_own_http`: the wire of the page, and of programs that want all of a run
 """

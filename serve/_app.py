@@ -46,7 +46,8 @@ def serve(
         app.mount_into(fastapi_app)        # or: uvicorn module:app, or anabranch serve module:agent
 
     Each thing is an `Agent`, a `ConversableAgent`, a group, a `Backend`, a class of jobs, a
-    handler, or a function that makes one; clients name it as a model. `wires` are the protocols.
+    handler, or a function that makes one; clients name it as a model, by its own name or by that
+    which a mapping gives it: `serve({"writer": agent})`. `wires` are the protocols.
     Where a client leaves a run, `on_leave` says by wire what becomes of it: "cancel" stops it,
     down to the model's connection, "detach" lets it go on for those who come back; "*" is for all
     others. A run that has ended is kept for `keep` seconds. `auth` says who may ask; without it
@@ -61,8 +62,11 @@ def serve(
     if not things:
         raise ConfigurationError("serve(...) needs something to serve, such as an Agent")
     served: dict[str, Served] = {}
-    for thing in things:
-        each = serve_thing(thing)
+    named = [(None, each) for each in things if not isinstance(each, Mapping)]
+    for each in things:
+        named += [*each.items()] if isinstance(each, Mapping) else []
+    for name, thing in named:
+        each = serve_thing(thing, name)
         if served.setdefault(each.name, each) is not each:
             raise ConfigurationError(f"two things are called {each.name!r}: name one otherwise")
     known = [*wires]
@@ -155,6 +159,17 @@ class Server:
                 self._runs.close()
                 commander.exit()
                 self._runs = None
+
+    def run(self, host: str = "127.0.0.1", port: int = 8000, *, drain: float = 10.0) -> None:
+        """Serve until SIGINT or SIGTERM, in a program without a loop, on uvicorn.
+
+        At the first signal it takes nothing new, lets what runs end for `drain` seconds, and then
+        cancels the rest, whose streams end with an error of their wire; at the second it ends at
+        once. Raises `ConfigurationError` for an address that other machines reach without `auth`.
+        """
+        from ._uvicorn import run_server
+
+        run_server(self, host, port, drain)
 
     # --- what the wires use
 

@@ -65,7 +65,7 @@ def route(server: Server, method: str, path: str, endpoint: Endpoint) -> Route:
             return refusal.response()
         except Busy as busy:
             headers = {"Retry-After": str(busy.retry_after)}
-            return Refusal(429, str(busy), code="rate_limit", headers=headers).response()
+            return Refusal(busy.status, str(busy), code="rate_limit", headers=headers).response()
 
     return Route(path, answer, methods=[method])
 

@@ -13,11 +13,15 @@ __all__ = ["Busy", "Runs"]
 
 
 class Busy(Exception):
-    """There are as many runs as there may be; try again in `retry_after` seconds."""
+    """There are as many runs as there may be, or the server ends; come back in some seconds."""
 
-    def __init__(self, retry_after: int) -> None:
-        super().__init__("the server has as many runs as it takes")
-        self.retry_after = retry_after
+    def __init__(self, *, closing: bool) -> None:
+        what = (
+            "the server is about to end" if closing else "the server has as many runs as it takes"
+        )
+        super().__init__(what)
+        self.status = 503 if closing else 429
+        self.retry_after = 5
 
 
 class Runs:
@@ -35,7 +39,7 @@ class Runs:
     def start(self, served: Served, question: Question, owner: str, on_leave: OnLeave) -> Run:
         """Begin a run. Raises `Busy`, or `BadQuestion` for what is not offered."""
         if self.closing or self._running >= self._most:
-            raise Busy(5)
+            raise Busy(closing=self.closing)
         run = Run(served, question, owner, on_leave)
         run.at_done(lambda _: self._ended(run))
         self._commander.call_handler(run)

@@ -210,10 +210,10 @@ def serve_thing(given: object, name: str | None = None) -> Served:
             "an orchestrator has one state: serve a function that makes one for each question"
         )
     if callable(given):
-        found: object = thing()
-        if isinstance(found, Orchestrator):
-            return _Orchestrator(thing, name or cast("Any", found).name)
-        return serve_thing(found, name)
+        made: Any = thing()
+        if isinstance(cast("object", made), Orchestrator):
+            return _Orchestrator(thing, name or made.name)
+        return serve_thing(made, name)
     raise ConfigurationError(
         f"{thing!r:.200} cannot be served: it is no Agent, ConversableAgent, group, Backend, class"
         " of jobs or handler, nor a function that makes an orchestrator"
