@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from pydantic import ValidationError
-
 from ..commander.errors import ConfigurationError
 from ..messages import Message
 from ._http import Refusal
@@ -21,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["read_input", "read_messages", "start", "take_object"]
 
+# Fields of a message of the chat wire that are read.
+MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal")
 # Fields that change nothing of an answer here, and harm nobody: clients send them unasked.
 IGNORED = {"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "service_tier"}
 # Fields whose usual value asks for nothing; any other is refused.
@@ -30,8 +30,6 @@ USUAL: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "parallel_tool_calls": (True,),
     "modalities": (["text"],),
-    "tools": ([],),
-    "tool_choice": ("auto", "none"),
     "truncation": ("disabled",),
     "include": ([],),
     "text": ({"format": {"type": "text"}}, {}),
@@ -42,6 +40,7 @@ USUAL: dict[str, tuple[Any, ...]] = {
 def start(
     server: Server, user: str, body: dict[str, Any], messages: list[Message], leave: OnLeave
 ) -> Run:
+    """Begin the run that a body asks for, without the fields that were taken out of it."""
     model = body.pop("model", None)
     served = server.served.get(model) if isinstance(model, str) else None
     if served is None:
@@ -57,13 +56,26 @@ def start(
         if name in USUAL:
             raise Refusal(400, f"{name} is not supported here", field=name)
         options["max_tokens" if name == "max_completion_tokens" else name] = value
-    question = Question(messages, fields, options)
+    tools: Any = options.pop("tools", None) or []
+    if not isinstance(tools, list):
+        raise Refusal(400, "tools is a list", field="tools")
+    question = Question(messages, fields, options, [*map(_tool, cast("list[Any]", tools))])
     try:
         return server.runs.start(served, question, user, leave)
     except BadQuestion as bad:
         raise Refusal(400, bad.text, field=bad.field) from None
     except ConfigurationError as error:
         raise Refusal(400, f"{error}") from None
+
+
+def _tool(tool: Any) -> Any:
+    """Return a tool as the chat wire has it."""
+    fields = cast("dict[str, Any]", tool) if isinstance(tool, dict) else {}
+    if fields.get("type") != "function":
+        raise Refusal(400, "tools are functions here", field="tools")
+    if "function" in fields:
+        return fields
+    return {"type": "function", "function": {n: v for n, v in fields.items() if n != "type"}}
 
 
 def take_object(body: dict[str, Any], name: str) -> dict[str, Any]:
@@ -75,7 +87,7 @@ def take_object(body: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def read_messages(said: Any) -> list[Message]:
-    """Read messages; refuse what is none, and roles that are not a client's to play."""
+    """Read messages of the chat wire; parts of the Responses wire that are texts are read too."""
     if not isinstance(said, list) or not said:
         raise Refusal(400, "messages is a list with at least one message", field="messages")
     messages: list[Message] = []
@@ -83,32 +95,45 @@ def read_messages(said: Any) -> list[Message]:
         field = f"messages[{place}]"
         if not isinstance(each, dict):
             raise Refusal(400, "a message is an object", field=field)
-        fields = cast("dict[str, Any]", each)
-        role, content = fields.get("role"), fields.get("content")
-        if role not in ("user", "assistant", "system", "developer"):
-            raise Refusal(400, f"the role {role!r:.100} is not supported here", field=field)
+        fields = _item(cast("dict[str, Any]", each), field)
+        if isinstance(parts := fields.get("content"), list):
+            fields["content"] = [_part(part, field) for part in cast("list[Any]", parts)]
         try:
-            messages.append(Message(role=role, content=_text(content, field)))
-        except ValidationError:
+            messages.append(Message.from_wire(fields))
+        except (ValueError, TypeError, KeyError, AttributeError):
             raise Refusal(400, "this is no message", field=field) from None
-    if messages[-1].role != "user":
+    if messages[-1].role not in ("user", "tool"):
         raise Refusal(400, "the last message is the user's", field="messages")
     return messages
 
 
-def _text(content: Any, field: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise Refusal(400, "content is a text or a list of parts", field=field)
-    texts: list[str] = []
-    for part in cast("list[Any]", content):
-        fields = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
-        kind, text = fields.get("type"), fields.get("text")
-        if kind not in ("text", "input_text", "output_text") or not isinstance(text, str):
+def _item(fields: dict[str, Any], field: str) -> dict[str, Any]:
+    """Return an item of the Responses wire as a message of the chat wire."""
+    match fields.get("type", "message"):
+        case "message":
+            return {name: value for name, value in fields.items() if name in MESSAGE}
+        case "function_call":
+            called = {"name": fields.get("name"), "arguments": fields.get("arguments")}
+            call = {"id": fields.get("call_id"), "type": "function", "function": called}
+            return {"role": "assistant", "content": None, "tool_calls": [call]}
+        case "function_call_output":
+            answers = {"tool_call_id": fields.get("call_id"), "content": fields.get("output")}
+            return {"role": "tool", **answers}
+        case kind:
+            raise Refusal(400, f"items of type {kind!r:.100} are not supported here", field=field)
+
+
+def _part(part: Any, field: str) -> dict[str, Any]:
+    fields = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
+    match fields.get("type"):
+        case "text" | "input_text" | "output_text":
+            return {"type": "text", "text": fields.get("text")}
+        case "image_url":
+            return fields
+        case "input_image" if isinstance(fields.get("image_url"), str):
+            return {"type": "image_url", "image_url": {"url": fields["image_url"]}}
+        case kind:
             raise Refusal(400, f"parts of type {kind!r:.100} are not supported here", field=field)
-        texts.append(text)
-    return "".join(texts)
 
 
 def read_input(body: dict[str, Any]) -> list[Message]:

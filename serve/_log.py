@@ -19,6 +19,7 @@ EntryKind: TypeAlias = Literal[
     "broken",  # what was said last broke off, and another answer comes
     "called",  # a tool is called
     "answered",  # what it gave
+    "requested",  # the client is to run a tool of its own
     "asked",  # a person is asked whether a call may run
     "decided",  # and has answered
     "completed",

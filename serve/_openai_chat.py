@@ -14,7 +14,7 @@ from ._log import Entry
 
 __all__ = ["ChatChunks", "chat_completion", "chat_error"]
 
-FINISH = {"length": "length", "content_filter": "content_filter"}
+FINISH = {name: name for name in ("length", "content_filter", "tool_calls")}
 
 
 @dataclass(slots=True)
@@ -27,6 +27,7 @@ class ChatChunks:
     include_usage: bool = False
     _said: Texts = field(default_factory=lambda: Texts())
     _begun: bool = False
+    _calls: int = 0
 
     def feed(self, entry: Entry) -> Iterator[dict[str, Any]]:
         """Give the chunks of an entry; one that has an "error" ends the stream."""
@@ -35,6 +36,10 @@ class ChatChunks:
             yield self._chunk({"role": "assistant", "content": ""})
         if text := self._said.feed(entry):
             yield self._chunk({"content": text})
+        if entry.kind == "requested":
+            call = {"index": self._calls, **tool_call(entry)}
+            self._calls += 1
+            yield self._chunk({"tool_calls": [call]})
         if entry.kind == "completed":
             yield self._chunk({}, finish_of(entry))
             if self.include_usage:
@@ -73,15 +78,25 @@ def chat_completion(
 ) -> dict[str, Any]:
     """Make the whole completion of a run that has completed; its text is what the chunks say."""
     said, texts, last = Texts(), list[str](), None
+    calls: list[dict[str, Any]] = []
     for entry in entries:
         texts.append(said.feed(entry))
+        calls += [tool_call(entry)] if entry.kind == "requested" else []
         last = entry
     assert last is not None
     assert last.kind == "completed"
-    message = {"role": "assistant", "content": "".join(texts), "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts), "refusal": None}
+    if calls:
+        message |= {"content": message["content"] or None, "tool_calls": calls}
     choice = {"index": 0, "message": message, "finish_reason": finish_of(last), "logprobs": None}
     completion = {"id": name, "object": "chat.completion", "created": created, "model": model}
     return completion | {"choices": [choice], "usage": last.data["usage"]}
+
+
+def tool_call(entry: Entry) -> dict[str, Any]:
+    """Make the call of a tool that the client is to run."""
+    function = {"name": entry.data["name"], "arguments": entry.data["arguments"]}
+    return {"id": entry.data["id"], "type": "function", "function": function}
 
 
 def finish_of(entry: Entry) -> str:

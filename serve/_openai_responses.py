@@ -80,6 +80,9 @@ class ResponseEvents:
             case "called":
                 yield from self._end_message("completed")
                 yield from self._call(entry.data)
+            case "requested":
+                yield from self._end_message("completed")
+                yield from self._request(entry.data)
             case "answered":
                 yield from self._answer(entry.data)
             case "completed" | "failed" | "cancelled":
@@ -160,6 +163,28 @@ class ResponseEvents:
         at = {"output_index": place}
         kind = f"response.mcp_call.{item['status']}"
         yield self._event(kind, item_id=item["id"], **at)
+        yield self._event("response.output_item.done", item=_copy(item), **at)
+
+    def _request(self, data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        place = len(self.output)
+        item = {
+            "id": f"fc_{self.response['id']}_{place}",
+            "type": "function_call",
+            "call_id": data["id"],
+            "name": data["name"],
+            "arguments": "",
+            "status": "in_progress",
+        }
+        self.output.append(item)
+        at = {"output_index": place}
+        of = {**at, "item_id": item["id"]}
+        yield self._event("response.output_item.added", item=_copy(item), **at)
+        item["arguments"] = data["arguments"]
+        kind = "response.function_call_arguments"
+        yield self._event(f"{kind}.delta", delta=item["arguments"], **of)
+        done = {"arguments": item["arguments"], "name": item["name"]}
+        yield self._event(f"{kind}.done", **done, **of)
+        item["status"] = "completed"
         yield self._event("response.output_item.done", item=_copy(item), **at)
 
     # --- the end

@@ -64,6 +64,9 @@ class Run(Node[None], internal=True):
             text = self.served.text(result)
             if text and text != self._last_speech:
                 self.log.append("text", text=text, speech="result", agent=self.served.name)
+            for call in self.served.calls(result):
+                said = {"name": call.name, "arguments": call.text, "index": call.index}
+                self.log.append("requested", id=call.id, **said)
             self.log.append("completed", usage=self._spent(), status=self.served.status(result))
         except asyncio.CancelledError:
             self._end("cancelled", "cancelled", "the run was cancelled")

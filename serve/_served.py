@@ -17,9 +17,10 @@ from ..agents.orchestration import Action, Orchestrator
 from ..backends import Backend
 from ..commander import Node
 from ..commander.errors import ConfigurationError
-from ..handlers import HandlerFunction, respond
+from ..dispatch import fork
+from ..handlers import HandlerFunction, handler, show
 from ..jobs import Job
-from ..messages import Conversation, Message
+from ..messages import Conversation, Message, Request, ToolCall
 from ..messages.options import WIRE_OPTIONS
 from ..tools import result_text
 
@@ -42,6 +43,7 @@ class Question:
     messages: Sequence[Message]
     fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    tools: Sequence[Mapping[str, Any]] = ()  # that the client itself runs, as the wire has them
 
     @property
     def last(self) -> str:
@@ -71,8 +73,12 @@ class Served(ABC):
         return result_text(result)
 
     def status(self, result: Any) -> str:
-        """Return why it said no more: "ok", "length", "content_filter"."""
+        """Return why it said no more: "ok", "length", "content_filter", "tool_calls"."""
         return "ok"
+
+    def calls(self, result: Any) -> Sequence[ToolCall]:
+        """Return the calls that the client is to run."""
+        return ()
 
 
 class _Agent(Served):
@@ -183,13 +189,28 @@ class _Backend(Served):
         _refuse(question, fields=True, system=False)
         conversation = Conversation()
         conversation.add(*question.messages)
-        return respond(self._backend, conversation, **question.options)
+        try:
+            request = conversation.request(tools=question.tools, **question.options)
+        except ConfigurationError as error:
+            raise BadQuestion(f"{error}") from None
+        return ask_model(self._backend, request)
 
     def text(self, result: Any) -> str:
         return cast("Message", result).content or ""
 
     def status(self, result: Any) -> str:
         return cast("Message", result).finish_reason or "ok"
+
+    def calls(self, result: Any) -> Sequence[ToolCall]:
+        return cast("Message", result).tool_calls
+
+
+@handler
+async def ask_model(node: Node[Any], backend: Backend, request: Request) -> Message:
+    """Ask a model once; calls of tools are for whoever has asked."""
+    reply = fork(node, backend.stream(request), formats=backend.formats)
+    node.call_handler(show(reply.text, lambda _: None))
+    return await reply.message
 
 
 def serve_thing(given: object, name: str | None = None) -> Served:
@@ -202,17 +223,17 @@ def serve_thing(given: object, name: str | None = None) -> Served:
         return _Conversation(given, name)
     if isinstance(given, Backend):
         return _Backend(given, name)
-    thing: Any = given
+    thing = cast("Any", given)
     if isinstance(given, HandlerFunction) or (isinstance(given, type) and issubclass(given, Job)):
         return _Made(thing, name or thing.__name__)
     if isinstance(given, Orchestrator):
         raise ConfigurationError(
             "an orchestrator has one state: serve a function that makes one for each question"
         )
-    if callable(given):
+    if callable(thing):
         made: Any = thing()
         if isinstance(cast("object", made), Orchestrator):
-            return _Orchestrator(thing, name or made.name)
+            return _Orchestrator(cast("Any", thing), name or made.name)
         return serve_thing(made, name)
     raise ConfigurationError(
         f"{thing!r:.200} cannot be served: it is no Agent, ConversableAgent, group, Backend, class"
@@ -231,6 +252,12 @@ def _refuse(
         raise BadQuestion(f"{name} is the server's to choose", name)
     if system and any(each.role in ("system", "developer") for each in question.messages):
         raise BadQuestion("the system prompt is the server's to choose", "messages")
+    if system and question.tools:
+        raise BadQuestion("the tools are the server's to choose", "tools")
+    if system and any(each.role == "tool" or each.tool_calls for each in question.messages):
+        raise BadQuestion("calls of tools are the server's affair", "messages")
+    if system and any(each.images for each in question.messages):
+        raise BadQuestion("images are not taken here", "messages")
     if unknown := sorted(question.options.keys() - WIRE_OPTIONS):
         raise BadQuestion(f"there is no option {unknown[0]!r}", unknown[0])
 

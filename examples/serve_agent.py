@@ -1,0 +1,51 @@
+"""An agent behind a web address, for any client that speaks to OpenAI's, and a page to talk on.
+
+    pip install "anabranch[http,local,serve]"
+    python examples/serve_agent.py [--model openai:gpt-5-mini] [--port 8000]
+
+Then open http://127.0.0.1:8000, or:
+
+    OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=none your-program
+
+A tool made with `approve=True` asks on the page before it runs; a client that cannot be asked is
+told that nobody said yes.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from anabranch import Agent, AnabranchError, connect, tool
+from anabranch.serve import serve
+
+
+@tool(read_only=True)
+def opening_hours(day: str) -> str:
+    """Get the opening hours of the library on a day of the week."""
+    closed = day.lower() in ("sunday", "monday")
+    return f"The library is closed on {day}." if closed else f"On {day} it is open from 9 to 17."
+
+
+@tool(approve=True)
+def reserve(title: str) -> str:
+    """Reserve a book of the library."""
+    return f"{title!r} is reserved."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", default="local", help="as in anabranch.connect")
+    parser.add_argument("--port", type=int, default=8000)
+    options = parser.parse_args()
+    try:
+        backend = connect(options.model)
+        agent = Agent(backend, "You help visitors of a library.", name="librarian",
+                      tools=[opening_hours, reserve])  # fmt: skip
+        print(f"a page to talk on: http://127.0.0.1:{options.port}/", flush=True)
+        serve(agent).run(port=options.port)
+    except AnabranchError as error:
+        raise SystemExit(f"{error}") from None
+
+
+if __name__ == "__main__":
+    main()
