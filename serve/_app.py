@@ -107,7 +107,7 @@ class Server:
         self._auth = auth
         self._max_runs = max_runs
         self._limits = limits
-        self._page = page
+        self.has_page = page
         self._runs: Runs | None = None
         self._app = self._build()
 
