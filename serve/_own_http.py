@@ -35,7 +35,8 @@ PAGE = Path(__file__).with_name("page.html")
 # Nothing from elsewhere is loaded or framed, and the page may ask nobody but this server.
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; connect-src 'self'; form-action 'self';"
-    " script-src 'unsafe-inline'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'",
+    " script-src 'unsafe-inline'; style-src 'unsafe-inline'; base-uri 'none';"
+    " frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
