@@ -231,7 +231,7 @@ def _usage(usage: Mapping[str, Any] | None) -> dict[str, Any] | None:
     inner, outer = usage["prompt_tokens_details"], usage["completion_tokens_details"]
     return {
         "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": inner,
+        "input_tokens_details": {"cache_write_tokens": 0, **inner},
         "output_tokens": usage["completion_tokens"],
         "output_tokens_details": outer,
         "total_tokens": usage["total_tokens"],
