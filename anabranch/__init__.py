@@ -3,6 +3,7 @@
 The layering of the rooms, as the subpackages are called; each imports only those below it:
 
     cli, testing
+    serve               what is written here, for clients that exist already
     cluster             jobs, agents and models on the machines of a Ray cluster
     store               durable runs: what has been done is kept in a journal
     tracing             seeing a run: recordings, what is drawn of them, spans
