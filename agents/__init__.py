@@ -3,7 +3,8 @@
 - `layers`: an agent, and agents made of agents: memory, aggregators, parsers, hooks, tools
 - `conversation`: agents that talk with each other, in pairs and groups, and with people
 - `orchestration`: a function names the agent that is next, an environment answers; strategies
-- `errors`: what can go wrong; `remote`: what a place where agents live needs
+- `errors`: what can go wrong; `remote`: what a place where agents live needs;
+  `hearing`: what a room needs that lets people elsewhere talk to them
 
 `layers` knows nothing of the other two, and these nothing of each other. An agent's call comes in
 as messages, is a node of the tree, and asks its model by `handlers.respond`; what it says goes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -16,6 +17,8 @@ from ..messages import ToolCall, Usage
 from ..tools import Approval, Approvals, ToolResult
 from ._log import Entry, Log
 from ._served import Question, Served
+
+logger = logging.getLogger("anabranch.serve")
 
 __all__ = ["OnLeave", "Run", "RunState"]
 
@@ -74,6 +77,7 @@ class Run(Node[None], internal=True):
         except NodeCancelled:
             self._end("cancelled", "cancelled", "the run was cancelled")
         except BaseException as error:
+            logger.error("the run %s of %s failed", self.id, self.served.name, exc_info=error)
             self._end("failed", "server_error", "the run failed")
             if not isinstance(error, Exception):
                 raise
