@@ -38,7 +38,13 @@ USUAL: dict[str, tuple[Any, ...]] = {
 
 
 def start(
-    server: Server, user: str, body: dict[str, Any], messages: list[Message], leave: OnLeave
+    server: Server,
+    user: str,
+    body: dict[str, Any],
+    messages: list[Message],
+    leave: OnLeave,
+    *,
+    traced: bool = False,
 ) -> Run:
     """Begin the run that a body asks for, without the fields that were taken out of it."""
     model = body.pop("model", None)
@@ -61,7 +67,7 @@ def start(
         raise Refusal(400, "tools is a list", field="tools")
     question = Question(messages, fields, options, [*map(_tool, cast("list[Any]", tools))])
     try:
-        return server.runs.start(served, question, user, leave)
+        return server.runs.start(served, question, user, leave, traced=traced)
     except BadQuestion as bad:
         raise Refusal(400, bad.text, field=bad.field) from None
     except ConfigurationError as error:

@@ -19,7 +19,7 @@ from ._runs import Busy
 if TYPE_CHECKING:
     from ._app import Server
 
-__all__ = ["Refusal", "frame", "read_body", "route", "stream_run"]
+__all__ = ["Refusal", "frame", "read_body", "route", "stream", "stream_run"]
 
 # Seconds without a word after which a comment shows that the connection lives.
 HEARTBEAT = 15.0
@@ -129,29 +129,48 @@ def stream_run(
         async with run.reading(after) as entries:
             for frame in before:
                 yield frame
-            pending: asyncio.Future[Entry] | None = None
             try:
-                while True:
-                    pending = asyncio.ensure_future(anext(entries))
-                    while not (await asyncio.wait((pending,), timeout=HEARTBEAT))[0]:
-                        yield ": still here\n\n"
-                    entry = await pending
-                    pending = None
+                async for entry in entries:
                     for frame in encode(entry):
                         yield frame
-            except StopAsyncIteration:
-                for frame in at_end:
-                    yield frame
             except Gone:
                 for frame in too_late():
                     yield frame
-            finally:
-                if pending is not None:
-                    pending.cancel()
-                    await asyncio.gather(pending, return_exceptions=True)
+            else:
+                for frame in at_end:
+                    yield frame
+
+    return stream(frames())
+
+
+def stream(frames: AsyncGenerator[str]) -> StreamingResponse:
+    """Stream server-sent events; a comment now and then shows that the connection lives.
+
+    However it ends, `frames` is closed before that: whoever reads there has left then.
+    """
+
+    async def with_heartbeats() -> AsyncGenerator[str]:
+        coming: asyncio.Future[str] | None = None
+        try:
+            while True:
+                coming = coming or asyncio.ensure_future(anext(frames))
+                if not (await asyncio.wait((coming,), timeout=HEARTBEAT))[0]:
+                    yield ": still here\n\n"
+                    continue
+                try:
+                    frame = coming.result()
+                except StopAsyncIteration:
+                    return
+                coming = None
+                yield frame
+        finally:
+            if coming is not None and not coming.done():
+                coming.cancel()
+                await asyncio.wait((coming,))
+            await frames.aclose()
 
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return StreamingResponse(frames(), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(with_heartbeats(), media_type="text/event-stream", headers=headers)
 
 
 def frame(value: object, **fields: str) -> str:

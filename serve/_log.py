@@ -20,6 +20,7 @@ EntryKind: TypeAlias = Literal[
     "called",  # a tool is called
     "answered",  # what it gave
     "requested",  # the client is to run a tool of its own
+    "line",  # of a recording of the run's tree
     "asked",  # a person is asked whether a call may run
     "decided",  # and has answered
     "completed",

@@ -4,6 +4,7 @@
     GET  /runs                        the runs of who asks, the newest first
     GET  /runs/ID                     one of them
     GET  /runs/ID/events?after=7      what was said behind entry 7, and all that follows (SSE)
+    GET  /runs/ID/trace               its tree, as the lines of a recording (SSE)
     POST /runs/ID/cancel              stop it
     POST /runs/ID/answers/2           {"approved": true}: answer its question 2; all else denies
 
@@ -13,7 +14,7 @@ A run that was begun here goes on when its readers leave. The number of each ent
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from ._asking import read_input, start
-from ._http import Refusal, frame, read_body, route, stream_run
+from ._http import Refusal, frame, read_body, route, stream, stream_run
 from ._log import Entry
 from ._run import Run
 
@@ -52,6 +53,7 @@ def routes(server: Server) -> list[Route]:
         route(server, "POST", "/runs", _start),
         route(server, "GET", "/runs/{id}", _show),
         route(server, "GET", "/runs/{id}/events", _events),
+        route(server, "GET", "/runs/{id}/trace", _trace),
         route(server, "POST", "/runs/{id}/cancel", _cancel),
         route(server, "POST", "/runs/{id}/answers/{number:int}", _answer),
     ]
@@ -69,7 +71,7 @@ async def _list(server: Server, request: Request, user: str) -> Response:
 async def _start(server: Server, request: Request, user: str) -> Response:
     body = await read_body(server, request)
     messages = read_input(body)
-    run = start(server, user, body, messages, server.on_leave("anabranch"))
+    run = start(server, user, body, messages, server.on_leave("anabranch"), traced=True)
     return JSONResponse(_describe(run), 201)
 
 
@@ -91,6 +93,22 @@ async def _events(server: Server, request: Request, user: str) -> Response:
 
     late = frame({"message": "this reader was too slow"}, event="gone")
     return stream_run(run, encode, after=after, too_late=lambda: [late])
+
+
+async def _trace(server: Server, request: Request, user: str) -> Response:
+    run = _find(server, request, user)
+    if run.trace is None:
+        raise Refusal(404, "the tree of this run is not recorded: it was not begun by POST /runs")
+    if run.trace.first > 1:
+        raise Refusal(410, "the beginning of this recording is no longer kept", code="gone")
+    log = run.trace
+
+    async def lines() -> AsyncGenerator[str]:
+        async for entry in log.read():
+            if entry.kind == "line":
+                yield f"data: {entry.data['text']}\n\n"
+
+    return stream(lines())
 
 
 async def _cancel(server: Server, request: Request, user: str) -> Response:

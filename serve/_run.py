@@ -15,6 +15,8 @@ from ..commander import Commander, Event, EventKind, Node, NodeCancelled
 from ..commander.tap import Tap
 from ..messages import ToolCall, Usage
 from ..tools import Approval, Approvals, ToolResult
+from ..tracing.lines import KINDS as TREE_KINDS
+from ..tracing.lines import Lines
 from ._log import Entry, Log
 from ._served import Question, Served
 
@@ -33,17 +35,27 @@ class Run(Node[None], internal=True):
     """Answers a question in a tree of its own, below this node, and keeps what is said in `log`.
 
     `id` is nobody's to guess. `owner` is who asked. `approvals` has the calls that wait for a
-    person's yes. It never fails: how it ends is the log's last entry, which tells a client nothing
-    of the inside.
+    person's yes. `traced` says that its tree is recorded, without content, in `trace`. It never
+    fails: how it ends is the log's last entry, which tells a client nothing of the inside.
     """
 
-    def __init__(self, served: Served, question: Question, owner: str, on_leave: OnLeave) -> None:
+    def __init__(
+        self,
+        served: Served,
+        question: Question,
+        owner: str,
+        on_leave: OnLeave,
+        *,
+        traced: bool = False,
+    ) -> None:
         super().__init__(f"run:{served.name}")
         self.id = secrets.token_hex(16)
         self.served = served
         self.owner = owner
         self.on_leave = on_leave
         self.created = time.time()
+        # The tree as lines of a recording, where somebody may look at it.
+        self.trace = Log() if traced else None
         self.echo: dict[str, Any] = {}  # what a wire says of the request again
         self.log = Log()
         self.approvals = Approvals(on_ask=self._asked)
@@ -62,6 +74,8 @@ class Run(Node[None], internal=True):
             async with Commander(policy="fail_fast") as tree:
                 self.tree = tree
                 self._tap = Tap(tree, CAPACITY, self._on_news, KINDS, self._on_news)
+                if self.trace is not None:
+                    record_into(self.trace, tree)
                 result = await tree.run(self._work)
             self.usage = tree.usage()
             text = self.served.text(result)
@@ -70,6 +84,8 @@ class Run(Node[None], internal=True):
             for call in self.served.calls(result):
                 said = {"name": call.name, "arguments": call.text, "index": call.index}
                 self.log.append("requested", id=call.id, **said)
+            if self.trace is not None:
+                self.trace.append("completed")
             self.log.append("completed", usage=self._spent(), status=self.served.status(result))
         except asyncio.CancelledError:
             self._end("cancelled", "cancelled", "the run was cancelled")
@@ -85,6 +101,8 @@ class Run(Node[None], internal=True):
     def _end(self, kind: Literal["failed", "cancelled"], code: str, message: str) -> None:
         if self.tree is not None:
             self.usage = self.tree.usage()
+        if self.trace is not None and not self.trace.ended:
+            self.trace.append("completed")
         if not self.log.ended:
             self.log.append(kind, code=code, message=message, usage=self._spent())
 
@@ -161,3 +179,22 @@ class Run(Node[None], internal=True):
             await entries.aclose()
             if not self._readers and self.on_leave == "cancel" and not self.log.ended:
                 self.cancel("its reader left")
+
+
+def record_into(log: Log, tree: Commander) -> None:
+    """Write what happens in a tree, which has been entered, into `log` as lines of a recording."""
+    tap: Tap | None = None
+
+    def on_news() -> None:
+        assert tap is not None
+        for line in lines.of(tap.take()):
+            log.append("line", text=line)
+
+    def on_close() -> None:
+        on_news()
+        log.append("line", text=lines.end(last(), tree.usage()))
+
+    tap = Tap(tree, CAPACITY, on_news, TREE_KINDS, on_close)
+    last = tap.now
+    lines = Lines(tap.now(), tap.epoch)
+    log.append("line", text=lines.head())

@@ -36,11 +36,19 @@ class Runs:
         self._timers: set[asyncio.TimerHandle] = set()
         self.closing = False
 
-    def start(self, served: Served, question: Question, owner: str, on_leave: OnLeave) -> Run:
+    def start(
+        self,
+        served: Served,
+        question: Question,
+        owner: str,
+        on_leave: OnLeave,
+        *,
+        traced: bool = False,
+    ) -> Run:
         """Begin a run. Raises `Busy`, or `BadQuestion` for what is not offered."""
         if self.closing or self._running >= self._most:
             raise Busy(closing=self.closing)
-        run = Run(served, question, owner, on_leave)
+        run = Run(served, question, owner, on_leave, traced=traced)
         run.at_done(lambda _: self._ended(run))
         self._commander.call_handler(run)
         self._running += 1

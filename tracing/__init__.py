@@ -7,6 +7,7 @@ Events go one way: from the tree by a feed into a thread (`_feed`), there into l
 - `_feed`: the way from a tree to a thread
 - `_line`: events as lines of JSON
 - `_record`: `record`, the file
+- `lines`: the same for rooms that send them elsewhere
 - `_trace`, `_trace_node`: lines read again, as a tree of nodes
 - `_live`, `_follow`: a trace that grows: of a tree in this process; of another's recording
 - `_page`, `page/`: a trace as one page of HTML; `_perfetto`: as a trace of Chrome's;
