@@ -50,6 +50,7 @@ class WireTool:
     name: str
     description: str
     parameters: Mapping[str, Any]
+    strict: bool | None = None
 
 
 def read_tool(tool: ToolSchema | Mapping[str, Any]) -> ToolSchema:
@@ -63,8 +64,14 @@ def read_tool(tool: ToolSchema | Mapping[str, Any]) -> ToolSchema:
             case {"name": str(name)} if name:
                 parameters: Any = function.get("parameters") or {"type": "object", "properties": {}}
                 description = function.get("description") or ""
-                if isinstance(parameters, Mapping) and isinstance(description, str):
-                    return WireTool(name, description, cast("Mapping[str, Any]", parameters))
+                strict: Any = function.get("strict")
+                if (
+                    isinstance(parameters, Mapping)
+                    and isinstance(description, str)
+                    and isinstance(strict, bool | None)
+                ):
+                    mapping = cast("Mapping[str, Any]", parameters)
+                    return WireTool(name, description, mapping, strict)
             case _:
                 pass
     elif all(hasattr(tool, each) for each in ("name", "description", "parameters")):

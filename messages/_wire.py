@@ -250,6 +250,7 @@ def request_body(
                     "name": tool.name,
                     "description": tool.description,
                     "parameters": dict(tool.parameters),
+                    **({"strict": True} if getattr(tool, "strict", None) is True else {}),
                 },
             }
             for tool in request.tools

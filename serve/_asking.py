@@ -6,35 +6,34 @@ server has not offered.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
-from ..commander.errors import ConfigurationError
 from ..messages import Message
-from ._http import Refusal
+from ._http import NO_RETRY, Refusal
+from ._options import asked_for
 from ._run import OnLeave, Run
+from ._runs import Busy
 from ._served import BadQuestion, Question
 
 if TYPE_CHECKING:
     from ._app import Server
 
-__all__ = ["read_input", "read_messages", "start", "take_object"]
+__all__ = ["read_input", "read_messages", "start", "take_flag", "take_object"]
 
-# Fields of a message of the chat wire that are read.
+logger = logging.getLogger("anabranch.serve")
+
+# Fields of a message of the chat wire that are read, and those of an item of the Responses wire.
 MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal")
-# Fields that change nothing of an answer here, and harm nobody: clients send them unasked.
-IGNORED = {"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "service_tier"}
-# Fields whose usual value asks for nothing; any other is refused.
-USUAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "parallel_tool_calls": (True,),
-    "modalities": (["text"],),
-    "truncation": ("disabled",),
-    "include": ([],),
-    "text": ({"format": {"type": "text"}}, {}),
-    "response_format": ({"type": "text"},),
+ITEM = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
 }
+# What a server says of an answer, and clients send back with it: it says nothing to a model.
+ECHOED = {"type", "id", "status", "phase", "annotations", "audio", "reasoning", "reasoning_content"}
 
 
 def start(
@@ -45,43 +44,55 @@ def start(
     leave: OnLeave,
     *,
     traced: bool = False,
+    asks: bool = False,
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> Run:
-    """Begin the run that a body asks for, without the fields that were taken out of it."""
+    """Begin the run that a body asks for, without the fields that were taken out of it.
+
+    `names` are those of the wire for fields that are called otherwise here; `traced` and `asks` are
+    as `Run` has them.
+    """
     model = body.pop("model", None)
     served = server.served.get(model) if isinstance(model, str) else None
     if served is None:
-        names = ", ".join(server.served)
-        raise Refusal(
-            404, f"there is no model {model!r:.200}; there are: {names}", code="model_not_found"
-        )
+        known = ", ".join(server.served)
+        text = f"there is no model {model!r:.200}; there are: {known}"
+        raise Refusal(404, text, code="model_not_found", field="model")
     fields = take_object(body, "fields")
-    options: dict[str, Any] = {}
-    for name, value in body.items():
-        if name in IGNORED or value is None or value in USUAL.get(name, ()):
-            continue
-        if name in USUAL:
-            raise Refusal(400, f"{name} is not supported here", field=name)
-        options["max_tokens" if name == "max_completion_tokens" else name] = value
-    tools: Any = options.pop("tools", None) or []
+    tools: Any = body.pop("tools", None) or []
     if not isinstance(tools, list):
         raise Refusal(400, "tools is a list", field="tools")
-    question = Question(messages, fields, options, [*map(_tool, cast("list[Any]", tools))])
+    asked = dict(asked_for(body))
+    question = Question(messages, fields, asked, [*map(_tool, cast("list[Any]", tools))])
     try:
-        return server.runs.start(served, question, user, leave, traced=traced)
+        return server.runs.start(served, question, user, leave, traced=traced, asks=asks)
+    except Busy:
+        raise
     except BadQuestion as bad:
-        raise Refusal(400, bad.text, field=bad.field) from None
-    except ConfigurationError as error:
-        raise Refusal(400, f"{error}") from None
+        name = bad.field if bad.field is None or bad.field in body else names.get(bad.field)
+        name = name or bad.field
+        raise Refusal(400, f"{name}: {bad.text}" if name else bad.text, field=name) from None
+    except Exception as error:  # what is served cannot even begin
+        logger.error("a run of %s could not begin", served.name, exc_info=error)
+        raise Refusal(500, "the run failed", headers=NO_RETRY) from None
 
 
 def _tool(tool: Any) -> Any:
     """Return a tool as the chat wire has it."""
     fields = cast("dict[str, Any]", tool) if isinstance(tool, dict) else {}
     if fields.get("type") != "function":
-        raise Refusal(400, "tools are functions here", field="tools")
+        raise Refusal(400, "tools: those that a client runs are functions", field="tools")
     if "function" in fields:
         return fields
     return {"type": "function", "function": {n: v for n, v in fields.items() if n != "type"}}
+
+
+def take_flag(body: dict[str, Any], name: str, *, usual: bool = False) -> bool:
+    """Take true or false out of the body, `usual` where there is neither."""
+    found: Any = body.pop(name, None)
+    if not isinstance(found, bool | None):
+        raise Refusal(400, f"{name} is true or false", field=name)
+    return usual if found is None else found
 
 
 def take_object(body: dict[str, Any], name: str) -> dict[str, Any]:
@@ -92,41 +103,57 @@ def take_object(body: dict[str, Any], name: str) -> dict[str, Any]:
     return cast("dict[str, Any]", found or {})
 
 
-def read_messages(said: Any) -> list[Message]:
-    """Read messages of the chat wire; parts of the Responses wire that are texts are read too."""
+def read_messages(said: Any, name: str = "messages") -> list[Message]:
+    """Read messages of the chat wire, or items of the Responses wire; `name` is their field's."""
     if not isinstance(said, list) or not said:
-        raise Refusal(400, "messages is a list with at least one message", field="messages")
+        raise Refusal(400, f"{name} is a list with at least one message", field=name)
     messages: list[Message] = []
     for place, each in enumerate(cast("list[Any]", said)):
-        field = f"messages[{place}]"
+        field = f"{name}[{place}]"
         if not isinstance(each, dict):
             raise Refusal(400, "a message is an object", field=field)
-        fields = _item(cast("dict[str, Any]", each), field)
+        item = cast("dict[str, Any]", each)
+        fields = _item(item, field)
+        if fields is None:
+            continue
         if isinstance(parts := fields.get("content"), list):
             fields["content"] = [_part(part, field) for part in cast("list[Any]", parts)]
         try:
-            messages.append(Message.from_wire(fields))
+            message = Message.from_wire(fields)
         except (ValueError, TypeError, KeyError, AttributeError):
             raise Refusal(400, "this is no message", field=field) from None
-    if messages[-1].role not in ("user", "tool"):
-        raise Refusal(400, "the last message is the user's", field="messages")
+        if message.role == "tool" and not message.tool_call_id:
+            raise Refusal(400, "it does not say which call it answers", field=field)
+        before = messages[-1] if messages else None
+        if item.get("type") == "function_call" and before and before.role == "assistant":
+            before.tool_calls += message.tool_calls  # one reply may have said and called several
+        else:
+            messages.append(message)
+    if not messages or messages[-1].role not in ("user", "tool"):
+        raise Refusal(400, "the last message is the user's, or a tool's", field=name)
     return messages
 
 
-def _item(fields: dict[str, Any], field: str) -> dict[str, Any]:
-    """Return an item of the Responses wire as a message of the chat wire."""
-    match fields.get("type", "message"):
-        case "message":
-            return {name: value for name, value in fields.items() if name in MESSAGE}
-        case "function_call":
-            called = {"name": fields.get("name"), "arguments": fields.get("arguments")}
-            call = {"id": fields.get("call_id"), "type": "function", "function": called}
-            return {"role": "assistant", "content": None, "tool_calls": [call]}
-        case "function_call_output":
-            answers = {"tool_call_id": fields.get("call_id"), "content": fields.get("output")}
-            return {"role": "tool", **answers}
-        case kind:
-            raise Refusal(400, f"items of type {kind!r:.100} are not supported here", field=field)
+def _item(item: dict[str, Any], field: str) -> dict[str, Any] | None:
+    """Return an item of either wire as a message of the chat wire, None for one to pass over."""
+    kind = item.get("type")
+    if kind == "mcp_call":  # a call that ran here: an agent does not take that from a client
+        return None
+    read = MESSAGE if kind is None else ITEM.get(kind) if isinstance(kind, str) else None
+    if read is None:
+        raise Refusal(400, f"items of type {kind!r:.100} are not supported here", field=field)
+    fields = {name: value for name, value in item.items() if name in read}
+    more = (name for name, value in item.items() if value and name not in {*read, *ECHOED})
+    if (unknown := next(more, None)) is not None:
+        raise Refusal(400, f"{unknown!r:.100} of a message is not supported here", field=field)
+    if kind == "function_call":
+        called = {"name": fields.get("name"), "arguments": fields.get("arguments")}
+        call = {"id": fields.get("call_id"), "type": "function", "function": called}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+    if kind == "function_call_output":
+        answers = {"tool_call_id": fields.get("call_id"), "content": fields.get("output")}
+        return {"role": "tool", **answers}
+    return fields
 
 
 def _part(part: Any, field: str) -> dict[str, Any]:
@@ -145,4 +172,6 @@ def _part(part: Any, field: str) -> dict[str, Any]:
 def read_input(body: dict[str, Any]) -> list[Message]:
     """Take `input` out of the body: a text of the user's, or a list of messages."""
     said = body.pop("input", None)
-    return read_messages([{"role": "user", "content": said}] if isinstance(said, str) else said)
+    if isinstance(said, str):
+        said = [{"role": "user", "content": said}]
+    return read_messages(said, "input")

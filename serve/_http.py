@@ -19,10 +19,12 @@ from ._runs import Busy
 if TYPE_CHECKING:
     from ._app import Server
 
-__all__ = ["Refusal", "frame", "read_body", "route", "stream", "stream_run"]
+__all__ = ["NO_RETRY", "Refusal", "frame", "read_body", "route", "stream", "stream_run"]
 
 # Seconds without a word after which a comment shows that the connection lives.
 HEARTBEAT = 15.0
+# For a run that has failed: OpenAI's clients would ask again by themselves, and its tools run again.
+NO_RETRY = {"x-should-retry": "false"}
 
 
 class Refusal(Exception):

@@ -12,10 +12,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ._asking import read_input, read_messages, start, take_object
-from ._http import Refusal, frame, read_body, route, stream_run
+from ._asking import read_input, read_messages, start, take_flag, take_object
+from ._http import NO_RETRY, Refusal, frame, read_body, route, stream_run
 from ._log import Entry, Gone
 from ._openai_chat import ChatChunks, chat_completion, chat_error
+from ._openai_fields import (
+    CHAT_NAMES,
+    ECHOED,
+    read_instructions,
+    take_stream_options,
+    translate,
+)
 from ._openai_responses import ResponseEvents
 from ._run import OnLeave, Run
 
@@ -58,18 +65,18 @@ def _describe(name: str) -> dict[str, Any]:
 
 async def _chat(server: Server, request: Request, user: str) -> Response:
     body = await read_body(server, request)
-    stream = bool(body.pop("stream", False))
-    options = take_object(body, "stream_options")
+    stream = take_flag(body, "stream")
+    include_usage = take_flag(take_stream_options(body), "include_usage")
     messages = read_messages(body.pop("messages", None))
-    run = start(server, user, body, messages, server.on_leave("openai"))
+    run = start(server, user, body, messages, server.on_leave("openai"), names=CHAT_NAMES)
     created = int(run.created)
     name, model = f"chatcmpl-{run.id}", run.served.name
     if not stream:
         entries = await _whole(run)
         if entries[-1].kind != "completed":
-            return JSONResponse(chat_error(entries[-1]), 500)
+            return JSONResponse(chat_error(entries[-1]), 500, headers=NO_RETRY)
         return JSONResponse(chat_completion(name, model, created, entries))
-    chunks = ChatChunks(name, model, created, bool(options.get("include_usage")))
+    chunks = ChatChunks(name, model, created, include_usage)
 
     def encode(entry: Entry) -> Iterator[str]:
         return (frame(chunk) for chunk in chunks.feed(entry))
@@ -83,19 +90,22 @@ async def _chat(server: Server, request: Request, user: str) -> Response:
 
 async def _respond(server: Server, request: Request, user: str) -> Response:
     body = await read_body(server, request)
-    stream = bool(body.pop("stream", False))
-    background = bool(body.pop("background", False))
-    if body.pop("previous_response_id", None) is not None:
-        raise Refusal(400, "no such response is known here", field="previous_response_id")
-    if body.pop("instructions", None) is not None:
-        raise Refusal(400, "the system prompt is the server's to choose", field="instructions")
-    if (most := body.pop("max_output_tokens", None)) is not None:
-        body["max_tokens"] = most
-    messages = read_input(body)
+    stream, background = take_flag(body, "stream"), take_flag(body, "background")
+    is_kept = take_flag(body, "store", usual=True)
+    if background and not is_kept:
+        raise Refusal(400, "store: what runs in the background is kept for a while", field="store")
+    take_stream_options(body)
     metadata = take_object(body, "metadata")
+    echo = {name: body[name] for name in ECHOED if body.get(name) is not None}
+    names = translate(body)
+    instructions = body.pop("instructions", None)
+    messages = read_input(body)
+    if instructions is not None:
+        messages = [*read_instructions(instructions), *messages]
+        names = {**names, "messages": "instructions"}
     leave: OnLeave = "detach" if background else server.on_leave("openai")
-    run = start(server, user, body, messages, leave)
-    run.echo = {"background": background, "metadata": metadata}
+    run = start(server, user, body, messages, leave, names=names)
+    run.echo = {**echo, "background": background, "metadata": metadata, "store": is_kept}
     if stream:
         return _stream_response(run, -1)
     if background:
@@ -106,13 +116,17 @@ async def _respond(server: Server, request: Request, user: str) -> Response:
 
 async def _retrieve(server: Server, request: Request, user: str) -> Response:
     run = _find(server, user, request)
+    if any(
+        name.startswith("include") and name != "include_obfuscation"
+        for name in request.query_params
+    ):
+        raise Refusal(400, "include is not supported here", field="include")
     if request.query_params.get("stream", "").lower() not in ("true", "1"):
         return JSONResponse(await _response(run))
-    after = request.query_params.get("starting_after", "-1")
-    try:
-        return _stream_response(run, int(after))
-    except ValueError:
-        raise Refusal(400, "it is a number", field="starting_after") from None
+    after = request.query_params.get("starting_after", "")
+    if after and not (after.isascii() and after.isdigit() and len(after) < 16):
+        raise Refusal(400, "starting_after is a number", field="starting_after")
+    return _stream_response(run, int(after or -1))
 
 
 async def _cancel(server: Server, request: Request, user: str) -> Response:
@@ -127,7 +141,7 @@ async def _cancel(server: Server, request: Request, user: str) -> Response:
 def _find(server: Server, user: str, request: Request) -> Run:
     name: str = request.path_params["id"]
     run = server.runs.find(name.removeprefix("resp_"), user)
-    if run is None:
+    if run is None or not run.echo.get("store", True):
         raise Refusal(404, f"there is no response {name!r:.200}")
     return run
 

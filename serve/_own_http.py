@@ -71,7 +71,8 @@ async def _list(server: Server, request: Request, user: str) -> Response:
 async def _start(server: Server, request: Request, user: str) -> Response:
     body = await read_body(server, request)
     messages = read_input(body)
-    run = start(server, user, body, messages, server.on_leave("anabranch"), traced=True)
+    leave = server.on_leave("anabranch")
+    run = start(server, user, body, messages, leave, traced=True, asks=True)
     return JSONResponse(_describe(run), 201)
 
 
@@ -119,8 +120,13 @@ async def _cancel(server: Server, request: Request, user: str) -> Response:
 
 async def _answer(server: Server, request: Request, user: str) -> Response:
     run = _find(server, request, user)
-    body = await read_body(server, request)
-    if not run.answer(request.path_params["number"], body.get("approved")):
+    number: int = request.path_params["number"]
+    try:
+        body = await read_body(server, request)
+    except Refusal:
+        run.answer(number, None)
+        raise
+    if not run.answer(number, body.get("approved")):
         raise Refusal(409, "this question is settled already, or was never asked")
     return JSONResponse(_describe(run))
 

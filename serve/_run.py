@@ -29,14 +29,17 @@ RunState: TypeAlias = Literal["running", "completed", "failed", "cancelled"]
 
 KINDS: tuple[EventKind, ...] = ("text", "called", "answered")
 CAPACITY = 1000
+# Seconds that a person has to answer; no answer denies (S16).
+PATIENCE = 3600.0
 
 
 class Run(Node[None], internal=True):
     """Answers a question in a tree of its own, below this node, and keeps what is said in `log`.
 
     `id` is nobody's to guess. `owner` is who asked. `approvals` has the calls that wait for a
-    person's yes. `traced` says that its tree is recorded, without content, in `trace`. It never
-    fails: how it ends is the log's last entry, which tells a client nothing of the inside.
+    person's yes; without `asks` nobody is there to give one, and they are denied. `traced` says
+    that its tree is recorded, without content, in `trace`. It never fails: how it ends is the log's
+    last entry, which tells a client nothing of the inside.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Run(Node[None], internal=True):
         on_leave: OnLeave,
         *,
         traced: bool = False,
+        asks: bool = False,
     ) -> None:
         super().__init__(f"run:{served.name}")
         self.id = secrets.token_hex(16)
@@ -58,7 +62,8 @@ class Run(Node[None], internal=True):
         self.trace = Log() if traced else None
         self.echo: dict[str, Any] = {}  # what a wire says of the request again
         self.log = Log()
-        self.approvals = Approvals(on_ask=self._asked)
+        self.approvals = Approvals(timeout=PATIENCE, on_ask=self._asked)
+        self._asks = asks
         self.usage: Mapping[str, Usage] = {}
         self.tree: Commander | None = None
         self._work = served.node(question)  # refused here and now
@@ -69,7 +74,7 @@ class Run(Node[None], internal=True):
 
     async def task(self) -> None:
         """Let the thing that is served answer."""
-        APPROVE.set(self.approvals)
+        APPROVE.set(self.approvals if self._asks else None)
         try:
             async with Commander(policy="fail_fast") as tree:
                 self.tree = tree
@@ -82,7 +87,9 @@ class Run(Node[None], internal=True):
             if text and text != self._last_speech:
                 self.log.append("text", text=text, speech="result", agent=self.served.name)
             for call in self.served.calls(result):
-                said = {"name": call.name, "arguments": call.text, "index": call.index}
+                # What was no JSON is the client's to see: it would take "{}" for what was meant.
+                text = call.raw if call.error is not None and call.raw is not None else call.text
+                said = {"name": call.name, "arguments": text, "index": call.index}
                 self.log.append("requested", id=call.id, **said)
             if self.trace is not None:
                 self.trace.append("completed")

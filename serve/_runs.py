@@ -44,11 +44,12 @@ class Runs:
         on_leave: OnLeave,
         *,
         traced: bool = False,
+        asks: bool = False,
     ) -> Run:
         """Begin a run. Raises `Busy`, or `BadQuestion` for what is not offered."""
         if self.closing or self._running >= self._most:
             raise Busy(closing=self.closing)
-        run = Run(served, question, owner, on_leave, traced=traced)
+        run = Run(served, question, owner, on_leave, traced=traced, asks=asks)
         run.at_done(lambda _: self._ended(run))
         self._commander.call_handler(run)
         self._running += 1

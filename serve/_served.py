@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast, get_type_hints
-
-from pydantic import TypeAdapter, ValidationError
+from typing import Any, cast
 
 from ..agents import Agent, AgentMessage
-from ..agents.conversation import Chat, ChatResult, ConversableAgent, Group
+from ..agents.conversation import Chat, ChatResult, ConversableAgent, Group, TerminalInput
 from ..agents.hearing import OwnSession
 from ..agents.orchestration import Action, Orchestrator
 from ..backends import Backend
@@ -21,19 +19,13 @@ from ..dispatch import fork
 from ..handlers import HandlerFunction, handler, show
 from ..jobs import Job
 from ..messages import Conversation, Message, Request, ToolCall
-from ..messages.options import WIRE_OPTIONS
 from ..tools import result_text
+from ._fields import BadQuestion, fields_of
+from ._options import ModelOptions, read_options
 
 __all__ = ["BadQuestion", "Question", "Served", "serve_thing"]
 
-
-class BadQuestion(Exception):
-    """A client asks for what is not offered; `field` is what it names, `text` is told to it."""
-
-    def __init__(self, text: str, field: str | None = None) -> None:
-        super().__init__(text)
-        self.text = text
-        self.field = field
+logger = logging.getLogger("anabranch.serve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +76,11 @@ class Served(ABC):
 class _Agent(Served):
     def __init__(self, agent: Agent[Any], name: str | None) -> None:
         super().__init__(name or agent.name)
+        if agent.journal is not None:
+            raise ConfigurationError(
+                f"{agent.name} keeps its sessions in a journal, and cannot be served: what a client"
+                " says is forgotten with its run"
+            )
         self.speaker = agent.name
         self._agent = agent
 
@@ -110,12 +107,32 @@ class _Conversation(Served):
 
     def __init__(self, participant: ConversableAgent | Group, name: str | None) -> None:
         super().__init__(name or participant.name)
+        members = participant.members.values() if isinstance(participant, Group) else ()
+        for each in (participant, *members):
+            if not isinstance(each, ConversableAgent):
+                continue
+            if each.human_input_mode != "NEVER" and isinstance(each.human_input, TerminalInput):
+                raise ConfigurationError(
+                    f"{each.name} asks a person at the server's terminal, and cannot be served:"
+                    " give it human_input_mode='NEVER', or another human_input"
+                )
         self._participant = participant
+        names = (each if isinstance(each, str) else each.name for each in members)
+        taken = {participant.name, *names}
+        self._client = next(name for name in ("user", "client", "_") if name not in taken)
 
     def node(self, question: Question) -> Node[Any]:
+        """Let a client of its own begin a chat, which all forget at the end."""
         _refuse(question, fields=True, options=True)
-        client = ConversableAgent("client" if self._participant.name != "client" else "user")
-        return Chat(client, self._participant, _transcript(question), max_turns=1)
+        client, session = ConversableAgent(self._client), OwnSession("@")
+        client.identity = session
+        chat = Chat(client, self._participant, _transcript(question), max_turns=1)
+        return chat.at_done(lambda _: session.end())
+
+    def text(self, result: Any) -> str:
+        """Return the last answer, which need not be: a conversation may end without one."""
+        last = cast("ChatResult", result).last
+        return "" if last.sender == self._client else last.text
 
 
 class _Orchestrator(Served):
@@ -139,14 +156,7 @@ class _Made(Served):
     def __init__(self, make: Callable[..., Node[Any]], name: str) -> None:
         super().__init__(name)
         self._make = make
-        given = [*inspect.signature(make).parameters.values()]
-        if not isinstance(make, type):
-            given = given[1:]  # a handler's own node
-        self._fields = {each.name: each for each in given}
-        hints = get_type_hints(make if isinstance(make, type) else inspect.unwrap(make))
-        self._types: dict[str, TypeAdapter[Any]] = {
-            name: TypeAdapter(hints.get(name, Any)) for name in self._fields
-        }
+        self._fields = {each.name: each for each in fields_of(make, name)}
 
     def node(self, question: Question) -> Node[Any]:
         """Fill the fields; the text goes into the first one that is missing and takes one."""
@@ -154,24 +164,23 @@ class _Made(Served):
         given = dict(question.fields)
         if unknown := sorted(given.keys() - self._fields.keys()):
             raise BadQuestion(
-                f"there is no field {unknown[0]!r}; there are: {self._known}", "fields"
+                f"there is no field {unknown[0]!r:.200}; there are: {self._known}", "fields"
             )
-        needed = [
-            name
-            for name, each in self._fields.items()
-            if each.default is each.empty and name not in given
-        ]
-        if needed and question.messages:
-            given[needed.pop(0)] = _transcript(question)
-        if needed:
-            raise BadQuestion(f"fields lacks {needed[0]!r}; there are: {self._known}", "fields")
-        for name, value in given.items():
-            try:
-                given[name] = self._types[name].validate_python(value)
-            except ValidationError as error:
-                why = error.errors(include_url=False, include_input=False)[0]["msg"]
-                raise BadQuestion(f"the field {name!r}: {why}", "fields") from None
-        return self._make(**given)
+        missing = [name for name, each in self._fields.items() if each.needed and name not in given]
+        takes = [name for name in missing if self._fields[name].takes_text]
+        if takes and question.messages:
+            given[takes[0]] = _transcript(question)
+            missing.remove(takes[0])
+        elif self._fields and question.last and not missing:
+            raise BadQuestion("all fields are given, and none is left for this text", "messages")
+        if missing:
+            raise BadQuestion(f"{missing[0]!r} is missing; there are: {self._known}", "fields")
+        given = {name: self._fields[name].read(value) for name, value in given.items()}
+        try:
+            return self._make(**given)
+        except (TypeError, ValueError):
+            logger.warning("%s refuses its fields", self.name, exc_info=True)
+            raise BadQuestion("these are refused", "fields") from None
 
     @property
     def _known(self) -> str:
@@ -187,19 +196,27 @@ class _Backend(Served):
 
     def node(self, question: Question) -> Node[Any]:
         _refuse(question, fields=True, system=False)
+        try:
+            options = read_options(question.options)
+        except ValueError as error:
+            name, text = error.args
+            raise BadQuestion(text, name) from None
         conversation = Conversation()
         conversation.add(*question.messages)
         try:
-            request = conversation.request(tools=question.tools, **question.options)
+            request = conversation.request(tools=question.tools, **options)
         except ConfigurationError as error:
-            raise BadQuestion(f"{error}") from None
+            raise BadQuestion(f"{error}", "tools") from None
         return ask_model(self._backend, request)
 
     def text(self, result: Any) -> str:
-        return cast("Message", result).content or ""
+        message = cast("Message", result)
+        return message.content or message.refusal or ""
 
     def status(self, result: Any) -> str:
-        return cast("Message", result).finish_reason or "ok"
+        message = cast("Message", result)
+        reason = message.finish_reason or "stop"
+        return "tool_calls" if message.tool_calls and reason == "stop" else reason
 
     def calls(self, result: Any) -> Sequence[ToolCall]:
         return cast("Message", result).tool_calls
@@ -213,14 +230,17 @@ async def ask_model(node: Node[Any], backend: Backend, request: Request) -> Mess
     return await reply.message
 
 
+_KINDS = (Agent, Group, Backend, HandlerFunction, type)
+
+
 def serve_thing(given: object, name: str | None = None) -> Served:
     """Return how something is served; raise `ConfigurationError` for what cannot be."""
     if isinstance(given, Served):
         return given
-    if isinstance(given, Agent):
-        return _Agent(cast("Any", given), name)
     if isinstance(given, (ConversableAgent, Group)):
         return _Conversation(given, name)
+    if isinstance(given, Agent):
+        return _Agent(cast("Any", given), name)
     if isinstance(given, Backend):
         return _Backend(given, name)
     thing = cast("Any", given)
@@ -231,10 +251,17 @@ def serve_thing(given: object, name: str | None = None) -> Served:
             "an orchestrator has one state: serve a function that makes one for each question"
         )
     if callable(thing):
-        made: Any = thing()
+        try:
+            made: Any = thing()
+        except Exception as error:
+            raise ConfigurationError(
+                f"{thing!r:.200} cannot be served: called without arguments it raises"
+                f" {type(error).__name__}: {error}"
+            ) from error
         if isinstance(cast("object", made), Orchestrator):
             return _Orchestrator(cast("Any", thing), name or made.name)
-        return serve_thing(made, name)
+        if not callable(made) or isinstance(cast("object", made), _KINDS):
+            return serve_thing(made, name)
     raise ConfigurationError(
         f"{thing!r:.200} cannot be served: it is no Agent, ConversableAgent, group, Backend, class"
         " of jobs or handler, nor a function that makes an orchestrator"
@@ -246,20 +273,19 @@ def _refuse(
 ) -> None:
     """Refuse what this kind of thing does not take."""
     if fields and question.fields:
-        raise BadQuestion("fields are for jobs and handlers; this has none", "fields")
+        raise BadQuestion("they are for jobs and handlers; this has none", "fields")
     if options and question.options:
         name = min(question.options)
-        raise BadQuestion(f"{name} is the server's to choose", name)
+        known = name in ModelOptions.model_fields
+        raise BadQuestion("the server chooses it" if known else "it is not supported here", name)
     if system and any(each.role in ("system", "developer") for each in question.messages):
         raise BadQuestion("the system prompt is the server's to choose", "messages")
     if system and question.tools:
-        raise BadQuestion("the tools are the server's to choose", "tools")
+        raise BadQuestion("the server chooses them", "tools")
     if system and any(each.role == "tool" or each.tool_calls for each in question.messages):
         raise BadQuestion("calls of tools are the server's affair", "messages")
     if system and any(each.images for each in question.messages):
         raise BadQuestion("images are not taken here", "messages")
-    if unknown := sorted(question.options.keys() - WIRE_OPTIONS):
-        raise BadQuestion(f"there is no option {unknown[0]!r}", unknown[0])
 
 
 def _transcript(question: Question) -> str:
