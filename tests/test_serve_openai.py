@@ -19,9 +19,9 @@ from openai import (
 )
 
 from anabranch import Agent
-from anabranch.messages import Message, ToolCall, Usage
+from anabranch.messages import Delta, Message, ToolCall, ToolCallDelta, Usage
 from anabranch.serve import serve
-from anabranch.testing import ScriptedBackend
+from anabranch.testing import ScriptedBackend, deltas
 
 USAGE = Usage(input_tokens=3, output_tokens=4)
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -143,21 +143,20 @@ async def test_the_client_runs_its_own_tools(stream: bool) -> None:
                 )
             ).choices[0]
         assert choice.finish_reason == "tool_calls"
-        assert choice.message.content is None or not stream
+        assert not choice.message.content
         made_calls = choice.message.tool_calls
         assert [each.function.arguments for each in made_calls] == [
             '{"city": "Rome"}',
             '{"city": "Oslo"}',
         ]
         asked = backend.requests[0]
-        assert [(tool.name, vars_of(tool)) for tool in asked.tools] == [("weather", True)]
+        tools: Any = asked.tools
+        assert [(tool.name, tool.strict) for tool in tools] == [("weather", True)]
         assert asked.options == {"tool_choice": "required"}
-        messages.append(choice.message.model_dump(exclude_none=True, exclude={"parsed"}))
+        messages.append(choice.message)
         messages += [
             {"role": "tool", "tool_call_id": each.id, "content": "warm"} for each in made_calls
         ]
-        for each in messages[1].get("tool_calls", ()):
-            each["function"].pop("parsed_arguments", None)
         answer = await client.chat.completions.create(
             model="model", messages=messages, tools=[WEATHER]
         )
@@ -168,15 +167,10 @@ async def test_the_client_runs_its_own_tools(stream: bool) -> None:
         assert [message.tool_call_id for message in heard[2:]] == ["c0", "c1"]
 
 
-def vars_of(tool: Any) -> bool | None:
-    """Return whether a tool is strict."""
-    return tool.strict
-
-
 async def test_arguments_that_are_no_json_reach_the_client_as_they_are() -> None:
     """S9: what a model broke is not made into an empty call."""
-    broken = ToolCall(id="c0", name="weather", raw='{"city": ', error="it ends too early")
-    backend = ScriptedBackend(Message(role="assistant", tool_calls=[broken]))
+    broken = ToolCallDelta(0, id="c0", name="weather", arguments='{"city": ')
+    backend = ScriptedBackend([Delta(tool_calls=(broken,)), Delta(finish_reason="stop", done=True)])
     async with talk({"model": backend}) as client:
         said: Any = await client.chat.completions.create(
             model="model", messages=HI, tools=[WEATHER]
@@ -205,7 +199,7 @@ async def test_a_run_that_fails_is_run_once_and_tells_nothing() -> None:
 async def test_who_asks_is_told_by_the_clients_own_errors() -> None:
     """S14, S15: an unknown key is an `AuthenticationError`, too many runs a `RateLimitError`."""
     go_on = asyncio.Event()
-    backend = ScriptedBackend(otherwise=["a", go_on, "b"])
+    backend = ScriptedBackend(otherwise=["a", go_on, *deltas("b")])
     async with on_uvicorn(serve({"model": backend}, auth="right", max_runs=1)) as url:
         async with client_of(url, "wrong") as client:
             with pytest.raises(AuthenticationError) as unknown:
