@@ -59,18 +59,17 @@ def start(
         text = f"there is no model {model!r:.200}; there are: {known}"
         raise Refusal(404, text, code="model_not_found", field="model")
     fields = take_object(body, "fields")
-    tools: Any = body.pop("tools", None) or []
-    if not isinstance(tools, list):
+    tools: Any = body.pop("tools", None)
+    if not isinstance(tools, list | None):
         raise Refusal(400, "tools is a list", field="tools")
     asked = dict(asked_for(body))
-    question = Question(messages, fields, asked, [*map(_tool, cast("list[Any]", tools))])
+    question = Question(messages, fields, asked, [*map(_tool, cast("list[Any]", tools or []))])
     try:
         return server.runs.start(served, question, user, leave, traced=traced, asks=asks)
     except Busy:
         raise
     except BadQuestion as bad:
-        name = bad.field if bad.field is None or bad.field in body else names.get(bad.field)
-        name = name or bad.field
+        name = None if bad.field is None else names.get(bad.field, bad.field)
         raise Refusal(400, f"{name}: {bad.text}" if name else bad.text, field=name) from None
     except Exception as error:  # what is served cannot even begin
         logger.error("a run of %s could not begin", served.name, exc_info=error)

@@ -10,7 +10,7 @@ from ._http import Refusal
 
 __all__ = ["CHAT_NAMES", "ECHOED", "read_instructions", "take_stream_options", "translate"]
 
-# How the wires call what is called otherwise here, for what is said of a request.
+# How the wires call what is called otherwise here.
 CHAT_NAMES = {"max_tokens": "max_completion_tokens"}
 RESPONSE_NAMES = {
     "messages": "input",
@@ -31,6 +31,9 @@ def translate(body: dict[str, Any]) -> dict[str, str]:
     if body.pop("previous_response_id", None) is not None:
         text = "previous_response_id: no such response is kept to go on from; send what was said"
         raise Refusal(400, text, field="previous_response_id")
+    for name in RESPONSE_NAMES:
+        if body.get(name) is not None:
+            raise Refusal(400, f"{name} is not supported here", field=name)
     if (most := body.pop("max_output_tokens", None)) is not None:
         body["max_tokens"] = most
     reasoning = take_object(body, "reasoning")

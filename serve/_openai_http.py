@@ -68,7 +68,8 @@ async def _chat(server: Server, request: Request, user: str) -> Response:
     stream = take_flag(body, "stream")
     include_usage = take_flag(take_stream_options(body), "include_usage")
     messages = read_messages(body.pop("messages", None))
-    run = start(server, user, body, messages, server.on_leave("openai"), names=CHAT_NAMES)
+    names = CHAT_NAMES if "max_completion_tokens" in body else {}
+    run = start(server, user, body, messages, server.on_leave("openai"), names=names)
     created = int(run.created)
     name, model = f"chatcmpl-{run.id}", run.served.name
     if not stream:
