@@ -23,7 +23,7 @@ __all__ = ["NO_RETRY", "Refusal", "frame", "read_body", "route", "stream", "stre
 
 # Seconds without a word after which a comment shows that the connection lives.
 HEARTBEAT = 15.0
-# For a run that has failed: OpenAI's clients would ask again by themselves, and its tools run again.
+# For a run that has failed: OpenAI's clients would ask again by themselves, and tools run again.
 NO_RETRY = {"x-should-retry": "false"}
 
 

@@ -6,11 +6,12 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Literal, TypeAlias, cast
 
-from ..agents.hearing import APPROVE
+from ..agents import AgentMessage
+from ..agents.hearing import APPROVE, LISTENER, Feed, Speech
 from ..commander import Commander, Event, EventKind, Node, NodeCancelled
 from ..commander.tap import Tap
 from ..messages import ToolCall, Usage
@@ -75,6 +76,7 @@ class Run(Node[None], internal=True):
     async def task(self) -> None:
         """Let the thing that is served answer."""
         APPROVE.set(self.approvals if self._asks else None)
+        LISTENER.set(_BrokenOff(self._break_off))
         try:
             async with Commander(policy="fail_fast") as tree:
                 self.tree = tree
@@ -146,6 +148,12 @@ class Run(Node[None], internal=True):
             self._speech, self._last_speech = speech, event.data
         self.log.append("text", text=event.data, speech=speech, agent=event.agent)
 
+    def _break_off(self, agent: str) -> None:
+        """Take note that what an agent has said last is no answer: another one comes, or none."""
+        if self.served.speaker in (None, agent) and self._speech:
+            self._speech = self._last_speech = ""
+            self.log.append("broken", agent=agent)
+
     # --- questions to a person
 
     def _asked(self, question: Approval) -> None:
@@ -186,6 +194,25 @@ class Run(Node[None], internal=True):
             await entries.aclose()
             if not self._readers and self.on_leave == "cancel" and not self.log.ended:
                 self.cancel("its reader left")
+
+
+class _BrokenOff(Feed):
+    """Hears alone which texts were no answers; all else is told by the tree's events."""
+
+    def __init__(self, on_broken: Callable[[str], None]) -> None:
+        super().__init__()
+        self._on_broken = on_broken
+
+    def put(self, message: AgentMessage) -> None:
+        """Pass over what is whole."""
+
+    def grow(self, speech: Speech, text: str) -> None:
+        """Take note that a text has begun."""
+        speech.said = speech.said or text
+
+    def fail(self, speech: Speech) -> None:
+        """Tell whose text it was."""
+        self._on_broken(speech.sender)
 
 
 def record_into(log: Log, tree: Commander) -> None:

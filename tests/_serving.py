@@ -27,7 +27,7 @@ async def on_uvicorn(server: Server) -> AsyncGenerator[str]:
     port = listening.getsockname()[1]
     began = asyncio.create_task(running.serve([listening]))
     try:
-        while not running.started:  # noqa: ASYNC110 - nobody there sets an event
+        while not running.started:
             await asyncio.sleep(0)
             if began.done():
                 await began
