@@ -135,6 +135,18 @@ def test_what_is_no_tool_is_refused_at_once(wrong: Any) -> None:
         Agent(ScriptedBackend(), tools=[wrong])
 
 
+def test_a_tool_of_the_wire_that_is_strict_stays_so() -> None:
+    """A server that keeps to a schema is asked to; what is no such wish is no tool."""
+    function = WIRE_TOOL["function"]
+    strict: Any = {"type": "function", "function": {**function, "strict": True}}  # pyright: ignore
+    loose: Any = {**strict, "function": {**strict["function"], "strict": False}}
+
+    assert request_body("m", Request((), [strict]))["tools"] == [strict]
+    assert request_body("m", Request((), [loose]))["tools"] == [WIRE_TOOL]
+    with pytest.raises(ConfigurationError, match="no tool"):
+        Request((), [{**strict, "function": {**strict["function"], "strict": "yes"}}])  # type: ignore[list-item]
+
+
 async def test_a_tool_may_have_a_schema_from_elsewhere() -> None:
     """It is shown to the model as it is, and the function gets what was checked by it."""
     given: list[dict[str, Any]] = []
