@@ -13,6 +13,7 @@ come back. Around that:
 - `_uvicorn`: a server by itself: its address, and how it ends
 - `_openai_http`: OpenAI's addresses
 - `_own_http`: the wire of the page, and of programs that want all of a run
+- `_page`: the page to talk on, made of the parts in `page/`
 """
 
 from ._app import Auth as Auth

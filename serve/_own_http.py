@@ -15,7 +15,6 @@ A run that was begun here goes on when its readers leave. The number of each ent
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -25,6 +24,7 @@ from starlette.routing import Route
 from ._asking import read_input, start
 from ._http import Refusal, frame, read_body, route, stream, stream_run
 from ._log import Entry
+from ._page import page
 from ._run import Run
 
 if TYPE_CHECKING:
@@ -32,23 +32,12 @@ if TYPE_CHECKING:
 
 __all__ = ["routes"]
 
-PAGE = Path(__file__).with_name("page.html")
-# Nothing from elsewhere is loaded or framed, and the page may ask nobody but this server.
-PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; connect-src 'self'; form-action 'self';"
-    " script-src 'unsafe-inline'; style-src 'unsafe-inline'; base-uri 'none';"
-    " frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
-
 
 def routes(server: Server) -> list[Route]:
     """Return the routes of this wire."""
-    page = [Route("/", _page)] if server.has_page else []
+    at_root = [Route("/", _page)] if server.has_page else []
     return [
-        *page,
+        *at_root,
         route(server, "GET", "/runs", _list),
         route(server, "POST", "/runs", _start),
         route(server, "GET", "/runs/{id}", _show),
@@ -61,7 +50,8 @@ def routes(server: Server) -> list[Route]:
 
 async def _page(request: Request) -> Response:
     """Give the page; it holds nothing, and asks for a key where one is needed."""
-    return HTMLResponse(PAGE.read_text("utf-8"), headers=PAGE_HEADERS)
+    text, headers = page()
+    return HTMLResponse(text, headers=headers)
 
 
 async def _list(server: Server, request: Request, user: str) -> Response:

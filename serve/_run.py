@@ -226,7 +226,8 @@ def record_into(log: Log, tree: Commander) -> None:
 
     def on_close() -> None:
         on_news()
-        log.append("line", text=lines.end(last(), tree.usage()))
+        for line in lines.end(last(), tree.usage()):
+            log.append("line", text=line)
 
     tap = Tap(tree, CAPACITY, on_news, TREE_KINDS, on_close)
     last = tap.now

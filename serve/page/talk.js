@@ -1,0 +1,153 @@
+// The talk: what was said, which tools were called, and what a person is asked.
+
+const NEAR = 80; // pixels from the end within which the talk follows what is added
+
+let low = true; // whether its end is in sight
+
+$("talk").addEventListener("scroll", () => {
+  low = $("talk").scrollHeight - $("talk").scrollTop - $("talk").clientHeight < NEAR;
+  if (low) $("newest").hidden = true;
+});
+new ResizeObserver(() => { if (low) scrollDown(); }).observe($("talk"));
+
+function scrollDown() {
+  $("talk").scrollTop = $("talk").scrollHeight;
+  low = true;
+  $("newest").hidden = true;
+}
+
+// Change the talk; who reads its end stays there, and who reads above is not moved.
+function keepLow(change) {
+  const stays = low;
+  const result = change();
+  if (stays) scrollDown();
+  else $("newest").hidden = false;
+  return result;
+}
+
+function add(className, text = "", tag = "div") {
+  return keepLow(() => {
+    $("hello")?.remove();
+    const element = make(tag, className, text);
+    $("talk").append(element);
+    return element;
+  });
+}
+
+function addUser(text) {
+  const element = add("message user");
+  element.append(make("span", "unseen", "You: "), text);
+}
+
+const short = (text) => (text.length > 90 ? `${text.slice(0, 90)} …` : text);
+
+// Show the entries of one run's log; each number comes once, whatever the connection does.
+class View {
+  constructor() {
+    this.texts = [];
+    this.speech = null; // what is being said
+    this.speaker = null; // the number of the reply that it is part of
+    this.calls = new Map();
+    this.questions = new Map();
+  }
+
+  get text() { return this.texts.map((each) => each.text).join("\n\n"); }
+
+  show(kind, data) {
+    keepLow(() => {
+      if (kind === "text") this.say(data);
+      else if (kind === "broken") this.breakOff();
+      else if (kind === "called") this.call(data);
+      else if (kind === "answered") this.answer(data);
+      else if (kind === "asked") this.question(data);
+      else if (kind === "decided") this.settle(data.question, data.approved ? "You said yes." : "You said no.");
+    });
+  }
+
+  say(data) {
+    if (!this.speech || this.speaker !== data.speech) {
+      this.pauseSpeech();
+      this.speech = new Speech(add("message assistant"));
+      this.speaker = data.speech;
+      this.texts.push(this.speech);
+    }
+    this.speech.add(data.text);
+  }
+
+  breakOff() {
+    this.speech?.element.classList.add("broken");
+    this.pauseSpeech();
+    this.texts.pop();
+  }
+
+  call(data) {
+    this.pauseSpeech();
+    const call = add("call running", "", "details");
+    const head = make("summary"), name = make("b", "", data.name);
+    head.append(name, " ", make("code", "", short(data.arguments)), make("span", "outcome", " runs …"));
+    call.append(head, make("code", "", data.arguments));
+    this.calls.set(data.call, call);
+  }
+
+  answer(data) {
+    const call = this.calls.get(data.call);
+    if (!call) return;
+    call.classList.replace("running", data.status === "ok" ? "ok" : "failed");
+    const verb = data.status === "ok" ? " → " : ` ${data.status}: `;
+    call.querySelector(".outcome").textContent = verb + short(data.text);
+    call.append(make("code", "", `→ ${data.text}`));
+  }
+
+  question(data) {
+    const card = add("ask"), code = make("code", "", data.arguments), row = make("div", "row");
+    const words = `May ${data.name} run?`;
+    card.setAttribute("role", "group");
+    card.setAttribute("aria-label", words);
+    for (const [label, approved] of [["Yes, run it", true], ["No", false]]) {
+      const button = make("button", approved ? "main" : "", label);
+      button.type = "button";
+      button.addEventListener("click", () => this.decide(card, data.question, approved));
+      row.append(button);
+    }
+    card.append(make("strong", "", words), code, row);
+    this.questions.set(data.question, card);
+    tell(words);
+  }
+
+  async decide(card, question, approved) {
+    const buttons = card.querySelectorAll("button");
+    for (const each of buttons) each.disabled = true;
+    $("words").focus();
+    try {
+      const answer = await post(`runs/${current.id}/answers/${question}`, { approved });
+      if (answer.ok || answer.status === 409) return; // the log says what was decided
+    } catch {}
+    for (const each of buttons) each.disabled = false;
+    tell("Your answer did not reach the server.");
+  }
+
+  settle(question, words) {
+    const card = this.questions.get(question);
+    if (!card) return;
+    this.questions.delete(question);
+    card.querySelector(".row").replaceWith(make("span", "note", words));
+    card.classList.add("settled");
+  }
+
+  pauseSpeech() {
+    this.speech?.finish();
+    this.speech = null;
+  }
+
+  end() {
+    keepLow(() => {
+      this.pauseSpeech();
+      for (const question of [...this.questions.keys()]) this.settle(question, "Not answered.");
+      for (const call of this.calls.values()) {
+        if (!call.classList.contains("running")) continue;
+        call.classList.replace("running", "failed");
+        call.querySelector(".outcome").textContent = " was stopped";
+      }
+    });
+  }
+}

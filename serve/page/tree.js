@@ -1,0 +1,198 @@
+// The tree beside the talk: a run's tasks as they begin and end, for eyes, keys and screen readers.
+
+const SHOWN = 200; // children of one task that are shown; beside them those that failed
+const SIGNS = { pending: "·", running: "▸", joining: "▹", completed: "✓", failed: "✗", cancelled: "⊘", lost: "?" };
+const ENDS = ["completed", "failed", "cancelled"];
+
+const seconds = (value) => (value < 9.95 ? `${value.toFixed(1)} s`
+  : value < 99.5 ? `${value.toFixed(0)} s` : `${Math.floor(value / 60)} min ${Math.floor(value % 60)} s`);
+
+class Tree {
+  constructor(list) {
+    this.list = list;
+    this.begin();
+  }
+
+  begin() {
+    this.nodes = new Map([[0, { list: this.list, shown: 0, left: 0, level: 0, more: null }]]);
+    this.open = new Set(); // what runs, whose time goes on
+    this.clock = 0; // what `performance.now()` was at the recording's begin
+    this.list.replaceChildren();
+    this.list.hidden = true;
+    $("no-tree").hidden = false;
+  }
+
+  // Take a line of a recording in; true for the last.
+  take(line) {
+    if (line.recording) return false;
+    this.clock = performance.now() - line.t * 1000;
+    if (line.e === "put") this.put(line.n, line.p, line.name);
+    else if (line.e === "gap") this.fillGap(line);
+    const node = line.n && this.nodes.get(line.n);
+    if (node) this.change(node, line);
+    return line.e === "end";
+  }
+
+  put(number, parent, name) {
+    const above = this.nodes.get(parent) ?? this.nodes.get(0);
+    const node = { name, above, level: above.level + 1, element: null, list: null, shown: 0, left: 0,
+      more: null, state: "pending", start: null, end: null, bad: false };
+    this.nodes.set(number, node);
+    if (above.element || above.level === 0) {
+      if (above.shown < SHOWN) this.draw(node);
+      else this.countLeft(above, 1);
+    }
+    return node;
+  }
+
+  fillGap(line) {
+    const there = new Set();
+    for (const [number, parent, name, state] of line.nodes) {
+      there.add(number);
+      if (!number) continue;
+      const node = this.nodes.get(number) ?? this.put(number, parent, name);
+      node.state = state;
+      node.start ??= line.t;
+      this.update(node);
+    }
+    for (const [number, node] of this.nodes) {
+      if (!number || there.has(number) || ENDS.includes(node.state)) continue;
+      node.state = "lost";
+      this.update(node);
+    }
+  }
+
+  change(node, line) {
+    if (line.e === "started") {
+      node.state = "running";
+      node.start ??= line.t;
+      node.end = null;
+    } else if (line.e === "joining") node.state = "joining";
+    else if (line.e === "retried") node.state = "pending";
+    else if (ENDS.includes(line.e)) {
+      node.state = line.e;
+      node.end = line.t;
+    } else if (line.e === "answered") node.bad = line.status !== "ok";
+    else if (line.e !== "put") return;
+    if ((node.bad || node.state === "failed") && !node.element && node.above.list && node.above.shown < 2 * SHOWN) {
+      this.countLeft(node.above, -1);
+      this.draw(node);
+    }
+    this.update(node);
+  }
+
+  draw(node) {
+    const { above } = node;
+    if (!above.list) {
+      above.list = make("ul");
+      above.list.setAttribute("role", "group");
+      above.element.append(above.list);
+      above.element.setAttribute("aria-expanded", "true");
+    }
+    node.element = make("li");
+    node.element.setAttribute("role", "treeitem");
+    node.element.setAttribute("aria-level", node.level);
+    node.element.tabIndex = -1;
+    const row = make("div", "line"), sign = make("span", "sign");
+    sign.setAttribute("aria-hidden", "true");
+    row.append(sign, make("span", "name", node.name), make("span", "time"));
+    row.title = node.name;
+    node.element.append(row);
+    above.list.insertBefore(node.element, above.more);
+    above.shown++;
+    if (!this.list.querySelector("[tabindex='0']")) node.element.tabIndex = 0;
+    this.list.hidden = false;
+    $("no-tree").hidden = true;
+    this.update(node);
+  }
+
+  // Count those children of a task that are not shown.
+  countLeft(above, change) {
+    above.left += change;
+    if (!above.more) {
+      above.more = make("li", "more note");
+      above.more.setAttribute("role", "treeitem");
+      above.more.setAttribute("aria-level", above.level + 1);
+      above.more.tabIndex = -1;
+      above.list.append(above.more);
+    }
+    above.more.textContent = `… ${above.left.toLocaleString("en")} more`;
+    above.more.hidden = above.left === 0;
+  }
+
+  update(node) {
+    if (["running", "joining"].includes(node.state)) this.open.add(node);
+    else this.open.delete(node);
+    if (!node.element) return;
+    const state = node.bad ? "failed" : node.state;
+    node.element.className = state;
+    node.element.querySelector(".sign").textContent = SIGNS[state] ?? "·";
+    this.showTime(node);
+    const time = node.end === null || node.start === null ? "" : `, ${seconds(node.end - node.start)}`;
+    node.element.setAttribute("aria-label", `${node.name}, ${state}${time}`);
+  }
+
+  showTime(node) {
+    if (!node.element || node.start === null) return;
+    const until = node.end ?? (performance.now() - this.clock) / 1000;
+    const time = Math.max(0, until - node.start);
+    node.element.querySelector(".time").textContent =
+      node.end !== null ? seconds(time) : time < 1 ? "" : seconds(Math.floor(time)).replace(".0", "");
+  }
+
+  tick() { for (const node of this.open) this.showTime(node); }
+
+  // Nothing more comes: what is open never got to its end.
+  end() {
+    for (const node of [...this.open]) {
+      node.state = "lost";
+      this.update(node);
+    }
+  }
+}
+
+// --- keys and pointer: one item has the focus, arrows go to the next
+
+const isFolded = (item) => item.getAttribute("aria-expanded") === "false";
+
+function fold(item, folded) {
+  if (!item.hasAttribute("aria-expanded")) return;
+  item.setAttribute("aria-expanded", String(!folded));
+  item.querySelector(":scope > [role=group]").hidden = folded;
+  // The focus is never in what is folded away.
+  if (folded && item.querySelector("[role=group] [tabindex='0']")) choose(item, false);
+}
+
+function choose(item, focus = true) {
+  if (!item) return;
+  for (const each of $("tree").querySelectorAll("[tabindex='0']")) each.tabIndex = -1;
+  item.tabIndex = 0;
+  if (focus) item.focus();
+}
+
+$("tree").addEventListener("keydown", (event) => {
+  const item = event.target.closest("[role=treeitem]");
+  if (!item || event.ctrlKey || event.metaKey || event.altKey) return;
+  const items = [...$("tree").querySelectorAll("[role=treeitem]")].filter((each) => each.offsetParent !== null);
+  const at = items.indexOf(item), inside = item.querySelector("[role=treeitem]");
+  if (event.key === "ArrowDown") choose(items[at + 1]);
+  else if (event.key === "ArrowUp") choose(items[at - 1]);
+  else if (event.key === "Home") choose(items[0]);
+  else if (event.key === "End") choose(items[items.length - 1]);
+  else if (event.key === "ArrowRight") {
+    if (isFolded(item)) fold(item, false);
+    else choose(inside);
+  } else if (event.key === "ArrowLeft") {
+    if (inside && !isFolded(item)) fold(item, true);
+    else choose(item.parentElement.closest("[role=treeitem]"));
+  } else if (event.key === "Enter" || event.key === " ") fold(item, !isFolded(item));
+  else return;
+  event.preventDefault();
+});
+
+$("tree").addEventListener("click", (event) => {
+  const item = event.target.closest("[role=treeitem]");
+  if (!item) return;
+  choose(item);
+  if (event.target.closest(".line")) fold(item, !isFolded(item));
+});
