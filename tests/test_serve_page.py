@@ -100,7 +100,7 @@ class Crowd(Job[str]):
 
     async def task(self) -> str:
         for number in range(2000):
-            self.put_job(Leaf(number)).at_done(lambda job: job.exception)
+            self.put_job(Leaf(number))
         return "all were put"
 
 
