@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import uvicorn
 from _served import accept_no_more
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from anabranch.serve import Server, serve
 
@@ -22,7 +22,7 @@ async def on_uvicorn(server: Server) -> AsyncGenerator[str]:
     """Give the address; no connection is left open."""
     config = uvicorn.Config(server, log_level="warning", timeout_graceful_shutdown=1)
     running = uvicorn.Server(config)
-    running.capture_signals = _no_signals  # type: ignore[method-assign]  # they are pytest's
+    running.capture_signals = nullcontext  # type: ignore[method-assign]  # they are pytest's
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     began = asyncio.create_task(running.serve([listening]))
@@ -39,16 +39,12 @@ async def on_uvicorn(server: Server) -> AsyncGenerator[str]:
         listening.close()
 
 
-def _no_signals() -> Any:
-    from contextlib import nullcontext
-
-    return nullcontext()
-
-
 @asynccontextmanager
 async def client_of(url: str, key: str = "none") -> AsyncGenerator[AsyncOpenAI]:
     """Give OpenAI's client for a server."""
-    async with AsyncOpenAI(base_url=f"{url}/v1", api_key=key) as client:
+    # No certificates: to load them takes longer than most tests.
+    http = DefaultAsyncHttpxClient(verify=False)
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key=key, http_client=http) as client:
         yield client
 
 

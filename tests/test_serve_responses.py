@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from _scale import many
 from _serving import talk
 from _until import until
 from hypothesis import given, settings
@@ -210,7 +211,7 @@ async def test_a_response_left_at_every_event_is_read_on_without_a_gap() -> None
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=12)
 
 
-@settings(max_examples=10)
+@settings(max_examples=many(10, 100))
 @given(reply=st.lists(texts, min_size=1, max_size=5), lefts=st.lists(st.integers(0, 12)))
 async def test_a_response_may_be_left_and_found_again_any_number_of_times(
     reply: list[str], lefts: list[int]
