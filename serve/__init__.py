@@ -5,13 +5,15 @@ says (`_log`), numbered and bounded. A wire is a pure function from that log to 
 (`_openai_chat`, `_openai_responses`), so any number of clients may read one run, come late, and
 come back. Around that:
 
-- `_served`: what can be served, each as a node that answers a question
+- `_served`: what can be served, each as a node that answers a question; `_fields`: what a client
+  may give to a job or a handler
 - `_runs`: all runs of a server: how many, whose, and for how long
 - `_app`: `serve`, the ASGI application
 - `_http`: what all wires do over HTTP alike
-- `_asking`: what a request asks, and what is refused by name
+- `_asking`: what a request asks, and what is refused by name; `_options`: what it may choose of a
+  model
 - `_uvicorn`: a server by itself: its address, and how it ends
-- `_openai_http`: OpenAI's addresses
+- `_openai_http`: OpenAI's addresses; `_openai_fields`: its Responses in terms of its chat
 - `_own_http`: the wire of the page, and of programs that want all of a run
 - `_page`: the page to talk on, made of the parts in `page/`
 """
