@@ -198,4 +198,5 @@ class Server:
             async with self.running():
                 yield
 
-        return Starlette(routes=[*routes(self), *own_routes(self)], lifespan=lifespan)
+        openai = routes(self) if "openai" in self.wires else []
+        return Starlette(routes=[*openai, *own_routes(self)], lifespan=lifespan)

@@ -228,3 +228,10 @@ async def test_why_a_model_said_no_more_is_told(status: str) -> None:
         assert whole.choices[0].finish_reason == status
         cut = await client.responses.create(model="model", input="hi")
         assert cut.status == "incomplete"
+
+
+async def test_a_wire_that_is_not_served_is_not_there() -> None:
+    """S17: `wires` are those that are served, and no other."""
+    async with talk(writer(), wires=[]) as client:
+        with pytest.raises(NotFoundError):
+            await client.models.list()
