@@ -78,7 +78,9 @@ class Gates:
 
 def agent(*replies: Any, **options: Any) -> Agent:
     """Return an agent with both tools and a model that says what is written down."""
-    return Agent(ScriptedBackend(*replies, **options), "Be short.", tools=[weather, buy], name="ann")
+    return Agent(
+        ScriptedBackend(*replies, **options), "Be short.", tools=[weather, buy], name="ann"
+    )
 
 
 class Leaf(Job[int]):
@@ -170,9 +172,7 @@ def talk(browser: Any) -> Generator[Open]:
     def talk(*things: Any, width: int = 1100, scheme: str = "light", **options: Any) -> Talk:
         server = serving(serve(*things, **options))
         served = server.__enter__()
-        context = browser.new_context(
-            viewport={"width": width, "height": 700}, color_scheme=scheme
-        )
+        context = browser.new_context(viewport={"width": width, "height": 700}, color_scheme=scheme)
         context.set_default_timeout(PATIENCE)
         made = Talk(context.new_page(), served)
         opened.append((made, context, server))
@@ -212,8 +212,10 @@ def test_an_answer_streams_beside_its_tree(talk: Open) -> None:
         'weather {"city": "Rome"} → sunny in Rome'
     )
     assert page.page.locator("#tree .running").count() == 0
-    assert page.page.locator("#tree .completed").first.get_attribute("aria-label").startswith(
-        "ann, completed, "
+    assert (
+        page.page.locator("#tree .completed")
+        .first.get_attribute("aria-label")
+        .startswith("ann, completed, ")
     )
 
 
@@ -426,7 +428,7 @@ def test_a_run_that_is_forgotten_meanwhile_is_said_to_be(talk: Open) -> None:
 
 async def _ended(app: Any) -> None:
     while app.runs.of(""):
-        await asyncio.sleep(0.01)  # noqa: ASYNC110 - nobody there sets an event
+        await asyncio.sleep(0.01)
 
 
 def test_a_run_that_fails_says_so_and_no_more(talk: Open, caplog: pytest.LogCaptureFixture) -> None:
