@@ -151,6 +151,8 @@ class Server:
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
         """Take requests inside this block."""
+        if self._runs is not None:
+            raise RuntimeError("this server runs already: it begins once, in one application")
         async with Commander(limits=self._limits) as commander:
             self._runs = Runs(commander, most=self._max_runs, keep=self._keep)
             try:
@@ -164,8 +166,9 @@ class Server:
         """Serve until SIGINT or SIGTERM, in a program without a loop, on uvicorn.
 
         At the first signal it takes nothing new, lets what runs end for `drain` seconds, and then
-        cancels the rest, whose streams end with an error of their wire; at the second it ends at
-        once. Raises `ConfigurationError` for an address that other machines reach without `auth`.
+        cancels the rest, whose streams end with an error of their wire; at the second it cancels
+        at once, and at the third the process is killed. Raises `ConfigurationError` for an
+        address that other machines reach without `auth`.
         """
         from ._uvicorn import run_server
 

@@ -4,25 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from urllib.parse import urlsplit
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from ._log import Entry, Gone
+from ._log import Entry, Gone, Log
 from ._run import Run
 from ._runs import Busy
 
 if TYPE_CHECKING:
     from ._app import Server
 
-__all__ = ["NO_RETRY", "Refusal", "frame", "read_body", "route", "stream", "stream_run"]
+__all__ = [
+    "NO_RETRY",
+    "EventStream",
+    "Refusal",
+    "frame",
+    "read_body",
+    "route",
+    "stream_log",
+    "stream_run",
+    "while_there",
+]
 
-# Seconds without a word after which a comment shows that the connection lives.
-HEARTBEAT = 15.0
+T = TypeVar("T")
+
+# Seconds without a word after which a comment shows that the connection lives, twice that at most.
+HEARTBEAT = 7.5
+ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 # For a run that has failed: OpenAI's clients would ask again by themselves, and tools run again.
 NO_RETRY = {"x-should-retry": "false"}
 
@@ -65,6 +80,8 @@ def route(server: Server, method: str, path: str, endpoint: Endpoint) -> Route:
             return await endpoint(server, request, await _who_asks(server, request))
         except Refusal as refusal:
             return refusal.response()
+        except ClientDisconnect:
+            return Response(status_code=499)  # which nobody reads
         except Busy as busy:
             headers = {"Retry-After": str(busy.retry_after)}
             return Refusal(busy.status, str(busy), code="rate_limit", headers=headers).response()
@@ -113,6 +130,31 @@ async def read_body(server: Server, request: Request) -> dict[str, Any]:
     return cast("dict[str, Any]", found)
 
 
+async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Do `work`, as long as the client is there; it is cancelled when the client leaves.
+
+    Raises `ClientDisconnect` then.
+    """
+
+    async def leaving() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, left = asyncio.ensure_future(work), asyncio.ensure_future(leaving())
+    both = (working, left)
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in both:
+            each.cancel()
+        await asyncio.wait(both)
+    if not left.cancelled():
+        left.exception()  # whatever it is, nobody is there
+    if working.cancelled():
+        raise ClientDisconnect
+    return working.result()
+
+
 def stream_run(
     run: Run,
     encode: Callable[[Entry], Iterable[str]],
@@ -121,62 +163,75 @@ def stream_run(
     before: Iterable[str] = (),
     too_late: Callable[[], Iterable[str]] = tuple,
     at_end: Iterable[str] = (),
-) -> StreamingResponse:
+) -> Response:
     """Stream a run behind the entry `after`; `encode` makes the frames of each, perhaps none.
 
     Where the reader is slower than the log is long, `too_late` gives the last frames.
     """
-
-    async def frames() -> AsyncGenerator[str]:
-        async with run.reading(after) as entries:
-            for frame in before:
-                yield frame
-            try:
-                async for entry in entries:
-                    for frame in encode(entry):
-                        yield frame
-            except Gone:
-                for frame in too_late():
-                    yield frame
-            else:
-                for frame in at_end:
-                    yield frame
-
-    return stream(frames())
+    texts = stream_log(run.log, encode, after, before, too_late, at_end)
+    return EventStream(texts, run.attended())
 
 
-def stream(frames: AsyncGenerator[str]) -> StreamingResponse:
-    """Stream server-sent events; a comment now and then shows that the connection lives.
+async def stream_log(
+    log: Log,
+    encode: Callable[[Entry], Iterable[str]],
+    after: int = 0,
+    before: Iterable[str] = (),
+    too_late: Callable[[], Iterable[str]] = tuple,
+    at_end: Iterable[str] = (),
+) -> AsyncGenerator[str]:
+    """Give the frames of entries, several at once; a comment where nothing is said for long."""
+    clock = asyncio.get_running_loop().time
+    yield "".join(before)
+    said = clock()
+    try:
+        async with aclosing(log.batches(after, HEARTBEAT)) as batches:
+            async for batch in batches:
+                text = "".join([frame for entry in batch for frame in encode(entry)])
+                if text or not batch or clock() - said > HEARTBEAT:
+                    yield text or ": still here\n\n"
+                    said = clock()
+    except Gone:
+        yield "".join(too_late())
+    else:
+        yield "".join(at_end)
 
-    However it ends, `frames` is closed before that: whoever reads there has left then.
+
+class EventStream(Response):
+    """Server-sent events: the `texts` as they come, until the client leaves.
+
+    However it ends, `texts` is closed before that, and then `attended` is left.
     """
 
-    async def with_heartbeats() -> AsyncGenerator[str]:
-        coming: asyncio.Future[str] | None = None
-        try:
-            while True:
-                coming = coming or asyncio.ensure_future(anext(frames))
-                if not (await asyncio.wait((coming,), timeout=HEARTBEAT))[0]:
-                    yield ": still here\n\n"
-                    continue
-                try:
-                    frame = coming.result()
-                except StopAsyncIteration:
-                    return
-                coming = None
-                yield frame
-        finally:
-            if coming is not None and not coming.done():
-                coming.cancel()
-                await asyncio.wait((coming,))
-            await frames.aclose()
+    media_type = "text/event-stream"
+    charset = "utf-8"
 
-    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return StreamingResponse(with_heartbeats(), media_type="text/event-stream", headers=headers)
+    def __init__(
+        self, texts: AsyncGenerator[str], attended: AbstractContextManager[None] | None = None
+    ) -> None:
+        self._texts = texts
+        self._attended = attended or nullcontext()
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Starlette's own streams notice on some servers only when they write that nobody reads.
+        with self._attended, suppress(ClientDisconnect, OSError):
+            await while_there(receive, self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        async with aclosing(self._texts) as texts:
+            await send(start)
+            async for text in texts:
+                if text:
+                    body = text.encode()
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def frame(value: object, **fields: str) -> str:
     """Write one event of a stream; `fields` are `event` and `id`."""
     lines = "".join(f"{name}: {text}\n" for name, text in fields.items())
-    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return f"{lines}data: {data}\n\n"
+    return f"{lines}data: {ENCODER.encode(value)}\n\n"

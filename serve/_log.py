@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 __all__ = ["Entry", "EntryKind", "Gone", "Log"]
 
@@ -30,6 +31,8 @@ EntryKind: TypeAlias = Literal[
 
 # What an entry counts beside the text in it, in characters.
 OVERHEAD = 100
+# How many entries a reader that comes late is given at once, before others run.
+BATCH = 100
 
 
 class Entry(NamedTuple):
@@ -64,7 +67,7 @@ class Log:
         self._entries: deque[Entry] = deque()
         self._size = 0
         self._last = 0
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: set[asyncio.Future[bool]] = set()
 
     @property
     def first(self) -> int:
@@ -98,8 +101,7 @@ class Log:
             self._size -= _size(self._entries.popleft())
         waiting, self._waiting = self._waiting, set()
         for reader in waiting:
-            if not reader.done():
-                reader.set_result(None)
+            _wake(reader, True)
         return entry
 
     def kept(self) -> Iterator[Entry]:
@@ -114,24 +116,77 @@ class Log:
         Raises `Gone` if some of them are no longer kept; also on the way, where this reader is too
         slow.
         """
+        async with aclosing(self.batches(after)) as batches:
+            async for batch in batches:
+                for entry in batch:
+                    yield entry
+
+    async def batches(
+        self, after: int = 0, patience: float | None = None
+    ) -> AsyncGenerator[Sequence[Entry], None]:
+        """Give what `read` gives, many at once where there are many.
+
+        An empty batch says that nothing has come for `patience` seconds, or up to twice as long.
+        """
+        loop = asyncio.get_running_loop()
         number = after + 1
-        while True:
-            if number < self.first:
-                raise Gone(self.first)
-            if number > self._last:
+        news: asyncio.Future[bool] | None = None
+        # One timer for all waits: a timer for each would cost more than the rest of a wait.
+        timer: asyncio.TimerHandle | None = None
+        looked = number  # where this reader stood when it was last looked at
+
+        def look() -> None:
+            nonlocal looked, timer
+            if news is not None and looked == number:
+                _wake(news, False)
+            looked = number
+            timer = loop.call_later(cast("float", patience), look)
+
+        if patience is not None:
+            timer = loop.call_later(patience, look)
+        try:
+            while True:
+                if batch := self._from(number):
+                    number += len(batch)
+                    yield batch
+                    # A reader that is never made to wait has to let others run nevertheless.
+                    if number <= self._last:
+                        await asyncio.sleep(0)
+                    continue
                 if self.ended:
                     return
-                news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                news = loop.create_future()
                 self._waiting.add(news)
                 try:
-                    await news
+                    said = await news
                 finally:
                     self._waiting.discard(news)
-                continue
-            entry = self._entries[number - self.first]
-            yield entry
-            number += 1
+                    news = None
+                if not said:
+                    yield ()
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _from(self, number: int) -> list[Entry]:
+        """Return what is kept from `number` on, `BATCH` at most; raises `Gone`."""
+        if number > self._last:
+            return []
+        entries = self._entries
+        first = entries[0].number
+        if number < first:
+            raise Gone(first)
+        return [entries[n - first] for n in range(number, min(self._last, number + BATCH - 1) + 1)]
+
+
+def _wake(reader: asyncio.Future[bool], news: bool) -> None:
+    if not reader.done():
+        reader.set_result(news)
 
 
 def _size(entry: Entry) -> int:
-    return OVERHEAD + sum(len(value) for value in entry.data.values() if isinstance(value, str))
+    size = OVERHEAD
+    for value in entry.data.values():
+        if isinstance(value, str):
+            size += len(value)
+    return size

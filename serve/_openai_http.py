@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ._asking import read_input, read_messages, start, take_flag, take_object
-from ._http import NO_RETRY, Refusal, frame, read_body, route, stream_run
+from ._http import NO_RETRY, Refusal, frame, read_body, route, stream_run, while_there
 from ._log import Entry, Gone
 from ._openai_chat import ChatChunks, chat_completion, chat_error
 from ._openai_fields import (
@@ -73,7 +73,7 @@ async def _chat(server: Server, request: Request, user: str) -> Response:
     created = int(run.created)
     name, model = f"chatcmpl-{run.id}", run.served.name
     if not stream:
-        entries = await _whole(run)
+        entries = await _whole(run, request)
         if entries[-1].kind != "completed":
             return JSONResponse(chat_error(entries[-1]), 500, headers=NO_RETRY)
         return JSONResponse(chat_completion(name, model, created, entries))
@@ -111,7 +111,7 @@ async def _respond(server: Server, request: Request, user: str) -> Response:
         return _stream_response(run, -1)
     if background:
         return JSONResponse({**_events(run).response, "status": "queued"})
-    await _whole(run)
+    await _whole(run, request)
     return JSONResponse(await _response(run))
 
 
@@ -133,9 +133,8 @@ async def _retrieve(server: Server, request: Request, user: str) -> Response:
 async def _cancel(server: Server, request: Request, user: str) -> Response:
     run = _find(server, user, request)
     run.cancel("a client asked for it")
-    async with run.reading() as entries:
-        async for _ in entries:
-            pass
+    async for _ in run.log.batches(run.log.last):
+        pass
     return JSONResponse(await _response(run))
 
 
@@ -182,10 +181,14 @@ def _stream_response(run: Run, after: int) -> Response:
     )
 
 
-async def _whole(run: Run) -> list[Entry]:
-    """Wait for the end of a run, and return all entries."""
-    try:
-        async with run.reading() as entries:
-            return [entry async for entry in entries]
-    except Gone:
-        raise Refusal(500, "the answer was too long to be kept") from None
+async def _whole(run: Run, request: Request) -> list[Entry]:
+    """Wait for the end of a run, and return all entries; its client may leave meanwhile."""
+
+    async def read() -> list[Entry]:
+        return [entry async for entry in run.log.read()]
+
+    with run.attended():
+        try:
+            return await while_there(request.receive, read())
+        except Gone:
+            raise Refusal(500, "the answer was too long to be kept") from None

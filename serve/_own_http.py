@@ -14,7 +14,7 @@ A run that was begun here goes on when its readers leave. The number of each ent
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -22,7 +22,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from ._asking import read_input, start
-from ._http import Refusal, frame, read_body, route, stream, stream_run
+from ._http import EventStream, Refusal, frame, read_body, route, stream_log, stream_run
 from ._log import Entry
 from ._page import page
 from ._run import Run
@@ -82,8 +82,7 @@ async def _events(server: Server, request: Request, user: str) -> Response:
     def encode(entry: Entry) -> Iterator[str]:
         yield frame({"number": entry.number, **entry.data}, event=entry.kind, id=str(entry.number))
 
-    late = frame({"message": "this reader was too slow"}, event="gone")
-    return stream_run(run, encode, after=after, too_late=lambda: [late])
+    return stream_run(run, encode, after=after, too_late=_too_late)
 
 
 async def _trace(server: Server, request: Request, user: str) -> Response:
@@ -92,14 +91,16 @@ async def _trace(server: Server, request: Request, user: str) -> Response:
         raise Refusal(404, "the tree of this run is not recorded: it was not begun by POST /runs")
     if run.trace.first > 1:
         raise Refusal(410, "the beginning of this recording is no longer kept", code="gone")
-    log = run.trace
 
-    async def lines() -> AsyncGenerator[str]:
-        async for entry in log.read():
-            if entry.kind == "line":
-                yield f"data: {entry.data['text']}\n\n"
+    def encode(entry: Entry) -> Iterator[str]:
+        if entry.kind == "line":
+            yield f"data: {entry.data['text']}\n\n"
 
-    return stream(lines())
+    return EventStream(stream_log(run.trace, encode, too_late=_too_late))
+
+
+def _too_late() -> Iterator[str]:
+    yield frame({"message": "this reader was too slow"}, event="gone")
 
 
 async def _cancel(server: Server, request: Request, user: str) -> Response:

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any, Literal, TypeAlias, cast
 
 from ..agents import AgentMessage
@@ -68,10 +68,14 @@ class Run(Node[None], internal=True):
         self.usage: Mapping[str, Usage] = {}
         self.tree: Commander | None = None
         self._work = served.node(question)  # refused here and now
+        # One that is cancelled before it has begun has an end too, or its readers would wait.
+        self.at_done(lambda _: self._end("cancelled", "cancelled", "the run was cancelled"))
         self._readers = 0
         self._tap: Tap | None = None
-        self._speech = ""  # which reply was heard last, and what it has said
-        self._last_speech = ""
+        self._speaking = 0  # the node that spoke last, and whose it is
+        self._agent: str | None = None
+        self._speech = 0  # the node of the answer's last reply, and what it has said
+        self._said: list[str] = []
 
     async def task(self) -> None:
         """Let the thing that is served answer."""
@@ -86,7 +90,7 @@ class Run(Node[None], internal=True):
                 result = await tree.run(self._work)
             self.usage = tree.usage()
             text = self.served.text(result)
-            if text and text != self._last_speech:
+            if text and text != "".join(self._said):
                 self.log.append("text", text=text, speech="result", agent=self.served.name)
             for call in self.served.calls(result):
                 # What was no JSON is the client's to see: it would take "{}" for what was meant.
@@ -108,12 +112,14 @@ class Run(Node[None], internal=True):
                 raise
 
     def _end(self, kind: Literal["failed", "cancelled"], code: str, message: str) -> None:
+        """Say how it ends, if that has not been said."""
+        if self.log.ended:
+            return
         if self.tree is not None:
             self.usage = self.tree.usage()
         if self.trace is not None and not self.trace.ended:
             self.trace.append("completed")
-        if not self.log.ended:
-            self.log.append(kind, code=code, message=message, usage=self._spent())
+        self.log.append(kind, code=code, message=message, usage=self._spent())
 
     def _spent(self) -> dict[str, Any]:
         return sum(self.usage.values(), Usage()).to_wire()
@@ -139,19 +145,23 @@ class Run(Node[None], internal=True):
                     pass
 
     def _hear(self, event: Event) -> None:
-        if self.served.speaker is not None and event.agent != self.served.speaker:
+        # Who speaks is found once for a reply: an event has to look for it.
+        if event.node_id != self._speaking:
+            self._speaking, self._agent = event.node_id, event.agent
+        if self.served.speaker not in (None, self._agent):
             return  # an agent below: that is no part of the answer
-        speech = str(event.node_id)
-        if self._speech == speech:
-            self._last_speech += event.data
-        else:
-            self._speech, self._last_speech = speech, event.data
-        self.log.append("text", text=event.data, speech=speech, agent=event.agent)
+        if event.node_id != self._speech:
+            self._speech = event.node_id
+            self._said.clear()
+        self._said.append(event.data)
+        said = {"speech": str(event.node_id), "agent": self._agent}
+        self.log.append("text", text=event.data, **said)
 
     def _break_off(self, agent: str) -> None:
         """Take note that what an agent has said last is no answer: another one comes, or none."""
         if self.served.speaker in (None, agent) and self._speech:
-            self._speech = self._last_speech = ""
+            self._speech = 0
+            self._said.clear()
             self.log.append("broken", agent=agent)
 
     # --- questions to a person
@@ -182,18 +192,23 @@ class Run(Node[None], internal=True):
         end = self.log.end
         return "running" if end is None else cast("RunState", end.kind)
 
-    @asynccontextmanager
-    async def reading(self, after: int = 0) -> AsyncGenerator[AsyncGenerator[Entry, None]]:
-        """Read the log; one that is not to go on alone is cancelled when its last reader leaves."""
+    @contextmanager
+    def attended(self) -> Generator[None]:
+        """Count as a reader: a run that is not to go on alone is cancelled when the last leaves."""
         self._readers += 1
-        entries = self.log.read(after)
         try:
-            yield entries
+            yield
         finally:
             self._readers -= 1
-            await entries.aclose()
             if not self._readers and self.on_leave == "cancel" and not self.log.ended:
                 self.cancel("its reader left")
+
+    @asynccontextmanager
+    async def reading(self, after: int = 0) -> AsyncGenerator[AsyncGenerator[Entry, None]]:
+        """Read the log, as one of those who attend."""
+        with self.attended():
+            async with aclosing(self.log.read(after)) as entries:
+                yield entries
 
 
 class _BrokenOff(Feed):

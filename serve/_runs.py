@@ -12,6 +12,10 @@ from ._served import Question, Served
 __all__ = ["Busy", "Runs"]
 
 
+# How many times as many runs that have ended are kept as may run at once, however long ago.
+KEPT = 10
+
+
 class Busy(Exception):
     """There are as many runs as there may be, or the server ends; come back in some seconds."""
 
@@ -32,8 +36,8 @@ class Runs:
         self._most = most
         self._keep = keep
         self._runs: dict[str, Run] = {}
-        self._running = 0
-        self._timers: set[asyncio.TimerHandle] = set()
+        self.running = 0  # how many have not ended
+        self._timers: dict[str, asyncio.TimerHandle] = {}  # of runs that have ended, oldest first
         self.closing = False
 
     def start(
@@ -47,12 +51,12 @@ class Runs:
         asks: bool = False,
     ) -> Run:
         """Begin a run. Raises `Busy`, or `BadQuestion` for what is not offered."""
-        if self.closing or self._running >= self._most:
+        if self.closing or self.running >= self._most:
             raise Busy(closing=self.closing)
         run = Run(served, question, owner, on_leave, traced=traced, asks=asks)
         run.at_done(lambda _: self._ended(run))
         self._commander.call_handler(run)
-        self._running += 1
+        self.running += 1
         self._runs[run.id] = run
         return run
 
@@ -66,15 +70,17 @@ class Runs:
         return [run for run in reversed(self._runs.values()) if run.owner == owner]
 
     def _ended(self, run: Run) -> None:
-        self._running -= 1
+        self.running -= 1
+        if run.id not in self._runs:
+            return  # `close` has forgotten it
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._keep, self._forget, run.id)
-        self._timers.add(timer)
+        self._timers[run.id] = loop.call_later(self._keep, self._forget, run.id)
+        if len(self._timers) > KEPT * self._most:
+            self._forget(next(iter(self._timers)))
 
     def _forget(self, run_id: str) -> None:
-        self._runs.pop(run_id, None)
-        now = asyncio.get_running_loop().time()
-        self._timers = {timer for timer in self._timers if timer.when() > now}
+        del self._runs[run_id]
+        self._timers.pop(run_id).cancel()
 
     async def drain(self, timeout: float) -> None:
         """Take no more, let what runs end, and cancel after `timeout` seconds what still does."""
@@ -84,6 +90,7 @@ class Runs:
 
     def close(self) -> None:
         """Forget all."""
-        for timer in self._timers:
+        for timer in self._timers.values():
             timer.cancel()
+        self._timers.clear()
         self._runs.clear()

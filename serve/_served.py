@@ -89,10 +89,15 @@ class _Agent(Served):
         _refuse(question, fields=True, options=True)
         agent, session = self._agent, OwnSession()
         *before, last = [self._heard(message) for message in question.messages]
+
+        def begin(_: Node[Any]) -> None:
+            # Not sooner: a node that never starts is never done, and its session would stay.
+            if agent not in session.forget:
+                session.forget[agent] = lambda: agent.forget(session)
+                agent.memory.add(*before, session_id=session)
+
         call = agent.call(last, session_id=session)
-        agent.memory.add(*before, session_id=session)
-        session.forget[agent] = lambda: agent.forget(session)
-        return call.at_done(lambda _: session.end())
+        return call.at_start(begin).at_done(lambda _: session.end())
 
     def _heard(self, message: Message) -> AgentMessage:
         sender = self._agent.name if message.role == "assistant" else "user"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import signal
+from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -24,8 +26,9 @@ def run_server(server: Server, host: str, port: int, drain: float) -> None:
     """Serve until SIGINT or SIGTERM, then let what runs end for `drain` seconds at most.
 
     What still runs then is cancelled, and its streams end with their wire's own error. A second
-    signal ends all at once. Raises `ConfigurationError` for an address beyond this machine where
-    anybody may ask, and `OSError` if it cannot be had.
+    signal cancels it at once, a third kills this process. Returns after SIGINT; after SIGTERM the
+    process ends by that signal, as if it had not been handled. Raises `ConfigurationError` for an
+    address beyond this machine where anybody may ask, and `OSError` if it cannot be had.
     """
     if not server.has_auth and not _is_loopback(host):
         raise ConfigurationError(
@@ -35,7 +38,8 @@ def run_server(server: Server, host: str, port: int, drain: float) -> None:
     config = uvicorn.Config(
         server, host=host, port=port, log_level="warning", timeout_graceful_shutdown=LAST
     )
-    _Uvicorn(config, server, drain).run()
+    with suppress(KeyboardInterrupt):
+        _Uvicorn(config, server, drain).run()
 
 
 def _is_loopback(host: str) -> bool:
@@ -46,22 +50,34 @@ def _is_loopback(host: str) -> bool:
 
 
 class _Uvicorn(uvicorn.Server):
+    """At the first signal it drains, at the second it cancels what runs, at the third it dies."""
+
     def __init__(self, config: uvicorn.Config, server: Server, drain: float) -> None:
         super().__init__(config)
         self._server = server
         self._drain = drain
+        self._signals = 0
         self._draining: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal, end at the second; called by Python between two steps."""
-        if self._draining is None and self.started:
-            asyncio.get_running_loop().call_soon_threadsafe(self._begin_to_drain, sig, frame)
-        else:
+        """Take a signal; called by Python between two steps."""
+        self._signals += 1
+        if self._signals > 2:
+            signal.signal(sig, signal.SIG_DFL)
+            signal.raise_signal(sig)
+        elif not self.started:
             super().handle_exit(sig, frame)
+        else:
+            timeout = self._drain if self._signals == 1 else 0
+            loop = asyncio.get_running_loop()
+            loop.call_soon_threadsafe(self._begin_to_drain, timeout, sig, frame)
 
-    def _begin_to_drain(self, sig: int, frame: FrameType | None) -> None:
+    def _begin_to_drain(self, timeout: float, sig: int, frame: FrameType | None) -> None:
         async def drain() -> None:
-            await self._server.runs.drain(self._drain)
+            if not self.should_exit:
+                await self._server.runs.drain(timeout)
             uvicorn.Server.handle_exit(self, sig, frame)
 
+        if self._draining is not None:
+            self._draining.cancel()
         self._draining = asyncio.ensure_future(drain())

@@ -1,0 +1,102 @@
+"""The servers of `serve.py`: each says the same answer, an event every `pause` seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from anabranch import Agent
+from anabranch.messages import Delta
+from anabranch.serve import serve
+from anabranch.testing import ScriptedBackend
+
+__all__ = ["DELTAS", "LAST", "SERVERS", "ask", "serve_one"]
+
+DELTAS = 200
+WORD = "word "
+END = [Delta(finish_reason="stop"), Delta(done=True)]
+
+
+def _bare(pause: float) -> Starlette:
+    """Write chat chunks by hand, with nothing between the source and the socket."""
+
+    async def events() -> AsyncGenerator[str]:
+        head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "w"}
+        for number in range(DELTAS + 1):
+            await asyncio.sleep(pause)
+            delta = {"content": WORD} if number < DELTAS else {}
+            finish = None if number < DELTAS else "stop"
+            choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
+            yield f"data: {json.dumps({**head, 'choices': [choice]})}\n\n"
+        yield "data: [DONE]\n\n"
+
+    async def chat(request: Request) -> Response:
+        await request.json()
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    return Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])
+
+
+def _backend(pause: float) -> ScriptedBackend:
+    return ScriptedBackend(otherwise=[*[WORD] * DELTAS, *END], size=None, delay=pause)
+
+
+def _agent(pause: float) -> Starlette:
+    """Serve an agent."""
+    app = Starlette()
+    agent = Agent(_backend(pause), "You answer.", name="writer")
+    serve(agent, max_runs=10_000, keep=5).mount_into(app)
+    return app
+
+
+def _model(pause: float) -> Starlette:
+    """Serve a model by itself."""
+    app = Starlette()
+    serve({"writer": _backend(pause)}, max_runs=10_000, keep=5).mount_into(app)
+    return app
+
+
+CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
+RESPONSES = ("/v1/responses", {"input": "hi"})
+# By name: what is served, and what is asked of it.
+SERVERS: dict[str, tuple[Callable[[float], Starlette], tuple[str, dict[str, Any]]]] = {
+    "bare Starlette": (_bare, CHAT),
+    "chat, a model": (_model, CHAT),
+    "chat, an agent": (_agent, CHAT),
+    "responses, an agent": (_agent, RESPONSES),
+}
+LAST = {CHAT[0]: b"data: [DONE]", RESPONSES[0]: b"event: response.completed"}
+
+
+def ask(name: str) -> tuple[bytes, bytes]:
+    """Return the request, and what the last event of its answer begins with."""
+    path, body = SERVERS[name][1]
+    content = json.dumps({"model": "writer", "stream": True, **body}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content, LAST[path]
+
+
+def serve_one(name: str, port: Any, pause: float, loop: str, http: Any) -> None:
+    """Serve in this process; its port goes into the pipe `port`, `/cpu` gives its CPU time."""
+    app = SERVERS[name][0](pause)
+
+    async def cpu(_: Request) -> Response:
+        return PlainTextResponse(f"{time.process_time()}")
+
+    app.router.routes.insert(0, Route("/cpu", cpu))
+    listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    port.send(listening.getsockname()[1])
+    config = uvicorn.Config(
+        app, log_level="error", access_log=False, loop=loop, http=http, backlog=4096
+    )
+    uvicorn.Server(config).run([listening])
