@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
-from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from ..commander import Commander, NodeLimits
 from ..commander.errors import ConfigurationError, MissingExtra
+from ._auth import Auth as Auth
+from ._auth import Authenticator
 from ._run import OnLeave
 from ._runs import Runs
 from ._served import Served, serve_thing
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 __all__ = ["Auth", "Server", "serve"]
-
-Auth: TypeAlias = "str | Sequence[str] | Callable[[str], Awaitable[str | None] | str | None]"
-"""Who may ask: a token, several, or a function that gives a token's user, or None for nobody."""
 
 DEFAULT_LEAVE: dict[str, OnLeave] = {"openai": "cancel", "*": "detach"}
 WIRES = ("openai",)
@@ -100,11 +97,9 @@ class Server:
         self.served = served
         self.wires = wires
         self.max_body = max_body
-        # By which names it is asked where anybody may ask: those of this machine.
-        self.hosts = {"localhost", "127.0.0.1", "::1"}
         self._on_leave = on_leave
         self._keep = keep
-        self._auth = auth
+        self._auth = None if auth is None else Authenticator(auth)
         self._max_runs = max_runs
         self._limits = limits
         self.has_page = page
@@ -177,22 +172,16 @@ class Server:
     # --- what the wires use
 
     async def user_of(self, request: Request) -> str | None:
-        """Return who asks, "" where anybody may; None for nobody that is known."""
+        """Return who asks, "" where anybody may; None for nobody that is known.
+
+        Raises `AuthFailed` if `auth` cannot tell.
+        """
         if self._auth is None:
             return ""
-        kind, _, token = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not token:
-            return None
-        if callable(self._auth):
-            found = self._auth(token)
-            return await found if isawaitable(found) else found
-        known = [self._auth] if isinstance(self._auth, str) else self._auth
-        right = [secrets.compare_digest(token.encode(), each.encode()) for each in known]
-        return f"token {right.index(True)}" if any(right) else None
+        return await self._auth.user_of(request.headers.get("authorization", ""))
 
     def _build(self) -> Starlette:
-        from starlette.applications import Starlette
-
+        from ._http import application
         from ._openai_http import routes
         from ._own_http import routes as own_routes
 
@@ -202,4 +191,4 @@ class Server:
                 yield
 
         openai = routes(self) if "openai" in self.wires else []
-        return Starlette(routes=[*openai, *own_routes(self)], lifespan=lifespan)
+        return application([*openai, *own_routes(self)], lifespan)

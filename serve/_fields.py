@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, cast, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
+from pydantic.json_schema import PydanticJsonSchemaWarning
 
 from ..commander.errors import ConfigurationError
 from ..store import Live
@@ -49,7 +51,8 @@ class Field:
 def fields_of(make: Callable[..., Any], name: str) -> list[Field]:
     """Return what a client may give: all that has a type of which JSON can hold a value.
 
-    What can only be made in Python keeps its default. Raises `ConfigurationError` for one that has
+    What can only be made in Python keeps its default, and so does what begins with an underscore.
+    Raises `ConfigurationError` for one that has
     none, and for annotations that cannot be read.
     """
     given = [*inspect.signature(make).parameters.values()]
@@ -63,7 +66,8 @@ def fields_of(make: Callable[..., Any], name: str) -> list[Field]:
         hint = hints.get(each.name, Any)
         is_live = get_origin(hint) is Annotated and hint.__metadata__ == LIVE
         needed = each.default is each.empty or is_live
-        offered = each.kind is not each.POSITIONAL_ONLY and not is_live
+        named = each.kind is not each.POSITIONAL_ONLY and not each.name.startswith("_")
+        offered = named and not is_live
         adapter = _adapter(hint) if offered else None
         if adapter is not None:
             fields.append(Field(each.name, adapter, needed, _takes_text(adapter)))
@@ -90,9 +94,12 @@ def _hints(make: Callable[..., Any], name: str) -> Mapping[str, Any]:
 def _adapter(hint: Any) -> TypeAdapter[Any] | None:
     """Return what checks values of a type; None if JSON can hold none."""
     try:
-        adapter: TypeAdapter[Any] = TypeAdapter(hint)
-        adapter.json_schema()
-    except (PydanticUserError, NameError, TypeError):
+        with warnings.catch_warnings():
+            # Of a choice, as `Callable | None`, pydantic would offer what is left of it.
+            warnings.simplefilter("error", PydanticJsonSchemaWarning)
+            adapter: TypeAdapter[Any] = TypeAdapter(hint)
+            adapter.json_schema()
+    except (PydanticUserError, PydanticJsonSchemaWarning, NameError, TypeError):
         return None
     return adapter
 

@@ -1,37 +1,45 @@
-"""What all wires do over HTTP: read a body, find who asks, stream a run, say what is wrong."""
+"""What all wires do over HTTP: find who asks, stream a run, say what is wrong."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
-from urllib.parse import urlsplit
 
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from ._auth import AuthFailed
+from ._local import host_name, is_local, is_remote_address
 from ._log import Entry, Gone, Log
 from ._run import Run
 from ._runs import Busy
 
 if TYPE_CHECKING:
+    from starlette.types import StatelessLifespan
+
     from ._app import Server
 
 __all__ = [
     "NO_RETRY",
     "EventStream",
     "Refusal",
+    "application",
     "frame",
-    "read_body",
     "route",
     "stream_log",
     "stream_run",
     "while_there",
 ]
+
+logger = logging.getLogger("anabranch.serve")
 
 T = TypeVar("T")
 
@@ -40,6 +48,13 @@ HEARTBEAT = 7.5
 ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 # For a run that has failed: OpenAI's clients would ask again by themselves, and tools run again.
 NO_RETRY = {"x-should-retry": "false"}
+# What is answered is for who asked and for nobody else: no cache, no page of others, no guess
+# of a browser's that it is a page.
+OWN = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 class Refusal(Exception):
@@ -65,7 +80,7 @@ class Refusal(Exception):
         """Return it as OpenAI's wire has errors."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         error = {"message": self.message, "type": kind, "param": self.field, "code": self.code}
-        return JSONResponse({"error": error}, self.status, headers=self.headers)
+        return JSONResponse({"error": error}, self.status, headers={**OWN, **self.headers})
 
 
 Endpoint: TypeAlias = "Callable[[Server, Request, str], Awaitable[Response]]"
@@ -76,58 +91,90 @@ def route(server: Server, method: str, path: str, endpoint: Endpoint) -> Route:
 
     async def answer(request: Request) -> Response:
         try:
-            _require_own_page(server, request)
-            return await endpoint(server, request, await _who_asks(server, request))
+            _require_own_machine(server, request)
+            _require_own_page(request)
+            response = await endpoint(server, request, await _who_asks(server, request))
         except Refusal as refusal:
             return refusal.response()
-        except ClientDisconnect:
-            return Response(status_code=499)  # which nobody reads
         except Busy as busy:
             headers = {"Retry-After": str(busy.retry_after)}
             return Refusal(busy.status, str(busy), code="rate_limit", headers=headers).response()
+        except ClientDisconnect:
+            return Refusal(400, "the request broke off").response()  # which nobody reads
+        except Exception:
+            logger.exception("%s %s failed", method, path)
+            return Refusal(500, "the server failed", headers=NO_RETRY).response()
+        for name, value in OWN.items():
+            response.headers.setdefault(name, value)
+        return response
 
-    return Route(path, answer, methods=[method])
+    made = Route(path, answer, methods=[method])
+    made.methods = {method}  # without HEAD, which would read a stream to its end
+    return made
 
 
-def _require_own_page(server: Server, request: Request) -> None:
-    """Refuse what a page of somebody else's asks in a browser of this machine's."""
-    host = request.headers.get("host", "")
-    origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != host:
-        raise Refusal(403, "pages from elsewhere may not ask here", code="origin")
-    name = urlsplit(f"//{host}").hostname or ""
-    # A name of somebody else's that leads to this machine would have the same origin.
-    if not server.has_auth and name not in server.hosts:
+def application(routes: Sequence[Route], lifespan: StatelessLifespan[Starlette]) -> Starlette:
+    """Make the application; what is at none of its addresses is refused as all else is."""
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        known = cast("HTTPException", error)
+        what = "this address takes no such request" if known.status_code == 405 else None
+        said = Refusal(
+            known.status_code,
+            what or "there is nothing at this address",
+            headers={**(known.headers or {})},
+        )
+        return said.response()
+
+    made = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: refuse})
+    # A redirect would lead to whatever the request says that the host is.
+    made.router.redirect_slashes = False
+    return made
+
+
+def _require_own_machine(server: Server, request: Request) -> None:
+    """Refuse, where anybody may ask, what does not come from this machine to this machine.
+
+    A name of somebody else's that leads here would be a page's own for a browser, so it is not
+    enough where a request comes from.
+    """
+    if server.has_auth:
+        return
+    name = host_name(request.headers.get("host", ""))
+    away = request.client is not None and is_remote_address(request.client.host)
+    if away or name is None or not is_local(name):
         raise Refusal(403, "without auth= this server is for its own machine", code="host")
-    if request.method == "POST" and int(request.headers.get("content-length", "1") or 1):
-        kind = request.headers.get("content-type", "").partition(";")[0].strip()
-        if kind != "application/json":
-            raise Refusal(415, "a request is application/json")
+
+
+def _require_own_page(request: Request) -> None:
+    """Refuse what a page of somebody else's asks in a browser.
+
+    Nothing that a proxy says counts: `X-Forwarded-Host` is anybody's to send. Browsers themselves
+    say where a page is from, in a header that no page can set; the older ones do not.
+    """
+    site = request.headers.get("sec-fetch-site")
+    origin = request.headers.get("origin")
+    if site is not None:
+        own = site in ("same-origin", "none")
+    elif origin is not None:
+        host = request.headers.get("host", "")
+        own = host != "" and origin.lower() in (f"http://{host.lower()}", f"https://{host.lower()}")
+    else:
+        own = True  # no browser
+    if not own:
+        raise Refusal(403, "pages from elsewhere may not ask here", code="origin")
 
 
 async def _who_asks(server: Server, request: Request) -> str:
     """Return who asks; refuse whom nobody knows."""
-    user = await server.user_of(request)
+    try:
+        user = await server.user_of(request)
+    except AuthFailed:
+        raise Refusal(503, "nobody can be let in for now", headers=NO_RETRY) from None
     if user is None:
         headers = {"WWW-Authenticate": "Bearer"}
         raise Refusal(401, "the token is not known", code="invalid_api_key", headers=headers)
     return user
-
-
-async def read_body(server: Server, request: Request) -> dict[str, Any]:
-    """Read a JSON object; refuse what is none, or too large, before it is kept."""
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > server.max_body:
-            raise Refusal(413, f"a request has at most {server.max_body} bytes")
-    try:
-        found = json.loads(bytes(body))
-    except (ValueError, RecursionError):
-        raise Refusal(400, "the body is no JSON") from None
-    if not isinstance(found, dict):
-        raise Refusal(400, "the body is no JSON object")
-    return cast("dict[str, Any]", found)
 
 
 async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -213,7 +260,7 @@ class EventStream(Response):
         self._attended = attended or nullcontext()
         self.status_code = 200
         self.background = None
-        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self.init_headers({"Cache-Control": "no-cache, no-store", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Starlette's own streams notice on some servers only when they write that nobody reads.

@@ -13,6 +13,8 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
+from ..messages.text import encodable
+
 __all__ = ["Entry", "EntryKind", "Gone", "Log"]
 
 EntryKind: TypeAlias = Literal[
@@ -70,6 +72,11 @@ class Log:
         self._waiting: set[asyncio.Future[bool]] = set()
 
     @property
+    def size(self) -> int:
+        """How many characters are kept, with some for each entry."""
+        return self._size
+
+    @property
     def first(self) -> int:
         """The number of the oldest entry that is kept; of the next one, where none is."""
         return self._entries[0].number if self._entries else self._last + 1
@@ -94,6 +101,9 @@ class Log:
         if self.ended:
             raise RuntimeError(f"nothing is said after the end: {kind}")
         self._last += 1
+        for name, value in data.items():
+            if isinstance(value, str):
+                data[name] = encodable(value)  # what a job says comes from anywhere
         entry = Entry(self._last, kind, data)
         self._entries.append(entry)
         self._size += _size(entry)

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ._failure import status_of
 from ._log import Entry
 
 __all__ = ["ChatChunks", "chat_completion", "chat_error"]
 
+ERROR_TYPES = {400: "invalid_request_error", 429: "rate_limit_error"}
 FINISH = {name: name for name in ("length", "content_filter", "tool_calls")}
 
 
@@ -108,4 +110,5 @@ def chat_error(entry: Entry) -> dict[str, Any]:
     """Make the error of a run that has failed or was cancelled; it tells nothing of the inside."""
     message = entry.data.get("message", "the run was cancelled")
     code = entry.data.get("code", "cancelled")
-    return {"error": {"message": message, "type": "server_error", "param": None, "code": code}}
+    kind = ERROR_TYPES.get(status_of(code), "server_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}

@@ -13,7 +13,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ._asking import read_input, read_messages, start, take_flag, take_object
-from ._http import NO_RETRY, Refusal, frame, read_body, route, stream_run, while_there
+from ._body import read_body
+from ._failure import status_of
+from ._http import NO_RETRY, Refusal, frame, route, stream_run, while_there
 from ._log import Entry, Gone
 from ._openai_chat import ChatChunks, chat_completion, chat_error
 from ._openai_fields import (
@@ -75,7 +77,7 @@ async def _chat(server: Server, request: Request, user: str) -> Response:
     if not stream:
         entries = await _whole(run, request)
         if entries[-1].kind != "completed":
-            return JSONResponse(chat_error(entries[-1]), 500, headers=NO_RETRY)
+            return _failed(entries[-1])
         return JSONResponse(chat_completion(name, model, created, entries))
     chunks = ChatChunks(name, model, created, include_usage)
 
@@ -96,7 +98,7 @@ async def _respond(server: Server, request: Request, user: str) -> Response:
     if background and not is_kept:
         raise Refusal(400, "store: what runs in the background is kept for a while", field="store")
     take_stream_options(body)
-    metadata = take_object(body, "metadata")
+    metadata = _read_metadata(body)
     echo = {name: body[name] for name in ECHOED if body.get(name) is not None}
     names = translate(body)
     instructions = body.pop("instructions", None)
@@ -111,8 +113,22 @@ async def _respond(server: Server, request: Request, user: str) -> Response:
         return _stream_response(run, -1)
     if background:
         return JSONResponse({**_events(run).response, "status": "queued"})
-    await _whole(run, request)
+    last = (await _whole(run, request))[-1]
+    if status_of(last.data.get("code", "")) < 500:
+        return _failed(last)
     return JSONResponse(await _response(run))
+
+
+def _read_metadata(body: dict[str, Any]) -> dict[str, str]:
+    """Take the metadata, which stand in all events again: a few short texts."""
+    metadata = take_object(body, "metadata")
+    if len(metadata) > 16 or not all(
+        len(name) <= 64 and isinstance(value, str) and len(value) <= 512
+        for name, value in metadata.items()
+    ):
+        what = "metadata has at most 16 texts of at most 512 characters, with names of at most 64"
+        raise Refusal(400, what, field="metadata")
+    return metadata
 
 
 async def _retrieve(server: Server, request: Request, user: str) -> Response:
@@ -179,6 +195,14 @@ def _stream_response(run: Run, after: int) -> Response:
         before=frames(events.begin()),
         too_late=lambda: [frame({**late, "sequence_number": events.next}, event="error")],
     )
+
+
+def _failed(last: Entry) -> Response:
+    """Answer with the error that a run has ended with."""
+    status, wait = status_of(last.data["code"]), last.data.get("retry_after")
+    # Without a time to wait for, what fails would fail again, and do all that it did once more.
+    headers = NO_RETRY if wait is None else {"Retry-After": str(wait)}
+    return JSONResponse(chat_error(last), status, headers=headers)
 
 
 async def _whole(run: Run, request: Request) -> list[Entry]:

@@ -17,6 +17,12 @@ from ._log import Entry
 __all__ = ["ResponseEvents"]
 
 STATUS = {"completed": "completed", "failed": "failed", "cancelled": "cancelled"}
+# Why a run failed, in the codes that this wire has.
+ERRORS = {
+    "insufficient_quota": "rate_limit_exceeded",
+    "rate_limit_exceeded": "rate_limit_exceeded",
+    "context_length_exceeded": "invalid_prompt",
+}
 # What cut a reply short, by the status of an agent's answer.
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
@@ -205,7 +211,8 @@ class ResponseEvents:
             response["status"] = "incomplete"
             response["incomplete_details"] = {"reason": cut}
         if entry.kind == "failed":
-            response["error"] = {"code": "server_error", "message": entry.data["message"]}
+            code = ERRORS.get(entry.data["code"], "server_error")
+            response["error"] = {"code": code, "message": entry.data["message"]}
         # There is no event for a response that was cancelled: it is incomplete for who reads it.
         kind = "incomplete" if response["status"] == "cancelled" else response["status"]
         yield self._event(f"response.{kind}", response=self._snapshot())

@@ -22,7 +22,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from ._asking import read_input, start
-from ._http import EventStream, Refusal, frame, read_body, route, stream_log, stream_run
+from ._body import read_body
+from ._http import EventStream, Refusal, frame, route, stream_log, stream_run
 from ._log import Entry
 from ._page import page
 from ._run import Run
@@ -44,7 +45,7 @@ def routes(server: Server) -> list[Route]:
         route(server, "GET", "/runs/{id}/events", _events),
         route(server, "GET", "/runs/{id}/trace", _trace),
         route(server, "POST", "/runs/{id}/cancel", _cancel),
-        route(server, "POST", "/runs/{id}/answers/{number:int}", _answer),
+        route(server, "POST", "/runs/{id}/answers/{number}", _answer),
     ]
 
 
@@ -73,9 +74,7 @@ async def _show(server: Server, request: Request, user: str) -> Response:
 async def _events(server: Server, request: Request, user: str) -> Response:
     run = _find(server, request, user)
     said = request.query_params.get("after") or request.headers.get("last-event-id") or "0"
-    if not said.isascii() or not said.isdigit():
-        raise Refusal(400, "it is a number", field="after")
-    after = int(said)
+    after = _read_number(said, "after")
     if after + 1 < run.log.first:
         raise Refusal(410, f"entries before {run.log.first} are no longer kept", code="gone")
 
@@ -111,7 +110,7 @@ async def _cancel(server: Server, request: Request, user: str) -> Response:
 
 async def _answer(server: Server, request: Request, user: str) -> Response:
     run = _find(server, request, user)
-    number: int = request.path_params["number"]
+    number = _read_number(request.path_params["number"], "question")
     try:
         body = await read_body(server, request)
     except Refusal:
@@ -120,6 +119,12 @@ async def _answer(server: Server, request: Request, user: str) -> Response:
     if not run.answer(number, body.get("approved")):
         raise Refusal(409, "this question is settled already, or was never asked")
     return JSONResponse(_describe(run))
+
+
+def _read_number(said: str, field: str) -> int:
+    if not (said.isascii() and said.isdigit() and len(said) < 16):
+        raise Refusal(400, "it is a number", field=field)
+    return int(said)
 
 
 def _find(server: Server, request: Request, user: str) -> Run:

@@ -26,11 +26,14 @@ def page() -> tuple[str, dict[str, str]]:
     policy = (
         "default-src 'none'; connect-src 'self'; form-action 'self'; img-src data:;"
         f" script-src '{_hash(script)}'; style-src '{_hash(style)}';"
-        " base-uri 'none'; frame-ancestors 'none'"
+        " base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script';"
+        " trusted-types 'none'"
     )
     return html, {
         "Content-Security-Policy": policy,
         "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+        "Cross-Origin-Opener-Policy": "same-origin",
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-cache",
     }

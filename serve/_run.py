@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
 import time
@@ -18,6 +19,7 @@ from ..messages import ToolCall, Usage
 from ..tools import Approval, Approvals, ToolResult
 from ..tracing.lines import KINDS as TREE_KINDS
 from ..tracing.lines import Lines
+from ._failure import Failure, failure_of
 from ._log import Entry, Log
 from ._served import Question, Served
 
@@ -32,6 +34,7 @@ KINDS: tuple[EventKind, ...] = ("text", "called", "answered")
 CAPACITY = 1000
 # Seconds that a person has to answer; no answer denies (S16).
 PATIENCE = 3600.0
+CANCELLED = Failure("cancelled", "the run was cancelled")
 
 
 class Run(Node[None], internal=True):
@@ -67,9 +70,10 @@ class Run(Node[None], internal=True):
         self._asks = asks
         self.usage: Mapping[str, Usage] = {}
         self.tree: Commander | None = None
-        self._work = served.node(question)  # refused here and now
+        # Refused here and now; None when it has ended, since it holds all that was asked.
+        self._work: Node[Any] | None = served.node(question)
         # One that is cancelled before it has begun has an end too, or its readers would wait.
-        self.at_done(lambda _: self._end("cancelled", "cancelled", "the run was cancelled"))
+        self.at_done(lambda _: self._end("cancelled", CANCELLED))
         self._readers = 0
         self._tap: Tap | None = None
         self._speaking = 0  # the node that spoke last, and whose it is
@@ -87,7 +91,9 @@ class Run(Node[None], internal=True):
                 self._tap = Tap(tree, CAPACITY, self._on_news, KINDS, self._on_news)
                 if self.trace is not None:
                     record_into(self.trace, tree)
-                result = await tree.run(self._work)
+                work, self._work = self._work, None
+                assert work is not None
+                result = await tree.run(work)
             self.usage = tree.usage()
             text = self.served.text(result)
             if text and text != "".join(self._said):
@@ -101,17 +107,21 @@ class Run(Node[None], internal=True):
                 self.trace.append("completed")
             self.log.append("completed", usage=self._spent(), status=self.served.status(result))
         except asyncio.CancelledError:
-            self._end("cancelled", "cancelled", "the run was cancelled")
+            self._end("cancelled", CANCELLED)
             raise
         except NodeCancelled:
-            self._end("cancelled", "cancelled", "the run was cancelled")
+            self._end("cancelled", CANCELLED)
         except BaseException as error:
             logger.error("the run %s of %s failed", self.id, self.served.name, exc_info=error)
-            self._end("failed", "server_error", "the run failed")
+            self._end("failed", failure_of(error))
             if not isinstance(error, Exception):
                 raise
+        finally:
+            # What was asked, and the tree, are not kept: only what was said.
+            self.tree = self._tap = self._work = None
+            self._said.clear()
 
-    def _end(self, kind: Literal["failed", "cancelled"], code: str, message: str) -> None:
+    def _end(self, kind: Literal["failed", "cancelled"], why: Failure) -> None:
         """Say how it ends, if that has not been said."""
         if self.log.ended:
             return
@@ -119,7 +129,9 @@ class Run(Node[None], internal=True):
             self.usage = self.tree.usage()
         if self.trace is not None and not self.trace.ended:
             self.trace.append("completed")
-        self.log.append(kind, code=code, message=message, usage=self._spent())
+        wait = {} if why.retry_after is None else {"retry_after": why.retry_after}
+        said = {"code": why.code, "message": why.message, **wait}
+        self.log.append(kind, **said, usage=self._spent())
 
     def _spent(self) -> dict[str, Any]:
         return sum(self.usage.values(), Usage()).to_wire()
@@ -185,6 +197,12 @@ class Run(Node[None], internal=True):
         return done
 
     # --- readers
+
+    @property
+    def size(self) -> int:
+        """How many characters it keeps."""
+        echoed = len(json.dumps(self.echo))
+        return self.log.size + echoed + (0 if self.trace is None else self.trace.size)
 
     @property
     def status(self) -> RunState:

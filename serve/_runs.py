@@ -12,10 +12,6 @@ from ._served import Question, Served
 __all__ = ["Busy", "Runs"]
 
 
-# How many times as many runs that have ended are kept as may run at once, however long ago.
-KEPT = 10
-
-
 class Busy(Exception):
     """There are as many runs as there may be, or the server ends; come back in some seconds."""
 
@@ -28,16 +24,28 @@ class Busy(Exception):
         self.retry_after = 5
 
 
+# How many runs that have ended are kept, for each that may run at once; and with how many
+# characters altogether.
+KEPT = 10
+KEPT_SIZE = 100_000_000
+
+
 class Runs:
-    """The runs below one commander. One that has ended is kept for `keep` seconds."""
+    """The runs below one commander. One that has ended is kept for `keep` seconds.
+
+    No more than ten times `most` of them are kept, nor more than `KEPT_SIZE` characters: then those
+    that ended first are forgotten sooner.
+    """
 
     def __init__(self, commander: Commander, *, most: int, keep: float) -> None:
         self._commander = commander
         self._most = most
         self._keep = keep
+        # The runs that have ended, the first to end first: when each is forgotten, and its size.
+        self._kept: dict[str, tuple[asyncio.TimerHandle, int]] = {}
+        self._size = 0
         self._runs: dict[str, Run] = {}
         self.running = 0  # how many have not ended
-        self._timers: dict[str, asyncio.TimerHandle] = {}  # of runs that have ended, oldest first
         self.closing = False
 
     def start(
@@ -73,14 +81,17 @@ class Runs:
         self.running -= 1
         if run.id not in self._runs:
             return  # `close` has forgotten it
-        loop = asyncio.get_running_loop()
-        self._timers[run.id] = loop.call_later(self._keep, self._forget, run.id)
-        if len(self._timers) > KEPT * self._most:
-            self._forget(next(iter(self._timers)))
+        timer = asyncio.get_running_loop().call_later(self._keep, self._forget, run.id)
+        self._kept[run.id] = timer, run.size
+        self._size += run.size
+        while len(self._kept) > KEPT * self._most or self._size > KEPT_SIZE:
+            self._forget(next(iter(self._kept)))
 
     def _forget(self, run_id: str) -> None:
+        timer, size = self._kept.pop(run_id)
+        timer.cancel()
+        self._size -= size
         del self._runs[run_id]
-        self._timers.pop(run_id).cancel()
 
     async def drain(self, timeout: float) -> None:
         """Take no more, let what runs end, and cancel after `timeout` seconds what still does."""
@@ -90,7 +101,7 @@ class Runs:
 
     def close(self) -> None:
         """Forget all."""
-        for timer in self._timers.values():
+        for timer, _ in self._kept.values():
             timer.cancel()
-        self._timers.clear()
+        self._kept.clear()
         self._runs.clear()

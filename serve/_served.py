@@ -206,6 +206,9 @@ class _Backend(Served):
         except ValueError as error:
             name, text = error.args
             raise BadQuestion(text, name) from None
+        most = self._backend.default_options.get("max_tokens")
+        if isinstance(most, int) and options.get("max_tokens", 0) > most:
+            raise BadQuestion(f"at most {most} are offered", "max_tokens")
         conversation = Conversation()
         conversation.add(*question.messages)
         try:

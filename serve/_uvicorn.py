@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import signal
 from contextlib import suppress
 from types import FrameType
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from ..commander.errors import ConfigurationError
+from ._local import is_local
 
 if TYPE_CHECKING:
     from ._app import Server
@@ -30,23 +30,22 @@ def run_server(server: Server, host: str, port: int, drain: float) -> None:
     process ends by that signal, as if it had not been handled. Raises `ConfigurationError` for an
     address beyond this machine where anybody may ask, and `OSError` if it cannot be had.
     """
-    if not server.has_auth and not _is_loopback(host):
+    if not server.has_auth and not is_local(host):
         raise ConfigurationError(
             f"{host} can be reached from other machines, and anybody may ask: give auth= (a token),"
             " or bind to 127.0.0.1"
         )
     config = uvicorn.Config(
-        server, host=host, port=port, log_level="warning", timeout_graceful_shutdown=LAST
+        server,
+        host=host,
+        port=port,
+        log_level="warning",
+        timeout_graceful_shutdown=LAST,
+        ws="none",
+        server_header=False,
     )
     with suppress(KeyboardInterrupt):
         _Uvicorn(config, server, drain).run()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 class _Uvicorn(uvicorn.Server):

@@ -1,0 +1,87 @@
+"""Reading the body of a request, of whatever size and shape: what comes out is sound JSON.
+
+It is bounded in bytes, in depth and in the time it takes; every number in it is finite, and every
+text can be sent on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from starlette.requests import Request
+
+from ..messages.text import encodable
+from ._http import Refusal
+
+if TYPE_CHECKING:
+    from ._app import Server
+
+__all__ = ["read_body"]
+
+# Seconds in which a body has to come.
+PATIENCE = 60.0
+# How many lists and objects may stand in one another.
+DEPTH = 100
+# What of a request is not read stays in the connection, so that ends.
+CLOSE = {"Connection": "close"}
+
+
+async def read_body(server: Server, request: Request) -> dict[str, Any]:
+    """Read a JSON object; refuse what is none, or too large, before it is kept."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Refusal(415, "a request is application/json")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > server.max_body:
+                    what = f"a request has at most {server.max_body} bytes"
+                    raise Refusal(413, what, headers=CLOSE)
+    except TimeoutError:
+        raise Refusal(408, "the request came too slowly", headers=CLOSE) from None
+    return _parse(bytes(body))
+
+
+def _parse(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body.decode(), parse_constant=_refuse_constant, parse_float=_finite)
+    except (ValueError, RecursionError):
+        raise Refusal(400, "the body is no JSON") from None
+    if not isinstance(found, dict):
+        raise Refusal(400, "the body is no JSON object")
+    if _is_deeper(cast("object", found), DEPTH):
+        raise Refusal(400, f"the body has more than {DEPTH} levels")
+    if b"\\ud" in body or b"\\uD" in body:
+        # Half a character, which some clients cut a text at, has no place in what is sent on.
+        found = json.loads(encodable(json.dumps(found, ensure_ascii=False)))
+    return cast("dict[str, Any]", found)
+
+
+def _is_deeper(found: object, most: int) -> bool:
+    level: list[Any] = [found]
+    for _ in range(most):
+        inner: Iterator[Iterable[Any]] = (
+            cast("dict[str, Any]", each).values() if isinstance(each, dict) else each
+            for each in level
+        )
+        level = [each for values in inner for each in values if isinstance(each, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number is too large")
+    return number

@@ -1,0 +1,62 @@
+"""What a client is told of a run that failed: which of a few things it was, and nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, cast
+
+from ..commander.errors import BudgetExceeded, ContextTooLong, RateLimited
+
+__all__ = ["Failure", "failure_of", "status_of"]
+
+
+class Failure(NamedTuple):
+    """Why a run failed, in words for its client; `code` is for programs."""
+
+    code: str
+    message: str
+    retry_after: int | None = None
+
+
+STATUS = {
+    "insufficient_quota": 429,
+    "rate_limit_exceeded": 429,
+    "context_length_exceeded": 400,
+}
+
+
+def status_of(code: str) -> int:
+    """Return the status of HTTP's for a run that ended so."""
+    return STATUS.get(code, 500)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Return what a client is told of an error; the first of its causes that is known counts."""
+    for cause in _causes(error, set()):
+        match cause:
+            case BudgetExceeded():
+                return Failure("insufficient_quota", "the budget for this is spent")
+            case RateLimited():
+                seconds = cause.retry_after
+                wait = None if seconds is None else max(1, round(min(3600.0, seconds)))
+                return Failure("rate_limit_exceeded", "the model is asked too much for now", wait)
+            case ContextTooLong():
+                return Failure(
+                    "context_length_exceeded", "the conversation is too long for the model"
+                )
+            case _:
+                pass
+    return Failure("server_error", "the run failed")
+
+
+def _causes(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
+    if id(error) in seen:
+        return
+    seen.add(id(error))
+    yield error
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        for each in group.exceptions:
+            yield from _causes(each, seen)
+    if error.__cause__ is not None:
+        yield from _causes(error.__cause__, seen)
