@@ -10,6 +10,9 @@ come back. Around that:
 - `_runs`: all runs of a server: how many, whose, and for how long
 - `_app`: `serve`, the ASGI application
 - `_http`: what all wires do over HTTP alike
+- `_auth`, `_local`: who asks, and which names and addresses are this machine's
+- `_body`: a request's body, as sound JSON
+- `_failure`: what a client is told of a run that failed
 - `_asking`: what a request asks, and what is refused by name; `_options`: what it may choose of a
   model
 - `_uvicorn`: a server by itself: its address, and how it ends

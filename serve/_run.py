@@ -34,6 +34,14 @@ KINDS: tuple[EventKind, ...] = ("text", "called", "answered")
 CAPACITY = 1000
 # Seconds that a person has to answer; no answer denies (S16).
 PATIENCE = 3600.0
+# What lines of a recording say of the machine and of the code, and what stands there instead.
+INSIDE: Mapping[str, Any] = {
+    "pid": 0,
+    "host": "",
+    "error": {"type": "error"},
+    "at": "",
+    "text": "",
+}
 CANCELLED = Failure("cancelled", "the run was cancelled")
 
 
@@ -255,7 +263,7 @@ def record_into(log: Log, tree: Commander) -> None:
     def on_news() -> None:
         assert tap is not None
         for line in lines.of(tap.take()):
-            log.append("line", text=line)
+            log.append("line", text=without_inside(line))
 
     def on_close() -> None:
         on_news()
@@ -265,4 +273,13 @@ def record_into(log: Log, tree: Commander) -> None:
     tap = Tap(tree, CAPACITY, on_news, TREE_KINDS, on_close)
     last = tap.now
     lines = Lines(tap.now(), tap.epoch)
-    log.append("line", text=lines.head())
+    log.append("line", text=without_inside(lines.head()))
+
+
+def without_inside(line: str) -> str:
+    """Return a line of a recording without the machine and the code: clients read it."""
+    if not any(f'"{name}":' in line for name in INSIDE):
+        return line
+    said: dict[str, Any] = json.loads(line)
+    shown = {name: INSIDE.get(name, value) for name, value in said.items()}
+    return json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
