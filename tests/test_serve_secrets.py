@@ -211,7 +211,8 @@ async def test_the_page_runs_nothing_but_itself() -> None:
     """No script but its own, by its digest; no handler in the markup; nothing made of text."""
     async with _running(Agent(ScriptedBackend(), name="writer"), auth="right") as server:
         page = await ask(server, "GET", "/")
-    policy = dict(part.strip().partition(" ")[::2] for part in _policy(page))
+    parts = [part.strip().partition(" ") for part in _policy(page)]
+    policy = {name: value for name, _, value in parts}
     text = page.body.decode()
     for kind in ("script", "style"):
         inside = re.findall(f"<{kind}>(.*?)</{kind}>", text, re.DOTALL)
