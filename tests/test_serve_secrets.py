@@ -11,7 +11,7 @@ import logging
 import re
 import socket
 import weakref
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -55,11 +55,6 @@ async def _running(*things: Any, **options: Any) -> AsyncGenerator[Server]:
     server = serve(*things, **options)
     async with server.running():
         yield server
-
-
-def _fails(error: Exception) -> Callable[[], Any]:
-    backend = ScriptedBackend(*[error] * 20)
-    return lambda: Agent(backend, name="writer", retries=0)
 
 
 # --- errors
@@ -164,7 +159,7 @@ async def test_a_models_key_is_in_no_answer_and_no_log(caplog: pytest.LogCapture
 
     caplog.set_level(logging.DEBUG)
     key = "sk-live-0123456789abcdef"
-    echo = Reply(json.dumps({"error": {"message": f"wrong key {key}"}}).encode(), status=401)
+    echo = Reply([json.dumps({"error": {"message": f"wrong key {key}"}}).encode()], status=401)
     async with ScriptedServer(echo) as models:
         model = connect(models.url, model="tiny", api_key=key)
         async with _running(Agent(model, name="writer")) as server, model:
