@@ -20,7 +20,11 @@ __all__ = ["Reader", "chat", "on_uvicorn", "request"]
 async def on_uvicorn(app: Any, **options: Any) -> AsyncGenerator[int]:
     """Give the port; connections that are still open at the end are closed."""
     listening = socket.create_server(("127.0.0.1", 0), backlog=1000)
-    settings = {"log_config": None, "log_level": "warning", "timeout_graceful_shutdown": 5}
+    settings: dict[str, Any] = {
+        "log_config": None,
+        "log_level": "warning",
+        "timeout_graceful_shutdown": 5,
+    }
     config = uvicorn.Config(app, **{**settings, **options})
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
