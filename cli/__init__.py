@@ -12,7 +12,8 @@
 - `_run_job`: a job run from the command line, its fields from `_fields`; `_see`: recordings
   followed and shown; what is drawn of a tree: which nodes (`_survey`, `_fold`), as lines
   (`_tree_view`), when and where (`_drawing`, `_screen`); `_summary`: a recording as text; `_diff`:
-  two compared; `_serve`: agents, jobs and models behind a web address
+  two compared; `_serve`: agents, jobs and models behind a web address; `_watch_url`: a run there,
+  followed
 
 What the user writes comes in through `Terminal.read`; the model's words go out through its `write`.
 """

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 import webbrowser
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -99,21 +100,34 @@ def run(
             raise SystemExit(status)
 
 
-def watch(file: Recording, debug: Debug = False) -> None:
-    """Draw the tree of a run that another process records, until its end.
+def watch(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE_OR_URL",
+            help="A recording, which record(...) or run --record writes, or a run of a server:"
+            " http://HOST:PORT/runs/ID, or http://HOST:PORT for its newest. The key is"
+            " ANABRANCH_TOKEN.",
+        ),
+    ],
+    debug: Debug = False,
+) -> None:
+    """Draw the tree of a run in another process, until its end.
 
     A file that is not there yet is waited for. Ends with status 0; 1 if the process has ended
-    before the run; 2 for wrong usage; 130 after Ctrl-C.
+    before the run, or the server shows no such run; 2 for wrong usage; 130 after Ctrl-C.
     """
     accept_all_signs()
     with report_errors(FAILED, debug, (ConfigurationError,)):
-        if "://" in file:
-            raise ConfigurationError(
-                f"{in_line(file, 200)!r} is an address: so far recordings can be watched, by the"
-                " name of their file"
-            )
-        _wait_for(Path(file))
-        if status := asyncio.run(_watch(Path(file))):
+        if "://" in what:
+            from ._watch_url import follow_url
+
+            title, traces = what, follow_url(what)
+        else:
+            path = Path(what)
+            _wait_for(path)
+            title, traces = path.name, follow(path)
+        if status := asyncio.run(_watch(title, traces)):
             raise SystemExit(status)
 
 
@@ -128,9 +142,9 @@ def _wait_for(path: Path) -> None:
             time.sleep(LOOK)
 
 
-async def _watch(path: Path) -> int:
-    with open_drawing(in_line(path.name, 100)) as drawing:
-        trace = await _draw(path, drawing)
+async def _watch(title: str, traces: AsyncGenerator[Trace]) -> int:
+    with open_drawing(in_line(title, 100)) as drawing:
+        trace = await _draw(traces, drawing)
     if trace is None or not trace.lives or trace.lives[-1].ended:
         return 0
     life = trace.lives[-1]
@@ -140,13 +154,13 @@ async def _watch(path: Path) -> int:
     return FAILED
 
 
-async def _draw(path: Path, drawing: Drawing) -> Trace | None:
+async def _draw(traces: AsyncGenerator[Trace], drawing: Drawing) -> Trace | None:
     """Draw what is read, several times a second, until there is no more."""
     latest: Trace | None = None
 
     async def read_on() -> None:
         nonlocal latest
-        async for trace in follow(path):
+        async for trace in traces:
             latest = trace
 
     reading = asyncio.create_task(read_on())

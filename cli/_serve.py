@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from ..backends import connect
 from ..commander import ConfigurationError
 from ._exit import FAILED, USAGE, report_errors
 from ._named import import_named
+from ._terminal import LegibleLog, in_line
 
 __all__ = ["serve_command"]
 
@@ -37,6 +39,10 @@ def serve_command(
     max_runs: Annotated[int, typer.Option(min=1, help="Questions answered at once.")] = 200,
     keep: Annotated[float, typer.Option(min=0, help="Seconds that an answer is kept.")] = 300.0,
     drain: Annotated[float, typer.Option(min=0, help="Seconds to end in after a signal.")] = 10.0,
+    page: Annotated[bool, typer.Option(help="Serve a page to talk on, at /.")] = True,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Write no line for each answer.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
     """Serve agents, jobs and models over HTTP, as OpenAI does, with a page to talk on.
@@ -46,13 +52,29 @@ def serve_command(
     from ..serve import serve
 
     with report_errors(USAGE, debug):
-        app = serve(*map(_find, things), auth=token or None, max_runs=max_runs, keep=keep)
+        if token and not all(token):
+            raise ConfigurationError("--token is empty: leave it out, and anybody may ask")
+        app = serve(
+            *map(_find, things), auth=token or None, max_runs=max_runs, keep=keep, page=page
+        )
+    _log_to_stderr(quiet)
+
+    def say(where: str) -> None:
+        key = "; clients send a key: ********" if token else ""
+        ways = [f"clients of OpenAI's: {where}/v1", *([f"a page: {where}/"] if page else [])]
+        for line in f"serving {', '.join(app.served)} at {where}{key}", "; ".join(ways):
+            print(in_line(line, 1000), file=sys.stderr, flush=True)
+
     with report_errors(FAILED, debug, (ConfigurationError,)):
-        names = ", ".join(app.served)
-        where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        print(f"serving {names} at {where} (Ctrl-C ends it)", file=sys.stderr)
-        print(f"a page to talk on: {where}/   for clients of OpenAI's: {where}/v1", file=sys.stderr)
-        app.run(host, port, drain=drain)
+        app.run(host, port, drain=drain, on_start=say)
+
+
+def _log_to_stderr(quiet: bool) -> None:
+    """Write what fails, and unless `quiet` a line for each answer."""
+    log = LegibleLog()
+    log.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    logging.getLogger().addHandler(log)
+    logging.getLogger("anabranch.serve").setLevel(logging.WARNING if quiet else logging.INFO)
 
 
 def _find(thing: str) -> Any:

@@ -157,17 +157,26 @@ class Server:
                 commander.exit()
                 self._runs = None
 
-    def run(self, host: str = "127.0.0.1", port: int = 8000, *, drain: float = 10.0) -> None:
+    def run(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        *,
+        drain: float = 10.0,
+        on_start: Callable[[str], None] | None = None,
+    ) -> None:
         """Serve until SIGINT or SIGTERM, in a program without a loop, on uvicorn.
 
         At the first signal it takes nothing new, lets what runs end for `drain` seconds, and then
         cancels the rest, whose streams end with an error of their wire; at the second it cancels
-        at once, and at the third the process is killed. Raises `ConfigurationError` for an
-        address that other machines reach without `auth`.
+        at once, and at the third the process is killed. `on_start` is told the address,
+        `http://HOST:PORT`, once clients can connect; port 0 is any that is free. Raises
+        `ConfigurationError` for an address that other machines reach without `auth`, and `OSError`
+        for one that cannot be had.
         """
         from ._uvicorn import run_server
 
-        run_server(self, host, port, drain)
+        run_server(self, host, port, drain, on_start)
 
     # --- what the wires use
 

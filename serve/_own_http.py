@@ -140,5 +140,6 @@ def _describe(run: Run) -> dict[str, Any]:
         "model": run.served.name,
         "status": run.status,
         "created": run.created,
+        "traced": run.trace is not None,
         "last": run.log.last,
     }

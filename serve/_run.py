@@ -113,7 +113,9 @@ class Run(Node[None], internal=True):
                 self.log.append("requested", id=call.id, **said)
             if self.trace is not None:
                 self.trace.append("completed")
-            self.log.append("completed", usage=self._spent(), status=self.served.status(result))
+            self.log.append(
+                "completed", usage=self.spent.to_wire(), status=self.served.status(result)
+            )
         except asyncio.CancelledError:
             self._end("cancelled", CANCELLED)
             raise
@@ -139,10 +141,12 @@ class Run(Node[None], internal=True):
             self.trace.append("completed")
         wait = {} if why.retry_after is None else {"retry_after": why.retry_after}
         said = {"code": why.code, "message": why.message, **wait}
-        self.log.append(kind, **said, usage=self._spent())
+        self.log.append(kind, **said, usage=self.spent.to_wire())
 
-    def _spent(self) -> dict[str, Any]:
-        return sum(self.usage.values(), Usage()).to_wire()
+    @property
+    def spent(self) -> Usage:
+        """What its models have used, once it has ended."""
+        return sum(self.usage.values(), Usage())
 
     # --- what is said
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from contextlib import suppress
 
 from ..commander import Commander
@@ -10,6 +12,8 @@ from ._run import OnLeave, Run
 from ._served import Question, Served
 
 __all__ = ["Busy", "Runs"]
+
+logger = logging.getLogger("anabranch.serve")
 
 
 class Busy(Exception):
@@ -79,6 +83,12 @@ class Runs:
 
     def _ended(self, run: Run) -> None:
         self.running -= 1
+        spent = run.spent
+        logger.info(
+            "%s %s in %.1f s, %d + %d tokens",
+            *(run.served.name, run.status, time.time() - run.created),
+            *(spent.input_tokens, spent.output_tokens),
+        )
         if run.id not in self._runs:
             return  # `close` has forgotten it
         timer = asyncio.get_running_loop().call_later(self._keep, self._forget, run.id)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -22,13 +24,16 @@ __all__ = ["run_server"]
 LAST = 3
 
 
-def run_server(server: Server, host: str, port: int, drain: float) -> None:
+def run_server(
+    server: Server, host: str, port: int, drain: float, on_start: Callable[[str], None] | None
+) -> None:
     """Serve until SIGINT or SIGTERM, then let what runs end for `drain` seconds at most.
 
     What still runs then is cancelled, and its streams end with their wire's own error. A second
     signal cancels it at once, a third kills this process. Returns after SIGINT; after SIGTERM the
-    process ends by that signal, as if it had not been handled. Raises `ConfigurationError` for an
-    address beyond this machine where anybody may ask, and `OSError` if it cannot be had.
+    process ends by that signal, as if it had not been handled. `on_start` is told the address once
+    clients can connect. Raises `ConfigurationError` for an address beyond this machine where
+    anybody may ask, and `OSError` if it cannot be had.
     """
     if not server.has_auth and not is_local(host):
         raise ConfigurationError(
@@ -44,8 +49,22 @@ def run_server(server: Server, host: str, port: int, drain: float) -> None:
         ws="none",
         server_header=False,
     )
-    with suppress(KeyboardInterrupt):
-        _Uvicorn(config, server, drain).run()
+    with _listen(host, port) as listening:
+        if on_start is not None:
+            name = f"[{host}]" if ":" in host else host
+            on_start(f"http://{name}:{listening.getsockname()[1]}")
+        with suppress(KeyboardInterrupt):
+            _Uvicorn(config, server, drain).run([listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Listen at an address; clients wait from now on until they are answered."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise OSError(f"cannot serve at {host}, port {port}: {why}") from error
 
 
 class _Uvicorn(uvicorn.Server):

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+from _until import until
 
 __all__ = ["Served", "serving"]
 
@@ -54,8 +55,7 @@ def serving(app: Any) -> Generator[Served]:
 
     async def run() -> None:
         serve = asyncio.create_task(server.serve(sockets=[listening]))
-        while not server.started:
-            await asyncio.sleep(0.005)
+        await until(lambda: server.started)
         begun.set()
         await serve
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from _talks import Served, serving
+from _until import until
 
 from anabranch import Agent, Job, Message, ToolCall, tool
 from anabranch.messages import Request
@@ -418,17 +419,13 @@ def test_a_run_that_is_forgotten_meanwhile_is_said_to_be(talk: Open) -> None:
     page.see("Once")
     page.page.goto("about:blank")
     page.served.do(gates.gate.set)
-    page.served.do(lambda: _ended(page.served.app))
+    runs = page.served.app.runs
+    page.served.do(lambda: until(lambda: not runs.of("")))
     page.page.goto(page.served.url)
     assert page.end() == "It did not work: there is no such run"
     assert page.page.input_value("#words") == "A tale"
     page.page.press("#words", "Enter")
     page.see("Here.")
-
-
-async def _ended(app: Any) -> None:
-    while app.runs.of(""):
-        await asyncio.sleep(0.01)
 
 
 def test_a_run_that_fails_says_so_and_no_more(talk: Open, caplog: pytest.LogCaptureFixture) -> None:

@@ -331,7 +331,7 @@ async def test_a_recording_goes_on_in_a_further_life(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["watch", "http://127.0.0.1:9"], "is an address"),
+        (["watch", "ftp://127.0.0.1:9"], "is no http address"),
         (["watch", "none/r.jsonl"], "there is no folder 'none'"),
         (["watch", "work.py"], "work.py' is no recording"),
         (["view", "none.jsonl"], "cannot read the recording 'none.jsonl'"),
