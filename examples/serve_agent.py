@@ -41,9 +41,10 @@ def main() -> None:
         backend = connect(options.model)
         agent = Agent(backend, "You help visitors of a library.", name="librarian",
                       tools=[opening_hours, reserve])  # fmt: skip
-        print(f"a page to talk on: http://127.0.0.1:{options.port}/", flush=True)
-        serve(agent).run(port=options.port)
-    except AnabranchError as error:
+        serve(agent).run(
+            port=options.port, on_start=lambda url: print(f"a page to talk on: {url}/", flush=True)
+        )
+    except (AnabranchError, OSError) as error:
         raise SystemExit(f"{error}") from None
 
 

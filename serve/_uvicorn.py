@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 from collections.abc import Callable
@@ -63,7 +64,8 @@ def _listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
-        why = error.strerror or str(error)
+        unknown = isinstance(error, socket.gaierror) or error.errno is None
+        why = error.strerror if unknown else os.strerror(error.errno)
         raise OSError(f"cannot serve at {host}, port {port}: {why}") from error
 
 

@@ -488,10 +488,10 @@ def test_a_key_is_asked_for_until_it_is_right(talk: Open) -> None:
 def test_who_reads_above_is_not_moved(talk: Open) -> None:
     """A button leads to the newest; who is at the end stays at the end."""
     gates = Gates()
-    page = talk(agent(gates.wait("line\n" * 80, "the end")))
+    page = talk(agent(gates.wait("line\n" * 80 + "half ", "the end")))
     bottom = "() => talk.scrollHeight - talk.scrollTop - talk.clientHeight"
     page.ask("Long")
-    page.page.get_by_text("line").wait_for()
+    page.see("half")
     assert page.page.locator("#newest").is_hidden()
     page.page.evaluate("() => { talk.scrollTop = 0 }")
     page.page.evaluate("() => new Promise(requestAnimationFrame)")

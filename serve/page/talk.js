@@ -2,10 +2,12 @@
 
 const NEAR = 80; // pixels from the end within which the talk follows what is added
 
-let low = true; // whether its end is in sight
+const isLow = () => $("talk").scrollHeight - $("talk").scrollTop - $("talk").clientHeight < NEAR;
+
+let low = true; // whether its end was in sight, before its size has changed
 
 $("talk").addEventListener("scroll", () => {
-  low = $("talk").scrollHeight - $("talk").scrollTop - $("talk").clientHeight < NEAR;
+  low = isLow();
   if (low) $("newest").hidden = true;
 });
 new ResizeObserver(() => { if (low) scrollDown(); }).observe($("talk"));
@@ -18,7 +20,7 @@ function scrollDown() {
 
 // Change the talk; who reads its end stays there, and who reads above is not moved.
 function keepLow(change) {
-  const stays = low;
+  const stays = isLow();
   const result = change();
   if (stays) scrollDown();
   else $("newest").hidden = false;
