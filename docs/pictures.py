@@ -1,4 +1,4 @@
-"""Make the pictures of seeing.md anew, by running small programs and looking at them.
+"""Make the pictures of seeing.md and serving.md anew, by running small programs and looking at them.
 
     python docs/pictures.py            # all
     python docs/pictures.py page-light
@@ -23,6 +23,7 @@ from typing import Any
 from anabranch import Agent, Commander, Job, Message, Retry, ToolCall, settle, tool
 from anabranch.backends import Price
 from anabranch.messages import Usage
+from anabranch.serve import serve
 from anabranch.testing import ScriptedBackend
 from anabranch.tracing import read, record
 
@@ -259,11 +260,64 @@ def page(
     asyncio.run(look(file, picture, (width, height), scheme, *keys.split()))
 
 
+# --- the picture of a server's page
+
+
+def librarian() -> Agent:
+    """Return an agent that looks something up, shows code, and asks before it reserves."""
+    program = "```python\nfor book in shelf('rivers'):\n    print(book.title, book.due)\n```"
+    backend = ScriptedBackend(
+        call("search", query="rivers that branch"),
+        say(f"There are **four passages**. This lists what is on the shelf:\n{program}", 180),
+        call("reserve", title="Rivers and Their Branches"),
+        say("It is reserved until Friday."),
+        delay=0.01,
+    )
+    return Agent(backend, "You help visitors.", name="librarian", tools=[search, reserve])
+
+
+@tool(approve=True)
+async def reserve(title: str) -> str:
+    """Reserve a book."""
+    return f"{title} is reserved."
+
+
+async def talk(picture: Path) -> None:
+    """Talk to a server on its page until it asks, and take the page's picture."""
+    import socket
+
+    import uvicorn
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(
+        uvicorn.Config(serve(librarian()), log_level="warning", timeout_graceful_shutdown=1)
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    async with browser() as opened:
+        page = await opened.new_page(viewport={"width": 1100, "height": 640})
+        await page.goto(f"http://127.0.0.1:{listening.getsockname()[1]}/")
+        await page.fill("#words", "What do you have on rivers that branch?")
+        await page.press("#words", "Enter")
+        await page.wait_for_selector(".spent")
+        await page.fill("#words", "Please reserve the first one for me.")
+        await page.press("#words", "Enter")
+        await page.wait_for_selector(".ask button")
+        await page.screenshot(path=picture)
+    server.should_exit = True
+    await serving
+
+
+def server_page(folder: Path, picture: Path) -> None:
+    """Take the picture of a server's page."""
+    asyncio.run(talk(picture))
+
+
 PICTURES: dict[str, Callable[[Path, Path], None]] = {
     "page-light": partial(page, run="research", scheme="light", keys="f"),
     "page-dark": partial(page, run="research", scheme="dark", keys="3"),
     "page-crowd": partial(page, run="crowd", scheme="light", keys="4"),
     "page-narrow": partial(page, run="research", scheme="light", keys="f", width=400, height=800),
+    "server-page": server_page,
 }
 
 

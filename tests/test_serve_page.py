@@ -356,7 +356,9 @@ def test_stop_closes_the_models_stream_and_keeps_what_was_said(talk: Open) -> No
     assert ann.backend.opened == ann.backend.closed == 1
     page.ask("And?")
     page.end(2)
-    (_, _, before, _) = ann.backend.requests[-1].messages
+    heard = [m.content for m in ann.backend.requests[-1].messages]
+    assert len(heard) == 4, (heard, page.page.locator("#talk").inner_text())
+    before = ann.backend.requests[-1].messages[2]
     assert (before.content or "").startswith("Once upon")
 
 
