@@ -1,4 +1,4 @@
-"""Make the pictures of seeing.md and serving.md anew, by running small programs and looking at them.
+"""Make the pictures of seeing.md and serving.md anew: small programs run, and are looked at.
 
     python docs/pictures.py            # all
     python docs/pictures.py page-light

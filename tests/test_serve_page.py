@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shutil
 import threading
@@ -249,6 +250,42 @@ def test_enter_twice_asks_once(talk: Open) -> None:
     assert len(ann.backend.requests) == 1
 
 
+def test_a_question_may_be_sent_before_the_models_are_known(talk: Open) -> None:
+    """It waits for them."""
+    page = talk(agent("Here."))
+    page.page.wait_for_selector("#hello")
+    held: list[Any] = []
+    page.page.route("**/v1/models", held.append)
+    with page.page.expect_request("**/v1/models"):
+        page.page.goto(page.served.url)
+    page.page.evaluate("""() => { words.value = "Early?"; say.requestSubmit() }""")
+    held[0].continue_()
+    page.end()
+    assert page.said == ["Here."]
+
+
+def test_an_answer_that_breaks_off_is_struck_out(talk: Open) -> None:
+    """What is sent again is the answer that came after it."""
+    page = talk(agent("Here."))
+    page.page.wait_for_selector("#hello")
+    frames = [
+        ("text", {"text": "Half an", "speech": "1"}),
+        ("broken", {}),
+        ("text", {"text": "A whole one.", "speech": "2"}),
+        ("completed", {"usage": {}}),
+    ]
+    body = "".join(
+        f"id: {n}\nevent: {kind}\ndata: {json.dumps({'number': n, **data})}\n\n"
+        for n, (kind, data) in enumerate(frames, 1)
+    )
+    page.page.route("**/events?*", lambda route: route.fulfill(body=body))
+    page.ask("Hello?")
+    page.end()
+    assert page.page.locator(".broken").all_inner_texts() == ["Half an"]
+    said = page.page.evaluate("JSON.parse(sessionStorage.getItem('said'))")
+    assert [each["content"] for each in said] == ["Hello?", "A whole one."]
+
+
 def test_a_text_with_code_is_shown_so_and_nothing_of_it_runs(talk: Open) -> None:
     """Code gets boxes that can be copied; markup of a model's is text."""
     hostile = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
@@ -356,10 +393,9 @@ def test_stop_closes_the_models_stream_and_keeps_what_was_said(talk: Open) -> No
     assert ann.backend.opened == ann.backend.closed == 1
     page.ask("And?")
     page.end(2)
-    heard = [m.content for m in ann.backend.requests[-1].messages]
-    assert len(heard) == 4, (heard, page.page.locator("#talk").inner_text())
-    before = ann.backend.requests[-1].messages[2]
+    (_, _, before, _) = ann.backend.requests[-1].messages
     assert (before.content or "").startswith("Once upon")
+    assert page.page.locator(".broken").count() == 0
 
 
 def test_a_reload_goes_on_in_mid_answer(talk: Open) -> None:

@@ -119,9 +119,10 @@ async function followTree(run) {
 async function send() {
   const words = $("words").value.trim();
   if (!words || current || asking) return;
-  const question = [...said, { role: "user", content: words }];
   asking = $("send").disabled = true;
   try {
+    await ready;
+    const question = [...said, { role: "user", content: words }];
     const answer = await post("runs", { model: $("model").value, input: question });
     if (answer.ok) {
       const run = await answer.json();
@@ -226,4 +227,5 @@ async function begin() {
   else if (store.get("shown")) followTree({ id: store.get("shown") });
 }
 
-begin().catch(() => add("note error", "The server cannot be reached."));
+// Settled when the models are known; until then a question waits.
+const ready = begin().catch(() => add("note error", "The server cannot be reached."));

@@ -49,6 +49,7 @@ class View {
     this.texts = [];
     this.speech = null; // what is being said
     this.speaker = null; // the number of the reply that it is part of
+    this.broken = false; // whether it is no answer, unless it is the user who has stopped it
     this.calls = new Map();
     this.questions = new Map();
   }
@@ -57,8 +58,9 @@ class View {
 
   show(kind, data) {
     keepLow(() => {
+      if (this.broken && kind !== "cancelled") this.breakOff();
       if (kind === "text") this.say(data);
-      else if (kind === "broken") this.breakOff();
+      else if (kind === "broken") this.broken = true;
       else if (kind === "called") this.call(data);
       else if (kind === "answered") this.answer(data);
       else if (kind === "asked") this.question(data);
@@ -77,9 +79,9 @@ class View {
   }
 
   breakOff() {
-    this.speech?.element.classList.add("broken");
+    this.broken = false;
     this.pauseSpeech();
-    this.texts.pop();
+    this.texts.pop()?.element.classList.add("broken");
   }
 
   call(data) {
