@@ -255,7 +255,7 @@ def test_a_question_may_be_sent_before_the_models_are_known(talk: Open) -> None:
     page = talk(agent("Here."))
     page.page.wait_for_selector("#hello")
     held: list[Any] = []
-    page.page.route("**/v1/models", held.append)
+    page.page.route("**/v1/models", lambda route: held.append(route))
     with page.page.expect_request("**/v1/models"):
         page.page.goto(page.served.url)
     page.page.evaluate("""() => { words.value = "Early?"; say.requestSubmit() }""")
