@@ -64,8 +64,9 @@ def _listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
-        unknown = isinstance(error, socket.gaierror) or error.errno is None
-        why = error.strerror if unknown else os.strerror(error.errno)
+        why = error.strerror
+        if error.errno is not None and not isinstance(error, socket.gaierror):
+            why = os.strerror(error.errno)
         raise OSError(f"cannot serve at {host}, port {port}: {why}") from error
 
 
