@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import signal
 import socket
@@ -60,8 +61,11 @@ def run_server(
 
 def _listen(host: str, port: int) -> socket.socket:
     """Listen at an address; clients wait from now on until they are answered."""
+    name = host.strip("[]").lower()
+    with suppress(ValueError):  # an IPv4 address in an IPv6 one
+        name = str(getattr(ipaddress.ip_address(name), "ipv4_mapped", None) or name)
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
         why = error.strerror
