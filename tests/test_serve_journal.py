@@ -167,7 +167,8 @@ async def test_a_reply_that_had_failed_is_not_told_twice() -> None:
             first.append(kind, **({"text": text, "speech": "4"} if text else {"agent": "writer"}))
         await first.flushed()
         again = await KeptLog.open(journal, "serve/r")
-        for kind, text in [*begun[:2], ("text", "Wel"), ("text", "l")]:
+        rest: list[tuple[EntryKind, str]] = [*begun[:2], ("text", "Wel"), ("text", "l")]
+        for kind, text in rest:
             again.append(kind, **({"text": text, "speech": "9"} if text else {"agent": "writer"}))
         await again.flushed()
         told = [(entry.number, entry.kind, entry.data.get("text")) for entry in again.kept()]
