@@ -51,12 +51,12 @@ def run_server(
         ws="none",
         server_header=False,
     )
-    with _listen(host, port) as listening:
+    # Also one that comes before uvicorn hears of it.
+    with suppress(KeyboardInterrupt), _listen(host, port) as listening:
         if on_start is not None:
             name = f"[{host}]" if ":" in host else host
             on_start(f"http://{name}:{listening.getsockname()[1]}")
-        with suppress(KeyboardInterrupt):
-            _Uvicorn(config, server, drain).run([listening])
+        _Uvicorn(config, server, drain).run([listening])
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -144,8 +144,10 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_read(folder: Path):
 async def test_vectors_of_another_model_are_refused(folder: Path):
     """In adding and in searching; the index stays as it is."""
 
+    (folder / "more").mkdir()
+    (folder / "more" / "eels.txt").write_text("An eel swims.")
     async with ScriptedServer(
-        vectors("a"), vectors("a"), vectors("a", "b"), vectors("a"), vectors("a", "b")
+        vectors("a"), vectors("a"), vectors("a", "b"), vectors("a")
     ) as server:
         for_server = {"OPENAI_API_KEY": "sk-test", "OPENAI_BASE_URL": server.url}
 
@@ -154,7 +156,7 @@ async def test_vectors_of_another_model_are_refused(folder: Path):
 
         first = await ask("add", "docs/otters.txt", "--embed", "openai:small")
         assert first == (0, "docs/otters.txt: 1 piece\n", "")
-        for wrong in (("search", "x"), ("add", "docs/rivers.md"), ("add", "docs")):
+        for wrong in (("search", "x"), ("add", "docs/rivers.md"), ("add", "more")):
             status, out, err = await ask(*wrong, "--embed", "openai:large")
             assert (status, out) == (1, "")
             assert "has vectors of 2 by openai:small" in err
