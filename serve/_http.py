@@ -101,7 +101,7 @@ def route(server: Server, method: str, path: str, endpoint: Endpoint) -> Route:
             return Refusal(busy.status, str(busy), code="rate_limit", headers=headers).response()
         except ClientDisconnect:
             return Refusal(400, "the request broke off").response()  # which nobody reads
-        except Exception:
+        except Exception:  # whatever it is, a client is told nothing of the inside
             logger.exception("%s %s failed", method, path)
             return Refusal(500, "the server failed", headers=NO_RETRY).response()
         for name, value in OWN.items():
