@@ -208,11 +208,7 @@ def measure_page(file: Path, folder: Path, rounds: int) -> tuple[float, float] |
     from anabranch.tracing import read
 
     page = folder / "page.html"
-    try:
-        cpu, _ = cost(lambda: read(file).html(page))
-    except NotImplementedError:
-        print("\n*** the page is ABSENT from this checkout, and not measured")
-        return None
+    cpu, _ = cost(lambda: read(file).html(page))
     size = page.stat().st_size
     print(f"\nthe page of {ON_PAGE:,} nodes: {size:,} bytes, written in {cpu:.2f} s of CPU", end="")
     ready = open_page(page, rounds)
