@@ -43,6 +43,14 @@ def serve_command(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Write no line for each answer.")
     ] = False,
+    journal: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            envvar="ANABRANCH_JOURNAL",
+            help="Keep runs of background mode and of the page here: they go on after a restart.",
+        ),
+    ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
     """Serve agents, jobs and models over HTTP, as OpenAI does, with a page to talk on.
@@ -55,7 +63,12 @@ def serve_command(
         if token and not all(token):
             raise ConfigurationError("--token is empty: leave it out, and anybody may ask")
         app = serve(
-            *map(_find, things), auth=token or None, max_runs=max_runs, keep=keep, page=page
+            *map(_find, things),
+            auth=token or None,
+            max_runs=max_runs,
+            keep=keep,
+            page=page,
+            journal=journal,
         )
     _log_to_stderr(quiet)
 

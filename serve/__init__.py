@@ -8,6 +8,7 @@ come back. Around that:
 - `_served`: what can be served, each as a node that answers a question; `_fields`: what a client
   may give to a job or a handler
 - `_runs`: all runs of a server: how many, whose, and for how long
+- `_kept`: a run that a journal keeps over a restart; `_kept_log`: its log, told once it is on disk
 - `_app`: `serve`, the ASGI application
 - `_http`: what all wires do over HTTP alike
 - `_auth`, `_local`: who asks, and which names and addresses are this machine's

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ..commander import Commander, NodeLimits
 from ..commander.errors import ConfigurationError, MissingExtra
+from ..store import Journal
 from ._auth import Auth as Auth
 from ._auth import Authenticator
 from ._run import OnLeave
@@ -36,6 +38,7 @@ def serve(
     limits: NodeLimits | None = None,
     page: bool = True,
     max_body: int = 10_000_000,
+    journal: str | os.PathLike[str] | Journal | None = None,
 ) -> Server:
     """Make an ASGI application in which clients talk to `things` by protocols that exist.
 
@@ -50,7 +53,9 @@ def serve(
     others. A run that has ended is kept for `keep` seconds. `auth` says who may ask; without it
     anybody may, and the server binds to this machine alone. Over `max_runs` at once a client is
     told to come back later. `limits` hold for all runs together. `page` serves a page to talk on.
-    `max_body` is the largest request, in bytes.
+    `max_body` is the largest request, in bytes. With `journal`, the name of a file or a `Journal`,
+    runs of agents and backends that go on without their readers outlive the process: a server that
+    begins again takes them up.
 
     Raises `ConfigurationError` for what cannot be served, and `MissingExtra` without starlette.
     """
@@ -72,7 +77,7 @@ def serve(
     leave: dict[str, OnLeave] = {**DEFAULT_LEAVE, **(on_leave or {})}
     if max_runs < 1:
         raise ConfigurationError(f"max_runs must be at least 1, not {max_runs!r}")
-    return Server(served, known, leave, keep, auth, max_runs, limits, page, max_body)
+    return Server(served, known, leave, keep, auth, max_runs, limits, page, max_body, journal)
 
 
 class Server:
@@ -93,6 +98,7 @@ class Server:
         limits: NodeLimits | None,
         page: bool,
         max_body: int,
+        journal: str | os.PathLike[str] | Journal | None,
     ) -> None:
         self.served = served
         self.wires = wires
@@ -103,6 +109,7 @@ class Server:
         self._max_runs = max_runs
         self._limits = limits
         self.has_page = page
+        self._journal = journal
         self._runs: Runs | None = None
         self._app = self._build()
 
@@ -148,12 +155,23 @@ class Server:
         """Take requests inside this block."""
         if self._runs is not None:
             raise RuntimeError("this server runs already: it begins once, in one application")
-        async with Commander(limits=self._limits) as commander:
-            self._runs = Runs(commander, most=self._max_runs, keep=self._keep)
+        async with AsyncExitStack() as stack:
+            journal = self._journal
+            if journal is not None and not isinstance(journal, Journal):
+                journal = Journal(journal)
+            if journal is not None and not journal.is_open:
+                await stack.enter_async_context(journal)
+            commander = Commander(limits=self._limits)
+            runs = Runs(commander, most=self._max_runs, keep=self._keep, journal=journal)
+            stack.callback(runs.close)
+            stack.push_async_callback(runs.flush)
+            await stack.enter_async_context(commander)
+            self._runs = runs
             try:
+                await runs.take_up(self.served)
                 yield
             finally:
-                self._runs.close()
+                runs.suspend()
                 commander.exit()
                 self._runs = None
 

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from ._auth import AuthFailed
 from ._local import host_name, is_local, is_remote_address
-from ._log import Entry, Gone, Log
+from ._log import Entry, Gone, Left, Log
 from ._run import Run
 from ._runs import Busy
 
@@ -216,7 +216,15 @@ def stream_run(
     Where the reader is slower than the log is long, `too_late` gives the last frames.
     """
     texts = stream_log(run.log, encode, after, before, too_late, at_end)
-    return EventStream(texts, run.attended())
+    return EventStream(_accepted(run, texts) if run.is_kept else texts, run.attended())
+
+
+async def _accepted(run: Run, texts: AsyncGenerator[str]) -> AsyncGenerator[str]:
+    """Tell nobody of a run before its journal has it."""
+    await run.accepted.wait()
+    async with aclosing(texts):
+        async for text in texts:
+            yield text
 
 
 async def stream_log(
@@ -240,6 +248,8 @@ async def stream_log(
                     said = clock()
     except Gone:
         yield "".join(too_late())
+    except Left:
+        return  # as if the connection were cut: whoever comes back finds the run
     else:
         yield "".join(at_end)
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from ..messages.text import encodable
 
-__all__ = ["Entry", "EntryKind", "Gone", "Log"]
+__all__ = ["Entry", "EntryKind", "Gone", "Left", "Log", "encode_texts"]
 
 EntryKind: TypeAlias = Literal[
     "text",  # more of what is said to the user
@@ -58,6 +58,10 @@ class Gone(Exception):
         self.first = first
 
 
+class Left(Exception):
+    """The server ends before the run does, which goes on when the server begins again."""
+
+
 class Log:
     """The entries of one run; `most` is how many characters of them are kept.
 
@@ -69,6 +73,7 @@ class Log:
         self._entries: deque[Entry] = deque()
         self._size = 0
         self._last = 0
+        self._left = False
         self._waiting: set[asyncio.Future[bool]] = set()
 
     @property
@@ -101,18 +106,37 @@ class Log:
         if self.ended:
             raise RuntimeError(f"nothing is said after the end: {kind}")
         self._last += 1
-        for name, value in data.items():
-            if isinstance(value, str):
-                data[name] = encodable(value)  # what a job says comes from anywhere
+        encode_texts(data)
         entry = Entry(self._last, kind, data)
         self._entries.append(entry)
         self._size += _size(entry)
         while self._size > self._most and len(self._entries) > 1:
             self._size -= _size(self._entries.popleft())
+        self._wake()
+        return entry
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the last entry was added, though it may be read later."""
+        return self.ended
+
+    @property
+    def is_left(self) -> bool:
+        """Whether nothing is added any more, though the end has not come."""
+        return self._left and not self.ended
+
+    def leave(self) -> None:
+        """Add nothing more here, though the end has not come; readers get `Left`."""
+        self._left = True
+        self._wake()
+
+    def _wake(self) -> None:
         waiting, self._waiting = self._waiting, set()
         for reader in waiting:
             _wake(reader, True)
-        return entry
+
+    async def flushed(self) -> None:
+        """Return when all that was added can be read."""
 
     def kept(self) -> Iterator[Entry]:
         """Give what there is now; raises `Gone` if the beginning is no longer kept."""
@@ -124,7 +148,7 @@ class Log:
         """Give all entries behind the number `after`, as they come, until the last one.
 
         Raises `Gone` if some of them are no longer kept; also on the way, where this reader is too
-        slow.
+        slow; and `Left` where the server ends before the run.
         """
         async with aclosing(self.batches(after)) as batches:
             async for batch in batches:
@@ -165,6 +189,8 @@ class Log:
                     continue
                 if self.ended:
                     return
+                if self._left:
+                    raise Left
                 news = loop.create_future()
                 self._waiting.add(news)
                 try:
@@ -192,6 +218,13 @@ class Log:
 def _wake(reader: asyncio.Future[bool], news: bool) -> None:
     if not reader.done():
         reader.set_result(news)
+
+
+def encode_texts(data: dict[str, Any]) -> None:
+    """Replace in texts what no client could read: what a job says comes from anywhere."""
+    for name, value in data.items():
+        if isinstance(value, str):
+            data[name] = encodable(value)
 
 
 def _size(entry: Entry) -> int:

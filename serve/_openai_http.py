@@ -6,6 +6,7 @@ What a request asks that is not honoured is refused by name (S17), never passed 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -16,7 +17,7 @@ from ._asking import read_input, read_messages, start, take_flag, take_object
 from ._body import read_body
 from ._failure import status_of
 from ._http import NO_RETRY, Refusal, frame, route, stream_run, while_there
-from ._log import Entry, Gone
+from ._log import Entry, Gone, Left
 from ._openai_chat import ChatChunks, chat_completion, chat_error
 from ._openai_fields import (
     CHAT_NAMES,
@@ -112,6 +113,7 @@ async def _respond(server: Server, request: Request, user: str) -> Response:
     if stream:
         return _stream_response(run, -1)
     if background:
+        await run.accepted.wait()
         return JSONResponse({**_events(run).response, "status": "queued"})
     last = (await _whole(run, request))[-1]
     if status_of(last.data.get("code", "")) < 500:
@@ -149,8 +151,9 @@ async def _retrieve(server: Server, request: Request, user: str) -> Response:
 async def _cancel(server: Server, request: Request, user: str) -> Response:
     run = _find(server, user, request)
     run.cancel("a client asked for it")
-    async for _ in run.log.batches(run.log.last):
-        pass
+    with suppress(Left):
+        async for _ in run.log.batches(run.log.last):
+            pass
     return JSONResponse(await _response(run))
 
 
@@ -216,3 +219,6 @@ async def _whole(run: Run, request: Request) -> list[Entry]:
             return await while_there(request.receive, read())
         except Gone:
             raise Refusal(500, "the answer was too long to be kept") from None
+        except Left:
+            why = "the server ends, and the run goes on when it begins again"
+            raise Refusal(503, why) from None

@@ -15,6 +15,7 @@ A run that was begun here goes on when its readers leave. The number of each ent
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -24,7 +25,7 @@ from starlette.routing import Route
 from ._asking import read_input, start
 from ._body import read_body
 from ._http import EventStream, Refusal, frame, route, stream_log, stream_run
-from ._log import Entry
+from ._log import Entry, Gone, Left
 from ._page import page
 from ._run import Run
 
@@ -64,6 +65,7 @@ async def _start(server: Server, request: Request, user: str) -> Response:
     messages = read_input(body)
     leave = server.on_leave("anabranch")
     run = start(server, user, body, messages, leave, traced=True, asks=True)
+    await run.accepted.wait()
     return JSONResponse(_describe(run), 201)
 
 
@@ -105,6 +107,10 @@ def _too_late() -> Iterator[str]:
 async def _cancel(server: Server, request: Request, user: str) -> Response:
     run = _find(server, request, user)
     run.cancel("a client asked for it")
+    if run.is_kept:  # when this returns, no restart brings it back
+        with suppress(Gone, Left):
+            async for _ in run.log.read(run.log.last):
+                pass
     return JSONResponse(_describe(run), 202)
 
 

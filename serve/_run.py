@@ -8,24 +8,29 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
 from ..agents import AgentMessage
 from ..agents.hearing import APPROVE, LISTENER, Feed, Speech
 from ..commander import Commander, Event, EventKind, Node, NodeCancelled
 from ..commander.tap import Tap
+from ..handlers import handler
 from ..messages import ToolCall, Usage
+from ..store import Journal, NotPending, PendingDoubt, RunBusy
 from ..tools import Approval, Approvals, ToolResult
 from ..tracing.lines import KINDS as TREE_KINDS
 from ..tracing.lines import Lines
 from ._failure import Failure, failure_of
+from ._kept import PREFIX, Told, go_on, write_question
+from ._kept_log import KeptLog
 from ._log import Entry, Log
 from ._served import Question, Served
 
 logger = logging.getLogger("anabranch.serve")
 
-__all__ = ["OnLeave", "Run", "RunState"]
+__all__ = ["Kept", "OnLeave", "Run", "RunState"]
 
 OnLeave: TypeAlias = Literal["cancel", "detach"]
 RunState: TypeAlias = Literal["running", "completed", "failed", "cancelled"]
@@ -43,6 +48,12 @@ INSIDE: Mapping[str, Any] = {
     "text": "",
 }
 CANCELLED = Failure("cancelled", "the run was cancelled")
+# Seconds between two looks for calls in doubt.
+LOOK = 0.5
+# What a model is told of a call that is not done again.
+UNKNOWN = (
+    "nobody knows whether this was done, as the server was ended meanwhile; it is not repeated"
+)
 
 
 class Run(Node[None], internal=True):
@@ -63,31 +74,67 @@ class Run(Node[None], internal=True):
         *,
         traced: bool = False,
         asks: bool = False,
+        kept: Kept | None = None,
+        asked: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(f"run:{served.name}")
-        self.id = secrets.token_hex(16)
+        self.id = secrets.token_hex(16) if kept is None else kept.id
         self.served = served
         self.owner = owner
         self.on_leave = on_leave
-        self.created = time.time()
+        self.created: float = time.time() if asked is None else asked["created"]
         # The tree as lines of a recording, where somebody may look at it.
         self.trace = Log() if traced else None
-        self.echo: dict[str, Any] = {}  # what a wire says of the request again
-        self.log = Log()
+        # What a wire says of the request again.
+        self.echo: dict[str, Any] = {} if asked is None else asked["echo"]
+        self.log = Log() if kept is None else kept.log
+        # Set once the journal has it, where one keeps it; its id is told to nobody before.
+        self.accepted = asyncio.Event()
+        self._kept = kept
+        self._question: Question | None = question
+        self._stopped = False  # somebody has cancelled it, and not the end of the server
         self.approvals = Approvals(timeout=PATIENCE, on_ask=self._asked)
         self._asks = asks
         self.usage: Mapping[str, Usage] = {}
         self.tree: Commander | None = None
-        # Refused here and now; None when it has ended, since it holds all that was asked.
-        self._work: Node[Any] | None = served.node(question)
-        # One that is cancelled before it has begun has an end too, or its readers would wait.
-        self.at_done(lambda _: self._end("cancelled", CANCELLED))
+        # Refused here and now; None when it has ended, as is the question: they hold all that was
+        # asked.
+        self.work: Node[Any] | None = served.node(question)
+        self.at_done(lambda _: self.settle())
         self._readers = 0
         self._tap: Tap | None = None
         self._speaking = 0  # the node that spoke last, and whose it is
         self._agent: str | None = None
         self._speech = 0  # the node of the answer's last reply, and what it has said
         self._said: list[str] = []
+        # The questions by the numbers under which they are told.
+        self._questions: dict[int, Approval | PendingDoubt] = {}
+        self._last_question = 0 if kept is None else kept.log.asked
+        if kept is None:
+            self.accepted.set()
+        else:
+            self._said.append(kept.log.spoken)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether a journal keeps it."""
+        return self._kept is not None
+
+    def asked(self) -> dict[str, Any]:
+        """Return what a later life needs to know, as JSON."""
+        assert self._question is not None
+        known = {"owner": self.owner, "created": self.created, "echo": self.echo}
+        return {
+            **write_question(self._question),
+            **known,
+            "traced": self.trace is not None,
+            "asks": self._asks,
+        }
+
+    def cancel(self, reason: str = "") -> None:
+        """Cancel it for good; one that only the end of the server cancels goes on later."""
+        self._stopped = True
+        super().cancel(reason)
 
     async def task(self) -> None:
         """Let the thing that is served answer."""
@@ -99,26 +146,20 @@ class Run(Node[None], internal=True):
                 self._tap = Tap(tree, CAPACITY, self._on_news, KINDS, self._on_news)
                 if self.trace is not None:
                     record_into(self.trace, tree)
-                work, self._work = self._work, None
-                assert work is not None
-                result = await tree.run(work)
-            self.usage = tree.usage()
-            text = self.served.text(result)
-            if text and text != "".join(self._said):
-                self.log.append("text", text=text, speech="result", agent=self.served.name)
-            for call in self.served.calls(result):
-                # What was no JSON is the client's to see: it would take "{}" for what was meant.
-                text = call.raw if call.error is not None and call.raw is not None else call.text
-                said = {"name": call.name, "arguments": text, "index": call.index}
-                self.log.append("requested", id=call.id, **said)
+                told = await self._answer(tree)
+            if told.text and told.text != "".join(self._said):
+                self.log.append("text", text=told.text, speech="result", agent=self.served.name)
+            for call in told.calls:
+                self.log.append("requested", **call)
             if self.trace is not None:
                 self.trace.append("completed")
-            self.log.append(
-                "completed", usage=self.spent.to_wire(), status=self.served.status(result)
-            )
+            self.log.append("completed", usage=told.usage, status=told.status)
         except asyncio.CancelledError:
             self._end("cancelled", CANCELLED)
             raise
+        except RunBusy as busy:  # another server has this file too, and this run
+            logger.warning("the run %s goes on elsewhere: %s", self.id, busy)
+            self.log.leave()
         except NodeCancelled:
             self._end("cancelled", CANCELLED)
         except BaseException as error:
@@ -126,26 +167,46 @@ class Run(Node[None], internal=True):
             self._end("failed", failure_of(error))
             if not isinstance(error, Exception):
                 raise
+
+    async def _answer(self, tree: Commander) -> Told:
+        kept = self._kept
+        if kept is None:
+            assert self.work is not None
+            result = await tree.run(self.work)
+            return Told.of(self.served, result, self.spent.to_wire())
+        looking = tree.call_handler(look_for_doubts(self, kept.journal)) if kept.again else None
+        try:
+            return await tree.run(go_on(self, kept.journal, kept.keep))
         finally:
-            # What was asked, and the tree, are not kept: only what was said.
-            self.tree = self._tap = self._work = None
-            self._said.clear()
+            if looking is not None:
+                looking.cancel("the run is over")
+
+    def settle(self) -> None:
+        """Keep only what was said; one that was cancelled before it began gets an end here."""
+        self._end("cancelled", CANCELLED)
+        self.accepted.set()
+        self.tree = self._tap = self.work = self._question = None
+        self._said.clear()
+        self._questions.clear()
 
     def _end(self, kind: Literal["failed", "cancelled"], why: Failure) -> None:
         """Say how it ends, if that has not been said."""
-        if self.log.ended:
-            return
-        if self.tree is not None:
-            self.usage = self.tree.usage()
         if self.trace is not None and not self.trace.ended:
             self.trace.append("completed")
+        if self.log.is_ending:
+            return
+        if self._kept is not None and kind == "cancelled" and not self._stopped:
+            self.log.leave()
+            return
         wait = {} if why.retry_after is None else {"retry_after": why.retry_after}
         said = {"code": why.code, "message": why.message, **wait}
         self.log.append(kind, **said, usage=self.spent.to_wire())
 
     @property
     def spent(self) -> Usage:
-        """What its models have used, once it has ended."""
+        """What its models have used so far."""
+        if self.tree is not None:
+            self.usage = self.tree.usage()
         return sum(self.usage.values(), Usage())
 
     # --- what is said
@@ -192,18 +253,40 @@ class Run(Node[None], internal=True):
 
     def _asked(self, question: Approval) -> None:
         call = question.call
-        self.log.append(
-            "asked", question=question.number, name=call.name, arguments=call.text, id=call.id
-        )
+        self._put(question, {"name": call.name, "arguments": call.text, "id": call.id})
+
+    def _put(self, question: Approval | PendingDoubt, said: dict[str, Any]) -> None:
+        """Tell of a question, unless that was told in an earlier life."""
+        number = None if self._kept is None else self._kept.log.asked_before(said)
+        if number is None:
+            self._last_question += 1
+            number = self._last_question
+            self.log.append("asked", question=number, **said)
+        self._questions[number] = question
+
+    async def doubt(self, question: PendingDoubt) -> None:
+        """Ask whether a call is done again of which nobody knows; deny where nobody is asked."""
+        if not self._asks:
+            await question.done(UNKNOWN)
+            return
+        said = {"name": question.tool, "arguments": json.dumps(dict(question.arguments))}
+        self._put(question, {**said, "id": f"doubt {question.number}"})
 
     def answer(self, number: int, approved: object) -> bool:
-        """Answer a question; anything but True denies (S16). False if it is settled already."""
-        try:
-            question = self.approvals.get(number)
-        except KeyError:
-            return False
+        """Answer a question; anything but True denies (S16). False if it is settled already.
+
+        To one about a call in doubt, True says that it is done again.
+        """
         yes = approved is True
-        done = question.approve() if yes else question.deny("the user said no")
+        match self._questions.pop(number, None):
+            case None:
+                return False
+            case PendingDoubt() as doubt:
+                assert self.tree is not None
+                self.tree.call_handler(settle_doubt(doubt, again=yes))
+                done = True
+            case question:
+                done = question.approve() if yes else question.deny("the user said no")
         if done:
             self.log.append("decided", question=number, approved=yes)
         return done
@@ -258,6 +341,37 @@ class _BrokenOff(Feed):
     def fail(self, speech: Speech) -> None:
         """Tell whose text it was."""
         self._on_broken(speech.sender)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """That a journal keeps a run; `again`: an earlier life has begun it."""
+
+    id: str
+    log: KeptLog
+    journal: Journal
+    keep: float
+    again: bool
+
+
+@handler
+async def look_for_doubts(node: Node[Any], run: Run, journal: Journal) -> None:
+    """Tell of the calls of which nobody knows whether they were done."""
+    told: set[int] = set()
+    while True:
+        for question in await journal.doubts(PREFIX + run.id):
+            if question.number not in told:
+                told.add(question.number)
+                with suppress(NotPending):
+                    await run.doubt(question)
+        await asyncio.sleep(LOOK)
+
+
+@handler
+async def settle_doubt(node: Node[Any], doubt: PendingDoubt, *, again: bool) -> None:
+    """Answer what nobody but a person knows."""
+    with suppress(NotPending):
+        await (doubt.not_done() if again else doubt.done(UNKNOWN))
 
 
 def record_into(log: Log, tree: Commander) -> None:

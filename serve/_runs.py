@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import secrets
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from contextvars import Context
+from typing import Any
 
 from ..commander import Commander
-from ._run import OnLeave, Run
-from ._served import Question, Served
+from ..commander.errors import AnabranchError
+from ..store import Journal
+from ._kept import PREFIX, read_question
+from ._kept_log import KeptLog, give_up
+from ._log import Log
+from ._run import Kept, OnLeave, Run
+from ._served import BadQuestion, Question, Served
+
+logger = logging.getLogger("anabranch.serve")
 
 __all__ = ["Busy", "Runs"]
 
@@ -41,15 +53,21 @@ class Runs:
     that ended first are forgotten sooner.
     """
 
-    def __init__(self, commander: Commander, *, most: int, keep: float) -> None:
+    def __init__(
+        self, commander: Commander, *, most: int, keep: float, journal: Journal | None = None
+    ) -> None:
         self._commander = commander
         self._most = most
         self._keep = keep
+        self._journal = journal
         # The runs that have ended, the first to end first: when each is forgotten, and its size.
         self._kept: dict[str, tuple[asyncio.TimerHandle, int]] = {}
         self._size = 0
         self._runs: dict[str, Run] = {}
         self.running = 0  # how many have not ended
+        # What may still have to be written.
+        self._writing: set[asyncio.Task[None]] = set()
+        self._left: list[Log] = []
         self.closing = False
 
     def start(
@@ -65,12 +83,60 @@ class Runs:
         """Begin a run. Raises `Busy`, or `BadQuestion` for what is not offered."""
         if self.closing or self.running >= self._most:
             raise Busy(closing=self.closing)
-        run = Run(served, question, owner, on_leave, traced=traced, asks=asks)
+        kept = None
+        # Who cannot come back to a run has no use for it after a restart.
+        if self._journal is not None and served.keeps and on_leave == "detach":
+            name = secrets.token_hex(16)
+            log = KeptLog(self._journal, PREFIX + name)
+            kept = Kept(name, log, self._journal, self._keep, again=False)
+        run = Run(served, question, owner, on_leave, traced=traced, asks=asks, kept=kept)
+        self._begin(run)
+        return run
+
+    def _begin(self, run: Run) -> None:
         run.at_done(lambda _: self._ended(run))
         self._commander.call_handler(run)
         self.running += 1
         self._runs[run.id] = run
-        return run
+
+    async def take_up(self, served: Mapping[str, Served]) -> None:
+        """Go on with the runs that the journal has, however many, and know again what has ended."""
+        if self._journal is None:
+            return
+        await self._journal.purge(time.time() - self._keep, prefix=PREFIX)
+        for row in reversed(await self._journal.runs(prefix=PREFIX)):
+            inputs: Any = json.loads(row.inputs)
+            name, asked = inputs["served"], inputs["asked"]
+            if name not in served:
+                logger.warning("the run %s waits: %s is not served", row.run_id, name)
+                continue
+            log = await KeptLog.open(self._journal, row.run_id)
+            run_id = row.run_id.removeprefix(PREFIX)
+            kept = Kept(run_id, log, self._journal, self._keep, again=True)
+            who = (asked["owner"], "detach")
+            try:
+                question = read_question(asked)
+                run = Run(
+                    served[name],
+                    question,
+                    *who,
+                    traced=asked["traced"],
+                    asks=asked["asks"],
+                    kept=kept,
+                    asked=asked,
+                )
+            except (BadQuestion, AnabranchError, ValueError):
+                logger.exception("the run %s cannot be taken up", row.run_id)
+                continue
+            if not log.ended:
+                self._begin(run)
+                continue
+            run.settle()
+            run.trace = None
+            self._runs[run.id] = run
+            self._forget_later(run, row.updated + self._keep - time.time())
+            if row.state not in ("completed", "failed", "cancelled"):
+                await give_up(self._journal, row.run_id)
 
     def find(self, run_id: str, owner: str) -> Run | None:
         """Return a run of this owner's; another's is as if it were not there (S14)."""
@@ -83,15 +149,32 @@ class Runs:
 
     def _ended(self, run: Run) -> None:
         self.running -= 1
+        if run.log.ended or run.log.is_left:
+            self._put_away(run)
+            return
+        # Its end is known when it is written.
+        writing = asyncio.get_running_loop().create_task(run.log.flushed(), context=Context())
+        self._writing.add(writing)
+        writing.add_done_callback(self._writing.discard)
+        writing.add_done_callback(lambda _: self._put_away(run))
+
+    def _put_away(self, run: Run) -> None:
+        """Keep a run that has ended; one that was left goes on later or elsewhere, not here."""
+        if run.log.is_left:
+            self._left.append(run.log)
+            self._runs.pop(run.id, None)
+            return
         spent = run.spent
         logger.info(
             "%s %s in %.1f s, %d + %d tokens",
             *(run.served.name, run.status, time.time() - run.created),
             *(spent.input_tokens, spent.output_tokens),
         )
-        if run.id not in self._runs:
-            return  # `close` has forgotten it
-        timer = asyncio.get_running_loop().call_later(self._keep, self._forget, run.id)
+        if run.id in self._runs:  # else `close` has forgotten it
+            self._forget_later(run, self._keep)
+
+    def _forget_later(self, run: Run, seconds: float) -> None:
+        timer = asyncio.get_running_loop().call_later(seconds, self._forget, run.id)
         self._kept[run.id] = timer, run.size
         self._size += run.size
         while len(self._kept) > KEPT * self._most or self._size > KEPT_SIZE:
@@ -106,8 +189,27 @@ class Runs:
     async def drain(self, timeout: float) -> None:
         """Take no more, let what runs end, and cancel after `timeout` seconds what still does."""
         self.closing = True
-        with suppress(RuntimeError):
-            await self._commander.drain(timeout)
+        if timeout <= 0:
+            self.suspend()
+        timer = asyncio.get_running_loop().call_later(timeout, self.suspend)
+        try:
+            with suppress(RuntimeError):
+                await self._commander.drain(timeout)
+        finally:
+            timer.cancel()
+
+    def suspend(self) -> None:
+        """Let runs that a journal keeps say nothing more: that they are cut off now is no news."""
+        self.closing = True
+        for run in self._runs.values():
+            if run.is_kept and not run.log.is_ending:
+                run.log.leave()
+
+    async def flush(self) -> None:
+        """Write what was said last, once nothing goes on."""
+        await asyncio.gather(*self._writing)
+        for log in [*self._left, *(run.log for run in self._runs.values())]:
+            await log.flushed()
 
     def close(self) -> None:
         """Forget all."""

@@ -50,6 +50,8 @@ class Served(ABC):
     """
 
     speaker: str | None = None
+    # Whether a journal can keep its runs: what it says comes in the same order in each life.
+    keeps = False
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -74,6 +76,8 @@ class Served(ABC):
 
 
 class _Agent(Served):
+    keeps = True
+
     def __init__(self, agent: Agent[Any], name: str | None) -> None:
         super().__init__(name or agent.name)
         if agent.journal is not None:
@@ -194,6 +198,8 @@ class _Made(Served):
 
 class _Backend(Served):
     """A model by itself: what a client says goes to it as it is."""
+
+    keeps = True
 
     def __init__(self, backend: Backend, name: str | None) -> None:
         super().__init__(name or backend.model)

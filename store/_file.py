@@ -311,14 +311,21 @@ class JournalFile:
 
         return await self.call(copy)
 
-    async def purge(self, before: float, batch: int = 100, states: Sequence[str] = ENDED) -> int:
+    async def purge(
+        self,
+        before: float,
+        batch: int = 100,
+        states: Sequence[str] = ENDED,
+        prefix: str | None = None,
+    ) -> int:
         """Remove runs that ended so before a time, so many in a transaction; return how many."""
 
         def remove(sql: sqlite3.Connection) -> int:
             marks = ", ".join("?" * len(states))
             keys = sql.execute(
-                f"select id from anabranch_run where state in ({marks}) and updated < ? limit ?",  # noqa: S608
-                (*states, before, batch),
+                f"select id from anabranch_run where state in ({marks}) and updated < ?"  # noqa: S608
+                " and (? is null or run_id >= ? and run_id < ? || char(0x10ffff)) limit ?",
+                (*states, before, prefix, prefix, prefix, batch),
             ).fetchall()
             digests = [
                 digest
@@ -346,10 +353,13 @@ class JournalFile:
 
     # What comes from elsewhere
 
-    async def post(self, run_id: str, kind: str, name: str, value: bytes) -> int:
+    async def post(
+        self, run_id: str, kind: str, name: str, value: bytes, *, wakes: bool = True
+    ) -> int:
         """Send something into a run; it is on disk when this returns its number.
 
-        Anybody may, also from another process. Raises `RunNotFound`.
+        Anybody may, also from another process. What the run does not wait for need not wake those
+        who wait for letters here. Raises `RunNotFound`.
         """
         if run_id in self.keys:
             value = self.keys[run_id].cut_json(value)
@@ -366,7 +376,8 @@ class JournalFile:
             return number
 
         number = await self.call(insert)
-        self._watch.post()
+        if wakes:
+            self._watch.post()
         return number
 
     async def letters(self, run_id: str, after: int = 0) -> list[Letter]:

@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from ._file import Letter
     from ._ledger import Ledger
 
-__all__ = ["LOOK", "Inbox"]
+__all__ = ["LOOK", "NOTE", "Inbox"]
 
 # Seconds after which a long wait looks at the wall's clock again, which may have been set.
 LOOK = 60.0
+NOTE = "note"
+"""The kind of letters that are kept beside a run, for whoever looks at it."""
 
 
 class Inbox:
@@ -35,6 +37,8 @@ class Inbox:
         ]
         for letter in new:
             self._last = max(self._last, letter.id)
+            if letter.kind == NOTE:
+                continue  # for others than the run
             self._letters[letter.kind, letter.name].append(letter)
         came, self._came = self._came, asyncio.Event()
         came.set()

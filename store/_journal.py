@@ -24,6 +24,7 @@ from ._approvals import PendingApproval, PendingDoubt, pending
 from ._codec import Codec
 from ._durable import Durable
 from ._file import ENDED, JournalFile, check_name
+from ._inbox import NOTE
 from ._look import RunView, view
 from ._rows import last_clock
 from ._run import KeptRun, cancel_unowned, resume, start, take_up
@@ -136,7 +137,8 @@ class Journal:
 
     async def look(self, run_id: str) -> RunView:
         """Return a run with its rows and what they say, whoever drives it. Raises `RunNotFound`."""
-        return view(*await self._file.look(run_id))
+        run, rows, letters = await self._file.look(run_id)
+        return view(run, rows, [each for each in letters if each.kind != NOTE])
 
     async def fork(self, run_id: str, new_run_id: str, *, at: int | None = None) -> RunRow:
         """Make a new run of another's inputs and its rows up to number `at`, or all; return it.
@@ -156,17 +158,22 @@ class Journal:
         clock = last_clock([row for row in rows if row.seq <= number])
         return await self._file.fork(run_id, number, new_run_id, clock)
 
-    async def purge(self, before: float, *, state: str | None = None) -> int:
+    async def purge(
+        self, before: float, *, state: str | None = None, prefix: str | None = None
+    ) -> int:
         """Remove the runs that ended before a time, in seconds since the epoch; return how many.
 
-        With `state` only those that are completed, failed or cancelled. A run that is not over is
-        never removed.
+        With `state` only those that are completed, failed or cancelled; with `prefix` only those
+        whose names begin so. A run that is not over is never removed.
         """
         if not isinstance(before, int | float) or isnan(before):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"before= is a time as time.time() gives it, and not {before!r}")
         if state is not None and state not in ENDED:
             raise ValueError(f"only runs that are over are removed: {', '.join(ENDED)}")
-        return await self._file.purge(before, states=ENDED if state is None else (state,))
+        if prefix:
+            check_name(prefix, "prefix=")
+        states = ENDED if state is None else (state,)
+        return await self._file.purge(before, states=states, prefix=prefix)
 
     async def run(
         self, job: Durable[T], *, run_id: str, live: Mapping[str, Any] | None = None
@@ -208,6 +215,21 @@ class Journal:
         await self._require_unended(run_id, "signal")
         data = Codec(type(value), f"the signal {name!r}").encode(value)
         await self._file.post(run_id, "signal", name, data)
+
+    async def note(self, run_id: str, name: str, value: Any) -> None:
+        """Keep plain JSON beside a run, also one that is over; on disk when this returns.
+
+        It is for whoever asks for `notes`: no life of the run goes on from it, and it is removed
+        with the run. Raises `RunNotFound`, and `NotStorable` for what cannot be written.
+        """
+        check_name(name, "the name of a note")
+        data = Codec(Any, f"the note {name!r}").encode(value)
+        await self._file.post(run_id, NOTE, name, data, wakes=False)
+
+    async def notes(self, run_id: str, name: str) -> list[Any]:
+        """Return what `note` has kept under this name, oldest first. Raises `RunNotFound`."""
+        kept = [each for each in await self._file.letters(run_id) if each.kind == NOTE]
+        return [json.loads(each.value) for each in kept if each.name == name]
 
     async def cancel(self, run_id: str, reason: str = "") -> None:
         """Cancel a run, whoever drives it; also one that nobody does. It stays cancelled.

@@ -1,0 +1,278 @@
+"""Over a restart, in one process: servers on one journal, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from _until import until
+
+from anabranch import Agent, Message, Node, ToolCall, handler, tool
+from anabranch.messages import Delta
+from anabranch.serve import serve
+from anabranch.serve._kept_log import KeptLog
+from anabranch.serve._log import EntryKind
+from anabranch.store import Durable, Journal, RunNotFound
+from anabranch.testing import ScriptedBackend
+
+HI = {"model": "writer", "input": "hi"}
+
+
+@asynccontextmanager
+async def served(*things: Any, **options: Any) -> AsyncGenerator[httpx.AsyncClient]:
+    """Serve things, and give a client of the page's wire."""
+    server = serve(*things, **options)
+    transport = httpx.ASGITransport(app=server)
+    async with (
+        server.running(),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+    ):
+        yield client
+
+
+async def status(client: httpx.AsyncClient, run: str, *wanted: str) -> str:
+    """Return how a run stands, once it stands as wanted."""
+    found = ""
+    async with asyncio.timeout(6):
+        while found not in wanted:
+            assert found in ("", "running"), found
+            found = (await client.get(f"/runs/{run}")).json().get("status", "unknown")
+            await asyncio.sleep(0)
+    return found
+
+
+async def entries(client: httpx.AsyncClient, run: str) -> list[str]:
+    """Return the kinds of all entries of a run that is over."""
+    lines = (await client.get(f"/runs/{run}/events")).text.splitlines()
+    return [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
+
+
+def writer(*replies: Any, **options: Any) -> Agent[Any]:
+    """Make an agent that says what is written down."""
+    return Agent(ScriptedBackend(*replies, otherwise="Hello you."), name="writer", **options)
+
+
+async def test_what_has_ended_is_kept_for_a_while(tmp_path: Path) -> None:
+    """A run that has ended is there after a restart, for as long as `keep` says."""
+    path = tmp_path / "runs.db"
+    async with served(writer(), journal=path) as client:
+        run = (await client.post("/runs", json=HI)).json()["id"]
+        assert await status(client, run, "completed")
+        before = (await client.get(f"/runs/{run}/events")).text
+    async with served(writer(), journal=path) as client:
+        assert (await client.get(f"/runs/{run}/events")).text == before
+        assert [each["id"] for each in (await client.get("/runs")).json()["runs"]] == [run]
+    async with served(writer(), journal=path, keep=0) as client:
+        assert (await client.get(f"/runs/{run}")).status_code == 404
+    async with Journal(path) as journal:
+        with pytest.raises(RunNotFound):
+            await journal.look(f"serve/{run}")
+
+
+async def test_an_owner_is_known_by_the_token_itself(tmp_path: Path) -> None:
+    """S14: tokens in another order after a restart hand nobody's runs to another."""
+    path, a, b = tmp_path / "runs.db", *({"authorization": f"Bearer {each}"} for each in "ab")
+    async with served(writer(), journal=path, auth=["a", "b"]) as client:
+        run = (await client.post("/runs", json=HI, headers=a)).json()["id"]
+    async with served(writer(), journal=path, auth=["b", "a"]) as client:
+        assert (await client.get(f"/runs/{run}", headers=a)).status_code == 200
+        assert (await client.get(f"/runs/{run}", headers=b)).status_code == 404
+        assert (await client.get("/runs", headers=b)).json()["runs"] == []
+
+
+async def test_how_a_kept_run_ended_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The line for an answer comes once its end is on disk, and says how it ended."""
+    caplog.set_level("INFO", "anabranch.serve")
+    async with served(writer(), journal=tmp_path / "runs.db") as client:
+        run = (await client.post("/runs", json=HI)).json()["id"]
+        await status(client, run, "completed")
+    assert [line for line in caplog.messages if line.startswith("writer completed in ")]
+
+
+async def test_words_that_no_client_could_read_are_kept_as_they_were_told(tmp_path: Path) -> None:
+    """S10: half a character is told, and kept, as what stands for it."""
+    path = tmp_path / "runs.db"
+    async with served(writer("one \ud800 two"), journal=path) as client:
+        run = (await client.post("/runs", json=HI)).json()["id"]
+        assert await status(client, run, "completed")
+        before = (await client.get(f"/runs/{run}/events")).text
+    async with served(writer(), journal=path) as client:
+        assert (await client.get(f"/runs/{run}/events")).text == before
+
+
+async def test_other_runs_of_the_file_are_left_alone(tmp_path: Path) -> None:
+    """A journal that holds other runs too keeps them, however old they are."""
+    async with Journal(tmp_path / "runs.db") as journal:
+        await journal.run(Nothing(), run_id="mine")
+        await journal.note("mine", "mine", {"a": [1]})
+        async with served(writer(), journal=journal, keep=0) as client:
+            run = (await client.post("/runs", json=HI)).json()["id"]
+            await status(client, run, "completed", "unknown")
+        assert (await journal.look("mine")).run.state == "completed"
+        assert await journal.notes("mine", "mine") == [{"a": [1]}]
+        assert (await journal.look("mine")).letters == []
+
+
+class Nothing(Durable[None]):
+    """A run of another program's."""
+
+    async def task(self) -> None:
+        pass
+
+
+async def test_runs_that_are_taken_up_count(tmp_path: Path) -> None:
+    """S15: those of an earlier life are among `max_runs`."""
+    path, never = tmp_path / "runs.db", asyncio.Event()
+    async with served(writer([never]), journal=path) as client:
+        run = (await client.post("/runs", json=HI)).json()["id"]
+    async with served(writer([never]), journal=path, max_runs=1) as client:
+        assert (await client.post("/runs", json=HI)).status_code == 429
+        await client.post(f"/runs/{run}/cancel")
+        assert (await client.get(f"/runs/{run}")).json()["status"] == "cancelled"
+        assert (await client.post("/runs", json=HI)).status_code == 201
+    async with served(writer(), journal=path) as client:
+        assert (await client.get(f"/runs/{run}")).json()["status"] == "cancelled"
+
+
+async def test_a_message_that_was_cut_ends_as_incomplete(tmp_path: Path) -> None:
+    """What was said of a reply that is not whole stays, ends by `broken`, and is said anew."""
+    path, never = tmp_path / "runs.db", asyncio.Event()
+    async with served(writer(["Hel", never]), journal=path) as client:
+        run = (await client.post("/runs", json=HI)).json()["id"]
+        async with asyncio.timeout(6):
+            while not (await client.get(f"/runs/{run}")).json()["last"]:  # noqa: ASYNC110 - over HTTP
+                await asyncio.sleep(0)
+    async with served(writer("Hello"), journal=path) as client:
+        await status(client, run, "completed")
+        response = (await client.get(f"/v1/responses/{run}")).json()
+        said = [(item["status"], item["content"][0]["text"]) for item in response["output"]]
+        assert said == [("incomplete", "Hel"), ("completed", "Hello")]
+        assert (await entries(client, run))[:2] == ["text", "broken"]
+
+
+async def test_a_reply_that_had_failed_is_not_told_twice() -> None:
+    """What broke off and was tried again in an earlier life comes again, and is told once."""
+    async with Journal(":memory:") as journal:
+        await journal.start(Nothing(), run_id="serve/r")
+        first = KeptLog(journal, "serve/r")
+        begun: list[tuple[EntryKind, str]] = [("text", "Hel"), ("broken", ""), ("text", "We")]
+        for kind, text in begun:
+            first.append(kind, **({"text": text, "speech": "4"} if text else {"agent": "writer"}))
+        await first.flushed()
+        again = await KeptLog.open(journal, "serve/r")
+        rest: list[tuple[EntryKind, str]] = [*begun[:2], ("text", "Wel"), ("text", "l")]
+        for kind, text in rest:
+            again.append(kind, **({"text": text, "speech": "9"} if text else {"agent": "writer"}))
+        await again.flushed()
+        told = [(entry.number, entry.kind, entry.data.get("text")) for entry in again.kept()]
+        assert told == [
+            (1, "text", "Hel"),
+            (2, "broken", None),
+            (3, "text", "We"),
+            (4, "text", "ll"),
+        ]
+
+
+async def test_a_run_whose_thing_is_not_served_waits(tmp_path: Path) -> None:
+    """Another program's runs are not touched: they go on when their thing is served again."""
+    path, never = tmp_path / "runs.db", asyncio.Event()
+    async with served(writer([never]), journal=path) as client:
+        run = (await client.post("/runs", json=HI)).json()["id"]
+    async with served({"other": writer()}, journal=path) as client:
+        assert (await client.get(f"/runs/{run}")).status_code == 404
+    async with served(writer(), journal=path) as client:
+        assert await status(client, run, "completed")
+
+
+async def test_a_run_that_another_server_has_is_its_own(tmp_path: Path) -> None:
+    """Two servers on one file do not answer one question twice."""
+    path, go = tmp_path / "runs.db", asyncio.Event()
+    async with served(
+        writer(["Hel", go, "lo", Delta(finish_reason="stop")]), journal=path
+    ) as first:
+        run = (await first.post("/runs", json=HI)).json()["id"]
+        async with served(writer("wrong"), journal=path) as second:
+            assert await status(second, run, "unknown")
+        go.set()
+        assert await status(first, run, "completed")
+        response = (await first.get(f"/v1/responses/{run}")).json()
+        assert "wrong" not in str(response)
+
+
+@pytest.mark.parametrize(("again", "done"), [(True, 2), (False, 1)])
+async def test_a_call_in_doubt_is_asked_about(tmp_path: Path, again: bool, done: int) -> None:
+    """A tool that was cut is not called again without a yes; the page is asked."""
+    path, never, acts = tmp_path / "runs.db", asyncio.Event(), list[str]()
+
+    @tool
+    async def act() -> str:
+        """Do something outside."""
+        acts.append("act")
+        if len(acts) == 1:
+            await never.wait()
+        return "done"
+
+    call = Message(role="assistant", tool_calls=[ToolCall(id="c1", name="act", arguments={})])
+    agent = writer(call, "Well.", tools=[act])
+    async with (
+        Journal(path, grace=0) as journal,
+        served(agent, journal=journal) as client,
+    ):
+        run = (await client.post("/runs", json=HI)).json()["id"]
+        await until(lambda: acts)
+    async with served(writer("Well.", tools=[act]), journal=path) as client:
+        async with asyncio.timeout(6):
+            yes = {"approved": again}
+            while (await client.post(f"/runs/{run}/answers/1", json=yes)).status_code != 200:  # noqa: ASYNC110 - over HTTP
+                await asyncio.sleep(0)
+        await status(client, run, "completed")
+        assert len(acts) == done
+        kinds = [kind for kind in await entries(client, run) if kind != "text"]
+        assert kinds == ["called", "asked", "decided", "answered", "completed"]
+
+
+async def test_elsewhere_a_call_in_doubt_is_denied(tmp_path: Path) -> None:
+    """Where nobody can be asked it is not called again, and the model is told so."""
+    path, never, acts = tmp_path / "runs.db", asyncio.Event(), list[str]()
+
+    @tool
+    async def act() -> None:
+        """Do something outside."""
+        acts.append("act")
+        await never.wait()
+
+    call = Message(role="assistant", tool_calls=[ToolCall(id="c1", name="act", arguments={})])
+    ask = {**HI, "background": True}
+    async with (
+        Journal(path, grace=0) as journal,
+        served(writer(call, tools=[act]), journal=journal) as client,
+    ):
+        run = (await client.post("/v1/responses", json=ask)).json()["id"].removeprefix("resp_")
+        await until(lambda: acts)
+    async with served(writer("Well.", tools=[act]), journal=path) as client:
+        await status(client, run, "completed")
+        output = (await client.get(f"/v1/responses/{run}")).json()["output"]
+        assert "nobody knows" in output[0]["output"]
+        assert len(acts) == 1
+
+
+async def test_what_cannot_be_kept_is_served_all_the_same(tmp_path: Path) -> None:
+    """A handler's runs are in memory alone: a restart forgets them."""
+
+    @handler
+    async def say(node: Node[Any], text: str) -> str:
+        return text.upper()
+
+    asked = {"model": "say", "input": "hi"}
+    async with served({"say": say}, journal=tmp_path / "runs.db") as client:
+        run = (await client.post("/runs", json=asked)).json()["id"]
+        assert await status(client, run, "completed")
+    async with served({"say": say}, journal=tmp_path / "runs.db") as client:
+        assert (await client.get(f"/runs/{run}")).status_code == 404
