@@ -6,9 +6,9 @@ import asyncio
 import time
 from collections.abc import Callable
 
-__all__ = ["PATIENCE", "first_turn", "held_until", "settled", "turns", "until"]
+__all__ = ["LOOK", "PATIENCE", "first_turn", "held_until", "settled", "turns", "until"]
 
-LOOK = 0.01  # seconds between two looks at what another process or thread does
+LOOK = 0.01  # seconds between two looks at what another process or thread does; less starves those
 PATIENCE = 30.0  # seconds
 MOST_TURNS = 100_000  # before it is said that a loop never comes to it
 

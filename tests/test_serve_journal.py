@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from _until import until
+from _until import LOOK, until
 
 from anabranch import Agent, Message, Node, ToolCall, handler, tool
 from anabranch.messages import Delta
@@ -42,7 +42,7 @@ async def status(client: httpx.AsyncClient, run: str, *wanted: str) -> str:
         while found not in wanted:
             assert found in ("", "running"), found
             found = (await client.get(f"/runs/{run}")).json().get("status", "unknown")
-            await asyncio.sleep(0)
+            await asyncio.sleep(LOOK)
     return found
 
 
@@ -148,7 +148,7 @@ async def test_a_message_that_was_cut_ends_as_incomplete(tmp_path: Path) -> None
         run = (await client.post("/runs", json=HI)).json()["id"]
         async with asyncio.timeout(6):
             while not (await client.get(f"/runs/{run}")).json()["last"]:  # noqa: ASYNC110 - over HTTP
-                await asyncio.sleep(0)
+                await asyncio.sleep(LOOK)
     async with served(writer("Hello"), journal=path) as client:
         await status(client, run, "completed")
         response = (await client.get(f"/v1/responses/{run}")).json()
@@ -231,7 +231,7 @@ async def test_a_call_in_doubt_is_asked_about(tmp_path: Path, again: bool, done:
         async with asyncio.timeout(6):
             yes = {"approved": again}
             while (await client.post(f"/runs/{run}/answers/1", json=yes)).status_code != 200:  # noqa: ASYNC110 - over HTTP
-                await asyncio.sleep(0)
+                await asyncio.sleep(LOOK)
         await status(client, run, "completed")
         assert len(acts) == done
         kinds = [kind for kind in await entries(client, run) if kind != "text"]

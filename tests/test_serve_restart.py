@@ -19,7 +19,7 @@ import openai
 import pytest
 from _restarting import ACTS, WORDS
 from _scale import SEED, many
-from _until import until
+from _until import LOOK, until
 from openai import AsyncOpenAI
 
 HERE = Path(__file__).parent
@@ -223,7 +223,7 @@ async def test_a_question_waits_again(tmp_path: Path) -> None:
                 return (await client.post(address, json=yes)).status_code == 200
 
             while not await answered():  # noqa: ASYNC110 - it is asked again when the run is there
-                await asyncio.sleep(0)
+                await asyncio.sleep(LOOK)
             last = await numbered(client, run, last, "asked" if number < ACTS else "completed")
         assert server.acts() == [str(n) for n in range(ACTS)]
 
