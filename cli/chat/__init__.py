@@ -1,0 +1,10 @@
+"""The chat in the terminal, in which a person always can write.
+
+    _partner    whom one talks to: an agent in a session, a thing that can be served, a server
+    _prompt     the line that is always live, what waits in its queue, and the status above it
+    _loop       turns, one after the other: what is said becomes an answer, or steers one
+    _plain      the same line by line: a pipe, a dumb terminal, `--plain`
+
+Data flows one way: what the person writes goes from the prompt to the loop to the partner, and
+what happens comes back as calls of a view.
+"""
