@@ -28,7 +28,8 @@ LINES = [
     "| a | b |", "|---|---|", "--- | ---", "a | b", "|-", ":-:", "| 1 | 2 |",
     "<div>", "</div>", "<!-- open", "-->", "<script>", "</script>", "<b>x</b>", "<?php",
     "[label]: http://a.example", "[label]", "[text][label]", "[a]: <", "\"title\"",
-    "*em* `code` **strong**", "a\\", "hard  ", "&#27;[31m &lt;", "http://a.example", "\u001b]8;;x\u0007",
+    "*em* `code` **strong**", "a\\", "hard  ", "&#27;[31m &lt;", "http://a.example",
+    "\u001b]8;;x\u0007",
     "> " * 24 + "deep", "- " * 24 + "deep",
     "é漢字👩\u200d👩e\u0301",
 ]  # fmt: skip

@@ -1,0 +1,139 @@
+"""Figures that a tool drew: inline where the terminal is known to show them, else by their paths.
+
+Two ways are known: kitty's graphics protocol and iTerm2's inline images, both for PNG alone, which
+the terminal reads itself. There is no sixel: it needs the pixels, and no library for them is both
+typed and free of questions to the terminal, whose answers would be taken for what is typed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from ...handlers.legible import legible
+from ...tools import ToolResult
+
+__all__ = ["VARIABLE", "Protocol", "figures", "inline", "protocol"]
+
+Protocol = Literal["kitty", "iterm2"]
+
+VARIABLE = "ANABRANCH_IMAGES"
+"""The environment variable that decides: "kitty", "iterm2" or "none"; else it is found out."""
+
+MOST_BYTES = 4_000_000
+MOST_PIXELS = 50_000_000
+_PIXELS_OF_COLUMN = 8  # as a terminal has them at least; figures are not enlarged beyond it
+_CHUNK = 4096  # characters, the most that kitty takes at once
+
+_PROGRAMS: Mapping[str, Protocol] = {
+    "kitty": "kitty",
+    "ghostty": "kitty",
+    "iTerm.app": "iterm2",
+    "WezTerm": "iterm2",
+}
+
+
+def protocol(environ: Mapping[str, str]) -> Protocol | None:
+    """Return how the terminal of these variables shows images, None if that is not certain.
+
+    Inside of tmux and screen it is None: they pass images on to some terminals in some settings,
+    and draw over them.
+    """
+    match environ.get(VARIABLE):
+        case "kitty" | "iterm2" as chosen:
+            return chosen
+        case "none":
+            return None
+        case _:
+            pass
+    term = environ.get("TERM", "")
+    if "TMUX" in environ or "STY" in environ or term.startswith(("tmux", "screen", "dumb")):
+        return None
+    program = environ.get("TERM_PROGRAM") or environ.get("LC_TERMINAL")
+    if program:  # a terminal started from another inherits that one's other variables
+        return "iterm2" if program == "iTerm2" else _PROGRAMS.get(program)
+    kitty = term in ("xterm-kitty", "xterm-ghostty") or "KITTY_WINDOW_ID" in environ
+    return "kitty" if kitty else None
+
+
+def inline(png: bytes, way: Protocol, columns: int, lines: int) -> str | None:
+    """Return what makes the terminal show a PNG at the cursor, in its size or smaller.
+
+    It takes at most so many columns and, where a character is twice as high as wide, lines. None
+    if that is no PNG, or too large: the caller shows a path then. The terminal answers nothing.
+    """
+    size = _size(png)
+    if size is None or columns < 1 or lines < 1:
+        return None
+    width, height = size
+    fits = min(columns, width // _PIXELS_OF_COLUMN, lines * 2 * width // height)
+    data, fits = base64.b64encode(png).decode(), max(fits, 1)
+    if way == "iterm2":
+        head = f"inline=1;size={len(png)};width={fits};preserveAspectRatio=1"
+        return f"\x1b]1337;File={head}:{data}\x07"
+    chunks = [data[at : at + _CHUNK] for at in range(0, len(data), _CHUNK)]
+    heads = [f"a=T,f=100,q=2,c={fits},", *[""] * (len(chunks) - 1)]
+    more = [1] * (len(chunks) - 1) + [0]
+    return "".join(
+        f"\x1b_G{head}m={left};{chunk}\x1b\\"
+        for head, left, chunk in zip(heads, more, chunks, strict=True)
+    )
+
+
+def figures(
+    result: ToolResult, way: Protocol | None, columns: int = 80, lines: int = 20
+) -> Iterator[str]:
+    """Yield what shows the figures of a call, a line or an image at a time, without line ends.
+
+    A file is read here, and may be gone: its path is shown in any case. Images that were not saved
+    are shown if `way` can, else counted.
+    """
+    for path in result.files:
+        png = _read(path) if way else None
+        if way and png and (image := inline(png, way, columns, lines)):
+            yield image
+        yield f"saved: {legible(path).replace(chr(10), chr(0xFFFD))}"
+    unseen = 0
+    for url in () if result.files else result.images:
+        png = _decoded(url) if way else None
+        image = inline(png, way, columns, lines) if way and png else None
+        if image:
+            yield image
+        unseen += image is None
+    if unseen:
+        yield f"({unseen} image{'s' if unseen > 1 else ''}, not saved)"
+
+
+def _size(png: bytes) -> tuple[int, int] | None:
+    """Return the pixels of a PNG, None if it is none or larger than a terminal should draw."""
+    if len(png) > MOST_BYTES or png[:8] != b"\x89PNG\r\n\x1a\n" or png[12:16] != b"IHDR":
+        return None
+    width, height = int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big")
+    return (width, height) if 0 < width * height <= MOST_PIXELS else None
+
+
+def _read(path: str) -> bytes | None:
+    """Return what is in a file, None if it is too large, not there, or no file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # it may be a pipe
+        with os.fdopen(descriptor, "rb") as file:
+            regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            found = file.read(MOST_BYTES + 1) if regular else b""
+    except (OSError, ValueError):
+        return None
+    return found if len(found) <= MOST_BYTES else None
+
+
+def _decoded(url: str) -> bytes | None:
+    """Return the bytes of a `data:` URL of a PNG, None for any other."""
+    head, _, data = url.partition(",")
+    if head != "data:image/png;base64" or len(data) > MOST_BYTES * 2:
+        return None
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        return None
