@@ -11,12 +11,13 @@ from types import TracebackType
 from typing import Any, Self, SupportsIndex, cast
 
 from ..commander.errors import ConfigurationError
+from ..commander.scope import scope_here
 from ..commander.thread import at_cancel
 from ..dispatch import Format
 from ..dispatch.assembly import assemble
 from ..messages import Delta, Message, Request
 from ..messages.options import check_options
-from ._recorded import keep_replies
+from ._recorded import keep_replies, key_of
 from .limits import Limits
 
 __all__ = ["Backend", "Recipe"]
@@ -99,6 +100,14 @@ class Backend(ABC):
     def redact(self, text: str) -> str:
         """Return `text` with stars where the backend's key stood."""
         return text
+
+    def has_reply(self, request: Request) -> bool:
+        """Say whether the next reply to `request` is one that the durable run around has already.
+
+        It is played then, and asks for nothing. Outside a durable run there is none.
+        """
+        scope = scope_here(any_loop=True)
+        return scope is not None and scope.has_reply(key_of(request), self.redact)
 
     async def complete(self, request: Request) -> Message:
         """Answer `request` with the whole message. Raises and is cancelled as `stream` is."""

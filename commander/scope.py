@@ -260,6 +260,18 @@ class Scope(ABC):
         """Return a name for what is made here: no other has it, and each life of the run has it."""
 
     @abstractmethod
+    def has_reply(self, request: str, redact: Callable[[str], str]) -> bool:
+        """Say whether the journal has the reply that `reply` would give the place of."""
+
+    @abstractmethod
+    def note(self, name: str, value: Any) -> None:
+        """Keep plain JSON with the node, in whatever attempt, for later lives to find."""
+
+    @abstractmethod
+    def notes(self, name: str) -> list[Any]:
+        """Return what was kept with the node under this name, in all lives, oldest first."""
+
+    @abstractmethod
     def reply(self, request: str, redact: Callable[[str], str]) -> KeptReply:
         """Return the place of the next reply to a request of this text in the journal.
 

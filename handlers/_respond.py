@@ -45,6 +45,9 @@ async def respond(
     tells the model of the tools by the system prompt, and puts earlier calls and their results to
     it as text.
 
+    Before each request `view.heard` is asked for what was said since the last one; that enters the
+    conversation in its place, behind the results of the calls.
+
     Each reply enters the conversation together with the results of its calls, whole. If the reply
     fails or is cancelled, what it told the user by then enters as a message without calls; if its
     tools are cut short, the calls that had not ended are answered as interrupted. So what stands
@@ -56,9 +59,12 @@ async def respond(
     last = bool(tools) and (max_rounds < 1 or repairs < 0)
     offered = with_narration(tools) if narrate else tools
     silent = {"tool_choice": "none"} if last else {}
-    request = conversation.request(tools=offered, **options, **silent)
     formats = backend.formats if formats is None else formats
-    stream = backend.stream(write_as_text(request, formats))
+    request = write_as_text(conversation.request(tools=offered, **options, **silent), formats)
+    if heard := await view.heard(request):
+        conversation.add(*heard)
+        request = write_as_text(conversation.request(tools=offered, **options, **silent), formats)
+    stream = backend.stream(request)
     reply = fork(node, stream, to_user="to_user", tools=tools, formats=formats)
     node.call_handler(show(reply.text, view.write).at_done(lambda _: view.ended()))
     results = node.call_handler(call_tools(reply.tool_calls, tools, view))

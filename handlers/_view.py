@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import TextIO
 
-from ..messages import ToolCall
+from ..messages import Message, Request, ToolCall
 from ..tools import AnyTool, Approvals, Decision, ToolResult
 from ..tools.calls import NOBODY
 from .legible import legible
@@ -31,6 +31,14 @@ class View:
 
     def ended(self) -> None:
         """Show that the text of one reply has ended, or broke off; there may have been none."""
+
+    async def heard(self, request: Request) -> Sequence[Message]:
+        """Return what the model hears on top of this request, which is the next that it is asked.
+
+        It is what a person has said since the last one; by default nothing. Asked before each
+        request, in a durable run in each life, where it has to return the same.
+        """
+        return ()
 
     def called(self, call: ToolCall) -> None:
         """Show that a tool is about to run."""

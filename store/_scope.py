@@ -343,11 +343,28 @@ class NodeScope(NodeIdentity):
         return digest(self.ledger.run_id, self.now, what, self.number(what)).hex()
 
     def reply(self, request: str, redact: Callable[[str], str]) -> ReplyRow:
-        keys = self.ledger.keys
-        keys.add(redact)
-        asked = f"reply {digest(keys.cut_text(request)).hex()}"
+        asked = self._asked(request, redact)
         number = self.number(asked, aside=is_aside_here())
         return ReplyRow(self, digest(self.now, asked, number))
+
+    def has_reply(self, request: str, redact: Callable[[str], str]) -> bool:
+        asked = self._asked(request, redact)
+        number, _ = (self._counts or {}).get(asked, (0, None))
+        ident = digest(self.now, asked, number)
+        return any(row.kind in ("reply", "broken") for row in self.ledger.rows(ident))
+
+    def _asked(self, request: str, redact: Callable[[str], str]) -> str:
+        self.ledger.keys.add(redact)
+        return f"reply {digest(self.ledger.keys.cut_text(request)).hex()}"
+
+    def note(self, name: str, value: Any) -> None:
+        if not self.ledger.suspended:
+            data = json.dumps(value).encode()
+            self.ledger.append(digest(self.ident, "note", name), "note", data, find=True)
+
+    def notes(self, name: str) -> list[Any]:
+        rows = self.ledger.every(digest(self.ident, "note", name), "note")
+        return [json.loads(row.value) for row in rows]
 
     def _keep_end(self, node: Node[Any], kind: str, encode: Callable[[], bytes]) -> bytes:
         """Keep how the node ends; what cannot be written is a failure, which is kept too."""

@@ -6,6 +6,7 @@ memory, `handlers.respond` asks the model and runs its tools, a parser reads the
 - `_agent`: `Agent`; `_call`: one call as a node; `_answer`: its steps
 - `_sessions`: sessions that a journal keeps
 - `_knowledge`: documents that are searched before the model is asked
+- `_steer`: what calls are told while they are made
 - `_usage`: what calls take, counted for their agents and sessions
 - `_sequential`: agents one after the other, as one
 - `_message`: what is handed on; `_memory`: what is kept; `_aggregators`: what the model reads of it

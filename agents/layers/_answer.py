@@ -15,6 +15,7 @@ from ._call import run_in_tree
 from ._knowledge import citations, search_first
 from ._memory import SessionId
 from ._message import TOOLS, AgentMessage
+from ._steer import STEERING, Hearing
 from ._stream import AgentView
 
 if TYPE_CHECKING:
@@ -39,27 +40,35 @@ async def answer(
     """Let a model answer a request for an agent; return the answer, which is not yet remembered.
 
     The tool calls on the way are remembered with their results. If it fails or is cancelled, so is
-    what was said by then, as a message whose `stream_state` is "failed".
+    what was said by then, as a message whose `stream_state` is "failed". So is what the model has
+    heard on the way, unless nothing has come of all its requests: then that waits again.
     """
     conversation = Conversation()
     conversation.add(*request)
     logger.debug("%s is asked: %s", agent.name, conversation.messages)
-    view = AgentView(agent.name, agent.view, agent.approve)
-    searched = False
+    hearing, searched = Hearing(agent, backend), False
+    view = AgentView(agent.name, agent.view, agent.approve, hearing.hear)
+    token = STEERING.set(None)  # what tools do below is steered by nobody
     try:
         searched = await search_first(agent, conversation, session_id, view)
         message, formatted = await _ask(agent, backend, conversation, session_id, view, options)
     except BaseException:
         said = conversation.messages[len(request) :]
-        _remember_calls(agent, said, session_id)
-        if said and said[-1].role == "assistant" and not said[-1].tool_calls:
+        broken = bool(said) and said[-1].role == "assistant" and not said[-1].tool_calls
+        if broken or any(each.tool_calls for each in said):
+            _remember_calls(agent, said, session_id, hearing)
+        else:
+            hearing.give_back()
+        if broken:
             partial = AgentMessage(
                 content=said[-1].content or "", sender=agent.name, stream_state="failed"
             )
             agent.memory.add(partial, session_id=session_id)
             view.break_off()
         raise
-    rounds = _remember_calls(agent, conversation.messages[len(request) :], session_id)
+    finally:
+        STEERING.reset(token)
+    rounds = _remember_calls(agent, conversation.messages[len(request) :], session_id, hearing)
     logger.debug("%s answers: %s", agent.name, message)
     most = agent.max_rounds + searched
     status = "max_rounds" if agent.tools and rounds >= most else "ok"
@@ -112,19 +121,25 @@ async def _ask(
             conversation.add(MEND.format(fault=error))
 
 
-def _remember_calls(agent: Agent[Any], said: Sequence[Message], session_id: SessionId) -> int:
+def _remember_calls(
+    agent: Agent[Any], said: Sequence[Message], session_id: SessionId, hearing: Hearing
+) -> int:
     """Remember each reply with calls, the results after it, as one message; return how many.
 
-    Answers that could not be used, and what the model was told about them, are forgotten.
+    What the model has heard on the way stands in its place between them. Answers that could not be
+    used, and what the model was told about them, are forgotten.
     """
     found: list[AgentMessage] = []
+    rounds = 0
     for message in said:
         if message.tool_calls:
-            content, parts = message.content or "", [message]
+            content, parts, rounds = message.content or "", [message], rounds + 1
             found.append(
                 AgentMessage(content=content, sender=agent.name, formatted=parts, type=TOOLS)
             )
         elif message.role == "tool":
             found[-1].formatted.append(message)
+        elif told := hearing.told_in(message):
+            found += told
     agent.memory.add(*found, session_id=session_id)
-    return len(found)
+    return rounds

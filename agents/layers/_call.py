@@ -14,8 +14,10 @@ from ...commander import Commander, Node, NodeLimits, act_as, parent_here
 from ...commander.awaitable import require_awaitable
 from ...commander.errors import ConfigurationError
 from ...commander.waiting import observe, outlast
+from ...messages import Message
 from ._memory import CALLS, OwnSession, SessionId
 from ._message import AgentMessage, copy_message
+from ._steer import STEERING, Steering, as_agent_message
 from ._stream import APPROVE, LISTENER, Feed
 from ._usage import CountedCall
 
@@ -85,6 +87,9 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
     `usage`, however it ends.
     """
 
+    # What it is told on its way; of an engine's name, as it is no part of what was called.
+    _node_steering: Steering | None = None
+
     def __init__(
         self,
         agent: Agent[F],
@@ -103,6 +108,39 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         self._messages = messages
         self._options = options
 
+    def steer(self, *messages: Message | AgentMessage | str) -> bool:
+        """Let the model hear these with its next request of this call, after what tools gave.
+
+        Nothing is cancelled: neither the reply under way nor a tool. They are remembered in their
+        place, as the user's. The next request is this agent's, or in a `forward` of its own that
+        of the next agent which it calls, and never of one that a tool calls. If none comes, as the
+        reply under way is the answer, they are `unheard`. In a durable run and in a session of a
+        journal they are kept at once: a later life's model hears them as this one's did.
+
+        Returns False, and takes none, if the call has ended. Call it in the loop in which the call
+        is made, also before it has begun. Raises `TypeError` for what is no message of a user.
+        """
+        told = [as_agent_message(each) for each in messages]
+        if self.state in ("completed", "failed", "cancelled"):
+            return False
+        self.steering().tell(told)
+        return True
+
+    @property
+    def unheard(self) -> list[AgentMessage]:
+        """What it was told by `steer` and no request had so far, in order; whole once it ended."""
+        return [] if self._node_steering is None else self._node_steering.unheard
+
+    def steering(self) -> Steering:
+        """Return what it is told on its way."""
+        if self._node_steering is None:
+            self._node_steering = Steering()
+        return self._node_steering
+
+    def steer_by(self, steering: Steering) -> None:
+        """Let it be told what another call is, in whose place it is made."""
+        self._node_steering = steering
+
     async def task(self) -> AgentMessage[F]:
         """Pass the hooks, remember, and let the agent answer."""
         agent, session_id = self.agent, self.session_id
@@ -116,6 +154,10 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         if agent.approve is not None:
             APPROVE.set(agent.approve)  # in the context of this call and what is below
         before, after = agent.hooks_of("before_agent"), agent.hooks_of("after_agent")
+        steering, above = self.steering(), STEERING.get()
+        steering.above = None if above is steering else above
+        steering.begin(partial(before.run, agent, session_id=session_id))
+        STEERING.set(steering)
         received = [await before.run(agent, each, session_id) for each in self._messages]
         kept = agent.memory.add(*received, session_id=session_id)
         try:

@@ -23,6 +23,7 @@ from ...store import Journal, NotStorable, Session, SessionCall
 from ._call import ROUND, AgentCall, KeptCall, KeptSession, run_in_tree
 from ._memory import SessionId, json_value, read_records
 from ._message import AgentMessage
+from ._steer import Steering
 from ._stream import LISTENER
 from ._usage import add_usage
 
@@ -96,12 +97,13 @@ class KeptSessions:
             if last is not None and not last.over:
                 same = {**last.inputs, "before": None} == {**inputs, "before": None}
                 if same and not last.cancelled:
-                    return await self._make(session, last, session_id)
+                    return await self._make(session, last, session_id, node.steering())
                 await self._finish(session, last, session_id)
             known = self._known.get(session_id)
             here = self._agent.state_dict(session_id)
             inputs["before"] = _differences({} if known is None else known.state, here)
-            return await self._make(session, session.begin(inputs), session_id, here)
+            call = session.begin(inputs)
+            return await self._make(session, call, session_id, node.steering(), here)
 
     def is_busy(self, session_id: SessionId) -> bool:
         """Say whether a session is in use, so that it can be forgotten only after that: it is."""
@@ -148,21 +150,24 @@ class KeptSessions:
     async def _finish(self, session: Session, call: SessionCall, session_id: SessionId) -> None:
         """Let a call that was cut come to its end; nobody listens any more."""
         logger.info("%s finishes a call that was cut, before the next", session.run_id)
-        token = LISTENER.set(None)
+        token, steering = LISTENER.set(None), Steering()
         try:
-            await self._make(session, call, session_id)
+            await self._make(session, call, session_id, steering)
         except Exception:  # the call has failed, which the next one need not hear
             if not call.over:
                 raise  # nothing can be kept
             logger.warning("a call of %s that was cut has failed", session.run_id, exc_info=True)
         finally:
             LISTENER.reset(token)
+        if left := len(steering.unheard):
+            logger.warning("%s was told %d messages that no request had", session.run_id, left)
 
     async def _make(
         self,
         session: Session,
         call: SessionCall,
         session_id: SessionId,
+        steering: Steering,
         start: State | None = None,  # what is remembered now, if that is known
     ) -> AgentMessage[Any]:
         agent, heard, written = self._agent, LISTENER.get(), _Answer(self._agent)
@@ -177,7 +182,9 @@ class KeptSessions:
             ROUND.set(KeptSession(agent, session_id))
             said = None
             try:
-                answer = await run_in_tree(AgentCall(agent, messages, session_id, options))
+                made = AgentCall(agent, messages, session_id, options)
+                made.steer_by(steering)
+                answer = await run_in_tree(made)
                 said = json.loads(written.encode(answer))
                 return answer
             finally:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from inspect import isawaitable
 
 from ...handlers import View
-from ...messages import ToolCall
+from ...messages import Message, Request, ToolCall
 from ...tools import AnyTool, Approve, Decision, ToolResult, ask_approval
 from ...tools.calls import NOBODY
 from ._message import AgentMessage, StreamState, copy_message
@@ -105,15 +105,29 @@ APPROVE: ContextVar[Approve | None] = ContextVar("anabranch_agents_approve", def
 
 
 class AgentView(View):
-    """Shows an agent's exchanges to a view, if it has one, and to the listener, if there is one."""
+    """Shows an agent's exchanges to a view, if it has one, and to the listener, if there is one.
 
-    def __init__(self, sender: str, view: View | None, approve: Approve | None) -> None:
+    What the model hears on the way, it hears by `hear`.
+    """
+
+    def __init__(
+        self,
+        sender: str,
+        view: View | None,
+        approve: Approve | None,
+        hear: Callable[[Request], Awaitable[Sequence[Message]]],
+    ) -> None:
         self._sender = sender
+        self._hear = hear
         self._approve = approve or (APPROVE.get() if view is None else None)
         self._view = view
         self._feed = LISTENER.get()
         self._speech = Speech(sender)
         self._over = False  # the next text is another reply's
+
+    async def heard(self, request: Request) -> Sequence[Message]:
+        """Return what the calls around were told."""
+        return await self._hear(request)
 
     async def write(self, text: str) -> None:
         """Pass text on."""
