@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from .jobs import add_edge as add_edge
     from .messages import Conversation as Conversation
     from .messages import Message as Message
+    from .messages import Part as Part
     from .messages import ToolCall as ToolCall
     from .tools import Approvals as Approvals
     from .tools import Tool as Tool
@@ -85,7 +86,7 @@ _ROOMS = {
     "dispatch": "fork",
     "handlers": "Handler handler",
     "jobs": "Job add_conditional_edge add_edge",
-    "messages": "Conversation Message ToolCall",
+    "messages": "Conversation Message Part ToolCall",
     "tools": "Approvals Tool describe open_tools tool",
 }
 

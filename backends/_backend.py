@@ -18,6 +18,7 @@ from ..dispatch.assembly import assemble
 from ..messages import Delta, Message, Request
 from ..messages.options import check_options
 from ._recorded import keep_replies, key_of
+from ._takes import fit_parts
 from .limits import Limits
 
 __all__ = ["Backend", "Recipe"]
@@ -59,6 +60,20 @@ class Backend(ABC):
     def asks_others(self) -> bool:
         """Whether it only hands requests on to other backends: those are told of, not this one."""
         return False
+
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """What its model takes beside text, of "image", "audio", "file" (a PDF) and "url".
+
+        "url" says that an image may be an address. None: nobody knows, and all is sent. A request
+        with anything else is a `ConfigurationError` before it is sent; in what was answered
+        before, as by another model, a note stands in the place of such a part.
+        """
+        return None
+
+    def check_parts(self, messages: Sequence[Message]) -> None:
+        """Raise `ConfigurationError` if its model is known not to take the parts of `messages`."""
+        fit_parts(self, Request(messages))
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

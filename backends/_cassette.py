@@ -75,6 +75,11 @@ class CassetteBackend(Backend):
         """Whether it records."""
         return self.record is not None
 
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """What the recorded backend takes."""
+        return self.record.takes if self.record else None
+
     def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         """Play the reply to `request`, or record it."""
         if self.record is not None:

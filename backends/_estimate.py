@@ -56,12 +56,14 @@ def _add(usage: Usage, characters: int) -> Usage:
 
 
 def _prompt(request: Request) -> int:
-    """Return a token for every four characters that the model reads, images aside."""
-    characters = 0
+    """Return a token for every four characters that the model reads, and what images may take."""
+    characters = parts = 0
     for message in request.messages:
         characters += len(message.content or "")
+        if message.role != "tool":
+            parts += sum(part.estimate_tokens() for part in message.parts)
         characters += sum(len(call.name) + len(call.text) for call in message.tool_calls)
     for tool in request.tools:
         parameters = json.dumps(tool.parameters, default=str)
         characters += len(tool.name) + len(tool.description) + len(parameters)
-    return characters // _CHARACTERS_PER_TOKEN + 1
+    return parts + characters // _CHARACTERS_PER_TOKEN + 1

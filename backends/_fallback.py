@@ -9,6 +9,7 @@ from ..commander.errors import BackendError, BackendUnavailable, ConfigurationEr
 from ..messages import Delta, Request
 from ._backend import Backend
 from ._retry import Breaker
+from ._takes import can_take
 from .limits import Limits
 
 __all__ = ["Fallback"]
@@ -42,13 +43,21 @@ class Fallback(Backend):
         """Yes: each backend that is asked is told of by itself."""
         return True
 
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """What one of the backends takes; those that do not take a part are passed over."""
+        known = [each.takes for each in self.backends if each.takes is not None]
+        return frozenset[str]().union(*known) if len(known) == len(self.backends) else None
+
     def __repr__(self) -> str:
         return f"Fallback({list(self.backends)!r})"
 
     async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         """Answer `request` from the first backend that can."""
         failures: list[BackendError] = []
-        for backend, breaker in zip(self.backends, self._breakers, strict=True):
+        every = list(zip(self.backends, self._breakers, strict=True))
+        able = [each for each in every if can_take(each[0], request)] or every
+        for backend, breaker in able:
             begun = False
             try:
                 with breaker.attempt():
@@ -61,7 +70,7 @@ class Fallback(Backend):
                 if begun:
                     raise
                 failures.append(error)
-        for backend, failure in zip(self.backends, failures, strict=True):
+        for (backend, _), failure in zip(able, failures, strict=True):
             with suppress(Exception):  # a user's own backend or error, whose text raises
                 failures[-1].add_note(f"{backend!r}: {failure}")
         raise failures[-1]

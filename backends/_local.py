@@ -63,6 +63,11 @@ class LocalBackend(EngineBackend[LocalEngine]):
         self._source = Source.parse(model, in_situ_quant)
         self._progress = progress
 
+    @property
+    def takes(self) -> frozenset[str]:
+        """Nothing but text."""
+        return frozenset()
+
     def check_defaults(self, options: Mapping[str, Any]) -> None:
         super().check_defaults(options)
         read_options(options)

@@ -164,7 +164,7 @@ def _examples(exchanges: Iterable[tuple[str, str]]) -> Chat:
 
 
 def _question(messages: Sequence[Message]) -> str:
-    return next((m.content or "" for m in reversed(messages) if m.role == "user"), "")
+    return next((m.whole_text or "" for m in reversed(messages) if m.role == "user"), "")
 
 
 def _fill_in(tool: ToolSchema, question: str) -> Chat:

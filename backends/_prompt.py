@@ -8,27 +8,37 @@ from typing import Any, TypeAlias
 from ..commander.errors import ConfigurationError
 from ..messages import Message, ToolSchema
 
-__all__ = ["Chat", "named_tool", "plain_chat"]
+__all__ = ["Chat", "named_tool", "plain_chat", "plain_messages"]
 
 Chat: TypeAlias = list[dict[str, str]]
 
 
 def plain_chat(messages: Sequence[Message]) -> Chat:
+    """Write a conversation as `plain_messages` does, for a model that takes text alone."""
+    plain = plain_messages(messages)
+    return [{"role": each.role, "content": each.content or ""} for each in plain]
+
+
+def plain_messages(messages: Sequence[Message]) -> list[Message]:
     """Write a conversation as the roles that every model knows, each two neighbours different.
 
-    A tool's result joins the user's question, and the call between them is left out.
+    A tool's result joins the user's question, and the call between them is left out. Files of text
+    stand in the text.
     """
-    chat: Chat = []
+    chat: list[Message] = []
     for message in messages:
-        role, text = message.role, message.content or ""
+        role, text = message.role, message.whole_text or ""
+        parts = [part for part in message.parts if part.kind != "text"]
         if role == "tool":
-            role, text = "user", f"The tool's result: {text}"
+            role, text, parts = "user", f"The tool's result: {text}", []
         elif role == "developer":
             role = "system"
-        if chat and chat[-1]["role"] == role:
-            chat[-1]["content"] += f"\n{text}"
-        elif text or not message.tool_calls:
-            chat.append({"role": role, "content": text})
+        if chat and chat[-1].role == role:
+            last = chat[-1]
+            text, parts = f"{last.content}\n{text}", last.parts + parts
+            chat[-1] = Message(role=role, content=text, parts=parts)
+        elif text or parts or not message.tool_calls:
+            chat.append(Message(role=role, content=text, parts=parts))
     return chat
 
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Itera
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from functools import wraps
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ..commander import is_watched, payer
@@ -21,6 +22,7 @@ from ..dispatch.assembly import assemble
 from ..messages import Delta, Message, Request, ToolCallDelta, Usage, request_body
 from ..messages.kept import read_message, write_json, write_message
 from ._secret import clean
+from ._takes import fit_parts
 from ._tape import delta_from_json, delta_to_json
 from ._tell import hear_taken, is_telling, tell_request, telling
 
@@ -35,6 +37,8 @@ Stream: TypeAlias = Callable[[B, Request], AsyncGenerator[Delta, None]]
 
 # Characters without a space that are held back, as they may be the beginning of a key.
 LONGEST_WORD = 512
+# Characters of an image or a file that stand in what a request is found by.
+LONGEST_PART = 1000
 
 # What the reply that is being kept here has taken, by model; None where none is. A backend that
 # asks another one does so inside its own reply, which alone is kept.
@@ -42,13 +46,23 @@ _TAKEN: ContextVar[list[tuple[str, Usage]] | None] = ContextVar("anabranch_taken
 
 
 def key_of(request: Request) -> str:
-    """Write what a request is found by."""
+    """Write what a request is found by; images and files stand there as digests."""
     body = request_body("", request, stream=False)
     del body["model"]
+    for message in body["messages"]:
+        if isinstance(message["content"], list):
+            message["content"] = [_short(part) for part in message["content"]]
     try:
         return json.dumps(body, sort_keys=True)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"the request cannot be recorded as JSON: {error}") from None
+
+
+def _short(part: dict[str, Any]) -> dict[str, Any]:
+    text = "" if part["type"] == "text" else json.dumps(part, sort_keys=True)
+    if len(text) < LONGEST_PART:
+        return part
+    return {"type": part["type"], "sha256": sha256(text.encode()).hexdigest()}
 
 
 def note_taken(model: str, usage: Usage) -> None:
@@ -76,6 +90,7 @@ def keep_replies(stream: Stream[B]) -> Stream[B]:
 
     @wraps(stream)
     def kept_stream(self: B, request: Request) -> AsyncGenerator[Delta, None]:
+        request = fit_parts(self, request)
         node = payer()
         if node is None or self.asks_others or is_telling(node) or not is_watched(node):
             return kept(self, request)[0]

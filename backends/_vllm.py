@@ -49,6 +49,14 @@ class VLLMBackend(EngineBackend[VLLMEngine]):
         self._arguments = {**_QUIET, **(engine or {}), "model": model}
         self._chat_template = chat_template
 
+    @property
+    def takes(self) -> frozenset[str]:
+        """Images and audio, as bytes: vLLM would read an address in this process.
+
+        A model that takes text alone says so when the request is made ready for it.
+        """
+        return frozenset({"image", "audio"})
+
     def check_defaults(self, options: Mapping[str, Any]) -> None:
         check_options(options)
 

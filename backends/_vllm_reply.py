@@ -7,7 +7,7 @@ import uuid
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from ..commander.errors import (
     BackendError,
@@ -16,7 +16,7 @@ from ..commander.errors import (
     ContextTooLong,
 )
 from ..messages import Delta, Message, Request, ToolSchema, Usage, request_body
-from ._prompt import plain_chat
+from ._prompt import plain_messages
 from ._vllm_engine import Loaded, vllm_module
 from ._vllm_tools import MARK, Reader, instruction, marked_call, structural_tag
 
@@ -82,8 +82,9 @@ class _Question:
         for message in self.messages:
             calls = [marked_call(call.name, call.text) for call in message.tool_calls]
             text = "\n".join([*([message.content] if message.content else []), *calls])
-            messages.append(Message(role=message.role, content=text))
-        return cast("list[dict[str, Any]]", plain_chat(messages))
+            parts = [] if message.role == "tool" else message.parts
+            messages.append(Message(role=message.role, content=text, parts=parts))
+        return [message.to_wire() for message in plain_messages(messages)]
 
     def template_options(self) -> dict[str, Any]:
         """Return what the template is rendered with, besides the messages."""
@@ -128,6 +129,15 @@ class _Question:
             raise ConfigurationError(f"vLLM refuses these options: {error}") from error
 
 
+def _require_sight(loaded: Loaded, request: Request) -> None:
+    """Raise `ConfigurationError` for images and audio if the model was made for text alone."""
+    if getattr(getattr(loaded.llm, "model_config", None), "is_multimodal_model", True):
+        return
+    for message in request.messages:
+        if message.role != "tool" and any(part.needs for part in message.parts):
+            raise ConfigurationError("this model takes text alone, no images and no audio")
+
+
 async def answer(
     loaded: Loaded, request: Request, defaults: Mapping[str, Any], template: str | None
 ) -> AsyncGenerator[Delta, None]:
@@ -135,6 +145,7 @@ async def answer(
     question = _Question.of(request, defaults, template or loaded.chat_template)
     params = question.sampling(loaded.sampling)
     failures = vllm_module("vllm.exceptions")
+    _require_sight(loaded, request)
     try:
         chat = vllm_module("vllm.renderers.params").ChatParams(
             chat_template=template, chat_template_kwargs=question.template_options()

@@ -56,15 +56,15 @@ def _messages_as_text(messages: Iterable[Message], format_of: FormatOf) -> Itera
             continue
         if results:
             lines = [f"Observation: {result.content}" for result in results]
-            images = [image for result in results for image in result.images]
+            parts = [part for result in results for part in result.parts]
             results = []
             if message is not None and message.role == "user":  # the roles take turns
-                images += message.images
+                parts += message.parts
                 lines += [message.content] if message.content else []
-                message = message.model_copy(update={"images": images})
+                message = message.model_copy(update={"parts": parts})
                 message.content = "\n".join(lines)
             else:
-                yield Message(role="user", content="\n".join(lines), images=images)
+                yield Message(role="user", content="\n".join(lines), parts=parts)
         if message is not None:
             texts = [each.write(c) for c in message.tool_calls if (each := format_of(c.name))]
             ids = {call.id for call in message.tool_calls if format_of(call.name)}

@@ -5,6 +5,7 @@ requests. In between they are:
 
 - `_message`: `Message` with its fields, read and written, `ToolCall`, `Usage`; a field that streams
   also stands in `_delta`, and is put together in `dispatch/assembly`
+- `_part`: an image or a file beside a message's text, checked
 - `_tool_call_error`: a call that cannot be run
 - `_delta`: a piece of a reply that still streams
 - `_conversation`: messages in order, saved and loaded
@@ -25,7 +26,8 @@ from ._message import Message as Message
 from ._message import Role as Role
 from ._message import ToolCall as ToolCall
 from ._message import Usage as Usage
-from ._message import image_url as image_url
+from ._part import Part as Part
+from ._part import PartKind as PartKind
 from ._request import Request as Request
 from ._request import ToolSchema as ToolSchema
 from ._request import has_parameter as has_parameter

@@ -6,17 +6,17 @@ and every compatible server understands.
 
 from __future__ import annotations
 
-import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ._part import Part
 from .arguments import arguments_text, read_arguments
 from .text import encodable
 
-__all__ = ["Message", "Role", "ToolCall", "Usage", "image_url"]
+__all__ = ["Message", "Role", "ToolCall", "Usage"]
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -127,12 +127,12 @@ class ToolCall(BaseModel):
 class Message(BaseModel):
     """One message of a conversation, field for field as the non-streaming endpoint gives it.
 
-    `images` are the URLs of images beside the text, mostly `data:` ones (`image_url` makes them).
+    `parts` are images and files beside the text.
     """
 
     role: Role
     content: str | None = None
-    images: list[str] = Field(default_factory=list[str], repr=False)
+    parts: list[Part] = Field(default_factory=list[Part])
     tool_calls: list[ToolCall] = Field(default_factory=list[ToolCall])
     tool_call_id: str | None = None
     name: str | None = None
@@ -141,18 +141,28 @@ class Message(BaseModel):
     usage: Usage | None = None
     finish_reason: str | None = None
 
+    @property
+    def whole_text(self) -> str | None:
+        """What a model reads as text: the content, and after it each file of text."""
+        if not self.parts or self.role == "tool":
+            return self.content
+        texts = [self.content, *(part.text for part in self.parts)]
+        return "\n\n".join(filter(None, texts)) or self.content
+
     def to_wire(self) -> dict[str, Any]:
         """Return what a request carries: reasoning, usage and finish reason stay here.
 
-        So do a tool message's images: the wire allows text alone there (see `request_body`).
+        So do a tool message's parts: the wire allows text alone there (see `request_body`).
         """
-        wire: dict[str, Any] = {"role": self.role, "content": self.content}
+        text = self.whole_text
+        wire: dict[str, Any] = {"role": self.role, "content": text}
         if self.tool_calls:
             wire["tool_calls"] = [call.to_wire() for call in self.tool_calls]
-        elif self.content is None:
+        elif text is None:
             wire["content"] = self.refusal or ""
-        if self.images and self.role != "tool":
-            wire["content"] = content_parts(self.content, self.images)
+        others = [part.to_wire() for part in self.parts if part.kind != "text"]
+        if others and self.role != "tool":
+            wire["content"] = [{"type": "text", "text": text}, *others] if text else others
         for key in ("tool_call_id", "name"):
             if (value := getattr(self, key)) is not None:
                 wire[key] = value
@@ -160,7 +170,10 @@ class Message(BaseModel):
 
     def to_record(self) -> dict[str, Any]:
         """Return all there is to keep, in the wire's names; `from_wire` reads it back."""
-        content = content_parts(self.content, self.images) if self.images else self.content
+        content: Any = self.content
+        if self.parts:
+            text = [] if content is None else [{"type": "text", "text": content}]
+            content = [*text, *(part.to_record() for part in self.parts)]
         record = self.to_wire() | {"content": content}
         for wire, call in zip(record.get("tool_calls", ()), self.tool_calls, strict=True):
             if call.error is not None:
@@ -187,7 +200,7 @@ class Message(BaseModel):
         return cls(
             role=wire["role"],
             content=content_text(wire.get("content")),
-            images=content_images(wire.get("content")),
+            parts=content_parts(wire.get("content")),
             tool_calls=[ToolCall.from_wire(call, index) for index, call in enumerate(calls)],
             tool_call_id=_text(wire.get("tool_call_id")),
             name=_text(wire.get("name")),
@@ -209,24 +222,13 @@ def content_text(content: object) -> str | None:
     if isinstance(content, str):
         return encodable(content)
     parts = cast("list[dict[str, Any]]", content)
-    return "".join(encodable(part["text"]) for part in parts if part.get("type") == "text")
+    texts = [encodable(part["text"]) for part in parts if part.get("type") == "text"]
+    return "".join(texts) if texts or not parts else None
 
 
-def content_images(content: object) -> list[str]:
-    """Return the URLs of the images in a `content`."""
+def content_parts(content: object) -> list[Part]:
+    """Return the images and files in a `content`."""
     if content is None or isinstance(content, str):
         return []
     parts = cast("list[dict[str, Any]]", content)
-    return [part["image_url"]["url"] for part in parts if part.get("type") == "image_url"]
-
-
-def content_parts(text: str | None, images: Sequence[str]) -> list[dict[str, Any]]:
-    """Write text and images as the parts of a `content`."""
-    parts = [{"type": "image_url", "image_url": {"url": url}} for url in images]
-    return [{"type": "text", "text": text}, *parts] if text else parts
-
-
-def image_url(data: bytes | str, media_type: str = "image/png") -> str:
-    """Return the URL that holds an image itself; `data` are its bytes or their base64."""
-    text = data if isinstance(data, str) else base64.b64encode(data).decode()
-    return f"data:{media_type};base64,{text}"
+    return [part for each in parts if (part := Part.from_wire(each)) is not None]

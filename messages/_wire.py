@@ -16,7 +16,7 @@ from ..commander.errors import (
     RateLimited,
 )
 from ._delta import Delta, ToolCallDelta
-from ._message import Message, Usage, content_parts, content_text
+from ._message import Message, Usage, content_text
 from ._request import Request
 from .arguments import arguments_text
 from .text import encodable, quote
@@ -234,9 +234,9 @@ def request_body(
         for tools, group in groupby(request.messages, lambda message: message.role == "tool"):
             run = list(group)
             messages += [message.to_wire() for message in run]
-            if tools and (images := [url for message in run for url in message.images]):
+            if tools and (parts := [part for message in run for part in message.parts]):
                 said = "The images that the tools gave, in order:"
-                messages.append({"role": "user", "content": content_parts(said, images)})
+                messages.append(Message(role="user", content=said, parts=parts).to_wire())
     needed = {"model": model, "messages": messages}
     body: dict[str, Any] = {}
     if stream:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
+from pydantic import ValidationError
+
 from ..messages import Message
 from ._http import NO_RETRY, Refusal
 from ._options import asked_for
@@ -31,6 +33,12 @@ ITEM = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
+}
+# Fields of a part that holds an image or a file.
+PARTS: dict[str, dict[str, str]] = {
+    "image_url": {"url": "url"},
+    "file": {"file_data": "file_data", "filename": "filename"},
+    "input_audio": {"data": "data", "format": "format"},
 }
 # What a server says of an answer, and clients send back with it: it says nothing to a model.
 ECHOED = {"type", "id", "status", "phase", "annotations", "audio", "reasoning", "reasoning_content"}
@@ -119,6 +127,11 @@ def read_messages(said: Any, name: str = "messages") -> list[Message]:
             fields["content"] = [_part(part, field) for part in cast("list[Any]", parts)]
         try:
             message = Message.from_wire(fields)
+        except ValidationError as error:
+            why = error.errors(include_url=False, include_input=False)[0]
+            # Of an image or a file it is said what is wrong with it.
+            text = f": {why['msg']}" if why["loc"] in (("url",), ("name",)) else ""
+            raise Refusal(400, f"this is no message{text:.500}", field=field) from None
         except (ValueError, TypeError, KeyError, AttributeError):
             raise Refusal(400, "this is no message", field=field) from None
         if message.role == "tool" and not message.tool_call_id:
@@ -160,12 +173,33 @@ def _part(part: Any, field: str) -> dict[str, Any]:
     match fields.get("type"):
         case "text" | "input_text" | "output_text":
             return {"type": "text", "text": fields.get("text")}
-        case "image_url":
-            return fields
-        case "input_image" if isinstance(fields.get("image_url"), str):
-            return {"type": "image_url", "image_url": {"url": fields["image_url"]}}
+        case "image_url" | "file" | "input_audio" as kind if isinstance(fields.get(kind), dict):
+            return {"type": kind, kind: _only(PARTS[kind], fields[kind], field)}
+        case "input_image":
+            found = _only({"image_url": "url"}, fields, field)
+            return {"type": "image_url", "image_url": found}
+        case "input_file":
+            names = {"file_data": "file_data", "filename": "filename"}
+            return {"type": "file", "file": _only(names, fields, field)}
         case kind:
             raise Refusal(400, f"parts of type {kind!r:.100} are not supported here", field=field)
+
+
+def _only(names: Mapping[str, str], fields: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """Return the fields of a part that are read, by their names on the chat wire.
+
+    Nothing is fetched here and nothing was uploaded, so bytes come in the request itself.
+    """
+    usual = {"type": fields.get("type"), "detail": "auto"}
+    for name, value in fields.items():
+        if name not in names and value is not None and value != usual.get(name):
+            raise Refusal(
+                400, f"{name!r:.100} of a part of a message is not supported here", field=field
+            )
+    found = {own: fields[name] for name, own in names.items() if fields.get(name) is not None}
+    if not all(isinstance(value, str) for value in found.values()):
+        raise Refusal(400, "this is no part of a message", field=field)
+    return found
 
 
 def read_input(body: dict[str, Any]) -> list[Message]:

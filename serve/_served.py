@@ -90,8 +90,10 @@ class _Agent(Served):
 
     def node(self, question: Question) -> Node[Any]:
         """Give the agent what was said before, in a session that ends with the call."""
-        _refuse(question, fields=True, options=True)
+        _refuse(question, fields=True, options=True, parts=False)
         agent, session = self._agent, OwnSession()
+        if agent.backend is not None:
+            _check_parts(agent.backend, question)
         *before, last = [self._heard(message) for message in question.messages]
 
         def begin(_: Node[Any]) -> None:
@@ -105,7 +107,7 @@ class _Agent(Served):
 
     def _heard(self, message: Message) -> AgentMessage:
         sender = self._agent.name if message.role == "assistant" else "user"
-        return AgentMessage(content=message.content or "", sender=sender)
+        return AgentMessage(content=message.content or "", parts=message.parts, sender=sender)
 
     def status(self, result: Any) -> str:
         return cast("AgentMessage", result).extra.get("status", "ok")
@@ -206,7 +208,8 @@ class _Backend(Served):
         self._backend = backend
 
     def node(self, question: Question) -> Node[Any]:
-        _refuse(question, fields=True, system=False)
+        _refuse(question, fields=True, system=False, parts=False)
+        _check_parts(self._backend, question)
         try:
             options = read_options(question.options)
         except ValueError as error:
@@ -283,7 +286,12 @@ def serve_thing(given: object, name: str | None = None) -> Served:
 
 
 def _refuse(
-    question: Question, *, fields: bool = False, options: bool = False, system: bool = True
+    question: Question,
+    *,
+    fields: bool = False,
+    options: bool = False,
+    system: bool = True,
+    parts: bool = True,
 ) -> None:
     """Refuse what this kind of thing does not take."""
     if fields and question.fields:
@@ -298,8 +306,16 @@ def _refuse(
         raise BadQuestion("the server chooses them", "tools")
     if system and any(each.role == "tool" or each.tool_calls for each in question.messages):
         raise BadQuestion("calls of tools are the server's affair", "messages")
-    if system and any(each.images for each in question.messages):
-        raise BadQuestion("images are not taken here", "messages")
+    if parts and any(each.parts for each in question.messages):
+        raise BadQuestion("images and files are not taken here", "messages")
+
+
+def _check_parts(backend: Backend, question: Question) -> None:
+    try:
+        backend.check_parts(question.messages)
+    except ConfigurationError:  # which tells more than is a client's affair
+        text = "there are images or files that this model does not take"
+        raise BadQuestion(text, "messages") from None
 
 
 def _transcript(question: Question) -> str:

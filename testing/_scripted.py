@@ -49,6 +49,8 @@ class ScriptedBackend(ModelBackend):
     What a reply took is charged as with any backend, to `limits`, to those of the tree and to its
     usage: the `usage` of its message, else an estimate. Nothing is tried again.
 
+    `takes` is what the model takes beside text, as `Backend.takes` says it; None: nobody knows.
+
     `embed` gives vectors of `dimensions` numbers and of length 1, whose geometry is known: each
     word has a direction of its own, which the `seed` chooses, and a text has the sum of those of
     its words, in whatever order and case. So the cosine of two texts in which no word comes twice
@@ -72,6 +74,7 @@ class ScriptedBackend(ModelBackend):
         model: str = "scripted",
         limits: Limits | None = None,
         dimensions: int = 256,
+        takes: Iterable[str] | None = None,
         **default_options: Any,
     ) -> None:
         # No 429 holds back the requests after it: a script says what comes of each.
@@ -80,6 +83,7 @@ class ScriptedBackend(ModelBackend):
         super().__init__(model, retries=once, limits=limits, **default_options)
         if dimensions < 1:
             raise ValueError(f"dimensions is a number of numbers, at least 1, not {dimensions!r}")
+        self._takes = None if takes is None else frozenset(takes)
         self.requests: list[Request] = []
         self.embedded: list[list[str]] = []
         self._dimensions = dimensions
@@ -90,6 +94,11 @@ class ScriptedBackend(ModelBackend):
         self._otherwise = otherwise
         self._cut = _cutter(size, seed)
         self._delay = delay
+
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """As it was given."""
+        return self._takes
 
     def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         """Answer `request` with the next reply of the script."""

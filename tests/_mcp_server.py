@@ -32,7 +32,7 @@ def other() -> str:
 
 @server.tool()
 def picture() -> Image:
-    return Image(data=b"\x89PNG", format="png")
+    return Image(data=b"\x89PNG\r\n\x1a\n", format="png")
 
 
 @server.tool()

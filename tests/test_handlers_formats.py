@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from _pictures import PIXEL
 from _server import Reply, ScriptedServer, text
 
 from anabranch import BackendUnavailable, Commander, Conversation, Message, ToolCall, connect, tool
@@ -164,7 +165,7 @@ async def test_results_and_what_the_user_says_next_are_one_message():
     conversation = Conversation()
     conversation.add(
         Message(role="assistant", tool_calls=[call, call.model_copy(update={"id": "b"})]),
-        Message(role="tool", tool_call_id="a", content="1", images=["data:image/png;base64,AA=="]),
+        Message(role="tool", tool_call_id="a", content="1", parts=[PIXEL]),
         Message(role="tool", tool_call_id="b", content="2"),
         "And now?",
     )
@@ -173,7 +174,7 @@ async def test_results_and_what_the_user_says_next_are_one_message():
 
     last = backend.requests[0].messages[-1]
     assert (last.role, last.content) == ("user", "Observation: 1\nObservation: 2\nAnd now?")
-    assert last.images == ["data:image/png;base64,AA=="]
+    assert last.parts == [PIXEL]
 
 
 async def test_a_format_for_one_tool_leaves_the_others_to_the_wire():

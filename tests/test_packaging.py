@@ -64,7 +64,7 @@ def test_importing_every_room_makes_no_second_copy() -> None:
 
 
 EVERYDAY = """Commander Job Handler handler Node run fork connect tool Tool Conversation Message
-ToolCall Retry current_node"""
+Part ToolCall Retry current_node"""
 
 
 def test_the_everyday_names_and_all_errors_are_exported() -> None:

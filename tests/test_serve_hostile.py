@@ -90,6 +90,12 @@ NAMES = st.sampled_from(
         "output",
         "image_url",
         "url",
+        "file",
+        "file_data",
+        "file_url",
+        "filename",
+        "input_audio",
+        "data",
         "instructions",
         "previous_response_id",
         "reasoning",
@@ -135,6 +141,13 @@ WORDS = st.sampled_from(
         "[",
         "true",
         "data:image/png;base64,AA",
+        "data:image/png;base64,iVBORw0KGgo=",
+        "file",
+        "input_file",
+        "input_image",
+        "input_audio",
+        "https://a.test/b.png",
+        "file:///etc/passwd",
     ]
 )
 ATOMS = st.one_of(

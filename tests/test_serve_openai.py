@@ -105,23 +105,28 @@ async def test_models_are_listed_and_found_by_name() -> None:
         assert missing.value.param == "model"
 
 
-async def test_a_text_in_parts_is_one_text_and_images_go_to_models_alone() -> None:
-    """S17: an agent is given no images, a model by itself is."""
+async def test_a_text_in_parts_is_one_text_and_images_go_along() -> None:
+    """S17: an agent is given them too; what has no model of its own, or one that cannot, is not."""
     backend = ScriptedBackend(otherwise="A cat.")
     agent = writer()
     text: Any = [{"type": "text", "text": "what "}, {"type": "text", "text": "is it?"}]
-    image: Any = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-    async with talk(agent, {"model": backend}) as client:
+    image: Any = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    blind = ScriptedBackend(otherwise="A cat.", takes=())
+    shy = Agent(blind, name="shy")
+    async with talk(agent, {"model": backend, "blind": blind, "shy": shy}) as client:
         create = client.chat.completions.create
         await create(model="writer", messages=[{"role": "user", "content": text}])
         heard = agent.backend.requests[-1].messages[-1]  # type: ignore[union-attr]
         assert heard.content == "what is it?"
-        with pytest.raises(BadRequestError, match="images"):
-            await create(model="writer", messages=[{"role": "user", "content": [*text, image]}])
-        await create(model="model", messages=[{"role": "user", "content": [*text, image]}])
-        heard = backend.requests[-1].messages[-1]
-        assert heard.content == "what is it?"
-        assert heard.images == ["data:image/png;base64,AA=="]
+        for name in "blind", "shy":
+            with pytest.raises(BadRequestError, match="images"):
+                await create(model=name, messages=[{"role": "user", "content": [*text, image]}])
+        assert not blind.requests
+        for name, model in ("model", backend), ("writer", agent.backend):
+            await create(model=name, messages=[{"role": "user", "content": [*text, image]}])
+            heard = model.requests[-1].messages[-1]  # type: ignore[union-attr]
+            assert heard.content == "what is it?"
+            assert [part.url for part in heard.parts] == [image["image_url"]["url"]]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from _lives import RUN_ID, Life, _disk, play
+from _pictures import PIXEL
 from _scale import SEED, many
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
@@ -95,7 +96,7 @@ class Calls(Durable[list[Any]]):
             called = [self.durable.call(BY_NAME[name], n, fails) for name, n, fails in group]
             called += [self.call_handler(below(*each), claim=True) for each in group]
             gave += await asyncio.gather(*called, return_exceptions=True)
-        return [f"{type(each).__name__} {each} {getattr(each, 'images', '')}" for each in gave]
+        return [f"{type(each).__name__} {each} {getattr(each, 'parts', '')}" for each in gave]
 
 
 @seed(SEED)
@@ -120,12 +121,12 @@ class Typed(Durable[list[Any]]):
         again: Receipt = await self.durable.call(buy, n=2, on=date(2026, 5, 6))
         picture: Illustrated = await self.durable.call(draw)
         assert (await self.durable.call(nothing, 1)) is None
-        return [receipt.text, str(again.days), str(picture), list(picture.images)]
+        return [receipt.text, str(again.days), str(picture), [part.url for part in picture.parts]]
 
 
 @tool(effect="keyed")
 def draw() -> Illustrated:
-    return Illustrated("a cat", ["data:cat"])
+    return Illustrated("a cat", [PIXEL])
 
 
 def test_a_call_gives_what_the_tool_returns_of_its_own_type() -> None:
@@ -133,7 +134,7 @@ def test_a_call_gives_what_the_tool_returns_of_its_own_type() -> None:
     first = play(Typed)
     assert first.error is None
     assert first.result[0].startswith("bought 2 2026-05-06, ")
-    assert first.result[1:] == ["(datetime.date(2026, 1, 3),)", "a cat", ["data:cat"]]
+    assert first.result[1:] == ["(datetime.date(2026, 1, 3),)", "a cat", [PIXEL.url]]
     for where, disk in kills(first):
         require_alike(first, play(Typed, disk), where)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from _lives import RUN_ID, Disk, Life, _disk, _key, play, require_consistent
+from _pictures import PIXEL
 from _scale import SEED, many
 from _until import turns
 from hypothesis import given, seed, settings
@@ -48,14 +49,14 @@ def change(text: str, *, again: bool = False) -> str:
 
 def find(n: int, fails: int = 0, *, effect_key: str) -> Done | NotDone:
     done = _disk[-1].done
-    return Done(Illustrated(done[effect_key], ["u"], ["f"])) if effect_key in done else NotDone()
+    return Done(Illustrated(done[effect_key], [PIXEL], ["f"])) if effect_key in done else NotDone()
 
 
 async def work(name: str, n: int, fails: int, *, again: bool = False) -> Illustrated:
     await turns(n)
     if failures() < fails:
         raise (Stubborn if n == 2 else ValueError)(f"{name} {n} fails")
-    return Illustrated(change(f"{name} {n}", again=again), ["u"], ["f"])
+    return Illustrated(change(f"{name} {n}", again=again), [PIXEL], ["f"])
 
 
 async def found(n: int, fails: int = 0, *, effect_key: str) -> Done | NotDone:
@@ -107,7 +108,10 @@ async def calls(group: Group) -> AsyncIterator[ToolCall]:
 
 
 def told(results: list[ToolResult]) -> list[Any]:
-    return [[each.status, each.content, each.images, each.files] for each in results]
+    return [
+        [each.status, each.content, [part.url for part in each.parts], each.files]
+        for each in results
+    ]
 
 
 class Stubborn(Exception):
@@ -344,7 +348,7 @@ def test_a_call_that_was_cut_off_is_in_doubt_for_its_next_attempt() -> None:
             return told(await self.call_handler(call_tools(only_n, [sluggish])))
 
     ((status, content, images, _),) = play(Sluggish).result
-    assert (status, content[:12], images) == ("ok", "sluggish 1, ", ["u"])
+    assert (status, content[:12], images) == ("ok", "sluggish 1, ", [PIXEL.url])
 
 
 # --- code that has changed
@@ -448,7 +452,7 @@ def test_a_new_effect_with_another_caller_or_of_another_tool_is_held_by_nobody()
 def test_a_call_s_result_comes_back_equal() -> None:
     first = play(lambda: Work([([("mail", 1, 0)], None, False)]))
     ((status, content, images, files),) = first.result[0]
-    assert (status, content[:8], images, files) == ("ok", "mail 1, ", ["u"], ["f"])
+    assert (status, content[:8], images, files) == ("ok", "mail 1, ", [PIXEL.url], ["f"])
     for where, disk in kills(first):
         require_alike(first, play(lambda: Work([([("mail", 1, 0)], None, False)]), disk), where)
 

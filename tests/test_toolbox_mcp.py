@@ -15,6 +15,7 @@ from _served import served
 from _until import until
 from aiohttp import web
 
+from anabranch import Part
 from anabranch.agents import Agent, AgentMessage, ToolExecutor
 from anabranch.commander import (
     Commander,
@@ -66,9 +67,9 @@ async def test_a_servers_tools_are_tools(server: McpServer):
     assert await use(server, "add", a=2) == "3"
     assert "a" * 50 + "\n[... 900 characters left out ...]" in await use(server, "long")
     picture = await use(server, "picture")
-    assert (picture, getattr(picture, "images", ())) == (
+    assert (picture, getattr(picture, "parts", ())) == (
         "[image 1]",
-        ("data:image/png;base64,iVBORw==",),
+        (Part.from_url("data:image/png;base64,iVBORw0KGgo="),),
     )
     with pytest.raises(InvalidArguments, match="'x' is not of type 'integer'"):
         await use(server, "add", a="x")

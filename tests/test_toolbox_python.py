@@ -115,14 +115,14 @@ async def test_figures_are_images_beside_the_text(tmp_path: Path):
     assert result.files == [first, second]
     assert (tmp_path / "plots" / "figure-1.png").read_text() == "another's"
     assert (tmp_path / "plots" / "figure-2.png").read_bytes() == base64.b64decode(PIXEL)
-    assert len(result.images) == 2
-    head, _, data = result.images[0].partition(",")
+    assert len(result.parts) == 2
+    head, _, data = result.parts[0].url.partition(",")
     assert head == "data:image/png;base64"
     assert base64.b64decode(data).startswith(b"\x89PNG")
 
     conversation = Conversation()
     conversation.add("draw", result)
-    assert Message.from_wire(result.to_record()).images == result.images
+    assert Message.from_wire(result.to_record()).parts == result.parts
     plain, shown = (
         request_body("m", conversation.request(tool_images=wanted))["messages"]
         for wanted in (False, True)
@@ -130,7 +130,7 @@ async def test_figures_are_images_beside_the_text(tmp_path: Path):
     assert [each["role"] for each in plain] == ["user", "tool"]
     assert plain[1]["content"] == result.content
     assert [each["role"] for each in shown] == ["user", "tool", "user"]
-    assert shown[2]["content"][1] == {"type": "image_url", "image_url": {"url": result.images[0]}}
+    assert shown[2]["content"][1] == result.parts[0].to_wire()
 
 
 @shared
@@ -142,7 +142,7 @@ async def test_matplotlib_figures_are_shown_at_the_end_of_a_call(kernel: PythonK
     (file,) = getattr(result, "files", ())
     assert result == f"[figure 1: {file}]"
     assert (await asyncio.to_thread(Path(file).read_bytes)).startswith(b"\x89PNG")
-    assert len(getattr(result, "images", ())) == 1
+    assert len(getattr(result, "parts", ())) == 1
 
 
 @shared
@@ -152,13 +152,13 @@ async def test_a_figure_too_many_is_left_out(kernel: PythonKernel):
         "from IPython.display import display\n"
         "class Picture:\n"
         "    def __init__(self, n): self.n = n\n"
-        "    def _repr_png_(self): return bytes(self.n)\n"
+        "    def _repr_png_(self): return b'\\x89PNG\\r\\n\\x1a\\n' + bytes(self.n)\n"
         "for _ in range(20): display(Picture(10))\n"
     )
     many = await run(kernel, code)
     large = await run(kernel, "display(Picture(9_000_000))")
 
-    assert len(getattr(many, "images", ())) == 16
+    assert len(getattr(many, "parts", ())) == 16
     assert many.count("left out") == 4
     assert large == "[a figure left out: too large or too many]"
 

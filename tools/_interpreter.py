@@ -96,7 +96,7 @@ class Interpreter:
         text = f"{news}{output.text(settings.max_output)}\n{ending}".strip()
         if ending or output.failed:
             raise ToolError(text)
-        return Illustrated(text or "(no output)", output.images, output.files)
+        return Illustrated(text or "(no output)", output.parts, output.files)
 
     async def _started(self, closings: int) -> Kernel:
         """Return the kernel, a new one if there is none; raise `ToolError` if `end` comes first.

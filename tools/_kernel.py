@@ -15,7 +15,6 @@ import re
 import shutil
 import tempfile
 import weakref
-from base64 import b64decode
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import wait
 from pathlib import Path
@@ -27,10 +26,10 @@ import zmq.asyncio
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.connect import write_connection_file
 
-from ..commander.errors import ToolError
+from ..commander.errors import ConfigurationError, ToolError
 from ..commander.process import describe_exit
 from ..commander.waiting import outlast
-from ..messages import image_url
+from ..messages import Part
 from ._kernel_loop import submit
 from .results import shorten
 
@@ -62,7 +61,7 @@ class Output:
     def __init__(self, save: Callable[[bytes, str], Path]) -> None:
         self._save = save
         self.files: list[str] = []
-        self.images: list[str] = []
+        self.parts: list[Part] = []
         self.failed = False
         self._texts: list[str] = []
         self._length = 0
@@ -84,18 +83,26 @@ class Output:
             for media_type in ("image/png", "image/jpeg"):
                 if not isinstance(image := data.get(media_type), str):
                     continue
-                if len(image.strip()) > MAX_IMAGE or len(self.images) == MAX_IMAGES:
+                if len(image.strip()) > MAX_IMAGE or len(self.parts) == MAX_IMAGES:
                     self._add("[a figure left out: too large or too many]\n")
                 else:
-                    self.images.append(image_url(image.strip(), media_type))
-                    try:
-                        where = str(self._save(b64decode(image), media_type.partition("/")[2]))
-                        self.files.append(where)
-                    except (OSError, ValueError) as error:
-                        where = f"not saved: {error}"
-                    self._add(f"[figure {len(self.images)}: {where}]\n")
+                    self._take_figure("".join(image.split()), media_type)
                 return
             self._add(str(data.get("text/plain", "")) + "\n")
+
+    def _take_figure(self, image: str, media_type: str) -> None:
+        try:
+            part = Part.from_url(f"data:{media_type};base64,{image}")
+        except ConfigurationError as error:  # the code may call anything an image
+            self._add(f"[a figure left out: {error}]\n")
+            return
+        self.parts.append(part)
+        try:
+            where = str(self._save(part.data or b"", media_type.partition("/")[2]))
+            self.files.append(where)
+        except (OSError, ValueError) as error:
+            where = f"not saved: {error}"
+        self._add(f"[figure {len(self.parts)}: {where}]\n")
 
     def _add(self, text: str) -> None:
         if not self.flooded:

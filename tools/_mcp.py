@@ -17,7 +17,7 @@ from pydantic_core import to_json
 
 from ..commander import Commander, ConfigurationError, Node, ToolError, parent_here
 from ..commander.waiting import observe, outlast
-from ..messages import image_url
+from ..messages import Part
 from ._extra import import_extra
 from ._schema import InvalidArguments
 from ._tool import AnyTool, Tool, result_text
@@ -287,15 +287,18 @@ class _McpTool(Tool[..., Any]):
 
 def _read_content(content: Sequence[Any], structured: Any, limit: int) -> Illustrated:
     """Return what a call gave, in the SDK's blocks or as data, as a tool's result."""
-    images: list[str] = []
+    images: list[Part] = []
     texts: list[str] = []
     for block in content:
         match block.type:
             case "text":
                 texts.append(block.text)
             case "image":
-                images.append(image_url(block.data, block.mime_type))
-                texts.append(f"[image {len(images)}]")
+                try:
+                    images.append(Part.from_url(f"data:{block.mime_type};base64,{block.data}"))
+                    texts.append(f"[image {len(images)}]")
+                except ConfigurationError as error:  # a server may call anything an image
+                    texts.append(f"[an image left out: {error}]")
             case "resource":
                 texts.append(getattr(block.resource, "text", f"[{block.resource.uri}]"))
             case "resource_link":

@@ -13,7 +13,7 @@ from uuid import uuid4
 from ..commander import Node, emit, is_watched
 from ..commander.kept import Effect
 from ..commander.scope import scope_of
-from ..messages import ToolCall
+from ..messages import Part, ToolCall
 from ._approval import Decision
 from ._effect import KEYED, Done, NotDone
 from ._schema import InvalidArguments
@@ -174,18 +174,22 @@ async def do_once(
 
 
 def write_text(given: object) -> str | dict[str, Any]:
-    """Return the text of what a tool gave, with the images and files of an `Illustrated` one."""
+    """Return the text of what a tool gave, with the parts and files of an `Illustrated` one."""
     text = result_text(given)
     if not isinstance(text, Illustrated):
         return text
-    return {"text": str(text), "images": text.images, "files": text.files}
+    parts = [part.model_dump() for part in text.parts]
+    return {"text": str(text), "parts": parts, "files": text.files}
 
 
 def read_text(kept: Any) -> str:
     """Return what `write_text` has written; of what was kept as a value, its text."""
     if isinstance(kept, str):
         return kept
-    return Illustrated(**kept) if "text" in kept else result_text(*kept.values())
+    if "text" not in kept:
+        return result_text(*kept.values())
+    parts = [Part.model_validate(part) for part in kept["parts"]]
+    return Illustrated(kept["text"], parts, kept["files"])
 
 
 class _AskFirst(CallNode, internal=True):

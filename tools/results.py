@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 from pydantic import Field
 
 from ..commander.errors import NodeCancelled, ToolError
-from ..messages import Message, Role, ToolCall, ToolCallError
+from ..messages import Message, Part, Role, ToolCall, ToolCallError
 from ._schema import InvalidArguments
 
 __all__ = ["Illustrated", "ToolResult", "describe_error", "shorten"]
@@ -23,20 +23,20 @@ Status: TypeAlias = Literal["ok", "failed", "invalid"]
 
 
 class Illustrated(str):
-    """A tool's text with images beside it (URLs, see `image_url`); a tool may return one.
+    """A tool's text with images beside it; a tool may return one.
 
     `files` are the paths of what it has saved, for the person; the text tells the model of them.
     """
 
-    images: tuple[str, ...]
+    parts: tuple[Part, ...]
     files: tuple[str, ...]
 
     def __new__(
-        cls, text: str, images: Iterable[str] = (), files: Iterable[str] = ()
+        cls, text: str, parts: Iterable[Part] = (), files: Iterable[str] = ()
     ) -> Illustrated:
-        """Make a text that brings `images`, as URLs, and the paths of `files` along."""
+        """Make a text that brings images, as `parts`, and the paths of `files` along."""
         self = super().__new__(cls, text)
-        self.images = tuple(images)
+        self.parts = tuple(parts)
         self.files = tuple(files)
         return self
 
@@ -45,8 +45,8 @@ class ToolResult(Message):
     """The answer to one tool call; its `content` is what the model reads.
 
     `status` is "ok", "failed" (the tool raised, was too slow, was stopped or not allowed) or
-    "invalid" (the call itself was wrong, and the model may mend it). `images` are those that the
-    tool made, `files` the paths of what it has saved.
+    "invalid" (the call itself was wrong, and the model may mend it). `parts` are the images
+    that the tool made, `files` the paths of what it has saved.
     """
 
     role: Role = "tool"
@@ -55,10 +55,10 @@ class ToolResult(Message):
 
     @classmethod
     def of(cls, call: ToolCall | ToolCallError, text: str, status: Status = "ok") -> ToolResult:
-        """Make the answer to `call`; the images of an `Illustrated` text come with it."""
+        """Make the answer to `call`; the parts of an `Illustrated` text come with it."""
         return cls(
             content=str(text),
-            images=list(text.images) if isinstance(text, Illustrated) else [],
+            parts=list(text.parts) if isinstance(text, Illustrated) else [],
             files=list(text.files) if isinstance(text, Illustrated) else [],
             tool_call_id=call.id,
             name=call.name or None,

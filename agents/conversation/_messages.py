@@ -13,9 +13,9 @@ TERMINATE = "TERMINATE"
 """At the end of a text, or true in a message's `extra`, it ends a conversation."""
 
 MessageLike: TypeAlias = "str | AgentMessage | Mapping[str, Any]"
-"""A text, a message, or a mapping with `content` and perhaps `metadata`, `formatted`, `type`."""
+"""A text, a message, or a mapping with `content`, and more of what a message has."""
 
-FIELDS = frozenset(("content", "formatted", "metadata", "extra", "type"))
+FIELDS = frozenset(("content", "parts", "formatted", "metadata", "extra", "type"))
 
 
 def as_message(given: MessageLike, sender: str, receiver: str) -> AgentMessage:

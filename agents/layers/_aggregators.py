@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ...commander.kinds import require
-from ...messages import Message, Role
+from ...messages import Message, Part, Role
 from ._message import TOOLS, AgentMessage
 from ._parsers import Parser
 
@@ -65,8 +65,9 @@ class Aggregator:
             else:
                 request.append(as_said(message, "assistant", message.text))
         elif request and request[-1].role == "user":
-            text = f"{request[-1].content}\n{self.heard(message, name)}"
-            request[-1] = as_said(message, "user", text)
+            before = request[-1]
+            text = f"{before.content}\n{self.heard(message, name)}"
+            request[-1] = as_said(message, "user", text, before.parts)
         else:
             request.append(as_said(message, "user", self.heard(message, name)))
 
@@ -126,15 +127,18 @@ class ToolAggregator(FewShotAggregator):
             request.append(as_said(message, self.role, content))
 
 
-def as_said(message: AgentMessage, role: Role, text: str) -> Message:
+def as_said(message: AgentMessage, role: Role, text: str, before: Sequence[Part] = ()) -> Message:
     """Return what the model reads of a message: the same object as long as that is the same.
+
+    `before` are the parts of what stands before it, whose text is in `text` already.
 
     A memory is read for each request, and most of it was read for the one before.
     """
     kept: dict[str, Any] = vars(message)
     said: Message | None = kept.get(SAID)
-    if said is None or (said.role, said.content) != (role, text):
-        said = kept[SAID] = Message(role=role, content=text)
+    parts = [*before, *message.parts]
+    if said is None or (said.role, said.content, said.parts) != (role, text, parts):
+        said = kept[SAID] = Message(role=role, content=text, parts=parts)
     return said
 
 

@@ -207,4 +207,4 @@ class HookedTool(Tool[..., Any]):
         shown = (await self.after.run(self.agent, answer, self.session_id)).content
         if not isinstance(text, Illustrated):
             return shown
-        return Illustrated(str(shown), text.images, text.files)
+        return Illustrated(str(shown), text.parts, text.files)

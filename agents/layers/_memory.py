@@ -83,8 +83,9 @@ CHARACTERS_PER_TOKEN = 4
 
 
 def message_tokens(message: AgentMessage) -> int:
-    """Guess the tokens of a message: one per four characters, and one for being a message."""
-    return 1 + len(message.text) // CHARACTERS_PER_TOKEN
+    """Guess the tokens of a message: one per four characters, one more, and those of its parts."""
+    parts = sum(part.estimate_tokens() for part in message.parts)
+    return 1 + len(message.text) // CHARACTERS_PER_TOKEN + parts
 
 
 class Memory:
@@ -281,7 +282,7 @@ class SummaryMemory(Memory):
         old = messages[: len(messages) - len(newest)]
         if not old:
             return
-        talk = "\n\n".join(f"{each.sender}: {each.text}" for each in old)
+        talk = "\n\n".join(f"{each.sender}: {_with_notes(each)}" for each in old)
         text = await ask_summary(self.backend, self.prompt, talk)
         summary = AgentMessage(
             content=f"Summary of what was said before:\n{text}", sender="memory", type="summary"
@@ -291,6 +292,11 @@ class SummaryMemory(Memory):
         messages = self._all(session_id)  # others may have added, or summarised, meanwhile
         if all(a is b for a, b in zip(old, messages, strict=False)) and len(messages) >= len(old):
             messages[: len(old)] = [summary]
+
+
+def _with_notes(message: AgentMessage) -> str:
+    """Return what was said, with a note for each image and file that nobody sees any more."""
+    return "\n".join([message.text, *(part.text or f"[{part.about}]" for part in message.parts)])
 
 
 async def ask_summary(backend: Backend, prompt: str, text: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Generic, Literal, TypeAlias, cast
 from pydantic import BaseModel, Field
 from typing_extensions import TypeVar
 
-from ...messages import Message, Usage
+from ...messages import Message, Part, Usage
 from ...tools import result_text
 
 __all__ = ["TOOLS", "AgentMessage", "StreamState", "copy_message"]
@@ -27,14 +27,16 @@ part a call from its result.
 class AgentMessage(BaseModel, Generic[F]):
     """Something that one agent says to another, to a tool executor or to a person.
 
-    `content` is what was said, mostly text. `formatted` is what a parser or an executor made of
-    it, so that nobody has to read the text again; None if nobody has. `sender` and `receiver` are
-    names; `type` and `extra` are the application's. `stream_state` is "begin" or "streaming" for a
-    message that is still growing, "end" for a whole one, "failed" for one that broke off. `usage`,
-    of an agent's answer to a call, is what all of that call took; no memory keeps it.
+    `content` is what was said, mostly text, `parts` are images and files beside it. `formatted` is
+    what a parser or an executor made of it, so that nobody has to read the text again; None if
+    nobody has. `sender` and `receiver` are names; `type` and `extra` are the application's.
+    `stream_state` is "begin" or "streaming" for a message that is still growing, "end" for a whole
+    one, "failed" for one that broke off. `usage`, of an agent's answer to a call, is what all of
+    that call took; no memory keeps it.
     """
 
     content: Any = None
+    parts: list[Part] = Field(default_factory=list[Part])
     sender: str = "user"
     formatted: F = cast("Any", None)
     extra: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -80,4 +82,10 @@ def copy_message(message: AgentMessage | str) -> AgentMessage:
         return AgentMessage(content=message)
     if not isinstance(message, AgentMessage):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"agents take strings and AgentMessages, not {message!r:.200}")
-    return message.model_copy(update={"extra": dict(message.extra), "usage": Usage()})
+    return message.model_copy(
+        update={
+            "extra": dict(message.extra),
+            "parts": list(message.parts),
+            "usage": Usage(),
+        }
+    )

@@ -1,0 +1,361 @@
+"""Images and files beside the text of a message: what they are, checked before they travel."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import mimetypes
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from ..commander.errors import ConfigurationError
+from .text import encodable
+
+__all__ = ["LARGEST_PART", "Part", "PartKind"]
+
+PartKind: TypeAlias = Literal["image", "audio", "file", "text"]
+
+LARGEST_PART = 20 * 2**20
+"""How many bytes a part may have: what hosted models take of one image."""
+
+ANY_IMAGE = "image/*"
+_LONGEST_ADDRESS = 4096
+_LONGEST_NAME = 100
+_MIB = 2**20
+
+_KINDS: Mapping[str, PartKind] = {
+    **dict.fromkeys(("image/png", "image/jpeg", "image/gif", "image/webp", ANY_IMAGE), "image"),
+    **dict.fromkeys(("audio/wav", "audio/mpeg"), "audio"),
+    "application/pdf": "file",
+    **dict.fromkeys(
+        (f"application/{name}" for name in ("json", "xml", "toml", "yaml", "javascript", "sql")),
+        "text",
+    ),
+}
+_ALIASES = {
+    "image/jpg": "image/jpeg",
+    "audio/mp3": "audio/mpeg",
+    "audio/wave": "audio/wav",
+    "audio/x-wav": "audio/wav",
+    "application/octet-stream": "",
+}
+_TYPE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,60}/[a-z0-9][a-z0-9.+-]{0,60}")
+_TAKEN = "PNG, JPEG, GIF and WebP images, PDF, WAV and MP3, and text in UTF-8"
+
+
+class Part(BaseModel):
+    """An image or a file beside the text of a `Message`; it cannot be changed.
+
+    Make it with `from_path`, `from_bytes` or `from_url`. `url` has it: a `data:` URL with its
+    bytes, or, of an image, the `https:` address that the model's own server reads. `name` is a
+    file's name, never its path. However a part is made, also when it is read back, its first bytes
+    have to be what its type says, and it has from 1 byte to 20 MiB. Its `repr` has no bytes.
+
+    A file of text reaches every model, as text after the message's own. What else a model takes is
+    known of some backends (`Backend.takes`).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    url: str
+    name: str | None = None
+
+    @classmethod
+    def from_bytes(
+        cls, data: bytes, media_type: str | None = None, *, name: str | None = None
+    ) -> Part:
+        """Make a part of bytes. Raises `ConfigurationError` if they are not what a model takes.
+
+        The type is found by the bytes; one that is given and is of another kind is refused, so that
+        no text is sent as an image.
+        """
+        try:
+            found = _checked_type(data, media_type or "")
+        except ValueError as error:
+            raise ConfigurationError(_said_of(name, error)) from None
+        return cls._made(f"data:{found};base64,{base64.b64encode(data).decode()}", name)
+
+    @classmethod
+    def from_path(cls, path: str | os.PathLike[str]) -> Part:
+        """Read a file, now; only its name goes along, not its path.
+
+        It never waits for a file that gives nothing: a pipe, a device or a folder is a
+        `ConfigurationError`, and so is a file that is empty, too large, changed meanwhile, or
+        not what its name's ending says. Raises `OSError` if it cannot be read. Give it only paths
+        that come from the person whom the program serves, never a model's.
+        """
+        try:
+            name = Path(path).name
+            data = _read_file(path)
+        except ValueError as error:
+            raise ConfigurationError(_said_of(os.fsdecode(path), error)) from None
+        guessed = mimetypes.guess_type(name)[0] or ""
+        return cls.from_bytes(data, guessed if _kind_of(guessed) else None, name=name)
+
+    @classmethod
+    def from_url(cls, url: str, *, name: str | None = None) -> Part:
+        """Make a part of a `data:` URL, or of an image's `https:` address, which is not read here.
+
+        Raises `ConfigurationError` for any other address, for one with a user or a password in it,
+        and for data that are not what they are said to be.
+        """
+        return cls._made(url, name)
+
+    @classmethod
+    def _made(cls, url: str, name: str | None) -> Part:
+        try:
+            return cls(url=url, name=name)
+        except ValidationError as error:
+            what = error.errors(include_url=False, include_input=False)[0]["msg"]
+            raise ConfigurationError(_said_of(name, what.removeprefix("Value error, "))) from None
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        if url[:5].lower() == "data:":
+            return _checked_data(url)
+        return _checked_address(url)
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str | None) -> str | None:
+        last = re.split(r"[/\\]", encodable(name or ""))[-1]
+        plain = "".join(each for each in last if each.isprintable()).strip(' "<>')
+        return plain[-_LONGEST_NAME:] or None
+
+    @property
+    def media_type(self) -> str:
+        """The type, such as `image/png`; `image/*` of an address that does not say which."""
+        if self.url.startswith("data:"):
+            return self.url[5:].partition(";")[0]
+        guessed = mimetypes.guess_type(urlsplit(self.url).path)[0] or ""
+        return guessed if _kind_of(guessed) == "image" else ANY_IMAGE
+
+    @property
+    def kind(self) -> PartKind:
+        """What a model has to be able to take: "image", "audio", "file" (a PDF) or "text"."""
+        return cast("PartKind", _kind_of(self.media_type))
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What of `Backend.takes` it needs: its kind, and "url" for an address; nothing of text."""
+        if self.kind == "text":
+            return frozenset()
+        return frozenset([self.kind] if self.url.startswith("data:") else [self.kind, "url"])
+
+    @property
+    def data(self) -> bytes | None:
+        """Its bytes, None of an address."""
+        return base64.b64decode(self._base64) if self.url.startswith("data:") else None
+
+    @property
+    def size(self) -> int | None:
+        """How many bytes it has, None of an address."""
+        if not self.url.startswith("data:"):
+            return None
+        text = self._base64
+        return len(text) // 4 * 3 - text.count("=", -2)
+
+    @property
+    def about(self) -> str:
+        """Its name, type and size, for a person or a model that does not see it."""
+        where = self.media_type if self.size is None else f"{self.media_type}, {_bytes(self.size)}"
+        return f"{self.name} ({where})" if self.name else where
+
+    @property
+    def text(self) -> str:
+        """A file of text as a model reads it, with its name; else an empty text."""
+        if self.kind != "text":
+            return ""
+        said = (self.data or b"").decode().removeprefix("\ufeff")
+        name = ' name="' + self.name.replace('"', "'") + '"' if self.name else ""
+        return f"<file{name}>\n{said}\n</file>"
+
+    def estimate_tokens(self) -> int:
+        """Guess the tokens that a model reads: a picture has about a thousand."""
+        size = self.size or 0
+        return size // 4 + 1 if self.kind == "text" else 1000 + size // 100 * (self.kind != "image")
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the part of a `content` on the chat-completions wire."""
+        if self.kind == "image":
+            return {"type": "image_url", "image_url": {"url": self.url}}
+        if self.kind == "audio":
+            sort = {"audio/wav": "wav", "audio/mpeg": "mp3"}[self.media_type]
+            return {"type": "input_audio", "input_audio": {"data": self._base64, "format": sort}}
+        name = self.name or ("file.pdf" if self.kind == "file" else "file.txt")
+        return {"type": "file", "file": {"filename": name, "file_data": self.url}}
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the same with its name beside it; `from_wire` reads an equal part from that."""
+        return {**self.to_wire(), "name": self.name}
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> Part | None:
+        """Read a part of a `content`; None for text, and for what says nothing to a model.
+
+        Raises `KeyError`, `TypeError`, `AttributeError` or `ValueError` for what is none.
+        """
+        match wire.get("type"):
+            case "image_url":
+                url, name = wire["image_url"]["url"], None
+            case "file":
+                if "file_data" not in wire["file"]:
+                    raise ValueError("a file is given as its file_data, a data: URL")
+                url, name = wire["file"]["file_data"], wire["file"].get("filename")
+            case "input_audio":
+                audio = wire["input_audio"]
+                sort = {"wav": "audio/wav", "mp3": "audio/mpeg"}.get(audio["format"])
+                if sort is None:
+                    raise ValueError("audio is wav or mp3")
+                url, name = f"data:{sort};base64,{audio['data']}", None
+            case _:
+                return None
+        return cls(url=url, name=wire.get("name", name))
+
+    @property
+    def _base64(self) -> str:
+        return self.url.partition(",")[2]
+
+    def __repr_args__(self) -> list[tuple[str | None, Any]]:
+        where = urlsplit(self.url).hostname if self.size is None else _bytes(self.size)
+        return [("media_type", self.media_type), ("name", self.name), (None, where)]
+
+
+def _said_of(name: str | None, why: object) -> str:
+    return f"{os.path.basename(name)!r:.200}: {why}" if name else f"an image or a file: {why}"
+
+
+def _bytes(size: int) -> str:
+    if size < 1000:
+        return f"{size} bytes"
+    return f"{size / 1000:.0f} kB" if size < 1_000_000 else f"{size / 1_000_000:.1f} MB"
+
+
+def _kind_of(media_type: str) -> PartKind | None:
+    if (kind := _KINDS.get(media_type)) is not None:
+        return kind
+    # A picture that is written as XML is text to a model.
+    written = media_type.startswith("text/") or media_type.endswith(("+json", "+xml"))
+    return "text" if written else None
+
+
+def _found_type(data: bytes) -> str | None:
+    """Return what bytes are, by how they begin; None if no model takes such."""
+    for mark, media_type in (
+        (b"\x89PNG\r\n\x1a\n", "image/png"),
+        (b"\xff\xd8\xff", "image/jpeg"),
+        (b"GIF87a", "image/gif"),
+        (b"GIF89a", "image/gif"),
+        (b"%PDF-", "application/pdf"),
+        (b"ID3", "audio/mpeg"),
+    ):
+        if data.startswith(mark):
+            return media_type
+    if data[:4] == b"RIFF" and data[8:12] in (b"WEBP", b"WAVE"):
+        return "image/webp" if data[8:12] == b"WEBP" else "audio/wav"
+    if data[:1] == b"\xff" and len(data) > 1 and data[1] & 0xE6 == 0xE2:  # a frame of layer III
+        return "audio/mpeg"
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if b"\0" in data else "text/plain"
+
+
+def _too_large(size: int | None = None) -> ValueError:
+    what = "it" if size is None else f"it has {size / _MIB:.1f} MiB and"
+    return ValueError(
+        f"{what} is larger than {LARGEST_PART // _MIB} MiB, the most that models take: make it"
+        " smaller, or send a piece of it"
+    )
+
+
+def _checked_type(data: bytes, declared: str) -> str:
+    """Return the type of bytes; raise `ValueError` if it is not of the kind that is declared."""
+    if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
+        raise ValueError(f"its data are bytes, not {type(data).__name__}")
+    declared = declared.lower()
+    declared = _ALIASES.get(declared, declared)
+    if not data:
+        raise ValueError("it is empty")
+    if len(data) > LARGEST_PART:
+        raise _too_large(len(data))
+    found = _found_type(data)
+    if found is None:
+        raise ValueError(f"it is none of what models take: {_TAKEN}")
+    if not declared or (declared == ANY_IMAGE and _kind_of(found) == "image"):
+        return found
+    if not _TYPE.fullmatch(declared) or _kind_of(declared) is None:
+        raise ValueError(f"{declared!r:.100} is none of what models take: {_TAKEN}")
+    if _kind_of(declared) != _kind_of(found):
+        raise ValueError(f"it is said to be {declared}, and its bytes are {found}")
+    return declared if found == "text/plain" else found
+
+
+def _checked_data(url: str) -> str:
+    """Return a `data:` URL with the type that its bytes have; raise `ValueError` for a bad one."""
+    head, comma, text = url[5:].partition(",")
+    declared, *parameters = head.split(";")
+    if not comma or parameters[-1:] != ["base64"]:
+        raise ValueError("a data: URL is data:TYPE;base64,BYTES")
+    if len(text) > (LARGEST_PART + 2) // 3 * 4:
+        raise _too_large()
+    try:
+        data = binascii.a2b_base64(text, strict_mode=True)
+    except ValueError as error:  # `binascii.Error` is one
+        raise ValueError(f"its base64 is broken: {error}") from None
+    return f"data:{_checked_type(data, declared)};base64,{text}"
+
+
+def _checked_address(url: str) -> str:
+    """Return the address of an image; raise `ValueError` for any but a plain `https:` one."""
+    if len(url) > _LONGEST_ADDRESS:
+        raise ValueError(f"its address is longer than {_LONGEST_ADDRESS} characters")
+    if not url.isascii() or any(not "!" <= each <= "~" for each in url):
+        raise ValueError("an address has no spaces, control characters or letters beyond ASCII")
+    where = urlsplit(url)
+    if where.scheme != "https" or not where.hostname:
+        raise ValueError(
+            "an address is https://...: read anything else yourself, and give its bytes"
+        )
+    if "@" in where.netloc:
+        raise ValueError("an address with a user or a password is not sent to a model")
+    known = mimetypes.guess_type(where.path)[0]
+    if known is not None and _kind_of(known) in ("audio", "file"):
+        raise ValueError("only images are sent as addresses: give the file's bytes")
+    return url
+
+
+def _read_file(path: str | os.PathLike[str]) -> bytes:
+    """Return the bytes of a file that is one; raise `ValueError` for what is none, at once."""
+    _require_file(os.stat(path))  # before it is opened: to open a device may do something
+    flags = os.O_RDONLY
+    for name in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY"):
+        flags |= getattr(os, name, 0)
+    with open(os.open(path, flags), "rb", buffering=0) as file:
+        before = os.fstat(file.fileno())
+        _require_file(before)
+        if before.st_size > LARGEST_PART:
+            raise _too_large(before.st_size)
+        data = b""
+        while len(data) <= LARGEST_PART and (more := file.read(LARGEST_PART + 1 - len(data))):
+            data += more
+        after = os.fstat(file.fileno())
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise ValueError("it was changed while it was read: try again")
+    return data
+
+
+def _require_file(found: os.stat_result) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise ValueError("it is a folder: name a file in it")
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it is no file but a pipe or a device, which is not read")
