@@ -17,7 +17,7 @@ from ..messages.mask import mask
 from ._named import import_named
 from ._terminal import in_line
 
-__all__ = ["Work", "find_work"]
+__all__ = ["Work", "find_work", "name_of_type"]
 
 Work = Callable[[], Any]
 """Makes a node, or an awaitable; it is called inside the commander's block."""
@@ -115,8 +115,8 @@ class _Fields:
             adapter = TypeAdapter[Any](kind)
         except (PydanticSchemaGenerationError, PydanticUserError):
             raise self._wrong(
-                f"the field {name} is a {_name(kind)}, which nobody can write here: name a function"
-                " that makes the job instead"
+                f"the field {name} is a {name_of_type(kind)}, which nobody can write here: name a"
+                " function that makes the job instead"
             ) from None
         try:
             return adapter.validate_strings(text)
@@ -126,7 +126,7 @@ class _Fields:
             except ValidationError:
                 why = as_text.errors()[0]["msg"]
         shown = in_line(mask({name: text})[name], MOST)
-        raise self._wrong(f"{name}={shown!r} is no {_name(kind)}: {in_line(why, MOST)}")
+        raise self._wrong(f"{name}={shown!r} is no {name_of_type(kind)}: {in_line(why, MOST)}")
 
     def _wrong(self, what: str) -> ConfigurationError:
         listed = ", ".join(map(self._describe, self._fields.values()))
@@ -134,7 +134,7 @@ class _Fields:
         return ConfigurationError(f"{what}; {self._place} {takes}")
 
     def _describe(self, field: Parameter) -> str:
-        described = f"{field.name}: {_name(self._types[field.name])}"
+        described = f"{field.name}: {name_of_type(self._types[field.name])}"
         if field.default is Parameter.empty or field.kind == field.VAR_POSITIONAL:
             return described
         try:
@@ -144,7 +144,7 @@ class _Fields:
         return f"{described} = {default}"
 
 
-def _name(kind: Any) -> str:
+def name_of_type(kind: Any) -> str:
     """Return a type as its user has written it."""
     if isinstance(kind, type) and not getattr(kind, "__args__", ()):
         return kind.__name__

@@ -19,6 +19,7 @@ come back. Around that:
 - `_uvicorn`: a server by itself: its address, and how it ends
 - `_openai_http`: OpenAI's addresses; `_openai_fields`: its Responses in terms of its chat
 - `_own_http`: the wire of the page, and of programs that want all of a run
+- `talk`: a run for the person at this machine's own terminal, without HTTP
 - `_page`: the page to talk on, made of the parts in `page/`
 """
 

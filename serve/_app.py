@@ -69,6 +69,11 @@ def serve(
         named += [*each.items()] if isinstance(each, Mapping) else []
     for name, thing in named:
         each = serve_thing(thing, name)
+        if each.agent is not None and each.agent.journal is not None:
+            raise ConfigurationError(
+                f"{each.agent.name} keeps its sessions in a journal, and cannot be served: what a"
+                " client says is forgotten with its run"
+            )
         if served.setdefault(each.name, each) is not each:
             raise ConfigurationError(f"two things are called {each.name!r}: name one otherwise")
     known = [*wires]

@@ -32,28 +32,51 @@ class BadQuestion(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field; `takes_text` says that what a user says may be its value."""
+    """One field; `takes_text` says that what a user says may be its value.
+
+    `hint` is its type as it is annotated, `default` what it has if nothing is given, unless it is
+    `needed`.
+    """
 
     name: str
     type: TypeAdapter[Any]
     needed: bool
     takes_text: bool
+    hint: Any = Any
+    default: Any = None
+
+    @property
+    def about(self) -> str:
+        """What its annotation says that it is for."""
+        return str(self.type.json_schema().get("description", ""))
 
     def read(self, value: object) -> Any:
         """Check a value; raise `BadQuestion` with what is wrong."""
         try:
             return self.type.validate_python(value)
         except ValidationError as error:
-            why = error.errors(include_url=False, include_input=False)[0]["msg"]
-            raise BadQuestion(f"{self.name!r}: {why}", "fields") from None
+            raise self._wrong(error) from None
+
+    def read_text(self, text: str) -> Any:
+        """Check a value that a person has written: by its type, else as JSON; as `read` raises."""
+        try:
+            return self.type.validate_strings(text)
+        except ValidationError as as_text:
+            try:
+                return self.type.validate_json(text)
+            except ValidationError:
+                raise self._wrong(as_text) from None
+
+    def _wrong(self, error: ValidationError) -> BadQuestion:
+        why = error.errors(include_url=False, include_input=False)[0]["msg"]
+        return BadQuestion(f"{self.name!r}: {why}", "fields")
 
 
 def fields_of(make: Callable[..., Any], name: str) -> list[Field]:
     """Return what a client may give: all that has a type of which JSON can hold a value.
 
     What can only be made in Python keeps its default, and so does what begins with an underscore.
-    Raises `ConfigurationError` for one that has
-    none, and for annotations that cannot be read.
+    Raises `ConfigurationError` for one that has none, and for annotations that cannot be read.
     """
     given = [*inspect.signature(make).parameters.values()]
     if not isinstance(make, type):
@@ -70,7 +93,8 @@ def fields_of(make: Callable[..., Any], name: str) -> list[Field]:
         offered = named and not is_live
         adapter = _adapter(hint) if offered else None
         if adapter is not None:
-            fields.append(Field(each.name, adapter, needed, _takes_text(adapter)))
+            takes_text = _takes_text(adapter)
+            fields.append(Field(each.name, adapter, needed, takes_text, hint, each.default))
         elif needed:
             raise ConfigurationError(
                 f"{name} cannot be served: its field {each.name!r} has a type of which no client"

@@ -163,7 +163,7 @@ class Run(Node[None], internal=True):
         except NodeCancelled:
             self._end("cancelled", CANCELLED)
         except BaseException as error:
-            logger.error("the run %s of %s failed", self.id, self.served.name, exc_info=error)
+            self._fail(error)
             self._end("failed", failure_of(error))
             if not isinstance(error, Exception):
                 raise
@@ -180,6 +180,10 @@ class Run(Node[None], internal=True):
         finally:
             if looking is not None:
                 looking.cancel("the run is over")
+
+    def _fail(self, error: BaseException) -> None:
+        """Take note of why it failed, which its client is not told."""
+        logger.error("the run %s of %s failed", self.id, self.served.name, exc_info=error)
 
     def settle(self) -> None:
         """Keep only what was said; one that was cancelled before it began gets an end here."""
@@ -234,13 +238,17 @@ class Run(Node[None], internal=True):
         if event.node_id != self._speaking:
             self._speaking, self._agent = event.node_id, event.agent
         if self.served.speaker not in (None, self._agent):
-            return  # an agent below: that is no part of the answer
+            self._overhear(event)
+            return
         if event.node_id != self._speech:
             self._speech = event.node_id
             self._said.clear()
         self._said.append(event.data)
         said = {"speech": str(event.node_id), "agent": self._agent}
         self.log.append("text", text=event.data, **said)
+
+    def _overhear(self, event: Event) -> None:
+        """Pass over what an agent below has said: it is no part of the answer."""
 
     def _break_off(self, agent: str) -> None:
         """Take note that what an agent has said last is no answer: another one comes, or none."""

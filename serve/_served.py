@@ -20,7 +20,7 @@ from ..handlers import HandlerFunction, handler, show
 from ..jobs import Job
 from ..messages import Conversation, Message, Request, ToolCall
 from ..tools import result_text
-from ._fields import BadQuestion, fields_of
+from ._fields import BadQuestion, Field, fields_of
 from ._options import ModelOptions, read_options
 
 __all__ = ["BadQuestion", "Question", "Served", "serve_thing"]
@@ -39,8 +39,8 @@ class Question:
 
     @property
     def last(self) -> str:
-        """What the user has said last."""
-        return self.messages[-1].content or ""
+        """What the user has said last; nothing, where only fields were given."""
+        return (self.messages[-1].content or "") if self.messages else ""
 
 
 class Served(ABC):
@@ -52,6 +52,10 @@ class Served(ABC):
     speaker: str | None = None
     # Whether a journal can keep its runs: what it says comes in the same order in each life.
     keeps = False
+    # The agent, where it is one by itself.
+    agent: Agent[Any] | None = None
+    # What may be given beside what is said; a text alone answers what has none.
+    fields: Sequence[Field] = ()
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -80,13 +84,8 @@ class _Agent(Served):
 
     def __init__(self, agent: Agent[Any], name: str | None) -> None:
         super().__init__(name or agent.name)
-        if agent.journal is not None:
-            raise ConfigurationError(
-                f"{agent.name} keeps its sessions in a journal, and cannot be served: what a client"
-                " says is forgotten with its run"
-            )
         self.speaker = agent.name
-        self._agent = agent
+        self.agent = self._agent = agent
 
     def node(self, question: Question) -> Node[Any]:
         """Give the agent what was said before, in a session that ends with the call."""
@@ -167,7 +166,8 @@ class _Made(Served):
     def __init__(self, make: Callable[..., Node[Any]], name: str) -> None:
         super().__init__(name)
         self._make = make
-        self._fields = {each.name: each for each in fields_of(make, name)}
+        self.fields = fields_of(make, name)
+        self._fields = {each.name: each for each in self.fields}
 
     def node(self, question: Question) -> Node[Any]:
         """Fill the fields; the text goes into the first one that is missing and takes one."""

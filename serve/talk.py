@@ -1,0 +1,44 @@
+"""What can be served, for the person at this machine's own terminal: the same runs, without HTTP.
+
+The terminal needs no web server: neither this module nor what it imports needs the extra `serve`.
+"""
+
+from __future__ import annotations
+
+from ..commander import Event
+from ..tools import Approval
+from ._fields import BadQuestion as BadQuestion
+from ._fields import Field as Field
+from ._log import Entry as Entry
+from ._log import Gone as Gone
+from ._run import Run
+from ._served import Question as Question
+from ._served import Served as Served
+from ._served import serve_thing as serve_thing
+
+__all__ = ["BadQuestion", "Entry", "Field", "Gone", "Question", "Served", "Talk", "serve_thing"]
+
+
+class Talk(Run):
+    """A run for one person, who may know all of it; cancelling it stops what answers.
+
+    `log` has what is said. Texts of agents below are entries of kind "text" too, with `aside`: they
+    are no part of the answer. As any run it never fails itself: `failure` is what went wrong, which
+    is not logged.
+    """
+
+    def __init__(self, served: Served, question: Question) -> None:
+        super().__init__(served, question, "", "cancel", asks=True)
+        self.failure: BaseException | None = None
+
+    def approval(self, number: int) -> Approval | None:
+        """Return the call that waits for a yes under a number; None once it is settled."""
+        found = self._questions.get(number)
+        return found if isinstance(found, Approval) else None
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure = error
+
+    def _overhear(self, event: Event) -> None:
+        said = {"speech": str(event.node_id), "agent": self._agent}
+        self.log.append("text", text=event.data, aside=True, **said)
