@@ -15,8 +15,16 @@ from ._terminal import in_line
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["TOKEN", "BadServer", "ServerEvent", "address_of", "open_client", "read_events"]
-__all__ += ["read_object", "require_ok"]
+__all__ = [
+    "SILENCE",
+    "BadServer",
+    "ServerEvent",
+    "address_of",
+    "open_client",
+    "read_events",
+    "read_object",
+    "require_ok",
+]
 
 TOKEN = "ANABRANCH_TOKEN"  # noqa: S105 - the variable's name
 LONGEST = 16_000_000  # bytes of one event, and of an answer that is none
@@ -55,7 +63,7 @@ def open_client() -> aiohttp.ClientSession:
     import aiohttp
 
     key = os.environ.get(TOKEN, "").strip()
-    if not (key.isascii() and (key.isprintable())):
+    if not (key.isascii() and key.isprintable()):
         raise ConfigurationError(f"{TOKEN} has characters that no key has")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=SILENCE)

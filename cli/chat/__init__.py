@@ -1,6 +1,9 @@
 """The chat in the terminal, in which a person always can write.
 
     _partner    whom one talks to: an agent in a session, a thing that can be served, a server
+    _served_partner  a thing that can be served, in this process; _url_partner: one on a server
+    _run_partner     what these two share; _telling: a run's log as a person sees it
+    _job_fields      the fields of a job, asked for one by one
     _prompt     the line that is always live, what waits in its queue, and the status above it
     _loop       turns, one after the other: what is said becomes an answer, or steers one
     _plain      the same line by line: a pipe, a dumb terminal, `--plain`

@@ -14,7 +14,15 @@ from ...handlers import View, handler
 from ...messages import ToolCall
 from ...messages.arguments import read_arguments
 from ...tools import Decision, Tool
-from .._http import BadServer, address_of, open_client, read_events, read_object, require_ok
+from .._http import (
+    SILENCE,
+    BadServer,
+    address_of,
+    open_client,
+    read_events,
+    read_object,
+    require_ok,
+)
 from .._terminal import in_line
 from ._run_partner import Questions, RunPartner
 from ._telling import BadEntry, Telling
@@ -301,4 +309,12 @@ def _number(data: Mapping[str, Any], name: str) -> int:
 
 
 def _why(error: BaseException) -> str:
-    return in_line(str(error), 200) or type(error).__name__
+    import aiohttp
+
+    match error:
+        case aiohttp.ClientPayloadError() | aiohttp.ServerDisconnectedError():
+            return "it broke off"
+        case TimeoutError():
+            return f"nothing came for {SILENCE} seconds"
+        case _:
+            return in_line(str(error), 200) or type(error).__name__
