@@ -188,9 +188,10 @@ async def test_a_cancelled_run_stays_cancelled(tmp_path: Path) -> None:
 async def test_sigterm_suspends_what_runs(tmp_path: Path) -> None:
     """A server that is told to end leaves its runs to the next one, which ends the open message."""
     events: list[Any] = []
-    async with life(tmp_path, 0.01) as server, server.client() as client:
+    async with life(tmp_path, 0.5) as server, server.client() as client:
         reading = asyncio.create_task(read(client, events))
-        await until(lambda: len(events) > 6)
+        await until(lambda: len(events) > 4)  # of a message that takes seconds
+        server.delay = 0.002
         server.end(signal.SIGTERM)
         with suppress(openai.APIError, httpx.HTTPError):
             await reading
