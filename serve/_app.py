@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -171,11 +172,13 @@ class Server:
             stack.callback(runs.close)
             stack.push_async_callback(runs.flush)
             await stack.enter_async_context(commander)
+            await runs.take_up(self.served)
             self._runs = runs
+            tending = asyncio.create_task(runs.tend())
             try:
-                await runs.take_up(self.served)
                 yield
             finally:
+                tending.cancel()
                 runs.suspend()
                 commander.exit()
                 self._runs = None

@@ -44,7 +44,7 @@ PARTS: dict[str, dict[str, str]] = {
 ECHOED = {"type", "id", "status", "phase", "annotations", "audio", "reasoning", "reasoning_content"}
 
 
-def start(
+async def start(
     server: Server,
     user: str,
     body: dict[str, Any],
@@ -54,6 +54,7 @@ def start(
     traced: bool = False,
     asks: bool = False,
     names: Mapping[str, str] = MappingProxyType({}),
+    echo: Mapping[str, Any] = MappingProxyType({}),
 ) -> Run:
     """Begin the run that a body asks for, without the fields that were taken out of it.
 
@@ -73,7 +74,7 @@ def start(
     asked = dict(asked_for(body))
     question = Question(messages, fields, asked, [*map(_tool, cast("list[Any]", tools or []))])
     try:
-        return server.runs.start(served, question, user, leave, traced=traced, asks=asks)
+        run = server.runs.start(served, question, user, leave, traced=traced, asks=asks, echo=echo)
     except Busy:
         raise
     except BadQuestion as bad:
@@ -82,6 +83,9 @@ def start(
     except Exception as error:  # what is served cannot even begin
         logger.error("a run of %s could not begin", served.name, exc_info=error)
         raise Refusal(500, "the run failed", headers=NO_RETRY) from None
+    if not await run.until_accepted():
+        raise Refusal(503, "the server cannot keep this run", headers=NO_RETRY)
+    return run
 
 
 def _tool(tool: Any) -> Any:

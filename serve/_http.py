@@ -216,15 +216,7 @@ def stream_run(
     Where the reader is slower than the log is long, `too_late` gives the last frames.
     """
     texts = stream_log(run.log, encode, after, before, too_late, at_end)
-    return EventStream(_accepted(run, texts) if run.is_kept else texts, run.attended())
-
-
-async def _accepted(run: Run, texts: AsyncGenerator[str]) -> AsyncGenerator[str]:
-    """Tell nobody of a run before its journal has it."""
-    await run.accepted.wait()
-    async with aclosing(texts):
-        async for text in texts:
-            yield text
+    return EventStream(texts, run.attended())
 
 
 async def stream_log(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from ._served import Question, Served
 if TYPE_CHECKING:
     from ._run import Run
 
-__all__ = ["PREFIX", "Told", "go_on", "read_question", "write_question"]
+__all__ = ["PREFIX", "Answer", "Told", "go_on", "read_question", "write_question"]
 
 PREFIX = "serve/"
 """What the names of runs begin with that a server has begun."""
@@ -56,6 +55,8 @@ class Answer(Durable[Told]):
         run: Run = self.run
         assert isinstance(run.log, KeptLog)
         await run.log.begin_life()
+        if run.refused is not None:
+            raise run.refused
         assert run.work is not None
         result = await self.call_handler(run.work)
         await run.log.flushed()
@@ -63,14 +64,18 @@ class Answer(Durable[Told]):
 
 
 @handler
-async def go_on(node: Node[Any], run: Run, journal: Journal, keep: float) -> Told:
+async def go_on(node: Node[Any], run: Run, journal: Journal) -> Told:
     """Begin a run in the journal, or take it up."""
-    name = PREFIX + run.id
-    await journal.purge(time.time() - keep, prefix=PREFIX)
+    name, log = PREFIX + run.id, run.log
+    assert isinstance(log, KeptLog)
     job = Answer(run.served.name, run.asked())
     await journal.start(job, run_id=name)
-    run.accepted.set()
-    return await journal.run(job, run_id=name, live={"run": run})
+    run.accept()
+    told = await journal.run(job, run_id=name, live={"run": run})
+    if not log.has_begun:  # all but the end was said before, perhaps by another server just now
+        await log.catch_up()
+        run.said_before(log.spoken)
+    return told
 
 
 def write_question(question: Question) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from contextvars import Context
 from typing import Any, TypeAlias, cast
 
 from ..store import Journal, JournalError, RunNotFound
-from ._log import Entry, EntryKind, Log, encode_texts
+from ._log import EntryKind, Log, encode_texts
 
 __all__ = ["KeptLog", "give_up"]
 
@@ -66,42 +66,55 @@ class KeptLog(Log):
         self._calling: dict[str, str] = {}
         self._speaker = ""  # who has said something last
         self.asked = 0  # the highest number of a question
+        self.has_begun = False  # this life says something
 
     @classmethod
     async def open(cls, journal: Journal, run_id: str) -> KeptLog:
         """Return the log of a run that an earlier life has written."""
         log = cls(journal, run_id)
-        for chunk in await journal.notes(run_id, NOTE):
-            for kind, data in chunk:
-                Log.append(log, kind, **data)
-        log._remember(log._entries)
-        log._ending = log.ended
-        log._life = f"{log.last}:"
+        await log.catch_up()
         return log
 
-    def _remember(self, entries: Iterable[Entry]) -> None:
+    async def catch_up(self) -> None:
+        """Read what was written by others: before this, or meanwhile by another server."""
+        said: list[Said] = []
+        for chunk in await self._journal.notes(self._run_id, NOTE):
+            for kind, data in chunk:
+                if not (said and said[-1][0] in ENDS):
+                    said.append((kind, data))
+        for kind, data in said[self.last :]:
+            super().append(kind, **data)
+        self._remember(said)
+        self._ending = self.ended
+        self._life = f"{self.last}:"
+
+    def _remember(self, said: Iterable[Said]) -> None:
+        # All of it, also what is no longer kept for readers: it comes again.
+        self._speeches.clear()
+        self._calls.clear()
+        self._questions.clear()
+        self._open = None
         asked: dict[int, str] = {}
-        for entry in entries:
-            data = entry.data
-            if entry.kind == "text":
+        for kind, data in said:
+            if kind == "text":
                 if self._open is None or self._open.name != data["speech"]:
                     self._open = _Speech(data["speech"])
                     self._speeches.append(self._open)
                 self._open.text += data["text"]
                 continue
-            if entry.kind == "broken" and self._open is not None:
+            if kind == "broken" and self._open is not None:
                 if "agent" in data:  # how that reply ended is recorded
                     self._open.broken = True
                 else:
                     self._speeches.pop()  # nobody says it again
-            elif entry.kind == "called":
+            elif kind == "called":
                 self._calls.setdefault(_call(data), deque()).append(data["call"])
-            elif entry.kind == "answered":
+            elif kind == "answered":
                 self._answered.add(data["call"])
-            elif entry.kind == "asked":
+            elif kind == "asked":
                 asked[data["question"]] = _call(data)
                 self.asked = max(self.asked, data["question"])
-            elif entry.kind == "decided":
+            elif kind == "decided":
                 asked.pop(data["question"], None)
             self._open = None
         for number, what in asked.items():
@@ -113,7 +126,13 @@ class KeptLog(Log):
         return self._speeches[-1].text if self._speeches else ""
 
     async def begin_life(self) -> None:
-        """End the message that is unfinished, unless its reply is recorded and is played again."""
+        """End the message that is unfinished, unless its reply is recorded and is played again.
+
+        No other server has the run from now on.
+        """
+        if self._life:
+            await self.catch_up()
+        self.has_begun = True
         talking = self._open
         if talking is None:
             return
@@ -223,8 +242,9 @@ class KeptLog(Log):
                     with suppress(TimeoutError):
                         async with asyncio.timeout(EVERY):
                             await self._urgent.wait()
-        except Exception:
-            logger.exception("what the run %s says could not be kept", self._run_id)
+        except Exception as error:
+            why = None if isinstance(error, JournalError) else error
+            logger.error("what %s says is not kept: %s", self._run_id, error, exc_info=why)
             self.leave()
         finally:
             self._writing = None

@@ -72,7 +72,7 @@ async def _chat(server: Server, request: Request, user: str) -> Response:
     include_usage = take_flag(take_stream_options(body), "include_usage")
     messages = read_messages(body.pop("messages", None))
     names = CHAT_NAMES if "max_completion_tokens" in body else {}
-    run = start(server, user, body, messages, server.on_leave("openai"), names=names)
+    run = await start(server, user, body, messages, server.on_leave("openai"), names=names)
     created = int(run.created)
     name, model = f"chatcmpl-{run.id}", run.served.name
     if not stream:
@@ -108,12 +108,11 @@ async def _respond(server: Server, request: Request, user: str) -> Response:
         messages = [*read_instructions(instructions), *messages]
         names = {**names, "messages": "instructions"}
     leave: OnLeave = "detach" if background else server.on_leave("openai")
-    run = start(server, user, body, messages, leave, names=names)
-    run.echo = {**echo, "background": background, "metadata": metadata, "store": is_kept}
+    echo |= {"background": background, "metadata": metadata, "store": is_kept}
+    run = await start(server, user, body, messages, leave, names=names, echo=echo)
     if stream:
         return _stream_response(run, -1)
     if background:
-        await run.accepted.wait()
         return JSONResponse({**_events(run).response, "status": "queued"})
     last = (await _whole(run, request))[-1]
     if status_of(last.data.get("code", "")) < 500:

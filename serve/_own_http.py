@@ -64,8 +64,7 @@ async def _start(server: Server, request: Request, user: str) -> Response:
     body = await read_body(server, request)
     messages = read_input(body)
     leave = server.on_leave("anabranch")
-    run = start(server, user, body, messages, leave, traced=True, asks=True)
-    await run.accepted.wait()
+    run = await start(server, user, body, messages, leave, traced=True, asks=True)
     return JSONResponse(_describe(run), 201)
 
 
@@ -120,9 +119,9 @@ async def _answer(server: Server, request: Request, user: str) -> Response:
     try:
         body = await read_body(server, request)
     except Refusal:
-        run.answer(number, None)
+        await run.answer(number, None)
         raise
-    if not run.answer(number, body.get("approved")):
+    if not await run.answer(number, body.get("approved")):
         raise Refusal(409, "this question is settled already, or was never asked")
     return JSONResponse(_describe(run))
 

@@ -10,23 +10,23 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, cast
 
 from ..agents import AgentMessage
 from ..agents.hearing import APPROVE, LISTENER, Feed, Speech
 from ..commander import Commander, Event, EventKind, Node, NodeCancelled
 from ..commander.tap import Tap
-from ..handlers import handler
 from ..messages import ToolCall, Usage
-from ..store import Journal, NotPending, PendingDoubt, RunBusy
-from ..tools import Approval, Approvals, ToolResult
+from ..store import Journal, JournalError, NotPending, PendingDoubt, RunBusy, RunNotFound
+from ..tools import Approval, Approvals, Decision, ToolQuestion, ToolResult
 from ..tracing.lines import KINDS as TREE_KINDS
 from ..tracing.lines import Lines
 from ._failure import Failure, failure_of
 from ._kept import PREFIX, Told, go_on, write_question
 from ._kept_log import KeptLog
 from ._log import Entry, Log
-from ._served import Question, Served
+from ._served import BadQuestion, Question, Served
 
 logger = logging.getLogger("anabranch.serve")
 
@@ -48,12 +48,9 @@ INSIDE: Mapping[str, Any] = {
     "text": "",
 }
 CANCELLED = Failure("cancelled", "the run was cancelled")
-# Seconds between two looks for calls in doubt.
-LOOK = 0.5
+NOBODY = "nobody is there to ask"
 # What a model is told of a call that is not done again.
-UNKNOWN = (
-    "nobody knows whether this was done, as the server was ended meanwhile; it is not repeated"
-)
+UNKNOWN = "nobody knows whether this was done, as it was cut off; it is not repeated"
 
 
 class Run(Node[None], internal=True):
@@ -75,21 +72,23 @@ class Run(Node[None], internal=True):
         traced: bool = False,
         asks: bool = False,
         kept: Kept | None = None,
-        asked: Mapping[str, Any] | None = None,
+        created: float | None = None,
+        echo: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         super().__init__(f"run:{served.name}")
         self.id = secrets.token_hex(16) if kept is None else kept.id
         self.served = served
         self.owner = owner
         self.on_leave = on_leave
-        self.created: float = time.time() if asked is None else asked["created"]
+        self.created = created or time.time()
         # The tree as lines of a recording, where somebody may look at it.
         self.trace = Log() if traced else None
         # What a wire says of the request again.
-        self.echo: dict[str, Any] = {} if asked is None else asked["echo"]
+        self.echo = echo
         self.log = Log() if kept is None else kept.log
-        # Set once the journal has it, where one keeps it; its id is told to nobody before.
-        self.accepted = asyncio.Event()
+        # Whether the journal has it, where one keeps it; its id is told to nobody before.
+        self.is_accepted = kept is None or kept.again
+        self._settled = asyncio.Event()  # that it is known whether it is accepted
         self._kept = kept
         self._question: Question | None = question
         self._stopped = False  # somebody has cancelled it, and not the end of the server
@@ -97,9 +96,16 @@ class Run(Node[None], internal=True):
         self._asks = asks
         self.usage: Mapping[str, Usage] = {}
         self.tree: Commander | None = None
-        # Refused here and now; None when it has ended, as is the question: they hold all that was
-        # asked.
-        self.work: Node[Any] | None = served.node(question)
+        # None when it has ended, as is the question: they hold all that was asked.
+        self.work: Node[Any] | None = None
+        # Why what is served now would not take this question any more.
+        self.refused: BadQuestion | None = None
+        try:
+            self.work = served.node(question)
+        except BadQuestion as error:
+            if kept is None or not kept.again:
+                raise
+            self.refused = error
         self.at_done(lambda _: self.settle())
         self._readers = 0
         self._tap: Tap | None = None
@@ -109,11 +115,11 @@ class Run(Node[None], internal=True):
         self._said: list[str] = []
         # The questions by the numbers under which they are told.
         self._questions: dict[int, Approval | PendingDoubt] = {}
-        self._last_question = 0 if kept is None else kept.log.asked
-        if kept is None:
-            self.accepted.set()
-        else:
-            self._said.append(kept.log.spoken)
+        self._last_question = 0
+        self._calling = set[int]()  # the nodes of calls that have not ended
+        self._doubts = set[int]()  # that were told
+        if self.is_accepted:
+            self._settled.set()
 
     @property
     def is_kept(self) -> bool:
@@ -123,7 +129,7 @@ class Run(Node[None], internal=True):
     def asked(self) -> dict[str, Any]:
         """Return what a later life needs to know, as JSON."""
         assert self._question is not None
-        known = {"owner": self.owner, "created": self.created, "echo": self.echo}
+        known = {"owner": self.owner, "created": self.created, "echo": {**self.echo}}
         return {
             **write_question(self._question),
             **known,
@@ -136,9 +142,24 @@ class Run(Node[None], internal=True):
         self._stopped = True
         super().cancel(reason)
 
+    def accept(self) -> None:
+        """Take note that its journal has it."""
+        self.is_accepted = True
+        self._settled.set()
+
+    async def until_accepted(self) -> bool:
+        """Return whether it goes on: not if its journal could not take it."""
+        await self._settled.wait()
+        return self.is_accepted
+
+    def said_before(self, text: str) -> None:
+        """Take note of what an earlier life has said last."""
+        self._said[:] = [text]
+
     async def task(self) -> None:
         """Let the thing that is served answer."""
-        APPROVE.set(self.approvals if self._asks else None)
+        # A journal would keep a call waiting that nobody is asked about.
+        APPROVE.set(self.approvals if self._asks else _deny)
         LISTENER.set(_BrokenOff(self._break_off))
         try:
             async with Commander(policy="fail_fast") as tree:
@@ -162,6 +183,9 @@ class Run(Node[None], internal=True):
             self.log.leave()
         except NodeCancelled:
             self._end("cancelled", CANCELLED)
+        except JournalError as error:  # which says itself what is wrong with the file
+            logger.error("the run %s of %s failed: %s", self.id, self.served.name, error)
+            self._end("failed", failure_of(error))
         except BaseException as error:
             self._fail(error)
             self._end("failed", failure_of(error))
@@ -174,12 +198,7 @@ class Run(Node[None], internal=True):
             assert self.work is not None
             result = await tree.run(self.work)
             return Told.of(self.served, result, self.spent.to_wire())
-        looking = tree.call_handler(look_for_doubts(self, kept.journal)) if kept.again else None
-        try:
-            return await tree.run(go_on(self, kept.journal, kept.keep))
-        finally:
-            if looking is not None:
-                looking.cancel("the run is over")
+        return await tree.run(go_on(self, kept.journal))
 
     def _fail(self, error: BaseException) -> None:
         """Take note of why it failed, which its client is not told."""
@@ -188,10 +207,10 @@ class Run(Node[None], internal=True):
     def settle(self) -> None:
         """Keep only what was said; one that was cancelled before it began gets an end here."""
         self._end("cancelled", CANCELLED)
-        self.accepted.set()
+        self._settled.set()
         self.tree = self._tap = self.work = self._question = None
-        self._said.clear()
-        self._questions.clear()
+        for each in (self._said, self._questions, self._calling, self._doubts):
+            each.clear()
 
     def _end(self, kind: Literal["failed", "cancelled"], why: Failure) -> None:
         """Say how it ends, if that has not been said."""
@@ -225,10 +244,12 @@ class Run(Node[None], internal=True):
                 case "called":
                     call: ToolCall = event.data
                     at = {"call": str(event.node_id), "id": call.id, "agent": event.agent}
+                    self._calling.add(event.node_id)
                     self.log.append("called", name=call.name, arguments=call.text, **at)
                 case "answered":
                     answer: ToolResult = event.data
                     said = {"text": answer.content or "", "status": answer.status}
+                    self._calling.discard(event.node_id)
                     self.log.append("answered", call=str(event.node_id), **said)
                 case _:
                     pass
@@ -267,20 +288,28 @@ class Run(Node[None], internal=True):
         """Tell of a question, unless that was told in an earlier life."""
         number = None if self._kept is None else self._kept.log.asked_before(said)
         if number is None:
-            self._last_question += 1
-            number = self._last_question
+            before = 0 if self._kept is None else self._kept.log.asked
+            number = self._last_question = max(self._last_question, before) + 1
             self.log.append("asked", question=number, **said)
         self._questions[number] = question
 
-    async def doubt(self, question: PendingDoubt) -> None:
-        """Ask whether a call is done again of which nobody knows; deny where nobody is asked."""
-        if not self._asks:
-            await question.done(UNKNOWN)
-            return
-        said = {"name": question.tool, "arguments": json.dumps(dict(question.arguments))}
-        self._put(question, {**said, "id": f"doubt {question.number}"})
+    async def look_for_doubts(self) -> None:
+        """Ask whether calls are done again of which nobody knows whether they were done.
 
-    def answer(self, number: int, approved: object) -> bool:
+        One about which nobody is asked, or was for too long, is not.
+        """
+        if self._kept is None or not self._calling:
+            return
+        with suppress(NotPending, RunNotFound):
+            for doubt in await self._kept.journal.doubts(PREFIX + self.id):
+                if not self._asks or time.time() - doubt.asked.timestamp() > PATIENCE:
+                    await doubt.done(UNKNOWN)
+                elif doubt.number not in self._doubts:
+                    self._doubts.add(doubt.number)
+                    said = {"name": doubt.tool, "arguments": json.dumps(dict(doubt.arguments))}
+                    self._put(doubt, {**said, "id": f"doubt {doubt.number}"})
+
+    async def answer(self, number: int, approved: object) -> bool:
         """Answer a question; anything but True denies (S16). False if it is settled already.
 
         To one about a call in doubt, True says that it is done again.
@@ -290,21 +319,23 @@ class Run(Node[None], internal=True):
             case None:
                 return False
             case PendingDoubt() as doubt:
-                assert self.tree is not None
-                self.tree.call_handler(settle_doubt(doubt, again=yes))
-                done = True
+                try:
+                    await (doubt.not_done() if yes else doubt.done(UNKNOWN))
+                except NotPending:
+                    return False
             case question:
-                done = question.approve() if yes else question.deny("the user said no")
-        if done:
+                if not (question.approve() if yes else question.deny("the user said no")):
+                    return False
+        if not self.log.is_ending:  # it may have been cancelled meanwhile
             self.log.append("decided", question=number, approved=yes)
-        return done
+        return True
 
     # --- readers
 
     @property
     def size(self) -> int:
         """How many characters it keeps."""
-        echoed = len(json.dumps(self.echo))
+        echoed = len(json.dumps({**self.echo}))
         return self.log.size + echoed + (0 if self.trace is None else self.trace.size)
 
     @property
@@ -358,28 +389,11 @@ class Kept:
     id: str
     log: KeptLog
     journal: Journal
-    keep: float
     again: bool
 
 
-@handler
-async def look_for_doubts(node: Node[Any], run: Run, journal: Journal) -> None:
-    """Tell of the calls of which nobody knows whether they were done."""
-    told: set[int] = set()
-    while True:
-        for question in await journal.doubts(PREFIX + run.id):
-            if question.number not in told:
-                told.add(question.number)
-                with suppress(NotPending):
-                    await run.doubt(question)
-        await asyncio.sleep(LOOK)
-
-
-@handler
-async def settle_doubt(node: Node[Any], doubt: PendingDoubt, *, again: bool) -> None:
-    """Answer what nobody but a person knows."""
-    with suppress(NotPending):
-        await (doubt.not_done() if again else doubt.done(UNKNOWN))
+def _deny(_: ToolQuestion) -> Decision:
+    return Decision(False, reason=NOBODY)
 
 
 def record_into(log: Log, tree: Commander) -> None:

@@ -10,22 +10,19 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import Context
+from types import MappingProxyType
 from typing import Any
 
 from ..commander import Commander
-from ..commander.errors import AnabranchError
-from ..store import Journal
-from ._kept import PREFIX, read_question
+from ..store import Journal, JournalError, RunRow
+from ._kept import PREFIX, Answer, read_question
 from ._kept_log import KeptLog, give_up
-from ._log import Log
 from ._run import Kept, OnLeave, Run
-from ._served import BadQuestion, Question, Served
+from ._served import Question, Served
 
 logger = logging.getLogger("anabranch.serve")
 
 __all__ = ["Busy", "Runs"]
-
-logger = logging.getLogger("anabranch.serve")
 
 
 class Busy(Exception):
@@ -44,6 +41,9 @@ class Busy(Exception):
 # characters altogether.
 KEPT = 10
 KEPT_SIZE = 100_000_000
+# Seconds between two looks for calls in doubt, and between two for what the file has too long.
+LOOK = 0.5
+TIDY = 10.0
 
 
 class Runs:
@@ -67,7 +67,6 @@ class Runs:
         self.running = 0  # how many have not ended
         # What may still have to be written.
         self._writing: set[asyncio.Task[None]] = set()
-        self._left: list[Log] = []
         self.closing = False
 
     def start(
@@ -79,17 +78,20 @@ class Runs:
         *,
         traced: bool = False,
         asks: bool = False,
+        echo: Mapping[str, Any] = MappingProxyType({}),
     ) -> Run:
         """Begin a run. Raises `Busy`, or `BadQuestion` for what is not offered."""
         if self.closing or self.running >= self._most:
             raise Busy(closing=self.closing)
         kept = None
         # Who cannot come back to a run has no use for it after a restart.
-        if self._journal is not None and served.keeps and on_leave == "detach":
+        returns = on_leave == "detach" and echo.get("store", True)
+        if self._journal is not None and served.keeps and returns:
             name = secrets.token_hex(16)
             log = KeptLog(self._journal, PREFIX + name)
-            kept = Kept(name, log, self._journal, self._keep, again=False)
-        run = Run(served, question, owner, on_leave, traced=traced, asks=asks, kept=kept)
+            kept = Kept(name, log, self._journal, again=False)
+        more: Any = {"traced": traced, "asks": asks, "kept": kept, "echo": echo}
+        run = Run(served, question, owner, on_leave, **more)
         self._begin(run)
         return run
 
@@ -103,56 +105,73 @@ class Runs:
         """Go on with the runs that the journal has, however many, and know again what has ended."""
         if self._journal is None:
             return
-        await self._journal.purge(time.time() - self._keep, prefix=PREFIX)
+        await self._tidy(self._journal)
         for row in reversed(await self._journal.runs(prefix=PREFIX)):
-            inputs: Any = json.loads(row.inputs)
-            name, asked = inputs["served"], inputs["asked"]
-            if name not in served:
-                logger.warning("the run %s waits: %s is not served", row.run_id, name)
-                continue
-            log = await KeptLog.open(self._journal, row.run_id)
-            run_id = row.run_id.removeprefix(PREFIX)
-            kept = Kept(run_id, log, self._journal, self._keep, again=True)
-            who = (asked["owner"], "detach")
+            if row.class_name != f"{Answer.__module__}:{Answer.__qualname__}":
+                continue  # somebody else's
             try:
-                question = read_question(asked)
-                run = Run(
-                    served[name],
-                    question,
-                    *who,
-                    traced=asked["traced"],
-                    asks=asked["asks"],
-                    kept=kept,
-                    asked=asked,
-                )
-            except (BadQuestion, AnabranchError, ValueError):
+                await self._take_up(self._journal, row, served)
+            except Exception:  # one that is damaged, or of another release, holds up no other
                 logger.exception("the run %s cannot be taken up", row.run_id)
-                continue
-            if not log.ended:
-                self._begin(run)
-                continue
-            run.settle()
-            run.trace = None
-            self._runs[run.id] = run
-            self._forget_later(run, row.updated + self._keep - time.time())
-            if row.state not in ("completed", "failed", "cancelled"):
-                await give_up(self._journal, row.run_id)
+
+    async def _take_up(self, journal: Journal, row: RunRow, served: Mapping[str, Served]) -> None:
+        inputs: Any = json.loads(row.inputs)
+        name, asked = inputs["served"], inputs["asked"]
+        thing = served.get(name)
+        if thing is None or not thing.keeps:
+            logger.warning("the run %s waits: %s is not served, or not kept", row.run_id, name)
+            return
+        log = await KeptLog.open(journal, row.run_id)
+        kept = Kept(row.run_id.removeprefix(PREFIX), log, journal, again=True)
+        known = {name: asked[name] for name in ("traced", "asks", "created", "echo")}
+        run = Run(thing, read_question(asked), asked["owner"], "detach", kept=kept, **known)
+        if not log.ended:
+            self._begin(run)
+            return
+        run.settle()
+        run.trace = None
+        self._runs[run.id] = run
+        self._forget_later(run, row.updated + self._keep - time.time())
+        if row.state not in ("completed", "failed", "cancelled"):
+            await give_up(journal, row.run_id)
+
+    async def tend(self) -> None:
+        """Look for calls in doubt, and remove from the file what is known no longer, for ever."""
+        if self._journal is None:
+            return
+        clock = asyncio.get_running_loop().time
+        tidied = clock()
+        try:
+            while True:
+                await asyncio.sleep(LOOK)
+                for run in [*self._runs.values()]:
+                    await run.look_for_doubts()
+                if clock() - tidied > TIDY:
+                    await self._tidy(self._journal)
+                    tidied = clock()
+        except JournalError as error:  # it takes nothing more in this process
+            logger.error("the journal has failed: %s", error)
+
+    async def _tidy(self, journal: Journal) -> None:
+        await journal.purge(time.time() - self._keep, prefix=PREFIX)
 
     def find(self, run_id: str, owner: str) -> Run | None:
         """Return a run of this owner's; another's is as if it were not there (S14)."""
         run = self._runs.get(run_id)
-        return run if run is not None and run.owner == owner else None
+        known = run is not None and run.owner == owner and run.is_accepted
+        return run if known else None
 
     def of(self, owner: str) -> list[Run]:
         """Return the runs of one owner, the newest first."""
-        return [run for run in reversed(self._runs.values()) if run.owner == owner]
+        known = (run for run in reversed(self._runs.values()) if run.is_accepted)
+        return [run for run in known if run.owner == owner]
 
     def _ended(self, run: Run) -> None:
         self.running -= 1
-        if run.log.ended or run.log.is_left:
+        if run.log.ended:
             self._put_away(run)
             return
-        # Its end is known when it is written.
+        # Its end is known when it is written, and so is what was said last.
         writing = asyncio.get_running_loop().create_task(run.log.flushed(), context=Context())
         self._writing.add(writing)
         writing.add_done_callback(self._writing.discard)
@@ -161,7 +180,6 @@ class Runs:
     def _put_away(self, run: Run) -> None:
         """Keep a run that has ended; one that was left goes on later or elsewhere, not here."""
         if run.log.is_left:
-            self._left.append(run.log)
             self._runs.pop(run.id, None)
             return
         spent = run.spent
@@ -208,8 +226,8 @@ class Runs:
     async def flush(self) -> None:
         """Write what was said last, once nothing goes on."""
         await asyncio.gather(*self._writing)
-        for log in [*self._left, *(run.log for run in self._runs.values())]:
-            await log.flushed()
+        for run in [*self._runs.values()]:
+            await run.log.flushed()
 
     def close(self) -> None:
         """Forget all."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import httpx2 as httpx
 import pytest
 from _until import LOOK, until
 
-from anabranch import Agent, Message, Node, ToolCall, handler, tool
+from anabranch import Agent, Message, Node, Retry, ToolCall, handler, tool
 from anabranch.messages import Delta
-from anabranch.serve import serve
+from anabranch.serve import _run, _runs, serve
 from anabranch.serve._kept_log import KeptLog
 from anabranch.serve._log import EntryKind
 from anabranch.store import Durable, Journal, RunNotFound
@@ -276,3 +277,220 @@ async def test_what_cannot_be_kept_is_served_all_the_same(tmp_path: Path) -> Non
         assert await status(client, run, "completed")
     async with served({"say": say}, journal=tmp_path / "runs.db") as client:
         assert (await client.get(f"/runs/{run}")).status_code == 404
+
+
+ASK = {**HI, "background": True}
+
+
+async def begin(client: httpx.AsyncClient, **more: Any) -> str:
+    """Begin a response in the background; return its id among the runs."""
+    response = (await client.post("/v1/responses", json={**ASK, **more})).json()
+    return response["id"].removeprefix("resp_")
+
+
+def calling(name: str) -> Message:
+    """Make a reply that calls a tool."""
+    return Message(role="assistant", tool_calls=[ToolCall(id="c1", name=name, arguments={})])
+
+
+async def test_a_yes_that_nobody_can_give_is_denied_with_a_journal_too(tmp_path: Path) -> None:
+    """S16: on OpenAI's wire the call is denied at once, and does not wait in the journal."""
+
+    @tool(approve=True)
+    async def act() -> None:
+        """Do something outside."""
+        raise AssertionError
+
+    agent = writer(calling("act"), "Well.", tools=[act])
+    async with served(agent, journal=tmp_path / "runs.db") as client:
+        run = await begin(client)
+        assert await status(client, run, "completed")
+        output = (await client.get(f"/v1/responses/{run}")).json()["output"]
+        assert "nobody is there to ask" in output[0]["output"]
+
+
+@pytest.mark.parametrize("asks", [True, False])
+async def test_a_call_that_its_timeout_cut_is_in_doubt_at_once(tmp_path: Path, asks: bool) -> None:
+    """What would be tried again, were it not in doubt, is asked about in the same life."""
+    never, acts = asyncio.Event(), list[str]()
+
+    @tool(timeout=0.01, retry=Retry(attempts=3))
+    async def act() -> str:
+        """Do something outside."""
+        acts.append("act")
+        if len(acts) == 1:
+            await never.wait()
+        return "done"
+
+    agent = writer(calling("act"), "Well.", tools=[act])
+    async with served(agent, journal=tmp_path / "runs.db") as client:
+        if asks:
+            run = (await client.post("/runs", json=HI)).json()["id"]
+            await answered(client, run)
+        else:
+            run = await begin(client)
+        assert await status(client, run, "completed")
+        assert len(acts) == 1 + asks
+
+
+async def answered(client: httpx.AsyncClient, run: str) -> None:
+    """Say yes to the first question of a run, once it is asked."""
+    async with asyncio.timeout(6):
+        yes = {"approved": True}
+        while (await client.post(f"/runs/{run}/answers/1", json=yes)).status_code != 200:  # noqa: ASYNC110 - over HTTP
+            await asyncio.sleep(LOOK)
+
+
+async def test_a_question_that_waits_for_too_long_is_denied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S16: also the one about a call in doubt; no run waits for ever."""
+    monkeypatch.setattr(_run, "PATIENCE", -1.0)
+    never = asyncio.Event()
+
+    @tool(timeout=0.01, retry=Retry(attempts=3))
+    async def act() -> None:
+        """Do something outside."""
+        await never.wait()
+
+    agent = writer(calling("act"), "Well.", tools=[act])
+    async with served(agent, journal=tmp_path / "runs.db") as client:
+        run = (await client.post("/runs", json=HI)).json()["id"]
+        assert await status(client, run, "completed")
+
+
+async def test_one_run_that_cannot_be_taken_up_holds_up_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another's run of such a name, or one that is damaged, does not keep the server from beginning."""
+    path, never = tmp_path / "runs.db", asyncio.Event()
+    async with served(writer(["Hel", never]), journal=path) as client:
+        first, second = [(await client.post("/runs", json=HI)).json()["id"] for _ in "12"]
+        async with asyncio.timeout(6):
+            while not (await client.get(f"/runs/{second}")).json()["last"]:  # noqa: ASYNC110 - over HTTP
+                await asyncio.sleep(LOOK)
+    async with Journal(path) as journal:
+        await journal.start(Nothing(), run_id="serve/mine")
+    with closing(sqlite3.connect(path)) as file, file:
+        damage = "update anabranch_mail set value = x'00' where run = (select id from anabranch_run"
+        file.execute(f"{damage} where run_id = ?)", (f"serve/{first}",))
+    async with served(writer(), journal=path) as client:
+        assert await status(client, second, "completed")
+        assert (await client.get(f"/runs/{first}")).status_code == 404
+    assert [line for line in caplog.messages if f"{first} cannot be taken up" in line]
+
+
+async def test_a_run_waits_until_its_thing_is_one_that_is_kept(tmp_path: Path) -> None:
+    """A handler that has got the agent's name does not answer for it."""
+    path, never = tmp_path / "runs.db", asyncio.Event()
+
+    @handler
+    async def say(node: Node[Any], text: str) -> str:
+        raise AssertionError
+
+    async with served(writer([never]), journal=path) as client:
+        run = await begin(client)
+    async with served({"writer": say}, journal=path) as client:
+        assert (await client.get(f"/runs/{run}")).status_code == 404
+    async with served(writer(), journal=path) as client:
+        assert await status(client, run, "completed")
+
+
+async def test_a_run_fails_whose_question_is_refused_now(tmp_path: Path) -> None:
+    """What a model took an agent does not: the client is told that it failed, in each later life."""
+    path, never = tmp_path / "runs.db", asyncio.Event()
+    async with served({"writer": ScriptedBackend([never])}, journal=path) as client:
+        run = await begin(client, temperature=0.5)
+    for _ in "12":
+        async with served(writer(), journal=path) as client:
+            assert await status(client, run, "failed")
+    async with Journal(path) as journal:
+        assert (await journal.look(f"serve/{run}")).run.state == "failed"
+
+
+async def test_what_the_journal_cannot_take_is_refused(tmp_path: Path) -> None:
+    """No id is given for a run that nobody would find again; other wires go on."""
+    path = tmp_path / "runs.db"
+    async with served(writer(), journal=path) as client:
+        for each in tmp_path.glob("runs.db*"):
+            if each.is_file():
+                each.unlink()
+        asked = [("/runs", HI), ("/v1/responses", ASK), ("/v1/responses", {**ASK, "stream": True})]
+        for address, body in asked:
+            assert (await client.post(address, json=body)).status_code == 503
+        assert (await client.get("/runs")).json()["runs"] == []
+        assert (await client.post("/v1/responses", json=HI)).json()["status"] == "completed"
+
+
+async def test_a_response_that_is_not_stored_is_in_no_file(tmp_path: Path) -> None:
+    """`store=False` says that nobody comes back to it, also where its wire would keep it."""
+    path = tmp_path / "runs.db"
+    async with served(writer(), journal=path, on_leave={"openai": "detach"}) as client:
+        for store in (True, False):
+            body = {**HI, "store": store}
+            assert (await client.post("/v1/responses", json=body)).json()["status"] == "completed"
+    async with Journal(path) as journal:
+        assert len(await journal.runs()) == 1
+
+
+async def test_an_end_that_two_servers_have_told_is_one(tmp_path: Path) -> None:
+    """What stands behind the end of a log is no part of it, and the server begins."""
+    path = tmp_path / "runs.db"
+    async with served(writer(), journal=path) as client:
+        run = (await client.post("/runs", json=HI)).json()["id"]
+        assert await status(client, run, "completed")
+        before = await entries(client, run)
+    async with Journal(path) as journal:
+        await journal.note(f"serve/{run}", "said", [["completed", {"usage": {}, "status": "ok"}]])
+    async with served(writer(), journal=path) as client:
+        assert await entries(client, run) == before
+
+
+async def test_what_has_ended_is_removed_while_the_server_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `keep` seconds nothing of a run is in the file, without another run or a restart."""
+    monkeypatch.setattr(_runs, "TIDY", 0.0)
+    async with (
+        Journal(tmp_path / "runs.db") as journal,
+        served(writer(), journal=journal, keep=0) as client,
+    ):
+        await client.post("/runs", json=HI)
+        async with asyncio.timeout(6):
+            while await journal.runs():  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(LOOK)
+
+
+async def test_what_another_server_has_written_meanwhile_is_not_told_twice() -> None:
+    """S10: the log is read again once nobody else can write, and its numbers go on from there."""
+    async with Journal(":memory:") as journal:
+        await journal.start(Nothing(), run_id="serve/r")
+        first = KeptLog(journal, "serve/r")
+        first.append("text", text="Hel", speech="4")
+        await first.flushed()
+        again = await KeptLog.open(journal, "serve/r")
+        first.append("text", text="lo", speech="4")
+        await first.flushed()
+        await again.begin_life()
+        again.append("text", text="Hello", speech="9")
+        await again.flushed()
+        told = [(each.number, each.kind, each.data.get("text")) for each in again.kept()]
+        assert told == [
+            (1, "text", "Hel"),
+            (2, "text", "lo"),
+            (3, "broken", None),
+            (4, "text", "Hello"),
+        ]
+
+
+async def test_what_readers_no_longer_get_is_not_told_twice_either() -> None:
+    """S13: a log that has dropped its beginning knows in a later life that it was told."""
+    speeches = [("x" * 1_000_000, str(number)) for number in range(9)]
+    async with Journal(":memory:") as journal:
+        await journal.start(Nothing(), run_id="serve/r")
+        for again in (False, True):
+            log = await KeptLog.open(journal, "serve/r") if again else KeptLog(journal, "serve/r")
+            for text, speech in speeches:
+                log.append("text", text=text, speech=speech)
+            await log.flushed()
+            assert (log.last, log.first > 1) == (9, True)

@@ -141,7 +141,8 @@ async def test_a_client_comes_back_over_kills(tmp_path: Path) -> None:
             reading = asyncio.create_task(read(client, events, response_id))
         if server.process is None:
             await server.begin()
-        await reading
+        else:
+            await reading
         numbers = [event.sequence_number for event in events]
         assert numbers == list(range(len(events)))
         assert events[-1].type == "response.completed", events[-1]
