@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from ..messages.text import encodable
@@ -137,6 +137,13 @@ class Log:
 
     async def flushed(self) -> None:
         """Return when all that was added can be read."""
+
+    async def over(self) -> None:
+        """Return when the end can be read, or when the server ends before it."""
+        while not (self.ended or self.is_left):
+            with suppress(Gone, Left):
+                async for _ in self.batches(self._last):
+                    pass
 
     def kept(self) -> Iterator[Entry]:
         """Give what there is now; raises `Gone` if the beginning is no longer kept."""

@@ -6,7 +6,6 @@ What a request asks that is not honoured is refused by name (S17), never passed 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -43,7 +42,9 @@ def routes(server: Server) -> list[Route]:
         route(server, "POST", "/v1/chat/completions", _chat),
         route(server, "POST", "/v1/responses", _respond),
         route(server, "GET", "/v1/responses/{id}", _retrieve),
+        route(server, "DELETE", "/v1/responses/{id}", _delete),
         route(server, "POST", "/v1/responses/{id}/cancel", _cancel),
+        route(server, "GET", "/v1/responses/{id}/input_items", _input_items),
     ]
 
 
@@ -71,7 +72,12 @@ async def _chat(server: Server, request: Request, user: str) -> Response:
     stream = take_flag(body, "stream")
     include_usage = take_flag(take_stream_options(body), "include_usage")
     messages = read_messages(body.pop("messages", None))
-    names = CHAT_NAMES if "max_completion_tokens" in body else {}
+    names: dict[str, str] = {}
+    if (most := body.pop("max_completion_tokens", None)) is not None:
+        if body.get("max_tokens") is not None:
+            text = "max_tokens: it is max_completion_tokens by another name, so give one of them"
+            raise Refusal(400, text, field="max_tokens")
+        body["max_tokens"], names = most, CHAT_NAMES
     run = await start(server, user, body, messages, server.on_leave("openai"), names=names)
     created = int(run.created)
     name, model = f"chatcmpl-{run.id}", run.served.name
@@ -150,10 +156,19 @@ async def _retrieve(server: Server, request: Request, user: str) -> Response:
 async def _cancel(server: Server, request: Request, user: str) -> Response:
     run = _find(server, user, request)
     run.cancel("a client asked for it")
-    with suppress(Left):
-        async for _ in run.log.batches(run.log.last):
-            pass
+    await run.log.over()
     return JSONResponse(await _response(run))
+
+
+async def _delete(server: Server, request: Request, user: str) -> Response:
+    run = _find(server, user, request)
+    await server.runs.delete(run)
+    return JSONResponse({"id": f"resp_{run.id}", "object": "response", "deleted": True})
+
+
+async def _input_items(server: Server, request: Request, user: str) -> Response:
+    _find(server, user, request)
+    raise Refusal(400, "input_items: what was asked is not kept", field="input_items")
 
 
 def _find(server: Server, user: str, request: Request) -> Run:

@@ -80,7 +80,7 @@ def asked_for(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         # True is 1, and yet another value.
         is_usual = any(value == each and type(value) is type(each) for each in usual)
         if value is not None and name not in IGNORED and not is_usual:
-            yield ("max_tokens" if name == "max_completion_tokens" else name), value
+            yield name, value
 
 
 def read_options(asked: Mapping[str, Any]) -> dict[str, Any]:

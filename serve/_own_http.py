@@ -15,7 +15,6 @@ A run that was begun here goes on when its readers leave. The number of each ent
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -25,7 +24,7 @@ from starlette.routing import Route
 from ._asking import read_input, start
 from ._body import read_body
 from ._http import EventStream, Refusal, frame, route, stream_log, stream_run
-from ._log import Entry, Gone, Left
+from ._log import Entry
 from ._page import page
 from ._run import Run
 
@@ -107,9 +106,7 @@ async def _cancel(server: Server, request: Request, user: str) -> Response:
     run = _find(server, request, user)
     run.cancel("a client asked for it")
     if run.is_kept:  # when this returns, no restart brings it back
-        with suppress(Gone, Left):
-            async for _ in run.log.read(run.log.last):
-                pass
+        await run.log.over()
     return JSONResponse(_describe(run), 202)
 
 

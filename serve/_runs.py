@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import secrets
 import time
 from collections.abc import Mapping
@@ -19,8 +20,6 @@ from ._kept import PREFIX, Answer, read_question
 from ._kept_log import KeptLog, give_up
 from ._run import Kept, OnLeave, Run
 from ._served import Question, Served
-
-logger = logging.getLogger("anabranch.serve")
 
 __all__ = ["Busy", "Runs"]
 
@@ -160,6 +159,17 @@ class Runs:
         run = self._runs.get(run_id)
         known = run is not None and run.owner == owner and run.is_accepted
         return run if known else None
+
+    async def delete(self, run: Run) -> None:
+        """Forget a run now, in the journal too; one that still goes on is cancelled."""
+        if run.id in self._kept:
+            self._forget(run.id)
+        elif self._runs.pop(run.id, None) is not None:
+            run.cancel("a client deleted it")
+            await run.log.over()
+        if self._journal is not None and run.is_kept:
+            await run.log.flushed()
+            await self._journal.purge(math.inf, prefix=PREFIX + run.id)
 
     def of(self, owner: str) -> list[Run]:
         """Return the runs of one owner, the newest first."""

@@ -244,6 +244,17 @@ async def test_a_history_that_is_none_is_refused() -> None:
             assert str(no.value.param).startswith("input"), case
 
 
+async def test_one_value_by_two_names_is_refused() -> None:
+    """S17: a client that gives two is told so, whichever of them is smaller."""
+    backend = ScriptedBackend(otherwise="Hello.")
+    async with talk({"model": backend}) as client:
+        with pytest.raises(BadRequestError, match="max_completion_tokens") as no:
+            await _ask(client, "chat", "model", max_tokens=5, max_completion_tokens=7)
+        assert no.value.param == "max_tokens"
+        await _ask(client, "chat", "model", max_tokens=None, max_completion_tokens=7)
+        assert backend.requests[-1].options == {"max_tokens": 7}
+
+
 json_values: Any = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),

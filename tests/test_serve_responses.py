@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from pydantic import BaseModel
 
 from anabranch import Agent, tool
 from anabranch.messages import Message, ToolCall, Usage
+from anabranch.store import Journal
 from anabranch.testing import ScriptedBackend, deltas
 
 USAGE = Usage(input_tokens=3, output_tokens=4)
@@ -282,3 +284,34 @@ async def test_what_is_not_to_be_kept_is_not_found() -> None:
             await client.responses.retrieve("resp_nothing")
         with pytest.raises(BadRequestError, match="include"):
             await client.responses.retrieve(kept.id, include=["message.output_text.logprobs"])
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["ended", "running"])
+@pytest.mark.parametrize("kept", [True, False], ids=["journal", "memory"])
+async def test_a_response_is_deleted(tmp_path: Path, ends: bool, kept: bool) -> None:
+    """S9: what still goes on is stopped first; no restart of the server brings it back."""
+    backend = ScriptedBackend(otherwise=["Hel", *([] if ends else [asyncio.Event()])])
+    journal = tmp_path / "runs.db" if kept else None
+    async with talk({"model": backend}, journal=journal) as client:
+        other = await client.responses.create(model="model", input="hi", background=True)
+        begun = await client.responses.create(model="model", input="hi", background=True)
+        await until(lambda: (backend.closed if ends else backend.opened) == 2)
+        await client.responses.delete(begun.id)
+        assert backend.closed == (2 if ends else 1)
+        for gone in (client.responses.retrieve, client.responses.delete):
+            with pytest.raises(NotFoundError):
+                await gone(begun.id)
+        assert (await client.responses.retrieve(other.id)).id == other.id
+    if journal is not None:
+        async with Journal(journal) as file:
+            assert [row.run_id for row in await file.runs()] == [f"serve/{other.id[5:]}"]
+
+
+async def test_what_was_asked_is_not_kept_and_that_is_said() -> None:
+    """S17: a client that wants the input of a response again is refused by name."""
+    async with talk({"model": ScriptedBackend(otherwise="Hello.")}) as client:
+        made = await client.responses.create(model="model", input="hi")
+        with pytest.raises(BadRequestError, match="input_items"):
+            await client.responses.input_items.list(made.id)
+        with pytest.raises(NotFoundError):
+            await client.responses.input_items.list("resp_nothing")
