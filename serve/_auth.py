@@ -46,7 +46,8 @@ class Authenticator:
             raise ConfigurationError(
                 "auth is a token, several, or a function, and no token may be empty"
             )
-        self._digests = [_digest(each) for each in tokens]
+        # As it comes back: a header has no blanks around it, and a file a line's end behind it.
+        self._digests = [_digest(each.strip()) for each in tokens]
 
     async def user_of(self, authorization: str) -> str | None:
         """Return who sends such a header, None for nobody that is known.
