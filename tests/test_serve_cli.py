@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
 import socket
@@ -281,19 +280,3 @@ async def test_watch_says_what_is_wrong_in_one_line(folder: Path) -> None:
         ):
             found, _, err = await call(folder, "watch", url, **env)
             assert (found, why in err, len(err.splitlines())) == (status, True, 1), err
-
-
-async def test_watch_tells_that_the_server_has_gone(folder: Path) -> None:
-    """What was open is lost, and the status is 1."""
-    async with served(folder, "things:Work") as program, aiohttp.ClientSession() as client:
-        await _begin(client, program.url)
-        watching = await asyncio.create_subprocess_exec(
-            *PROGRAM, "watch", program.url,
-            cwd=folder, env=environment(), stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        assert watching.stderr is not None
-        await watching.stderr.readline()
-        os.kill(program.process.pid, signal.SIGKILL)
-        _, err = await watching.communicate()
-        assert watching.returncode == 1
-        assert b"anabranch: http://127.0.0.1:" in err
