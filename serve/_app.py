@@ -138,6 +138,11 @@ class Server:
         return self._on_leave.get(wire, self._on_leave["*"])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].endswith("/"):
+            # It says nothing, and some applications add it to what they hand on.
+            path = scope["path"].rstrip("/")
+            if path != scope.get("root_path", "").rstrip("/"):
+                scope = {**scope, "path": path}
         await self._app(scope, receive, send)
 
     def mount_into(self, app: Any, path: str = "/") -> None:

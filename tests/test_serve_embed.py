@@ -57,11 +57,30 @@ async def test_it_answers_inside_an_application_beside_what_that_has(kind: str, 
         sent = chat().replace(b"POST /v1", f"POST {path.rstrip('/')}/v1".encode())
         said = await _ask(port, sent)
         assert b"hell" in said
+        for end in ("", "/"):
+            models = await _ask(port, request(f"{path.rstrip('/')}/v1/models{end}"))
+            assert models.endswith(b'"owned_by":"anabranch"}]}'), end
         assert said.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         assert (await _ask(port, request("/hello"))).endswith(b"their own")
     assert seen == ["begun", "ended"]
     with pytest.raises(RuntimeError, match="has not begun"):
         _ = inner.runs
+
+
+async def test_it_answers_behind_an_application_of_another_kind() -> None:
+    """S9: one that takes its own part of the address away, and puts a slash at the end."""
+    inner = _server()
+
+    async def outer(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            path = scope["path"].removeprefix("/ai").rstrip("/") + "/"
+            scope = {**scope, "path": path}
+        await inner(scope, receive, send)
+
+    async with on_uvicorn(outer) as port:
+        assert b"[DONE]" in await _ask(port, chat().replace(b"/v1", b"/ai/v1", 1))
+        assert b"<!doctype html>" in await _ask(port, request("/ai"))
+        assert b'"object":"model"' in await _ask(port, request("/ai/v1/models/writer"))
 
 
 async def test_two_servers_are_mounted_into_one_application_that_has_no_lifespan() -> None:
