@@ -2,196 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-import shutil
-import threading
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
 import pytest
-from _talks import Served, serving
-from _until import until
+from _serve_page import MARKS, Crowd, Gates, Open, agent, calls, chromium, talks
 
-from anabranch import Agent, Job, Message, ToolCall, tool
-from anabranch.messages import Request
-from anabranch.serve import serve
-from anabranch.testing import ScriptedBackend, deltas
-
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-PATIENCE = 20_000  # milliseconds
-
-pytestmark = [
-    pytest.mark.xdist_group("chromium"),  # one worker runs it
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="NO CHROMIUM on the path: the page was not opened by anything"
-    ),
-]
-
-
-# --- what is served
-
-
-@tool(read_only=True)
-def weather(city: str) -> str:
-    """Tell the weather."""
-    return f"sunny in {city}"
-
-
-@tool(approve=True)
-def buy(item: str) -> str:
-    """Buy something."""
-    return f"bought {item}"
-
-
-def calls(*items: str, name: str = "buy", field: str = "item") -> Message:
-    """Return a reply that calls a tool once for each item."""
-    made = [
-        ToolCall(id=f"c{place}", name=name, arguments={field: item}, index=place)
-        for place, item in enumerate(items)
-    ]
-    return Message(role="assistant", content=None, tool_calls=made)
-
-
-class Gates:
-    """Replies that wait, in the server's loop, until the test lets them go on."""
-
-    def __init__(self) -> None:
-        self.gate = asyncio.Event()
-        self.asked = threading.Event()
-
-    def wait(self, *texts: str) -> Callable[[Request], list[Any]]:
-        """Return a reply of several texts, with a gate between each two."""
-
-        def reply(request: Request) -> list[Any]:
-            self.asked.set()
-            steps: list[Any] = []
-            for place, text in enumerate(texts):
-                pieces = deltas(text)
-                ends = pieces if place == len(texts) - 1 else pieces[:-1]
-                steps += [*([self.gate] if place else []), *ends]
-            return steps
-
-        return reply
-
-
-def agent(*replies: Any, **options: Any) -> Agent:
-    """Return an agent with both tools and a model that says what is written down."""
-    return Agent(
-        ScriptedBackend(*replies, **options), "Be short.", tools=[weather, buy], name="ann"
-    )
-
-
-class Leaf(Job[int]):
-    """Does nothing, or fails."""
-
-    number: int
-
-    async def task(self) -> int:
-        if self.number == 1500:
-            raise ValueError("the 1,500th")
-        return self.number
-
-
-class Crowd(Job[str]):
-    """Has very many children."""
-
-    policy = "isolate"
-    question: str
-
-    async def task(self) -> str:
-        for number in range(2000):
-            self.put_job(Leaf(number))
-        return "all were put"
-
-
-# --- the browser
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
 def browser() -> Generator[Any]:
     """One Chromium for all tests of the module."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
         yield browser
-        browser.close()
-
-
-class Talk:
-    """A page that is open, and what went wrong in it."""
-
-    def __init__(self, page: Any, served: Served) -> None:
-        self.page = page
-        self.served = served
-        self.wrong: list[str] = []
-        self.expected: list[str] = []  # parts of messages that are not wrong
-        page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        page.on("console", lambda said: self.wrong.append(said.text))
-
-    def ask(self, words: str) -> None:
-        """Write a question and press Enter."""
-        self.page.fill("#words", words)
-        self.page.press("#words", "Enter")
-
-    def end(self, count: int = 1) -> str:
-        """Wait until so many answers have ended; return what the last line says of it."""
-        note = self.page.locator("#talk > .spent, #talk > .error").nth(count - 1)
-        note.wait_for()
-        return str(note.inner_text())
-
-    @property
-    def said(self) -> list[str]:
-        """What the agent has said, each reply by itself."""
-        found: list[str] = self.page.locator(".message.assistant").all_inner_texts()
-        return found
-
-    def see(self, text: str) -> None:
-        """Wait until a text is there."""
-        self.page.get_by_text(text).first.wait_for()
-
-    @property
-    def focus(self) -> str:
-        """The id, or the text, of what has the focus."""
-        found: str = self.page.evaluate(
-            "() => document.activeElement.id || document.activeElement.textContent"
-        )
-        return found
-
-
-Open = Callable[..., Talk]
 
 
 @pytest.fixture
 def talk(browser: Any) -> Generator[Open]:
-    """Serve things, and open the page of them; nothing may go wrong in it."""
-    opened: list[tuple[Talk, Any, Any]] = []
-
-    def talk(*things: Any, width: int = 1100, scheme: str = "light", **options: Any) -> Talk:
-        server = serving(serve(*things, **options))
-        served = server.__enter__()
-        context = browser.new_context(viewport={"width": width, "height": 700}, color_scheme=scheme)
-        context.set_default_timeout(PATIENCE)
-        made = Talk(context.new_page(), served)
-        opened.append((made, context, server))
-        made.page.goto(served.url)
-        return made
-
-    yield talk
-    for _, context, server in opened:
-        context.close()
-        server.__exit__(None, None, None)
-    wrong = [
-        text
-        for made, _, _ in opened
-        for text in made.wrong
-        if not any(part in text for part in made.expected)
-    ]
-    assert wrong == []
+    """Open a page of what is served; nothing may go wrong in it."""
+    with talks(browser) as opens:
+        yield opens
 
 
 # --- talking
@@ -376,148 +209,6 @@ def test_a_question_is_there_after_a_reload(talk: Open) -> None:
     page.page.get_by_role("button", name="Yes").click()
     page.end()
     assert page.said == ["You have it."]
-
-
-# --- what breaks
-
-
-def test_stop_closes_the_models_stream_and_keeps_what_was_said(talk: Open) -> None:
-    """S11: Escape stops too; the answer as far as it came is part of the talk."""
-    gates = Gates()
-    ann = agent(gates.wait("Once upon ", "a time."), otherwise="Again.")
-    page = talk(ann)
-    page.ask("A tale")
-    page.see("Once upon")
-    page.page.keyboard.press("Escape")
-    assert page.end().startswith("Stopped · ")
-    assert ann.backend.opened == ann.backend.closed == 1
-    page.ask("And?")
-    page.end(2)
-    (_, _, before, _) = ann.backend.requests[-1].messages
-    assert (before.content or "").startswith("Once upon")
-    assert page.page.locator(".broken").count() == 0
-
-
-def test_a_reload_goes_on_in_mid_answer(talk: Open) -> None:
-    """S10: what was said before and after is there exactly once, and the tree too."""
-    gates = Gates()
-    page = talk(agent(gates.wait("Once upon ", "a time.")))
-    page.ask("A tale")
-    page.see("Once upon")
-    page.page.reload()
-    page.see("Once upon")
-    page.served.do(gates.gate.set)
-    page.end()
-    assert page.said == ["Once upon a time."]
-    assert page.page.locator("#tree .completed").count() > 0
-    page.page.reload()
-    page.see("Once upon a time.")
-    page.page.wait_for_selector("#tree .completed")
-    assert page.said == ["Once upon a time."]
-
-
-def test_a_connection_that_is_cut_is_made_again(talk: Open) -> None:
-    """S10: what was said meanwhile is there exactly once; the user is told in between."""
-    gates = Gates()
-    page = talk(agent(gates.wait("Once upon ", "a time.")))
-    page.expected = ["ERR_"]
-    page.ask("A tale")
-    page.see("Once upon")
-    page.page.context.set_offline(True)
-    page.served.cut()
-    page.see("The connection is lost")
-    page.served.do(gates.gate.set)
-    page.page.context.set_offline(False)
-    page.end()
-    assert page.said == ["Once upon a time."]
-    page.page.wait_for_selector("#tree .completed")
-    assert page.page.locator("#tree .running").count() == 0
-
-
-def test_a_message_is_kept_while_the_server_is_away(talk: Open) -> None:
-    """It is still in the box, to be sent again."""
-    page = talk(agent("Here."))
-    page.expected = ["ERR_"]
-    page.page.wait_for_selector("#hello")
-    page.page.context.set_offline(True)
-    page.ask("Hello?")
-    page.see("The server cannot be reached.")
-    assert page.page.input_value("#words") == "Hello?"
-    page.page.context.set_offline(False)
-    page.page.press("#words", "Enter")
-    page.see("Here.")
-
-
-def test_a_run_that_is_forgotten_meanwhile_is_said_to_be(talk: Open) -> None:
-    """S13: after a reload that comes too late the page is told so, and works on."""
-    gates = Gates()
-    page = talk(agent(gates.wait("Once ", "upon."), otherwise="Here."), keep=0.0)
-    page.expected = ["404"]
-    page.ask("A tale")
-    page.see("Once")
-    page.page.goto("about:blank")
-    page.served.do(gates.gate.set)
-    runs = page.served.app.runs
-    page.served.do(lambda: until(lambda: not runs.of("")))
-    page.page.goto(page.served.url)
-    assert page.end() == "It did not work: there is no such run"
-    assert page.page.input_value("#words") == "A tale"
-    page.page.press("#words", "Enter")
-    page.see("Here.")
-
-
-def test_a_run_that_fails_says_so_and_no_more(talk: Open, caplog: pytest.LogCaptureFixture) -> None:
-    """S14: nothing of the inside is told; the question is in the box again."""
-
-    def fail(request: Request) -> str:
-        raise ValueError("the secret of the inside")
-
-    page = talk(agent(fail, "Well."))
-    page.ask("Try")
-    assert page.end() == "It did not work: the run failed"
-    assert page.page.input_value("#words") == "Try"
-    assert "secret" not in page.page.content()
-    page.page.press("#words", "Enter")
-    page.see("Well.")
-
-
-def test_a_server_that_is_full_says_so(talk: Open) -> None:
-    """S15: the message stays in the box."""
-    gates = Gates()
-    page = talk(agent(gates.wait("Once ", "upon."), "Later."), max_runs=1)
-    page.expected = ["429"]
-    page.ask("A tale")
-    page.see("Once")
-    other = page.page.context.new_page()
-    other.goto(page.served.url)
-    other.fill("#words", "Me too")
-    other.press("#words", "Enter")
-    other.get_by_text("as many runs as it takes").wait_for()
-    assert other.input_value("#words") == "Me too"
-    other.close()
-    page.served.do(gates.gate.set)
-    page.end()
-
-
-def test_a_key_is_asked_for_until_it_is_right(talk: Open) -> None:
-    """S14: a wrong one is refused by words; the right one is kept for this tab."""
-    page = talk(agent("Here."), auth="swordfish")
-    page.expected = ["401"]
-    dialog = page.page.get_by_role("dialog", name="This server asks for a key")
-    dialog.wait_for()
-    page.page.keyboard.press("Escape")
-    assert dialog.is_visible()
-    page.page.fill("#key-value", "herring")
-    page.page.keyboard.press("Enter")
-    page.see("That key is not known.")
-    page.page.fill("#key-value", "swordfish")
-    page.page.keyboard.press("Enter")
-    dialog.wait_for(state="hidden")
-    page.ask("Hello?")
-    page.end()
-    page.page.reload()
-    page.see("Here.")
-    assert dialog.is_hidden()
 
 
 # --- eyes, keys, ears

@@ -2,8 +2,10 @@
 
 const CLOSED = ["completed", "failed", "cancelled"];
 
-// What was said, as it is sent again with each question; and the run that is being answered.
+// What was said, as it is sent again with each question; what is shown of it after a reload, with
+// tools and questions, null where that is more than a tab keeps; and the run that is being answered.
 let said = store.get("said") ?? [];
+let shown = store.get("talk") ?? (said.length ? null : []);
 let current = store.get("run");
 let asking = false;
 
@@ -24,7 +26,9 @@ function busy(yes) {
 function keep(run) {
   current = run;
   store.set("run", run);
+  store.set("talk", null); // it gives way to what is sent again
   store.set("said", said);
+  store.set("talk", shown);
 }
 
 // Read the run's log to its end, by number, over as many connections as it takes.
@@ -79,15 +83,17 @@ function finish(view, end, took) {
     grow();
   }
   const hadFocus = [$("stop"), document.body].includes(document.activeElement);
-  keep(null);
   busy(false);
   $("clock").textContent = "";
   const spent = end.usage?.total_tokens
     ? `${end.usage.prompt_tokens.toLocaleString("en")} tokens in, ${end.usage.completion_tokens.toLocaleString("en")} out` : "";
   const facts = [seconds(took), spent].filter(Boolean).join(" · ");
-  if (end.kind === "completed") add("note spent", facts);
-  else if (end.kind === "cancelled") add("note spent", `Stopped · ${facts}`);
-  else add("note error", `It did not work: ${end.message}`);
+  const note = end.kind === "completed" ? ["note spent", facts]
+    : end.kind === "cancelled" ? ["note spent", `Stopped · ${facts}`]
+    : ["note error", `It did not work: ${end.message}`];
+  add(...note);
+  shown?.push(...view.kept, ["note", note]);
+  keep(null);
   tell({ completed: "Done.", cancelled: "Stopped." }[end.kind] ?? "It did not work.");
   // A finger is not given a keyboard that it has not asked for.
   if (hadFocus && matchMedia("(pointer: fine)").matches) $("words").focus();
@@ -114,6 +120,20 @@ async function followTree(run) {
   if (treeOf === run.id) tree.end();
 }
 
+// Show what was shown before a reload.
+function showAgain() {
+  let view = new View();
+  for (const [kind, data] of shown) {
+    if (kind === "user") addUser(data);
+    else if (kind === "note") {
+      view.end();
+      add(...data);
+      view = new View();
+    } else view.show(kind, data);
+  }
+  tell("");
+}
+
 // --- what the user does
 
 async function send() {
@@ -127,6 +147,7 @@ async function send() {
     if (answer.ok) {
       const run = await answer.json();
       said = question;
+      shown?.push(["user", words]);
       keep({ id: run.id, began: Date.now() });
       $("words").value = "";
       grow();
@@ -149,6 +170,7 @@ function stop() {
 
 function beginAnew() {
   said = [];
+  shown = [];
   keep(null);
   store.set("shown", null);
   treeOf = null;
@@ -206,7 +228,8 @@ $("key").addEventListener("cancel", (event) => event.preventDefault()); // nothi
 
 async function begin() {
   showTree(store.get("tree") ?? innerWidth > 830);
-  for (const { role, content } of said) {
+  if (shown) showAgain();
+  else for (const { role, content } of said) {
     if (role === "user") addUser(content);
     else new Speech(add("message assistant")).add(content).finish();
   }

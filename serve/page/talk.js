@@ -1,6 +1,7 @@
 // The talk: what was said, which tools were called, and what a person is asked.
 
 const NEAR = 80; // pixels from the end within which the talk follows what is added
+const KEPT = 5000; // characters of a tool's text that are shown again after a reload
 
 const isLow = () => $("talk").scrollHeight - $("talk").scrollTop - $("talk").clientHeight < NEAR;
 
@@ -41,6 +42,10 @@ function addUser(text) {
   element.append(make("span", "unseen", "You: "), text);
 }
 
+// What a tool was given and gave may be more than a tab can keep.
+const shortened = (data) => Object.fromEntries(Object.entries(data).map(([name, value]) =>
+  [name, value?.length > KEPT ? `${value.slice(0, KEPT)} …` : value]));
+
 const short = (text) => (text.length > 90 ? `${text.slice(0, 90)} …` : text);
 
 // Show the entries of one run's log; each number comes once, whatever the connection does.
@@ -52,11 +57,13 @@ class View {
     this.broken = false; // whether it is no answer, unless it is the user who has stopped it
     this.calls = new Map();
     this.questions = new Map();
+    this.kept = []; // all of it, to be shown again
   }
 
   get text() { return this.texts.map((each) => each.text).join("\n\n"); }
 
   show(kind, data) {
+    this.keep(kind, data);
     keepLow(() => {
       if (this.broken && kind !== "cancelled") this.breakOff();
       if (kind === "text") this.say(data);
@@ -66,6 +73,12 @@ class View {
       else if (kind === "asked") this.question(data);
       else if (kind === "decided") this.settle(data.question, data.approved ? "You said yes." : "You said no.");
     });
+  }
+
+  keep(kind, data) {
+    const last = this.kept.at(-1);
+    if (kind === "text" && last?.[0] === "text" && last[1].speech === data.speech) last[1].text += data.text;
+    else this.kept.push([kind, kind === "text" ? { ...data } : shortened(data)]);
   }
 
   say(data) {
