@@ -14,17 +14,18 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from anabranch import Agent
+from anabranch.backends import ModelBackend
 from anabranch.messages import Delta
+from anabranch.messages import Request as ModelRequest
 from anabranch.serve import serve
-from anabranch.testing import ScriptedBackend
 
 __all__ = ["DELTAS", "LAST", "SERVERS", "ask", "serve_one"]
 
 DELTAS = 200
 WORD = "word "
-END = [Delta(finish_reason="stop"), Delta(done=True)]
 
 
 def _bare(pause: float) -> Starlette:
@@ -47,29 +48,38 @@ def _bare(pause: float) -> Starlette:
     return Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])
 
 
-def _backend(pause: float) -> ScriptedBackend:
-    return ScriptedBackend(otherwise=[*[WORD] * DELTAS, *END], size=None, delay=pause)
+class _Paced(ModelBackend):
+    """A model that sleeps as the bare server does; all else is done as for a real one."""
+
+    provider = "paced"
+
+    def __init__(self, pause: float) -> None:
+        super().__init__("paced")
+        self._pause = pause
+
+    async def attempt(self, request: ModelRequest) -> AsyncGenerator[Delta, None]:
+        for _ in range(DELTAS):
+            await asyncio.sleep(self._pause)
+            yield Delta(text=WORD)
+        await asyncio.sleep(self._pause)
+        yield Delta(finish_reason="stop", done=True)
 
 
-def _agent(pause: float) -> Starlette:
+def _agent(pause: float) -> ASGIApp:
     """Serve an agent."""
-    app = Starlette()
-    agent = Agent(_backend(pause), "You answer.", name="writer")
-    serve(agent, max_runs=10_000, keep=5).mount_into(app)
-    return app
+    agent = Agent(_Paced(pause), "You answer.", name="writer")
+    return serve(agent, max_runs=10_000, keep=5)
 
 
-def _model(pause: float) -> Starlette:
+def _model(pause: float) -> ASGIApp:
     """Serve a model by itself."""
-    app = Starlette()
-    serve({"writer": _backend(pause)}, max_runs=10_000, keep=5).mount_into(app)
-    return app
+    return serve({"writer": _Paced(pause)}, max_runs=10_000, keep=5)
 
 
 CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
 RESPONSES = ("/v1/responses", {"input": "hi"})
 # By name: what is served, and what is asked of it.
-SERVERS: dict[str, tuple[Callable[[float], Starlette], tuple[str, dict[str, Any]]]] = {
+SERVERS: dict[str, tuple[Callable[[float], ASGIApp], tuple[str, dict[str, Any]]]] = {
     "bare Starlette": (_bare, CHAT),
     "chat, a model": (_model, CHAT),
     "chat, an agent": (_agent, CHAT),
@@ -88,12 +98,14 @@ def ask(name: str) -> tuple[bytes, bytes]:
 
 def serve_one(name: str, port: Any, pause: float, loop: str, http: Any) -> None:
     """Serve in this process; its port goes into the pipe `port`, `/cpu` gives its CPU time."""
-    app = SERVERS[name][0](pause)
+    served = SERVERS[name][0](pause)
 
-    async def cpu(_: Request) -> Response:
-        return PlainTextResponse(f"{time.process_time()}")
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("path") == "/cpu":
+            await PlainTextResponse(f"{time.process_time()}")(scope, receive, send)
+        else:
+            await served(scope, receive, send)
 
-    app.router.routes.insert(0, Route("/cpu", cpu))
     listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
     port.send(listening.getsockname()[1])
     config = uvicorn.Config(
