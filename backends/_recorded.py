@@ -24,7 +24,7 @@ from ..messages.kept import read_message, write_json, write_message
 from ._secret import clean
 from ._takes import fit_parts
 from ._tape import delta_from_json, delta_to_json
-from ._tell import hear_taken, is_telling, tell_request, telling
+from ._tell import TOLD, hear_taken, is_telling, tell_request, telling
 
 if TYPE_CHECKING:
     from ._backend import Backend
@@ -92,7 +92,7 @@ def keep_replies(stream: Stream[B]) -> Stream[B]:
     def kept_stream(self: B, request: Request) -> AsyncGenerator[Delta, None]:
         request = fit_parts(self, request)
         node = payer()
-        if node is None or self.asks_others or is_telling(node) or not is_watched(node):
+        if node is None or self.asks_others or is_telling(node) or not is_watched(node, *TOLD):
             return kept(self, request)[0]
         with telling(node, {}):  # a `stream` that is no generator asks another one here and now
             source, replayed = kept(self, request)

@@ -9,13 +9,16 @@ from contextvars import ContextVar
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from ..commander import Node, emit, payer
+from ..commander import EventKind, Node, emit, payer
 from ..messages import Asked, Delta, Replied, Request, Usage
 
 if TYPE_CHECKING:
     from ._backend import Backend
 
-__all__ = ["hear_taken", "is_telling", "tell_request", "telling"]
+__all__ = ["TOLD", "hear_taken", "is_telling", "tell_request", "telling"]
+
+# The kinds of events that tell of a question.
+TOLD: tuple[EventKind, ...] = ("request", "first_chunk", "reply")
 
 _numbers: Iterator[int] = count(1)
 

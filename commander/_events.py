@@ -112,7 +112,7 @@ class Listener:
 
     def trim(self) -> None:
         """Drop what was read, and the oldest of what is beyond the room."""
-        buffer, unread = self.buffer, length_hint(self._unread)
+        buffer, unread = self.buffer, self._count_unread()
         dropped = max(0, unread - self._room)
         if dropped or len(buffer) > 2 * self._room:
             del buffer[: len(buffer) - unread + dropped]
@@ -120,6 +120,9 @@ class Listener:
         self.count_missed(dropped // WIDTH)
         self._gap += dropped // WIDTH
         self.quiet = 2 * self._room
+
+    def _count_unread(self) -> int:
+        return length_hint(self._unread)
 
     @property
     def missed(self) -> int:
@@ -277,9 +280,11 @@ class Tap(Listener):
         taken, self.buffer = self.buffer, []
         if self._gap:
             taken[:0] = self._take_gap()
-        self._rewind()
         self.quiet = 0
         return Batch(taken)
+
+    def _count_unread(self) -> int:
+        return len(self.buffer)  # what is taken is gone from there
 
     def attend(self, clock: float) -> None:
         """Call `notify`."""
@@ -287,8 +292,9 @@ class Tap(Listener):
             return
         self.quiet = 2 * self._room
         self._notify()
-        super().attend(clock)
-        if not self.buffer:
+        if self.buffer:
+            super().attend(clock)
+        else:
             self.quiet = 0
 
     def close(self) -> None:
@@ -354,10 +360,13 @@ def emit(node: NodeBase, kind: EventKind, data: object) -> None:
             tree.loop.call_soon_threadsafe(publish, record, kind, data)
 
 
-def is_watched(node: NodeBase) -> bool:
-    """Say whether anybody listens to the tree of `node`."""
+def is_watched(node: NodeBase, *kinds: EventKind) -> bool:
+    """Say whether anybody listens to the tree of `node`, and to one of `kinds` if any are given."""
     record = node._node_record or record_of(node)
-    return bool(record.tree and record.tree.listeners)
+    listeners = record.tree.listeners if record.tree else ()
+    if not kinds:
+        return bool(listeners)
+    return any(each.kinds is None or not each.kinds.isdisjoint(kinds) for each in listeners)
 
 
 def act_as(node: NodeBase, agent: str, session_id: int | str | None = None) -> None:

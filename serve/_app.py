@@ -138,12 +138,14 @@ class Server:
         return self._on_leave.get(wire, self._on_leave["*"])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        from ._http import SEND
+
         if scope["type"] == "http" and scope["path"].endswith("/"):
             # It says nothing, and some applications add it to what they hand on.
             path = scope["path"].rstrip("/")
             if path != scope.get("root_path", "").rstrip("/"):
                 scope = {**scope, "path": path}
-        await self._app(scope, receive, send)
+        await self._app({**scope, SEND: send}, receive, send)
 
     def mount_into(self, app: Any, path: str = "/") -> None:
         """Mount it into a Starlette or FastAPI application at `path`, and begin and end with that.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
@@ -29,10 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_RETRY",
+    "SEND",
     "EventStream",
     "Refusal",
     "application",
-    "frame",
     "route",
     "stream_log",
     "stream_run",
@@ -45,7 +44,9 @@ T = TypeVar("T")
 
 # Seconds without a word after which a comment shows that the connection lives, twice that at most.
 HEARTBEAT = 7.5
-ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+# In a request's scope: its `send` as the server was given it. All around it that an application has
+# of its own needs to see how an answer begins, and would only cost where it goes on.
+SEND = "anabranch.send"
 # For a run that has failed: OpenAI's clients would ask again by themselves, and tools run again.
 NO_RETRY = {"x-should-retry": "false"}
 # What is answered is for who asked and for nobody else: no cache, no page of others, no guess
@@ -204,14 +205,14 @@ async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
 def stream_run(
     run: Run,
-    encode: Callable[[Entry], Iterable[str]],
+    encode: Callable[[Entry], str],
     *,
     after: int = 0,
     before: Iterable[str] = (),
     too_late: Callable[[], Iterable[str]] = tuple,
     at_end: Iterable[str] = (),
 ) -> Response:
-    """Stream a run behind the entry `after`; `encode` makes the frames of each, perhaps none.
+    """Stream a run behind the entry `after`; `encode` writes the frames of each, perhaps none.
 
     Where the reader is slower than the log is long, `too_late` gives the last frames.
     """
@@ -221,7 +222,7 @@ def stream_run(
 
 async def stream_log(
     log: Log,
-    encode: Callable[[Entry], Iterable[str]],
+    encode: Callable[[Entry], str],
     after: int = 0,
     before: Iterable[str] = (),
     too_late: Callable[[], Iterable[str]] = tuple,
@@ -234,7 +235,7 @@ async def stream_log(
     try:
         async with aclosing(log.batches(after, HEARTBEAT)) as batches:
             async for batch in batches:
-                text = "".join([frame for entry in batch for frame in encode(entry)])
+                text = "".join(map(encode, batch))
                 if text or not batch or clock() - said > HEARTBEAT:
                     yield text or ": still here\n\n"
                     said = clock()
@@ -267,20 +268,14 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Starlette's own streams notice on some servers only when they write that nobody reads.
         with self._attended, suppress(ClientDisconnect, OSError):
-            await while_there(receive, self._send(send))
+            await while_there(receive, self._send(send, scope.get(SEND, send)))
 
-    async def _send(self, send: Send) -> None:
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+    async def _send(self, start: Send, send: Send) -> None:
+        headers = self.raw_headers
         async with aclosing(self._texts) as texts:
-            await send(start)
+            await start({"type": "http.response.start", "status": 200, "headers": headers})
             async for text in texts:
                 if text:
                     body = text.encode()
                     await send({"type": "http.response.body", "body": body, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def frame(value: object, **fields: str) -> str:
-    """Write one event of a stream; `fields` are `event` and `id`."""
-    lines = "".join(f"{name}: {text}\n" for name, text in fields.items())
-    return f"{lines}data: {ENCODER.encode(value)}\n\n"

@@ -31,6 +31,8 @@ EntryKind: TypeAlias = Literal[
     "cancelled",
 ]
 
+# The last entry is of one of these, and no other is.
+ENDS: tuple[EntryKind, ...] = ("completed", "failed", "cancelled")
 # What an entry counts beside the text in it, in characters.
 OVERHEAD = 100
 # How many entries a reader that comes late is given at once, before others run.
@@ -47,7 +49,7 @@ class Entry(NamedTuple):
     @property
     def is_last(self) -> bool:
         """Whether nothing comes after it."""
-        return self.kind in ("completed", "failed", "cancelled")
+        return self.kind in ENDS
 
 
 class Gone(Exception):
@@ -74,6 +76,7 @@ class Log:
         self._size = 0
         self._last = 0
         self._left = False
+        self._ended = False
         self._waiting: set[asyncio.Future[bool]] = set()
 
     @property
@@ -94,25 +97,27 @@ class Log:
     @property
     def end(self) -> Entry | None:
         """The last entry, None before it has come."""
-        return self._entries[-1] if self._entries and self._entries[-1].is_last else None
+        return self._entries[-1] if self._ended else None
 
     @property
     def ended(self) -> bool:
         """Whether the last entry has come."""
-        return self.end is not None
+        return self._ended
 
     def append(self, kind: EntryKind, **data: Any) -> Entry:
         """Add an entry, and wake those who wait for it."""
-        if self.ended:
+        if self._ended:
             raise RuntimeError(f"nothing is said after the end: {kind}")
         self._last += 1
         encode_texts(data)
         entry = Entry(self._last, kind, data)
         self._entries.append(entry)
+        self._ended = kind in ENDS
         self._size += _size(entry)
         while self._size > self._most and len(self._entries) > 1:
             self._size -= _size(self._entries.popleft())
-        self._wake()
+        if self._waiting:
+            self._wake()
         return entry
 
     @property

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ._failure import status_of
+from ._frames import HOLE, frame_around, to_json
 from ._log import Entry
 
 __all__ = ["ChatChunks", "chat_completion", "chat_error"]
@@ -30,6 +31,16 @@ class ChatChunks:
     _said: Texts = field(default_factory=lambda: Texts())
     _begun: bool = False
     _calls: int = 0
+    _around: list[str] = field(default_factory=list[str])
+
+    def __post_init__(self) -> None:
+        self._around = frame_around(self._chunk({"content": HOLE}))
+
+    def more(self, entry: Entry) -> str | None:
+        """Write the frame of an entry that says more of the same; None of any other, to `feed`."""
+        if entry.kind != "text" or entry.data["speech"] != self._said.speech:
+            return None
+        return to_json(entry.data["text"]).join(self._around)
 
     def feed(self, entry: Entry) -> Iterator[dict[str, Any]]:
         """Give the chunks of an entry; one that has an "error" ends the stream."""
@@ -63,14 +74,14 @@ class Texts:
     """What a reader of plain text is given of a run: its replies, parted by an empty line."""
 
     def __init__(self) -> None:
-        self._speech: object = None
+        self.speech: object = None  # whose text came last
 
     def feed(self, entry: Entry) -> str:
         """Return the text that an entry adds."""
         if entry.kind != "text":
             return ""
-        speech, before = entry.data["speech"], self._speech
-        self._speech = speech
+        speech, before = entry.data["speech"], self.speech
+        self.speech = speech
         text: str = entry.data["text"]
         return text if before in (None, speech) else f"\n\n{text}"
 

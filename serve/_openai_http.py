@@ -15,7 +15,8 @@ from starlette.routing import Route
 from ._asking import read_input, read_messages, start, take_flag, take_object
 from ._body import read_body
 from ._failure import status_of
-from ._http import NO_RETRY, Refusal, frame, route, stream_run, while_there
+from ._frames import frame
+from ._http import NO_RETRY, Refusal, route, stream_run, while_there
 from ._log import Entry, Gone, Left
 from ._openai_chat import ChatChunks, chat_completion, chat_error
 from ._openai_fields import (
@@ -88,8 +89,8 @@ async def _chat(server: Server, request: Request, user: str) -> Response:
         return JSONResponse(chat_completion(name, model, created, entries))
     chunks = ChatChunks(name, model, created, include_usage)
 
-    def encode(entry: Entry) -> Iterator[str]:
-        return (frame(chunk) for chunk in chunks.feed(entry))
+    def encode(entry: Entry) -> str:
+        return chunks.more(entry) or "".join(map(frame, chunks.feed(entry)))
 
     late = {"error": {"message": "the client read too slowly", "type": "server_error"}}
     return stream_run(run, encode, too_late=lambda: [frame(late)], at_end=["data: [DONE]\n\n"])
@@ -200,16 +201,24 @@ def _stream_response(run: Run, after: int) -> Response:
         raise Refusal(410, "the beginning of this response is no longer kept")
     events = _events(run)
 
-    def frames(made: Iterator[dict[str, Any]]) -> Iterator[str]:
-        for event in made:
-            if event["sequence_number"] > after:
-                yield frame(event, event=event["type"])
+    def frames(made: Iterator[dict[str, Any]]) -> str:
+        return "".join(
+            [
+                frame(event, event=event["type"])
+                for event in made
+                if event["sequence_number"] > after
+            ]
+        )
+
+    def encode(entry: Entry) -> str:
+        more = events.more(entry) if events.next > after else None
+        return more or frames(events.feed(entry))
 
     late = {"type": "error", "code": "gone", "message": "the client read too slowly", "param": None}
     return stream_run(
         run,
-        lambda entry: frames(events.feed(entry)),
-        before=frames(events.begin()),
+        encode,
+        before=[frames(events.begin())],
         too_late=lambda: [frame({**late, "sequence_number": events.next}, event="error")],
     )
 

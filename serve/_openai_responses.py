@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from ._frames import HOLE, frame_around, to_json
 from ._log import Entry
 
 __all__ = ["ResponseEvents"]
 
+MORE = "response.output_text.delta"
 STATUS = {"completed": "completed", "failed": "failed", "cancelled": "cancelled"}
 # Why a run failed, in the codes that this wire has.
 ERRORS = {
@@ -38,6 +40,7 @@ class ResponseEvents:
         self._begun = False
         self._speech: object = None  # whose text the open message is
         self._message: dict[str, Any] | None = None
+        self._around: list[str] = []  # of the events that say more of it
         self._calls: dict[str, tuple[int, dict[str, Any]]] = {}
         self.output: list[dict[str, Any]] = []
         self.response: dict[str, Any] = {
@@ -96,6 +99,17 @@ class ResponseEvents:
             case _:
                 pass
 
+    def more(self, entry: Entry) -> str | None:
+        """Write the frame of an entry that says more of the same; None of any other, to `feed`."""
+        if entry.kind != "text" or entry.data["speech"] != self._speech or self._message is None:
+            return None
+        text = entry.data["text"]
+        self._message["content"][0]["text"] += text
+        first, between, last = self._around
+        number = self._number
+        self._number += 1
+        return f"{first}{number}{between}{to_json(text)}{last}"
+
     # --- messages
 
     def _begin_message(self, speech: object) -> Iterator[dict[str, Any]]:
@@ -113,11 +127,13 @@ class ResponseEvents:
         part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": []}
         item["content"].append(part)
         yield self._of_part("response.content_part.added", part=_copy(part))
+        more = {"type": MORE, "sequence_number": HOLE, **self._place, "delta": HOLE}
+        self._around = frame_around({**more, "logprobs": list[Any]()}, event=MORE)
 
     def _say(self, text: str) -> Iterator[dict[str, Any]]:
         assert self._message is not None
         self._message["content"][0]["text"] += text
-        yield self._of_part("response.output_text.delta", delta=text, logprobs=[])
+        yield self._of_part(MORE, delta=text, logprobs=[])
 
     def _end_message(self, status: str) -> Iterator[dict[str, Any]]:
         item = self._message
@@ -132,10 +148,14 @@ class ResponseEvents:
         self._message = self._speech = None
 
     def _of_part(self, kind: str, **fields: Any) -> dict[str, Any]:
+        return self._event(kind, **self._place, **fields)
+
+    @property
+    def _place(self) -> dict[str, Any]:
         item = self._message
         assert item is not None
-        place = {"item_id": item["id"], "output_index": self.output.index(item)}
-        return self._event(kind, **place, content_index=0, **fields)
+        place = self.output.index(item)
+        return {"item_id": item["id"], "output_index": place, "content_index": 0}
 
     # --- calls
 

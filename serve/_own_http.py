@@ -23,7 +23,8 @@ from starlette.routing import Route
 
 from ._asking import read_input, start
 from ._body import read_body
-from ._http import EventStream, Refusal, frame, route, stream_log, stream_run
+from ._frames import frame
+from ._http import EventStream, Refusal, route, stream_log, stream_run
 from ._log import Entry
 from ._page import page
 from ._run import Run
@@ -78,8 +79,9 @@ async def _events(server: Server, request: Request, user: str) -> Response:
     if after + 1 < run.log.first:
         raise Refusal(410, f"entries before {run.log.first} are no longer kept", code="gone")
 
-    def encode(entry: Entry) -> Iterator[str]:
-        yield frame({"number": entry.number, **entry.data}, event=entry.kind, id=str(entry.number))
+    def encode(entry: Entry) -> str:
+        number = entry.number
+        return frame({"number": number, **entry.data}, event=entry.kind, id=str(number))
 
     return stream_run(run, encode, after=after, too_late=_too_late)
 
@@ -91,9 +93,8 @@ async def _trace(server: Server, request: Request, user: str) -> Response:
     if run.trace.first > 1:
         raise Refusal(410, "the beginning of this recording is no longer kept", code="gone")
 
-    def encode(entry: Entry) -> Iterator[str]:
-        if entry.kind == "line":
-            yield f"data: {entry.data['text']}\n\n"
+    def encode(entry: Entry) -> str:
+        return f"data: {entry.data['text']}\n\n" if entry.kind == "line" else ""
 
     return EventStream(stream_log(run.trace, encode, too_late=_too_late))
 

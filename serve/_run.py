@@ -109,8 +109,8 @@ class Run(Node[None], internal=True):
         self.at_done(lambda _: self.settle())
         self._readers = 0
         self._tap: Tap | None = None
-        self._speaking = 0  # the node that spoke last, and whose it is
-        self._agent: str | None = None
+        self._speaking = 0  # the node that spoke last, and what an entry says of it
+        self._speaker: dict[str, Any] = {"agent": None}
         self._speech = 0  # the node of the answer's last reply, and what it has said
         self._said: list[str] = []
         # The questions by the numbers under which they are told.
@@ -162,7 +162,8 @@ class Run(Node[None], internal=True):
         APPROVE.set(self.approvals if self._asks else _deny)
         LISTENER.set(_BrokenOff(self._break_off))
         try:
-            async with Commander(policy="fail_fast") as tree:
+            # Who blocks the loop is named by the server's commander, once and not for each run.
+            async with Commander(policy="fail_fast", slow_after=None) as tree:
                 self.tree = tree
                 self._tap = Tap(tree, CAPACITY, self._on_news, KINDS, self._on_news)
                 if self.trace is not None:
@@ -256,17 +257,18 @@ class Run(Node[None], internal=True):
 
     def _hear(self, event: Event) -> None:
         # Who speaks is found once for a reply: an event has to look for it.
-        if event.node_id != self._speaking:
-            self._speaking, self._agent = event.node_id, event.agent
-        if self.served.speaker not in (None, self._agent):
+        node, text = event.node_id, event.data
+        if node != self._speaking:
+            self._speaking = node
+            self._speaker = {"speech": str(node), "agent": event.agent}
+        if self.served.speaker not in (None, self._speaker["agent"]):
             self._overhear(event)
             return
-        if event.node_id != self._speech:
-            self._speech = event.node_id
+        if node != self._speech:
+            self._speech = node
             self._said.clear()
-        self._said.append(event.data)
-        said = {"speech": str(event.node_id), "agent": self._agent}
-        self.log.append("text", text=event.data, **said)
+        self._said.append(text)
+        self.log.append("text", text=text, **self._speaker)
 
     def _overhear(self, event: Event) -> None:
         """Pass over what an agent below has said: it is no part of the answer."""

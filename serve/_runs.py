@@ -23,6 +23,8 @@ from ._served import Question, Served
 
 __all__ = ["Busy", "Runs"]
 
+logger = logging.getLogger("anabranch.serve")
+
 
 class Busy(Exception):
     """There are as many runs as there may be, or the server ends; come back in some seconds."""

@@ -40,5 +40,4 @@ class Talk(Run):
         self.failure = error
 
     def _overhear(self, event: Event) -> None:
-        said = {"speech": str(event.node_id), "agent": self._agent}
-        self.log.append("text", text=event.data, aside=True, **said)
+        self.log.append("text", text=event.data, aside=True, **self._speaker)
