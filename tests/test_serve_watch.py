@@ -15,7 +15,8 @@ from aiohttp import web
 
 from anabranch import Job
 from anabranch.cli import _watch_url
-from anabranch.cli._watch_url import CannotWatch, follow_url
+from anabranch.cli._http import BadServer
+from anabranch.cli._watch_url import follow_url
 from anabranch.serve import serve
 from anabranch.tracing import Trace
 
@@ -79,7 +80,7 @@ async def test_what_does_not_come_again_is_lost(
     """After a while that is bounded, with what was open; one line says that it is tried again."""
     monkeypatch.setattr(_watch_url, "PATIENCE", 0.05)
     last = Trace()
-    with pytest.raises(CannotWatch, match="Cannot connect"):
+    with pytest.raises(BadServer, match="Cannot connect"):
         with serving(serve(Work)) as served:
             watching = follow_url(f"{served.url}runs/{await _begin(served.url, 2)}")
             while sum(node.state == "running" for node in await anext(watching)) < 2:
@@ -112,7 +113,7 @@ async def test_a_run_that_is_no_longer_there_is_not_waited_for() -> None:
         await anext(watching)
         served.do(lambda: forget(app.runs._runs))  # type: ignore[attr-defined]
         served.cut()
-        with pytest.raises(CannotWatch, match="there is no such run"):
+        with pytest.raises(BadServer, match="there is no such run"):
             async for _ in watching:
                 pass
 
@@ -131,6 +132,6 @@ async def test_a_server_that_always_breaks_off_is_given_up(
     app = web.Application()
     app.router.add_get("/runs/a/trace", trace)
     async with web_served(app) as url:
-        with pytest.raises(CannotWatch, match="the connection ended before the run"):
+        with pytest.raises(BadServer, match="the connection ended before the run"):
             async for _ in follow_url(f"{url}/runs/a"):
                 pass
