@@ -108,6 +108,15 @@ class Backend(ABC):
         connection before it returns. Close it (`contextlib.aclosing`) if you may leave early.
         """
 
+    async def warm(self, request: Request) -> None:  # noqa: B027 - most models are always ready
+        """Get ready for requests that begin as `request` does: nothing that must be done.
+
+        A model in this process is loaded, and the small one reads ahead: the messages and tools,
+        before a person has written the next message. Nothing is charged, and nobody is asked who
+        takes money. A request that comes meanwhile waits no longer than it would without.
+        Cancelled, it stops soon and keeps what was done; a second call costs little.
+        """
+
     def limits_of_model(self, model: str) -> Sequence[Limits]:
         """Return the limits of its own in which replies of this model are counted."""
         return ()

@@ -100,6 +100,11 @@ class CassetteBackend(Backend):
             raise failure
         return [[*vector] for vector in track.vectors or ()]
 
+    async def warm(self, request: Request) -> None:
+        """Warm the backend that is recorded."""
+        if self.record is not None:
+            await self.record.warm(request)
+
     def limits_of_model(self, model: str) -> Sequence[Limits]:
         return self.record.limits_of_model(model) if self.record else ()
 

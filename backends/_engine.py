@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from ..commander.errors import BackendUnavailable
-from ..messages import Delta
+from ..messages import Delta, Request
 from ._model import ModelBackend
 from ._per_loop import PerLoop
 
@@ -217,6 +217,10 @@ class EngineBackend(ModelBackend, Generic[_E]):
     @abstractmethod
     async def prepare(self) -> None:
         """Open the engine if there is none, and wait until its model is loaded."""
+
+    async def warm(self, request: Request) -> None:
+        """Load the model."""
+        await self.prepare()
 
     async def aclose(self) -> None:
         """Give the engine back; the last backend to do so ends its thread and frees the model.

@@ -82,6 +82,10 @@ class Fallback(Backend):
             " another; use the embed of one of its backends"
         )
 
+    async def warm(self, request: Request) -> None:
+        """Warm the first backend."""
+        await self.backends[0].warm(request)
+
     def limits_of_model(self, model: str) -> Sequence[Limits]:
         found = (each.limits_of_model(model) for each in self.backends)
         return next(filter(None, found), ())

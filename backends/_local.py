@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from typing import Any, Self
 
 from ..messages import Delta, Request
@@ -10,7 +11,8 @@ from ._engine import EngineBackend
 from ._local_engine import LocalEngine, Work
 from ._local_model import Model, Source
 from ._local_options import read_options
-from ._local_reply import SMALL_MANNER, Deltas, Manner, reply
+from ._local_reply import SMALL_MANNER, Deltas, Manner, read_ahead, reply
+from ._tell import working
 from ._timeout import Timeouts
 from ._weights import Progress
 from ._weights_progress import show_progress
@@ -86,10 +88,28 @@ class LocalBackend(EngineBackend[LocalEngine]):
             async for _ in self._run(lambda _: (delta for delta in ())):
                 pass
 
-    def _run(self, answer: Callable[[Model], Deltas]) -> AsyncGenerator[Delta, None]:
+    async def warm(self, request: Request) -> None:
+        """Load the model and let it read what such requests begin with, in pieces.
+
+        A request that comes meanwhile takes over after the piece that is being read, and finds
+        what was read until then; so does a later call, which reads nothing a second time.
+        """
+        options = read_options({**self.default_options, **request.options})
+
+        def answer(model: Model) -> Deltas:
+            return read_ahead(model, request, options, self._manner)
+
+        async with aclosing(self._run(answer, gives_way=True)) as deltas:
+            async for _ in deltas:
+                pass
+
+    def _run(
+        self, answer: Callable[[Model], Deltas], *, gives_way: bool = False
+    ) -> AsyncGenerator[Delta, None]:
         if self._engine is None:
             self._engine = LocalEngine.open(self._source)
-        return self._engine.run(Work(answer, self._progress or show_progress()))
+        progress = self._progress or show_progress()
+        return self._engine.run(Work(answer, progress, working(), gives_way))
 
     def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         options = read_options({**self.default_options, **request.options})

@@ -15,11 +15,16 @@ import re
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
 
-from ..messages import ToolSchema, Usage
+from ..messages import ToolSchema, Usage, Working
 from ._local_model import Model
 
-__all__ = ["choose"]
+__all__ = ["choose", "get_ready"]
+
+_T = TypeVar("_T")
+# What it is busy with, or None; then the result.
+Steps: TypeAlias = Generator[Working | None, None, _T]
 
 _NONE = "other"
 _PLAIN = (
@@ -70,9 +75,10 @@ class _Sorting:
             shown += [("user", request), ("assistant", heading)]
         return cls(headings, tuple(shown))
 
-    def ask(self, model: Model, request: str) -> tuple[list[float], Usage]:
+    def ask(self, model: Model, request: str) -> Steps[tuple[list[float], Usage]]:
         """Return how much likelier each tool's heading is than the one for plain answers."""
         chat = [{"role": role, "content": text} for role, text in (*self.shown, ("user", request))]
+        yield from model.read(chat)
         tokens, usage = model.first_tokens(chat)
         likelihoods: list[float] = []
         for heading in self.headings:  # the sum of the tokens that can only begin this heading
@@ -91,7 +97,7 @@ class _Sorting:
 
 def choose(
     model: Model, request: str, tools: Sequence[ToolSchema], *, must: bool
-) -> Generator[None, None, tuple[ToolSchema | None, Usage]]:
+) -> Steps[tuple[ToolSchema | None, Usage]]:
     """Pick a tool for `request`, or none unless one `must` be picked; return it and the cost.
 
     A heading gains from being shown last. So if a tool is needed, which one is asked a second
@@ -110,25 +116,41 @@ def choose(
     return tools[max(range(len(tools)), key=gains.__getitem__)], cost
 
 
+def get_ready(model: Model, tools: Sequence[ToolSchema]) -> Steps[None]:
+    """Read what every choice between `tools` begins with, and measure what it needs once."""
+    yield from _usual(model, _Sorting.under(tools))
+    if len(tools) > 1:
+        yield from _usual(model, _Sorting.under(tools[::-1]))
+
+
 def _gains(
     model: Model, request: str, tools: Sequence[ToolSchema]
-) -> Generator[None, None, tuple[list[float], Usage]]:
+) -> Steps[tuple[list[float], Usage]]:
     """Return by how much each tool's heading is likelier than usual, and the cost of asking."""
     sorting = _Sorting.under(tools)
+    usual, cost = yield from _usual(model, sorting)
+    scores, usage = yield from sorting.ask(model, request)
+    yield
+    return [score - mean for score, mean in zip(scores, usual, strict=True)], cost + usage
+
+
+def _usual(model: Model, sorting: _Sorting) -> Steps[tuple[list[float], Usage]]:
+    """Return the average scores over requests that need no tool, and the cost of asking.
+
+    What was measured before is kept, also where it was stopped on the way.
+    """
     cost = Usage()
     usual: list[float] | None = model.memory.get(sorting)
-    if usual is None:  # the average scores over requests that need no tool
-        rows: list[list[float]] = []
-        for neutral in _NEUTRAL:
-            row, usage = sorting.ask(model, neutral)
+    if usual is None:
+        rows: list[list[float]] = model.memory.setdefault((sorting, "rows"), [])
+        for neutral in _NEUTRAL[len(rows) :]:
+            row, usage = yield from sorting.ask(model, neutral)
             rows.append(row)
             cost += usage
             yield
         usual = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
         model.memory[sorting] = usual
-    scores, usage = sorting.ask(model, request)
-    yield
-    return [score - mean for score, mean in zip(scores, usual, strict=True)], cost + usage
+    return usual, cost
 
 
 def _headings(names: Sequence[str]) -> list[str]:

@@ -14,15 +14,15 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from ..messages import Delta, Message, Request, ToolCallDelta, ToolSchema, Usage
-from ._local_choice import choose
+from ..messages import Delta, Message, Request, ToolCallDelta, ToolSchema, Usage, Working
+from ._local_choice import choose, get_ready
 from ._local_model import Model
 from ._local_options import Options
 from ._prompt import Chat, named_tool, plain_chat
 
-__all__ = ["SMALL_MANNER", "Deltas", "Manner", "reply"]
+__all__ = ["SMALL_MANNER", "Deltas", "Manner", "read_ahead", "reply"]
 
-Deltas: TypeAlias = Generator[Delta | None, None, None]
+Deltas: TypeAlias = Generator[Delta | Working | None, None, None]
 
 # Worked examples of filling in, about other tools than anybody is likely to offer.
 _FILL_IN = (
@@ -124,6 +124,7 @@ def reply(model: Model, request: Request, options: Options, manner: Manner) -> D
         schema = json.dumps(_bounded(tool.parameters, manner.longest))
         sampling = replace(options.sampling, schema=schema, stop=())
         yield Delta(tool_calls=(ToolCallDelta(0, f"call_{uuid.uuid4().hex[:24]}", tool.name),))
+    yield from model.read(chat)
     for text, finish_reason, usage in model.generate(chat, sampling):
         if text and tool is None:
             yield Delta(text=text)
@@ -133,6 +134,19 @@ def reply(model: Model, request: Request, options: Options, manner: Manner) -> D
             if tool is not None and finish_reason == "stop":
                 finish_reason = "tool_calls"
             yield Delta(usage=cost + (usage or Usage()), finish_reason=finish_reason, done=True)
+
+
+def read_ahead(model: Model, request: Request, options: Options, manner: Manner) -> Deltas:
+    """Read what a request begins with that goes on as `request` does, the likeliest first."""
+    tools = () if options.tool_choice == "none" else request.tools
+    question = Message(role="user", content="")
+    if tools and not isinstance(options.tool_choice, Mapping):
+        yield from get_ready(model, tools)
+    yield from model.read(_chat([*request.messages, question], manner), whole=True)
+    if tools:
+        yield from model.read(_fill_in(tools[0], ""), whole=True)
+        result = Message(role="tool", tool_call_id="", content="")
+        yield from model.read(_chat([question, result], manner), whole=True)
 
 
 def _chat(messages: Sequence[Message], manner: Manner) -> Chat:

@@ -1,29 +1,31 @@
-"""What is asked of models, told to those who listen to the tree (`request`, `reply`)."""
+"""What is asked of models, and what they do, told to those who listen to the tree."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from ..commander import EventKind, Node, emit, payer
-from ..messages import Asked, Delta, Replied, Request, Usage
+from ..messages import Asked, Delta, Replied, Request, Usage, Working
 
 if TYPE_CHECKING:
     from ._backend import Backend
 
-__all__ = ["TOLD", "hear_taken", "is_telling", "tell_request", "telling"]
+__all__ = ["TOLD", "hear_taken", "is_telling", "tell_request", "telling", "working"]
 
 # The kinds of events that tell of a question.
-TOLD: tuple[EventKind, ...] = ("request", "first_chunk", "reply")
+TOLD: tuple[EventKind, ...] = ("request", "first_chunk", "working", "reply")
 
 _numbers: Iterator[int] = count(1)
 
-# The node whose question is told of here, and what that has taken, by model; None where none is.
-_TOLD: ContextVar[tuple[Node[Any], dict[str, Usage]] | None] = ContextVar(
+# The node whose question is told of here, what that has taken, by model, and its number once it has
+# one; None where none is.
+_TOLD: ContextVar[tuple[Node[Any], dict[str, Usage], int | None] | None] = ContextVar(
     "anabranch_told", default=None
 )
 
@@ -46,13 +48,28 @@ def hear_taken(model: str, usage: Usage) -> None:
 
 
 @contextmanager
-def telling(node: Node[Any], taken: dict[str, Usage]) -> Generator[None]:
+def telling(node: Node[Any], taken: dict[str, Usage], number: int | None = None) -> Generator[None]:
     """Take what is asked in this block as part of a question of `node`, which is told."""
-    token = _TOLD.set((node, taken))
+    token = _TOLD.set((node, taken, number))
     try:
         yield
     finally:
         _TOLD.reset(token)
+
+
+def working() -> Callable[[Working], None]:
+    """Return what tells of the work for the question that is told here; for any thread.
+
+    Outside a question it is told of the node that is running, without a number.
+    """
+    told = _TOLD.get()
+    node, number = (payer(), None) if told is None else (told[0], told[2])
+
+    def tell(state: Working) -> None:
+        if node is not None:
+            emit(node, "working", replace(state, number=number))
+
+    return tell
 
 
 async def tell_request(
@@ -80,7 +97,7 @@ async def tell_request(
         try:
             while True:
                 try:
-                    with telling(node, taken):
+                    with telling(node, taken, asked.number):
                         delta = await anext(source)
                 except StopAsyncIteration:
                     break

@@ -26,6 +26,7 @@ EventKind: TypeAlias = Literal[
     "called",
     "answered",
     "request",
+    "working",
     "first_chunk",
     "reply",
     "waiting",
@@ -96,8 +97,9 @@ class Event(NamedTuple):
     (where the body of a job that was put elsewhere has begun), what was `charged` to the node for
     its own work (`{account: amount}`; `charged_again`: what an earlier life of its run has spent,
     and this one counts), the call of a tool that the node is (`called`) and what that gave
-    (`answered`), what a model was asked (`request`), of which request the `first_chunk` came,
-    and how it ended (`reply`), what the node is `waiting` for (told to those alone who name that
+    (`answered`), what a model was asked (`request`), what it does before it speaks (`working`),
+    of which request the `first_chunk` came, and how it ended (`reply`), what the node is `waiting`
+    for (told to those alone who name that
     kind), by how much it was too `slow` for the loop, the number of events `missed` by this
     listener. `cpu` is what the node's own steps have taken so far, in seconds of CPU time, if the
     commander measures it and the node is of this machine.

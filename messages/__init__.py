@@ -10,7 +10,8 @@ requests. In between they are:
 - `_delta`: a piece of a reply that still streams
 - `_conversation`: messages in order, saved and loaded
 - `_request`: one question to a model, and what is offered with it
-- `_asked`: what is told of a question to a model and of its reply, to those who listen
+- `_asked`: what is told of a question to a model, of the work before its reply, and of that, to
+  those who listen
 - `kept`: messages as rows of a journal have them
 - `options`: the names that options have, and what is said of a misspelt one
 - `mask`: values without what looks like a key, for those who show or write them
@@ -19,6 +20,7 @@ requests. In between they are:
 
 from ._asked import Asked as Asked
 from ._asked import Replied as Replied
+from ._asked import Working as Working
 from ._conversation import Conversation as Conversation
 from ._delta import Delta as Delta
 from ._delta import ToolCallDelta as ToolCallDelta

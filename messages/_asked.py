@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ._delta import Delta
 from ._message import Usage
 from ._request import Request
 
-__all__ = ["Asked", "Replied"]
+__all__ = ["Asked", "Replied", "Working"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +61,19 @@ class Replied:
     def __reduce__(self) -> tuple[Any, ...]:
         about = (self.number, self.first_chunk, self.chunks, dict(self.usage), self.finish_reason)
         return Replied, (*about, self.error, self.left)
+
+
+@dataclass(frozen=True, slots=True)
+class Working:
+    """What a model is busy with before it speaks, as an event of kind `working` has it.
+
+    `stage` is `queued` (`total` requests are served first), `waiting` (another process fetches the
+    weights), `fetching`, `verifying` (in bytes), `loading` (no measure: `total` is 0) or `reading`
+    the prompt (in tokens, nearly). `done` of `total` is how far it has come. `number` is that of
+    the question; None where the model gets ready before there is one (`Backend.warm`).
+    """
+
+    stage: Literal["queued", "waiting", "fetching", "verifying", "loading", "reading"]
+    done: int = 0
+    total: int = 0
+    number: int | None = None

@@ -43,6 +43,9 @@ class Drawn:
         answer = self.runner.send_chat_completion_request(request)
         return answer if hasattr(answer, "choices") else self._count(answer)
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.runner, name)
+
     def _count(self, chunks: Iterator[Any]) -> Iterator[Any]:
         self.under_way += 1
         self.most_at_once = max(self.most_at_once, self.under_way)
