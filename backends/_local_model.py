@@ -113,6 +113,8 @@ class Model:
             self._begin()
         sizes = [_FRAME + len(self._tokens(message["content"])) for message in messages]
         total = sum(sizes)
+        if total > (self._runner.max_sequence_length() or total):
+            return  # the request is refused at once
         if any(messages == known[: len(messages)] for known in self._read):
             return  # the engine cannot go on from all of a prompt: it reads one that recurs anew
         done = max((_shared(messages, sizes, known) for known in self._read), default=0)

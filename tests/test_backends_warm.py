@@ -13,9 +13,11 @@ from _until import settled
 from test_backends_local_engine import an_engine, saying, texts
 
 from anabranch import Commander, Node, handler
-from anabranch.backends import Fallback
+from anabranch.backends import Backend, Fallback
 from anabranch.backends._local_engine import LocalEngine, Work
-from anabranch.backends._local_model import Model, _beginning, _shared
+from anabranch.backends._local_model import Model, Source, _beginning, _shared
+from anabranch.backends._prompt import Chat
+from anabranch.backends._tell import working
 from anabranch.messages import Delta, Message, Request, Working
 from anabranch.testing import ScriptedBackend
 
@@ -156,8 +158,6 @@ async def test_all_who_wait_are_told_that_the_model_loads(monkeypatch: pytest.Mo
 
 async def test_what_a_model_is_busy_with_is_told_of_its_request() -> None:
     """S19: with the number of the request, between it and its first piece."""
-    from anabranch.backends import Backend
-    from anabranch.backends._tell import working
 
     class Busy(Backend):
         async def stream(self, request: Request) -> Any:
@@ -190,6 +190,9 @@ class Reader:
     def tokenize_text(self, text: str, *_: Any) -> list[int]:
         return [0] * len(text)
 
+    def max_sequence_length(self) -> int:
+        return 8192
+
     def send_chat_completion_request(self, request: list[dict[str, str]]) -> Any:
         self.prompts.append(request)
 
@@ -203,11 +206,15 @@ class Reader:
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Model:
     """Return a model whose engine is a `Reader`."""
-    monkeypatch.setattr("anabranch.backends._local_model._load", lambda _: Reader())
-    monkeypatch.setattr(
-        "anabranch.backends._local_model._request", lambda messages, *_, **__: messages
-    )
-    from anabranch.backends._local_model import Source
+
+    def load(_: Source) -> Reader:
+        return Reader()
+
+    def request(messages: Chat, *_: Any, **__: Any) -> Chat:
+        return messages
+
+    monkeypatch.setattr("anabranch.backends._local_model._load", load)
+    monkeypatch.setattr("anabranch.backends._local_model._request", request)
 
     return Model(Source("nowhere", "none.gguf"), lambda _: None)
 
@@ -264,6 +271,12 @@ def test_odd_conversations_are_read(model: Model, texts_of_it: tuple[str, ...]) 
     """Empty ones too."""
     list(model.read(chat(*texts_of_it), whole=True))
     list(model.read(chat(*texts_of_it)))
+
+
+def test_what_is_too_long_is_left_to_the_request(model: Model) -> None:
+    """It is refused at once, and not read for a minute first."""
+    assert list(model.read(chat("a" * 9000))) == []
+    assert not model._runner.prompts
 
 
 def test_how_much_two_conversations_share() -> None:

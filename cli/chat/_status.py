@@ -1,0 +1,395 @@
+"""What the status line says while an answer is made, and at its end.
+
+Nothing here draws or knows the time: the same events, time and width give the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+from rich.cells import cell_len, set_cell_size
+
+from ...backends import Price
+from ...commander import Commander, Event, EventKind
+from ...commander.tap import Tap
+from ...handlers.legible import legible
+from ...messages import Asked, Replied, ToolCall, Usage, Working
+from ...messages.mask import mask
+from .._tree_view import money, tokens
+
+__all__ = ["Figures", "Status"]
+
+KINDS: Final[tuple[EventKind, ...]] = (
+    "request", "working", "first_chunk", "reply", "called", "answered", "text", "charged",
+    "charged_again", "retried", "waiting", "completed", "failed", "cancelled",
+)  # fmt: skip
+# Events that are kept until the line is drawn; before more are lost they are taken in.
+ROOM: Final = 4096
+NAME, VALUE, CALL, STATE = 30, 24, 60, 200
+CHARACTERS_PER_TOKEN: Final = 4
+# Below, a speed is no speed: a whole reply that came in one piece.
+SHORTEST: Final = 0.05
+# What is done in words; those with a measure say how far it is.
+_STAGES = {
+    "waiting": "waiting for another process to fetch the model",
+    "fetching": "fetching the model",
+    "verifying": "checking the model",
+    "loading": "loading the model",
+    "reading": "reading the prompt",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a turn took, or all turns: seconds, tokens, money as far as prices are known.
+
+    `reading` and `writing` are tokens a second, None where that cannot be told: new tokens of the
+    prompts from the start of reading (or the request) to the first piece, and tokens of the replies
+    from there to the end.
+    """
+
+    seconds: float = 0.0
+    usage: Usage = field(default_factory=Usage)
+    cost: float | None = None
+    all_priced: bool = True
+    reading: float | None = None
+    writing: float | None = None
+
+    def words(self) -> list[str]:
+        """Return the parts of a summary, the most important first."""
+        used = self.usage
+        parts = [_length(self.seconds, fine=True)]
+        if used.total_tokens:
+            cached = tokens(used.cached_input_tokens)
+            counts = f"{tokens(used.input_tokens) or 0} + {tokens(used.output_tokens) or 0} tokens"
+            parts.append(counts + (f" ({cached} cached)" if cached else ""))
+        if self.writing is not None:
+            parts.append(f"{_rate(self.writing)} tokens/s")
+        return parts + ([f"cost {self.money}"] if self.money else [])
+
+    @property
+    def money(self) -> str:
+        """The cost in words; "" if no price is known."""
+        least = "" if self.all_priced or self.cost is None else "at least "
+        return least + money(self.cost)
+
+
+@dataclass(slots=True)
+class _Asking:
+    """A request that has no reply yet."""
+
+    node: int
+    agent: str | None
+    asked: float
+    stage: Working | None = None
+    reads: float | None = None  # since when
+    spoke: float | None = None
+    characters: int = 0
+    held: bool = False  # waits for its turn in limits
+
+
+@dataclass(slots=True)
+class _Calling:
+    """A call of a tool that runs."""
+
+    words: str
+    agent: str | None
+    began: float
+
+
+class _Sums:
+    """What adds up over a turn, or a session."""
+
+    def __init__(self) -> None:
+        self.usage: dict[str, Usage] = {}
+        self.read = self.wrote = self.reading = self.writing = 0.0
+
+    def figures(self, seconds: float, prices: Mapping[str, Price]) -> Figures:
+        known = [prices[model].of(used) for model, used in self.usage.items() if model in prices]
+        return Figures(
+            max(seconds, 0.0),
+            sum(self.usage.values(), Usage()),
+            sum(known) if known else None,
+            len(known) == len(self.usage),
+            self.read / self.reading if self.reading >= SHORTEST and self.read else None,
+            self.wrote / self.writing if self.writing >= SHORTEST and self.wrote else None,
+        )
+
+
+class Status:
+    """Says in words what a chat is doing; `name` is whose answers need no name of their own.
+
+        status = Status()
+        status.follow(commander, on_change)  # from now on it hears of all that happens there
+        status.begin(now)                    # a turn begins; `end` ends it
+        status.line(now, 80)                 # "get_weather(city=Oslo) 2 s · 3 s · 812 in, 14 out"
+
+    Times are in seconds of the commander's clock (`now()`). `asks` is set while a person is asked
+    something. No call raises, whatever models, tools and servers have said.
+    """
+
+    def __init__(self, name: str | None = None, prices: Mapping[str, Price] | None = None) -> None:
+        self.asks = False
+        self._name = name
+        self._prices = dict(prices or {})
+        self._tap: Tap | None = None
+        self._asking: dict[int, _Asking] = {}
+        self._calling: dict[int, _Calling] = {}
+        self._warming: Working | None = None
+        self._began: float | None = None
+        self._ended: float | None = None
+        self._earlier = 0.0  # seconds of the turns that have ended
+        self._turn, self._session = _Sums(), _Sums()
+
+    # --- what happens
+
+    def follow(self, commander: Commander, on_change: Callable[[], None] = lambda: None) -> None:
+        """Hear what happens in the tree of `commander`, which has been entered.
+
+        `on_change` is called on its loop at the first event after each `line`; it may not raise.
+        """
+        self.close()
+
+        def notify() -> None:
+            if tap.full:
+                self.take()
+            on_change()
+
+        tap = self._tap = Tap(commander, ROOM, notify, KINDS)
+
+    def now(self) -> float:
+        """Return what the clock of the events shows; 0 before `follow`."""
+        return 0.0 if self._tap is None else self._tap.now()
+
+    def take(self) -> None:
+        """Take in what has happened; `line`, `summary` and `figures` do so first."""
+        if self._tap is not None:
+            for event in self._tap.take():
+                self.hear(event)
+
+    def close(self) -> None:
+        """Hear no more; twice is harmless."""
+        self.take()
+        tap, self._tap = self._tap, None
+        if tap is not None:
+            tap.close()
+
+    def begin(self, now: float) -> None:
+        """Note that a turn begins: from this moment the line says that something is done."""
+        self.end(now)
+        self._began, self._ended, self._turn = now, None, _Sums()
+
+    def end(self, now: float) -> None:
+        """Note that the turn has ended: what it took is `figures` and `summary` until the next."""
+        self.take()
+        if self._began is not None and self._ended is None:
+            self._ended = now
+            self._earlier += max(now - self._began, 0.0)
+            self._asking.clear()
+            self._calling.clear()
+            self.asks = False
+
+    def hear(self, event: Event) -> None:
+        """Take an event in; one that says nothing here is passed over."""
+        kind, node, clock, data = event.kind, event.node_id, event.clock, event.data
+        match kind, data:
+            case "request", Asked(replayed=False):
+                self._warming = None
+                self._asking[data.number] = _Asking(node, event.agent, clock)
+            case "working", Working():
+                self._hear_work(data, clock)
+            case "first_chunk", int() if data in self._asking:
+                self._asking[data].spoke = clock
+            case "reply", Replied():
+                if (asking := self._asking.pop(data.number, None)) is not None:
+                    self._count_speed(asking, data, clock)
+            case "called", ToolCall():
+                self._calling[node] = _Calling(_words_of(data), event.agent, clock)
+            case ("answered", _) | ("completed" | "failed" | "cancelled" | "retried", _):
+                self._forget(node)
+            case "text", str():
+                for asking in self._asking.values():
+                    if asking.node == node:
+                        asking.characters += len(data)
+            case ("charged" | "charged_again", Mapping()):
+                self._charge(cast("Mapping[Any, Any]", data), again=kind == "charged_again")
+            case "waiting", _:
+                held = "_turn.py" in str(getattr(data, "at", ""))
+                for asking in self._asking.values():
+                    if asking.node == node:
+                        asking.held = held
+            case _:
+                pass
+
+    def _hear_work(self, work: Working, clock: float) -> None:
+        if work.number is None:
+            self._warming = work if work.done < work.total or not work.total else None
+        elif (asking := self._asking.get(work.number)) is not None:
+            # A bare word after a number would be a step back.
+            if work.total or asking.stage is None or asking.stage.stage != work.stage:
+                asking.stage = work
+            if work.stage == "reading" and asking.reads is None:
+                asking.reads = clock
+
+    def _forget(self, node: int) -> None:
+        self._calling.pop(node, None)
+        for number in [n for n, asking in self._asking.items() if asking.node == node]:
+            del self._asking[number]
+
+    def _count_speed(self, asking: _Asking, replied: Replied, clock: float) -> None:
+        if asking.spoke is None:
+            return
+        used = sum((each for each in replied.usage.values() if _is_usage(each)), Usage())
+        since = asking.asked if asking.reads is None else asking.reads
+        for sums in (self._turn, self._session):
+            sums.read += max(used.input_tokens - used.cached_input_tokens, 0)
+            sums.reading += max(asking.spoke - since, 0.0)
+            sums.wrote += used.output_tokens
+            sums.writing += max(clock - asking.spoke, 0.0)
+
+    def _charge(self, amounts: Mapping[Any, Any], *, again: bool) -> None:
+        for model, used in amounts.items():
+            if isinstance(model, str) and _is_usage(used):
+                for sums in (self._session,) if again else (self._turn, self._session):
+                    sums.usage[model] = sums.usage.get(model, Usage()) + used
+
+    # --- in words
+
+    def figures(self, now: float) -> Figures:
+        """Return what this turn has taken so far, or the last one if none is under way."""
+        self.take()
+        end = now if self._ended is None else self._ended
+        return self._turn.figures(end - (end if self._began is None else self._began), self._prices)
+
+    def session(self, now: float) -> Figures:
+        """Return what all turns have taken so far."""
+        self.take()
+        running = self._began is not None and self._ended is None
+        more = max(now - cast("float", self._began), 0.0) if running else 0.0
+        return self._session.figures(self._earlier + more, self._prices)
+
+    def state(self, now: float) -> str:
+        """Say what is done at this moment; "" if nothing is."""
+        self.take()
+        if self.asks:
+            return "waiting for your answer"
+        says = [self._named(call.agent, f"{call.words} {_length(now - call.began)}")
+                for call in self._calling.values()]  # fmt: skip
+        says += [self._named(each.agent, _asking_words(each, now)) for each in self._by_progress()]
+        if says:
+            first, *others = says
+            return f"{first}, {others[0]}" if len(others) == 1 else first + _more(len(others))
+        if self._warming is not None:
+            return _stage_words(self._warming)
+        return "" if self._began is None or self._ended is not None else "thinking"
+
+    def _by_progress(self) -> list[_Asking]:
+        return sorted(self._asking.values(), key=lambda each: each.spoke is None)
+
+    def _named(self, agent: str | None, words: str) -> str:
+        return words if agent in (None, self._name) else f"{_short(str(agent), NAME)}: {words}"
+
+    def line(self, now: float, width: int) -> str:
+        """Return the status line, at most `width` cells wide; what matters least is left out."""
+        state = self.state(now)
+        turn, session = self.figures(now), self.session(now)
+        parts = [state] if state else []
+        if self._began is not None and self._ended is None:
+            parts.append(_length(turn.seconds))
+        if turn.usage.total_tokens:
+            taken, given = tokens(turn.usage.input_tokens), tokens(turn.usage.output_tokens)
+            parts.append(f"{taken or 0} in, {given or 0} out")
+        if session.money:
+            parts.append(f"cost {session.money}")
+        if session.usage.total_tokens > turn.usage.total_tokens:
+            parts.append(f"session {tokens(session.usage.total_tokens)}")
+        return _fit(parts, " · ", width)
+
+    def summary(self, now: float, width: int) -> str:
+        """Return what the turn took, at most `width` cells wide."""
+        return _fit(self.figures(now).words(), ", ", width)
+
+
+def _is_usage(used: object) -> bool:
+    return isinstance(used, Usage)
+
+
+def _asking_words(asking: _Asking, now: float) -> str:
+    if asking.spoke is not None:
+        written = -(-asking.characters // CHARACTERS_PER_TOKEN)
+        passed = now - asking.spoke
+        if not written:
+            return f"writing {_length(passed)}"
+        speed = f", {_rate(written / passed)}/s" if passed >= 1 else ""
+        return f"writing about {tokens(written)} tokens{speed}"
+    if asking.held and asking.stage is None:
+        return f"waiting for a turn in the limits {_length(now - asking.asked)}"
+    stage = asking.stage or Working("reading")
+    return f"{_stage_words(stage)} {_length(now - asking.asked)}"
+
+
+def _stage_words(work: Working) -> str:
+    if work.stage == "queued":
+        return f"queued behind {work.total} request{'' if work.total == 1 else 's'}"
+    words = _STAGES.get(work.stage, "working")
+    if work.total <= 0:
+        return words
+    percent = f"{min(max(100 * work.done // work.total, 0), 100)} %"
+    if work.stage != "reading":
+        return f"{words} {percent}"
+    return f"{words} ({tokens(work.total)} tokens{f', {percent}' if work.done > 0 else ''})"
+
+
+def _words_of(call: ToolCall) -> str:
+    given = ", ".join(
+        f"{_short(name, NAME)}={_value(each)}" for name, each in call.arguments.items()
+    )
+    return _short(f"{_short(call.name, NAME)}({given})", CALL)
+
+
+def _value(value: object) -> str:
+    try:
+        return _short(value if isinstance(value, str) else repr(value), VALUE)
+    except Exception:  # noqa: BLE001 - an argument's own words, whatever they are
+        return "..."
+
+
+def _more(number: int) -> str:
+    return f" and {number} more" if number else ""
+
+
+def _short(text: str, most: int) -> str:
+    """Return what others wrote as a piece of a line that cannot steer, without keys."""
+    text = " ".join(legible(mask(text[: 20 * STATE])).split())
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
+
+
+def _length(seconds: float, *, fine: bool = False) -> str:
+    seconds = max(seconds, 0.0)
+    if fine and seconds < 99.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    if not minutes:
+        return f"{rest} s"
+    return (
+        f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+    )
+
+
+def _rate(number: float) -> str:
+    return f"{number:.1f}" if number < 10 else f"{number:,.0f}"
+
+
+def _fit(parts: list[str], between: str, width: int) -> str:
+    """Join as many parts as fit; the first alone is cut."""
+    line = ""
+    for part in parts:
+        longer = f"{line}{between}{part}" if line else part
+        if cell_len(longer) > width:
+            break
+        line = longer
+    if line or not parts or width <= 0:
+        return line
+    return set_cell_size(parts[0], width - 1).rstrip() + "…"
