@@ -15,9 +15,10 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from ...handlers.legible import legible
+from ...messages import Message
 from ...tools import ToolResult
 
-__all__ = ["VARIABLE", "Protocol", "figures", "inline", "protocol"]
+__all__ = ["VARIABLE", "Protocol", "figures", "image_urls", "inline", "protocol"]
 
 Protocol = Literal["kitty", "iterm2"]
 
@@ -98,7 +99,7 @@ def figures(
             yield image
         yield f"saved: {legible(path).replace(chr(10), chr(0xFFFD))}"
     unseen = 0
-    for url in () if result.files else result.images:
+    for url in () if result.files else image_urls(result):
         png = _decoded(url) if way else None
         image = inline(png, way, columns, lines) if way and png else None
         if image:
@@ -106,6 +107,11 @@ def figures(
         unseen += image is None
     if unseen:
         yield f"({unseen} image{'s' if unseen > 1 else ''}, not saved)"
+
+
+def image_urls(message: Message) -> list[str]:
+    """Return the addresses of the images beside a message's text, mostly `data:` ones."""
+    return message.images
 
 
 def _size(png: bytes) -> tuple[int, int] | None:
