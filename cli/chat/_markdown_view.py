@@ -29,6 +29,7 @@ ColorTheme = Literal["dark", "light", "none"]
 MOST_PROSE = 20_000  # characters, of anything but code
 MOST_CODE = 200_000
 LONGEST_CODE_LINE = 2_000
+_LONGEST_LANGUAGE = 12
 # Of an open block that is larger, the last lines are shown as they are written.
 MOST_OPEN = 8_000
 
@@ -81,7 +82,7 @@ def tail(block: Block, look: Look, lines: int) -> str:
 
     The cost has a bound, however large the block has become.
     """
-    if lines <= 0:
+    if lines <= 0 or look.width <= 0:
         return ""
     if len(block.source) <= MOST_OPEN:
         shown = _LINK.sub("", render(block, look)).splitlines()
@@ -232,7 +233,8 @@ class _Code(CodeBlock):
     @classmethod
     def create(cls, markdown: Markdown, token: Token) -> _Code:
         assert isinstance(markdown, _Shown)
-        code = cls((token.info.split() or [""])[0], markdown.code_theme)
+        language = legible((token.info.split() or [""])[0])[:_LONGEST_LANGUAGE]
+        code = cls(language, markdown.code_theme)
         code.source = token.content
         code.skipped = markdown.skipped if token.level == 0 else None
         first, end = token.map or (0, 0)
