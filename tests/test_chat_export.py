@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import os
 import re
 import shutil
 import struct
 import zlib
 from collections.abc import Generator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,9 @@ from anabranch import Message, ToolCall
 from anabranch.cli.chat._export import export
 from anabranch.cli.chat._export_html import html_of
 from anabranch.cli.chat._export_markdown import markdown_of
+from anabranch.cli.chat._export_parts import DATA_IMAGE
 from anabranch.commander.errors import ConfigurationError
-from anabranch.messages import image_url
+from anabranch.messages import Part
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -35,7 +36,7 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-DOT = image_url(
+DOT = Part.from_bytes(
     b"\x89PNG\r\n\x1a\n"
     + _chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0))
     + _chunk(b"IDAT", zlib.compress(b"\0\x80"))
@@ -44,7 +45,7 @@ DOT = image_url(
 
 TALK = [
     Message(role="system", content="Be brief."),
-    Message(role="user", content="Which is *longest*?\n  Look it up.", images=[DOT]),
+    Message(role="user", content="Which is *longest*?\n  Look it up.", parts=[DOT]),
     Message(
         role="assistant",
         content="I look.\n\n```python\nx = 1  # one\n```",
@@ -55,7 +56,7 @@ TALK = [
         ],
     ),
     Message(role="tool", content="6650 km", tool_call_id="1", name="find"),
-    Message(role="tool", content="drawn", tool_call_id="2", name="plot", images=[DOT]),
+    Message(role="tool", content="drawn", tool_call_id="2", name="plot", parts=[DOT]),
     Message(role="assistant", content="| river | km |\n|---|--:|\n| **Nile** | 6650 |"),
 ]
 
@@ -89,6 +90,18 @@ HOSTILE = [
 ]  # fmt: skip
 
 
+def odd_parts(text: str) -> list[Part]:
+    """What a message may bring along, checked and unchecked."""
+    file = f"text {text}".replace("\0", "").encode(errors="replace")
+    return [
+        Part.from_bytes(file, name=text),
+        Part.from_bytes(b"%PDF-" + file, name=text),
+        Part.from_url("https://a.example/x.png?a='b'", name=text),
+        Part.model_construct(url=f'https://a.example/"{text}', name=text),
+        Part.model_construct(url=f'data:image/png;base64,"{text}', name=text),
+    ]
+
+
 def hostile() -> list[Message]:
     """Every hostile text in every place of a conversation."""
     messages: list[Message] = []
@@ -97,7 +110,7 @@ def hostile() -> list[Message]:
         broken = ToolCall(id="d", name="broken", raw=text, error="no JSON")
         messages += [
             Message(role="system", content=text),
-            Message(role="user", content=text, images=[text, f"data:image/png;base64,{text}"]),
+            Message(role="user", content=text, parts=odd_parts(text)),
             Message(role="assistant", content=text, reasoning=text, tool_calls=[call, broken]),
             Message(role="tool", content=text, tool_call_id="c", name=text),
             Message(role="assistant", content=text, refusal=text),
@@ -133,7 +146,7 @@ def test_markdown_reads_well() -> None:
     assert "I look.\n\n```python\nx = 1  # one\n```\n" in text
     assert 'It calls `find`:\n\n```json\n{\n  "query": "river",\n  "api_key": "***"\n}\n```' in text
     assert "What `find` gave:\n\n```\n6650 km\n```" in text
-    assert text.count(f"![image]({DOT})") == 2
+    assert text.count(f"![image]({DOT.url})") == 2
     assert "abc" not in text
 
 
@@ -162,15 +175,88 @@ def test_no_mixture_takes_the_role_of_another(lines: list[str]) -> None:
 # --- HTML
 
 
+OWN_TAGS = set(
+    [
+        "html",
+        "head",
+        "meta",
+        "title",
+        "style",
+        "body",
+        "main",
+        "header",
+        "h1",
+        "h2",
+        "article",
+        "div",
+        "p",
+        "pre",
+        "code",
+        "span",
+        "details",
+        "summary",
+        "a",
+        "img",
+        "ul",
+        "ol",
+        "li",
+        "blockquote",
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "em",
+        "strong",
+        "s",
+        "hr",
+        "br",
+    ]
+)
+OWN_ATTRIBUTES = set(
+    [
+        "lang",
+        "charset",
+        "http-equiv",
+        "content",
+        "name",
+        "class",
+        "href",
+        "rel",
+        "src",
+        "alt",
+        "align",
+    ]
+)
+
+
+class Tags(HTMLParser):
+    """All tags and attributes of a page, and where its addresses lead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.addresses: list[tuple[str, str]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self.addresses += [(name, value or "") for name, value in attrs if name in ("href", "src")]
+
+
 def test_the_page_has_no_tag_but_its_own() -> None:
     """Of what was said, no tag, attribute or address comes into the page that could do a thing."""
     page = html_of(hostile(), HOSTILE[0])
 
-    assert not re.findall(r"<(?:script|iframe|object|embed|link|base|form|svg)\b", page)
-    assert not re.findall(r"<[^>]*\son\w+\s*=", page)
-    for name, value in re.findall(r'<[^>]*\b(href|src)="([^"]*)"', page):
-        allowed = r"https?://\S+|mailto:\S+" if name == "href" else r"data:image/\S+"
-        assert re.fullmatch(allowed, html.unescape(value)), value
+    reader = Tags()
+    reader.feed(page)
+
+    assert reader.tags <= OWN_TAGS
+    assert reader.attributes <= OWN_ATTRIBUTES
+    for name, value in reader.addresses:
+        assert re.fullmatch(r"https?://\S+|mailto:\S+" if name == "href" else DATA_IMAGE, value)
     assert page.count("<article") == page.count("</article>")
     assert page.count("<details") == page.count("</details>")
     page.encode()

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.cli.chat._figures import MOST_BYTES, Protocol, figures, inline, protocol
-from anabranch.messages import image_url
+from anabranch.messages import Part
 from anabranch.tools import ToolResult
 
 KITTY = re.compile(r"\x1b_G([^;]*);([^\x1b]*)\x1b\\")
@@ -130,7 +130,9 @@ def test_files_are_shown_and_named(tmp_path: Path) -> None:
     good, gone, other = tmp_path / "a.png", tmp_path / "gone.png", tmp_path / "b.svg"
     good.write_bytes(png())
     other.write_text("<svg/>")
-    result = ToolResult(content="", files=[str(good), str(gone), str(other)], images=["data:x"])
+    result = ToolResult(
+        content="", files=[str(good), str(gone), str(other)], parts=[Part.from_bytes(png())]
+    )
 
     image, *paths = figures(result, "kitty")
     assert read_kitty(image)[1] == good.read_bytes()
@@ -151,10 +153,9 @@ def test_a_pipe_or_a_folder_is_no_figure(tmp_path: Path) -> None:
 
 def test_images_that_were_not_saved() -> None:
     """They are shown where that can be, and counted otherwise."""
-    result = ToolResult(
-        content="",
-        images=[image_url(png()), "http://a.example/x.png", "data:image/png;base64,%%%"],
-    )
+    gif = Part.from_bytes(b"GIF89a" + bytes(20))
+    parts = [Part.from_bytes(png()), gif, Part.from_url("https://a.example/x.png")]
+    result = ToolResult(content="", parts=[*parts, Part.from_bytes(b"text")])
 
     image, rest = figures(result, "kitty")
     assert read_kitty(image)[1] == png()

@@ -7,6 +7,9 @@
     _prompt     the line that is always live, what waits in its queue, and the status above it
     _loop       turns, one after the other: what is said becomes an answer, or steers one
     _plain      the same line by line: a pipe, a dumb terminal, `--plain`
+    _markdown   text that streams, cut into blocks; _markdown_view: a block as a terminal shows it
+    _figures    what a tool drew, inline where the terminal can
+    _export     a conversation as a file: _export_markdown, _export_html; _export_parts for both
 
 Data flows one way: what the person writes goes from the prompt to the loop to the partner, and
 what happens comes back as calls of a view.

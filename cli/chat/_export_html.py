@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from html import escape
@@ -14,14 +15,13 @@ from markdown_it.token import Token
 from pygments import formatters, highlight, lexers
 from pygments.util import ClassNotFound
 
-from ...messages import Message, ToolCall
-from ._export_parts import DATA_IMAGE, arguments_of, said, too_hard
-from ._figures import image_urls
+from ...messages import Message, Part, ToolCall
+from ._export_parts import DATA_IMAGE, arguments_of, file_of, said, too_hard
 
 __all__ = ["html_of"]
 
 _ROLES = {"user": "You", "assistant": "Assistant", "tool": "Tool"}
-_SCHEMES = ("http://", "https://", "mailto:")
+_LINKED = re.compile(r"(?:https?://|mailto:)\S+", re.IGNORECASE)
 # Pygments says of some of its types only that they are generic.
 _lexers: Any = lexers
 _formatters: Any = formatters
@@ -116,8 +116,7 @@ def _said(message: Message) -> Iterator[str]:
         yield _folded(what, f"<pre>{escape(text)}</pre>")
     if message.refusal:
         yield f'<p class="refusal plain">{escape(said(message.refusal))}</p>'
-    for url in image_urls(message):
-        yield _image(url)
+    yield from map(_part, message.parts)
 
 
 def _call(call: ToolCall, result: Message | None) -> str:
@@ -126,7 +125,7 @@ def _call(call: ToolCall, result: Message | None) -> str:
         inside.append("<p>It has no result.</p>")
     else:
         inside.append(f"<pre>{escape(said(result.content))}</pre>")
-    images = [_image(url) for url in image_urls(result)] if result else []
+    images = [*map(_part, result.parts)] if result else []
     return "\n".join([_folded(f"called {call.name}", "\n".join(inside)), *images])
 
 
@@ -139,13 +138,15 @@ def _plain(text: str) -> str:
     return f'<div class="plain">{escape(text)}</div>'
 
 
-def _image(url: str) -> str:
-    if DATA_IMAGE.fullmatch(url):
-        return f'<p><img src="{url}" alt="an image"></p>'
-    if url.startswith("data:"):
-        return "<p>an image of a kind that is not shown</p>"
-    begin = _link(url)
-    return f"<p>{begin}an image{'</a>' if begin else ''}: {escape(said(url))}</p>"
+def _part(part: Part) -> str:
+    """Show an image that the message holds, fold a file of text, and name anything else."""
+    if DATA_IMAGE.fullmatch(part.url):
+        return f'<p><img src="{part.url}" alt="{escape(said(part.about))}"></p>'
+    if part.kind == "text":
+        return _folded(part.about, f"<pre>{escape(file_of(part))}</pre>")
+    begin = _link(part.url)
+    where = f": {escape(said(part.url))}" if begin else ""
+    return f"<p>{begin}{escape(said(part.about))}{'</a>' if begin else ''}{where}</p>"
 
 
 # --- Markdown
@@ -177,7 +178,7 @@ def _parser() -> Any:
 def _link(url: str) -> str:
     """Begin a link to where a person may want to go, "" for any other address."""
     url = said(url)
-    if not url.lower().startswith(_SCHEMES):
+    if not _LINKED.fullmatch(url):
         return ""
     return f'<a href="{escape(url)}" rel="noopener noreferrer">'
 

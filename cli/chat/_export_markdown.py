@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from ...messages import Message
-from ._export_parts import DATA_IMAGE, arguments_of, said, too_hard
-from ._figures import image_urls
+from ...messages import Message, Part
+from ._export_parts import DATA_IMAGE, arguments_of, file_of, said, too_hard
 
 __all__ = ["markdown_of"]
 
@@ -37,10 +36,18 @@ def markdown_of(messages: Sequence[Message], title: str) -> str:
             parts += ["It refused:", _contained(said(message.refusal))]
         for call in message.tool_calls:
             parts += [f"It calls {_span(said(call.name))}:", _fence(arguments_of(call), "json")]
-        for url in image_urls(message):
-            held = DATA_IMAGE.fullmatch(url)
-            parts.append(f"![image]({url})" if held else f"An image: {_span(said(url))}")
+        for part in message.parts:
+            if DATA_IMAGE.fullmatch(part.url):
+                parts.append(f"![image]({part.url})")
+            elif part.kind == "text":
+                parts += [f"The file {_span(said(part.about))}:", _fence(file_of(part))]
+            else:
+                parts.append(f"With it: {_span(said(_where(part)))}")
     return "\n\n".join(parts) + "\n"
+
+
+def _where(part: Part) -> str:
+    return part.url if part.size is None else part.about
 
 
 def _contained(text: str) -> str:

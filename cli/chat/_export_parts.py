@@ -8,10 +8,10 @@ import re
 from markdown_it.token import Token
 
 from ...handlers.legible import legible
-from ...messages import ToolCall
+from ...messages import Part, ToolCall
 from ...messages.mask import mask
 
-__all__ = ["DATA_IMAGE", "arguments_of", "said", "too_hard"]
+__all__ = ["DATA_IMAGE", "arguments_of", "file_of", "said", "too_hard"]
 
 DATA_IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/]+={0,2}")
 """An image that a file holds itself; nothing in its address can end an attribute or a link."""
@@ -31,6 +31,11 @@ def arguments_of(call: ToolCall) -> str:
     if call.error is not None:
         return said(call.raw)
     return said(json.dumps(mask(call.arguments), indent=2, ensure_ascii=False))
+
+
+def file_of(part: Part) -> str:
+    """Return what stands in a file of text."""
+    return said((part.data or b"").decode(errors="replace"))
 
 
 def too_hard(text: str, blocks: list[Token]) -> bool:

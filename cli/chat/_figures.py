@@ -8,17 +8,15 @@ typed and free of questions to the terminal, whose answers would be taken for wh
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import stat
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from ...handlers.legible import legible
-from ...messages import Message
 from ...tools import ToolResult
 
-__all__ = ["VARIABLE", "Protocol", "figures", "image_urls", "inline", "protocol"]
+__all__ = ["VARIABLE", "Protocol", "figures", "inline", "protocol"]
 
 Protocol = Literal["kitty", "iterm2"]
 
@@ -99,19 +97,15 @@ def figures(
             yield image
         yield f"saved: {legible(path).replace(chr(10), chr(0xFFFD))}"
     unseen = 0
-    for url in () if result.files else image_urls(result):
-        png = _decoded(url) if way else None
+    for part in () if result.files else result.parts:
+        small = part.media_type == "image/png" and (part.size or 0) <= MOST_BYTES
+        png = part.data if way and small else None
         image = inline(png, way, columns, lines) if way and png else None
         if image:
             yield image
-        unseen += image is None
+        unseen += image is None and part.kind == "image"
     if unseen:
         yield f"({unseen} image{'s' if unseen > 1 else ''}, not saved)"
-
-
-def image_urls(message: Message) -> list[str]:
-    """Return the addresses of the images beside a message's text, mostly `data:` ones."""
-    return message.images
 
 
 def _size(png: bytes) -> tuple[int, int] | None:
@@ -132,14 +126,3 @@ def _read(path: str) -> bytes | None:
     except (OSError, ValueError):
         return None
     return found if len(found) <= MOST_BYTES else None
-
-
-def _decoded(url: str) -> bytes | None:
-    """Return the bytes of a `data:` URL of a PNG, None for any other."""
-    head, _, data = url.partition(",")
-    if head != "data:image/png;base64" or len(data) > MOST_BYTES * 2:
-        return None
-    try:
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError):
-        return None

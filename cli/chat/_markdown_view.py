@@ -29,7 +29,7 @@ ColorTheme = Literal["dark", "light", "none"]
 MOST_PROSE = 20_000  # characters, of anything but code
 MOST_CODE = 200_000
 LONGEST_CODE_LINE = 2_000
-_LONGEST_LANGUAGE = 12
+_LONGEST_LANGUAGE = 24
 # Of an open block that is larger, the last lines are shown as they are written.
 MOST_OPEN = 8_000
 
@@ -244,7 +244,12 @@ class _Code(CodeBlock):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self.skipped is None:
-            yield Text(f"╭─ {self.lexer_name}".rstrip(), style="markdown.fence", no_wrap=True)
+            yield Text(
+                f"╭─ {self.lexer_name}".rstrip(),
+                style="markdown.fence",
+                no_wrap=True,
+                overflow="ellipsis",
+            )
         lines = self.source.split("\n")
         if not lines[-1]:
             lines.pop()
