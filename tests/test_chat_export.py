@@ -175,60 +175,15 @@ def test_no_mixture_takes_the_role_of_another(lines: list[str]) -> None:
 # --- HTML
 
 
-OWN_TAGS = set(
-    [
-        "html",
-        "head",
-        "meta",
-        "title",
-        "style",
-        "body",
-        "main",
-        "header",
-        "h1",
-        "h2",
-        "article",
-        "div",
-        "p",
-        "pre",
-        "code",
-        "span",
-        "details",
-        "summary",
-        "a",
-        "img",
-        "ul",
-        "ol",
-        "li",
-        "blockquote",
-        "table",
-        "thead",
-        "tbody",
-        "tr",
-        "th",
-        "td",
-        "em",
-        "strong",
-        "s",
-        "hr",
-        "br",
-    ]
-)
-OWN_ATTRIBUTES = set(
-    [
-        "lang",
-        "charset",
-        "http-equiv",
-        "content",
-        "name",
-        "class",
-        "href",
-        "rel",
-        "src",
-        "alt",
-        "align",
-    ]
-)
+OWN_TAGS = {
+    "html", "head", "meta", "title", "style", "body", "main", "header", "h1", "h2", "article",
+    "div", "p", "pre", "code", "span", "details", "summary", "a", "img", "ul", "ol", "li",
+    "blockquote", "table", "thead", "tbody", "tr", "th", "td", "em", "strong", "s", "hr", "br",
+}  # fmt: skip
+OWN_ATTRIBUTES = {
+    "lang", "charset", "http-equiv", "content", "name", "class", "href", "rel", "src", "alt",
+    "align",
+}  # fmt: skip
 
 
 class Tags(HTMLParser):
