@@ -85,6 +85,8 @@ def trees(found: list[Block]) -> list[tuple[Any, ...]]:
 @example("   - x\n  - a\n\n\n- c\n")
 @example("# a | b\n--- | ---\n| 1 | 2 |\n")
 @example("a\nb | c\n--- | ---\n")
+@example("    deep\n\n    deep\n")
+@example("- a\n\n\n  b\n\n- c\n> q\n\n> r\n")
 @example("0. a\n1. b\n2. c\n")
 @example("999999998. a\n1. b\n2. c\n3. d\n")
 def test_no_later_text_changes_a_finished_block(text: str) -> None:
