@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
 from typing import Any
 
@@ -24,9 +24,8 @@ from anabranch.testing import ScriptedBackend
 ASK = Request([Message(role="user", content="Hello")])
 
 
-def warming(engine: LocalEngine, answer: Any, heard: list[Working] | None = None) -> Any:
-    tell = (lambda _: None) if heard is None else heard.append
-    return engine.run(Work(answer, lambda _: None, tell, gives_way=True))
+def warming(engine: LocalEngine, answer: Any) -> AsyncGenerator[Delta, None]:
+    return engine.run(Work(answer, lambda _: None, gives_way=True))
 
 
 async def test_warming_a_model_that_is_always_ready_asks_it_nothing() -> None:
@@ -160,14 +159,14 @@ async def test_what_a_model_is_busy_with_is_told_of_its_request() -> None:
     """S19: with the number of the request, between it and its first piece."""
 
     class Busy(Backend):
-        async def stream(self, request: Request) -> Any:
+        async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
             tell = working()
             await asyncio.to_thread(tell, Working("reading", 5, 10))
             await settled()
             yield Delta(text="Hi.", finish_reason="stop", done=True)
 
     @handler
-    async def ask(node: Node) -> None:
+    async def ask(node: Node[Any]) -> None:
         await Busy("busy").complete(ASK)
 
     async with Commander() as commander:

@@ -213,35 +213,41 @@ def test_keys_and_control_characters_do_not_show() -> None:
     assert "a1a1" not in line
 
 
+NUMBERS = st.integers(0, 3)
+USAGES = st.builds(Usage, input_tokens=st.integers(0, 10**15), output_tokens=st.integers(0, 10**9))
+
+
+def a_call(name: str, arguments: dict[str, Any]) -> ToolCall:
+    return ToolCall(id="1", name=name, arguments=arguments)
+
+
+def a_question(number: int) -> Asked:
+    return Asked(number, "p", "m", {}, 1, ())
+
+
+def a_reply(number: int, used: Usage) -> Replied:
+    return Replied(number, None, 0, {"m": used})
+
+
 ODD_DATA = st.one_of(
     st.none(),
     st.integers(-1, 3),
     TEXTS,
     st.builds(
-        lambda name, arguments: ToolCall(id="1", name=name, arguments=arguments),
+        a_call,
         TEXTS,
-        st.dictionaries(
-            TEXTS, st.one_of(TEXTS, st.integers(), st.lists(TEXTS, max_size=2)), max_size=3
-        ),
+        st.dictionaries(TEXTS, st.one_of(TEXTS, st.integers(), st.lists(TEXTS, max_size=2))),
     ),
     st.builds(
         Working,
         st.sampled_from(["queued", "waiting", "fetching", "verifying", "loading", "reading"]),
         st.integers(-5, 10**12),
         st.integers(-5, 10**12),
-        st.one_of(st.none(), st.integers(0, 3)),
+        st.one_of(st.none(), NUMBERS),
     ),
-    st.builds(lambda n: Asked(n, "p", "m", {}, 1, ()), st.integers(0, 3)),
-    st.builds(
-        lambda n, used: Replied(n, None, 0, {"m": used}),
-        st.integers(0, 3),
-        st.builds(Usage, input_tokens=st.integers(0, 10**15), output_tokens=st.integers(0, 10**9)),
-    ),
-    st.dictionaries(
-        st.one_of(TEXTS, st.integers()),
-        st.one_of(st.builds(Usage, input_tokens=st.integers(0, 10**15)), st.integers()),
-        max_size=2,
-    ),
+    st.builds(a_question, NUMBERS),
+    st.builds(a_reply, NUMBERS, USAGES),
+    st.dictionaries(st.one_of(TEXTS, st.integers()), st.one_of(USAGES, st.integers()), max_size=2),
 )
 
 
