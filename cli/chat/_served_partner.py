@@ -110,9 +110,8 @@ async def ask_person(node: Node[Any], approval: Approval, view: View) -> None:
 
 def _plain(error: BaseException) -> BaseException:
     """Return the one error that a group is about."""
-    while isinstance(error, BaseExceptionGroup):
+    if isinstance(error, BaseExceptionGroup):
         inner = cast("BaseExceptionGroup[BaseException]", error).exceptions
-        if len(inner) != 1:
-            break
-        error = inner[0]
-    return error
+        if len(inner) == 1:
+            return _plain(inner[0])
+    return cast("BaseException", error)

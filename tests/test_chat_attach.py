@@ -1,0 +1,327 @@
+"""`@name`, dropped pictures and pipes: what a person names is attached, and nothing else."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
+
+from anabranch.cli.chat._attach import (
+    MOST_ALL,
+    MOST_FILE,
+    MOST_PIPED,
+    AttachError,
+    attach,
+    decode,
+    find_mention,
+    find_pasted,
+    quote_name,
+    read_piped,
+    take_pasted,
+    with_piped,
+)
+from anabranch.cli.chat._file_completer import _Files
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "main.py").write_text("print(1)")
+    (tmp_path / "my notes.txt").write_text("notes\n")
+    (tmp_path / 'it\'s "x".txt').write_text("odd")
+    (tmp_path / "a.png").write_bytes(PNG)
+    (tmp_path / "b c.png").write_bytes(PNG)
+    (tmp_path / "doc.pdf").write_bytes(b"%PDF-1.7 \x00")
+    (tmp_path / "tool.bin").write_bytes(b"\x7fELF\x00\x01")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# --- @name
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "explain @src/main.py please",
+        "@src/main.py",
+        "is it (@src/main.py), @src/main.py?",
+        'look at @"src/main.py".',
+        "look at @'src/main.py'!",
+        "look at @./src/../src/main.py...",
+        "@src/main.py\n@nobody",
+    ],
+)
+def test_the_text_of_a_file_stands_below_the_message(folder: Path, said: str) -> None:
+    """The words stay as they are; each file comes once, fenced, with its name."""
+    found = attach(said)
+    name = found.names[0]
+    assert found.text == f"{said}\n\n{name}:\n```\nprint(1)\n```"
+    assert len(found.names) == 1
+
+
+@pytest.mark.parametrize("said", ['@"my notes.txt"', "@'my notes.txt'", "@my\\ notes.txt"])
+def test_names_with_blanks_are_quoted(folder: Path, said: str) -> None:
+    """Each way of quoting that a shell has, too."""
+    assert attach(said).names == ("my notes.txt",)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "me@src/main.py",
+        "@@src/main.py",
+        "@someone, see @src and @src/",
+        'me@example.com @ @. @"" @\'',
+        "a@\x00 @~nobody/x @" + "x" * 5000,
+        "@" + "\\" * 5000 + " x",
+        "no file",
+        "",
+    ],
+)
+def test_what_names_no_file_stays_text(folder: Path, said: str) -> None:
+    """An address, a handle, a folder, `@@`: nothing is read."""
+    found = attach(said)
+    assert (found.text, found.names, found.files) == (said, (), ())
+
+
+def test_pictures_and_pdfs_are_for_the_parts_of_a_message(folder: Path) -> None:
+    """They are told by what they hold, and other binary files are refused."""
+    found = attach("@a.png and @doc.pdf")
+    assert [path.name for path in found.files] == ["a.png", "doc.pdf"]
+    assert found.text == "@a.png and @doc.pdf"
+    with pytest.raises(AttachError, match=r"tool.bin is no text"):
+        attach("@tool.bin")
+
+
+def test_sizes_are_bounded(folder: Path) -> None:
+    """One file, and all of them: the error says how much there may be."""
+    (folder / "big").write_text("x" * (MOST_FILE + 1))
+    with pytest.raises(AttachError, match="400,000 bytes"):
+        attach("@big")
+    count = MOST_ALL // MOST_FILE + 1
+    for number in range(count):
+        (folder / f"f{number}").write_text("x" * MOST_FILE)
+    with pytest.raises(AttachError, match="1,000,000 bytes"):
+        attach(" ".join(f"@f{number}" for number in range(count)))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_pipe_and_a_device_are_no_files(folder: Path) -> None:
+    """Nothing waits for a writer, and nothing endless is read."""
+    os.mkfifo(folder / "pipe")
+    for name in "pipe", "/dev/zero":
+        with pytest.raises(AttachError, match="no plain file"):
+            attach(f"@{name}")
+
+
+def test_a_fence_is_longer_than_any_in_the_text(folder: Path) -> None:
+    """A file cannot end its own block."""
+    (folder / "doc.md").write_text("````\ncode\n````\n")
+    assert attach("@doc.md").text.endswith("doc.md:\n`````\n````\ncode\n````\n`````")
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may read all")
+def test_a_file_that_may_not_be_read_is_an_error(folder: Path) -> None:
+    """It is there, so that nobody thinks it was attached."""
+    (folder / "src" / "main.py").chmod(0)
+    with pytest.raises(AttachError, match="cannot be read"):
+        attach("@src/main.py")
+
+
+@given(st.text(st.characters(exclude_characters="/\x00\n", exclude_categories=["Cs"]), min_size=1))
+def test_a_quoted_name_is_read_again(name: str) -> None:
+    """What is offered for a name leads back to it."""
+    from anabranch.cli.chat._attach import ESCAPED, MENTION
+
+    found = MENTION.fullmatch(f"@{quote_name(name)}")
+    assert found is not None
+    double, single, bare = found.groups()
+    assert (double or single or ESCAPED.sub(r"\1", bare)) == name
+
+
+@given(st.text(st.sampled_from("@\"'\\ a/.(\n")))
+def test_odd_text_is_passed_through(said: str) -> None:
+    """Whatever stands there, it is the beginning of what is said."""
+    assert attach(said, Path("/nowhere")).text == said
+    find_mention(said)
+
+
+# --- text
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ("gr\u00fcn\r\nx\ry".encode(), "gr\u00fcn\nx\ny"),
+        ("gr\u00fcn".encode("utf-8-sig"), "gr\u00fcn"),
+        ("gr\u00fcn".encode("utf-16"), "gr\u00fcn"),
+        ("gr\u00fcn".encode("utf-32"), "gr\u00fcn"),
+        ("gr\u00fcn \u20ac".encode("cp1252"), "gr\u00fcn \u20ac"),
+        (b"\x81\xfc", "\x81\u00fc"),
+        (b"", ""),
+        (b"\x1b[31mred", "\x1b[31mred"),
+    ],
+)
+def test_text_is_read_by_its_mark_or_as_utf8_or_latin(data: bytes, text: str) -> None:
+    """Old files are text too; ends of lines are one sign."""
+    assert decode(data, "x") == text
+
+
+@pytest.mark.parametrize("data", [b"a\x00b", b"\xff\xfe\x00", b"\xff\xfe\x00\xd8", b"\x7fELF\x02"])
+def test_what_is_no_text_is_refused(data: bytes) -> None:
+    """No model is sent noise."""
+    with pytest.raises(AttachError, match="x is no text"):
+        decode(data, "x")
+
+
+# --- a pipe
+
+
+def test_a_pipe_stands_below_the_question() -> None:
+    """`cat file | anabranch chat "summarise"`: both, or the one that is there."""
+    piped = read_piped(io.BytesIO("gr\u00fcn\n".encode()))
+    assert with_piped("summarise", piped) == "summarise\n\nstandard input:\n```\ngr\u00fcn\n```"
+    assert with_piped("", piped) == piped
+    assert with_piped("summarise", "\n") == "summarise"
+    assert read_piped(None) == ""
+
+
+def test_a_pipe_is_bounded_and_text() -> None:
+    """One that never ends is left, and noise is refused."""
+
+    class Endless(io.RawIOBase):
+        def read(self, size: int = -1) -> bytes:
+            return b"x" * size
+
+        def isatty(self) -> bool:
+            return False
+
+    with pytest.raises(AttachError, match=f"{MOST_PIPED:,}"):
+        read_piped(Endless())  # type: ignore[arg-type]
+    with pytest.raises(AttachError, match="standard input is no text"):
+        read_piped(io.BytesIO(b"\x00"))
+
+
+# --- dropped files
+
+
+def test_pictures_that_were_dropped_are_found(folder: Path) -> None:
+    """As it is, quoted, with backslashes, as a URL, several at once; each is given once."""
+    a, b = folder / "a.png", folder / "b c.png"
+    escaped = str(b).replace(" ", "\\ ")
+    for line, found in [
+        (f"{a}", [a]),
+        (f"  {b}  ", [b]),
+        (f"'{b}'", [b]),
+        (f'"{b}"', [b]),
+        (escaped, [b]),
+        (b.as_uri(), [b]),
+        (f"{a} {escaped}", [a, b]),
+        (f"{a}\n{a}\n'{b}'", [a, b]),
+    ]:
+        assert find_pasted(line) == found, line
+    assert take_pasted(f"what is it?\n{a}\n") == ("what is it?", [a])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a.png",
+        "see {folder}/a.png",
+        "{folder}/a.png is it",
+        "{folder}/doc.pdf",
+        "{folder}/src",
+        "{folder}/none.png",
+        "file://elsewhere{folder}/a.png",
+        "//{folder}/a.png",
+        "'{folder}/a.png",
+        "file://[",
+        "{folder}/a.png\x00",
+        "",
+    ],
+)
+def test_what_is_no_dropped_picture_stays_text(folder: Path, line: str) -> None:
+    """Names in a sentence, other files, what is not there or on another machine."""
+    line = line.format(folder=folder)
+    assert take_pasted(line) == (line, [])
+    assert find_pasted("\n".join([f"{folder}/a.png"] * 51)) == []
+
+
+# --- completion
+
+
+def offered(folder: Path, before: str) -> list[str]:
+    """Return what a line becomes by each offer."""
+    found = _Files(folder).get_completions(Document(before), CompleteEvent())
+    return [before[: len(before) + each.start_position] + each.text for each in found]
+
+
+def test_names_are_completed_folders_first(folder: Path) -> None:
+    """Hidden ones where asked for; those with blanks are quoted; the rest of the line stays."""
+    (folder / ".env").write_text("")
+    (folder / "a dir").mkdir()
+    (folder / "bad\n").write_text("")
+    assert offered(folder, "see @") == [
+        'see @"a dir/',
+        "see @src/",
+        "see @a.png",
+        'see @"b c.png"',
+        "see @doc.pdf",
+        'see @it\\\'s\\ \\"x\\".txt',
+        'see @"my notes.txt"',
+        "see @tool.bin",
+    ]
+    assert offered(folder, "@.") == ["@.env"]
+    assert offered(folder, "@src/M") == ["@src/main.py"]
+    assert offered(folder, '@"my n') == ['@"my notes.txt"']
+    assert offered(folder, "@my\\ n") == ['@"my notes.txt"']
+    for nothing in "me@", "@@", "@none/", "x", "@src/main.py ", "@\x00/":
+        assert offered(folder, nothing) == []
+
+
+def test_every_offer_is_read_by_attach(folder: Path) -> None:
+    """What is completed names the file."""
+    (folder / "tool.bin").unlink()
+    for line in offered(folder, "@"):
+        if not line.endswith("/"):
+            found = attach(line)
+            assert len(found.names) + len(found.files) == 1, line
+
+
+def test_what_git_ignores_is_not_offered(folder: Path) -> None:
+    """Rules of the folder and of those above it, to where git's own folder is."""
+    pytest.importorskip("pathspec")
+    (folder / ".gitignore").write_text("*.png\n/src/out/\n")
+    (folder / "src" / "out").mkdir()
+    (folder / "src" / ".gitignore").write_text("main.*\n")
+    assert "@a.png" in offered(folder, "@")
+    (folder / ".git").mkdir()
+    assert "@a.png" not in offered(folder, "@")
+    assert offered(folder, "@src/") == []
+
+
+def test_a_folder_of_many_files_is_listed_once(folder: Path) -> None:
+    """Who writes on does not wait for the disk again, and few names are offered."""
+    many = folder / "many"
+    many.mkdir()
+    for number in range(3000):
+        (many / f"f{number}").touch()
+    files = _Files(folder)
+    names = files._list(many)
+    assert files._list(many) is names
+    assert len(offered(folder, "@many/f")) == 200
+    (many / "g").touch()
+    os.utime(many, ns=(0, time.time_ns()))
+    assert (False, "g") not in names
+    assert len(files._list(many)) == 3001
+    assert [name for _, name in files._list(many)][-1] == "g"
