@@ -33,7 +33,9 @@ SILENCE = 60  # seconds; a server that lives says something sooner
 
 
 class BadServer(AnabranchError):
-    """A server does not do what it was asked; the message says why."""
+    """A server does not do what it was asked; the message says why, `status` is its answer's."""
+
+    status = 0
 
 
 class ServerEvent(NamedTuple):
@@ -86,7 +88,9 @@ async def require_ok(answer: aiohttp.ClientResponse, what: str) -> None:
         said = f"status {answer.status}; is it a server of anabranch's?"
     if key := os.environ.get(TOKEN, "").strip():
         said = said.replace(key, "********")
-    raise BadServer(f"{what}: {in_line(mask(said), MOST)}")
+    error = BadServer(f"{what}: {in_line(mask(said), MOST)}")
+    error.status = answer.status
+    raise error
 
 
 async def read_object(answer: aiohttp.ClientResponse) -> Mapping[str, Any]:

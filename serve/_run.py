@@ -179,15 +179,14 @@ class Run(Node[None], internal=True):
         except asyncio.CancelledError:
             self._end("cancelled", CANCELLED)
             raise
-        except RunBusy as busy:  # another server has this file too, and this run
-            logger.warning("the run %s goes on elsewhere: %s", self.id, busy)
-            self.log.leave()
         except NodeCancelled:
             self._end("cancelled", CANCELLED)
-        except JournalError as error:  # which says itself what is wrong with the file
-            logger.error("the run %s of %s failed: %s", self.id, self.served.name, error)
-            self._end("failed", failure_of(error))
         except BaseException as error:
+            # Another server has this file too, and this run.
+            if isinstance(error, RunBusy) and self.is_kept:
+                logger.warning("the run %s goes on elsewhere: %s", self.id, error)
+                self.log.leave()
+                return
             self._fail(error)
             self._end("failed", failure_of(error))
             if not isinstance(error, Exception):
@@ -203,7 +202,10 @@ class Run(Node[None], internal=True):
 
     def _fail(self, error: BaseException) -> None:
         """Take note of why it failed, which its client is not told."""
-        logger.error("the run %s of %s failed", self.id, self.served.name, exc_info=error)
+        if isinstance(error, JournalError):  # which says itself what is wrong with the file
+            logger.error("the run %s of %s failed: %s", self.id, self.served.name, error)
+        else:
+            logger.error("the run %s of %s failed", self.id, self.served.name, exc_info=error)
 
     def settle(self) -> None:
         """Keep only what was said; one that was cancelled before it began gets an end here."""

@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / 'it\'s "x".txt').write_text("odd")
     (tmp_path / "a.png").write_bytes(PNG)
     (tmp_path / "b c.png").write_bytes(PNG)
-    (tmp_path / "doc.pdf").write_bytes(b"%PDF-1.7 \x00")
+    (tmp_path / "doc.pdf").write_bytes(b"%PDF-1.7 text")
     (tmp_path / "tool.bin").write_bytes(b"\x7fELF\x00\x01")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -91,16 +91,26 @@ def test_names_with_blanks_are_quoted(folder: Path, said: str) -> None:
 def test_what_names_no_file_stays_text(folder: Path, said: str) -> None:
     """An address, a handle, a folder, `@@`: nothing is read."""
     found = attach(said)
-    assert (found.text, found.names, found.files) == (said, (), ())
+    assert (found.text, found.names, found.parts) == (said, (), ())
 
 
 def test_pictures_and_pdfs_are_for_the_parts_of_a_message(folder: Path) -> None:
     """They are told by what they hold, and other binary files are refused."""
     found = attach("@a.png and @doc.pdf")
-    assert [path.name for path in found.files] == ["a.png", "doc.pdf"]
-    assert found.text == "@a.png and @doc.pdf"
-    with pytest.raises(AttachError, match=r"tool.bin is no text"):
+    assert [(part.name, part.kind) for part in found.parts] == [
+        ("a.png", "image"),
+        ("doc.pdf", "file"),
+    ]
+    assert found.message.content == "@a.png and @doc.pdf"
+    assert found.message.parts == [*found.parts]
+    with pytest.raises(AttachError, match="none of what models take"):
         attach("@tool.bin")
+    (folder / "odd.txt").write_bytes(b"a\x01b")
+    with pytest.raises(AttachError, match="no text"):
+        attach("@odd.txt")
+    (folder / "huge.png").write_bytes(PNG + bytes(21 * 2**20))
+    with pytest.raises(AttachError, match="larger than"):
+        attach("@huge.png")
 
 
 def test_sizes_are_bounded(folder: Path) -> None:
@@ -295,7 +305,7 @@ def test_every_offer_is_read_by_attach(folder: Path) -> None:
     for line in offered(folder, "@"):
         if not line.endswith("/"):
             found = attach(line)
-            assert len(found.names) + len(found.files) == 1, line
+            assert len(found.names) == 1, line
 
 
 def test_what_git_ignores_is_not_offered(folder: Path) -> None:

@@ -18,12 +18,14 @@ from anabranch import Agent, Commander, Job, Node, NodeCancelled, handler, tool
 from anabranch.agents.conversation import ConversableAgent, GroupChat
 from anabranch.agents.orchestration import Orchestrator, State
 from anabranch.cli.chat._job_fields import FieldMissing
-from anabranch.cli.chat._served_partner import CannotAnswer, ServedPartner, find_partner
+from anabranch.cli.chat._run_partner import Refused
+from anabranch.cli.chat._served_partner import ServedPartner, find_partner
 from anabranch.cli.chat._telling import Telling, lay_out_result
 from anabranch.commander.errors import ConfigurationError
 from anabranch.handlers import View
-from anabranch.messages import Message, ToolCall
+from anabranch.messages import Message, Part, ToolCall
 from anabranch.serve.talk import serve_thing
+from anabranch.store import JournalError, RunBusy
 from anabranch.testing import ScriptedBackend, deltas
 from anabranch.tools import Decision, ToolResult
 
@@ -292,12 +294,28 @@ async def test_a_failure_is_its_own_and_not_logged(caplog: pytest.LogCaptureFixt
     assert not caplog.records
 
 
-async def test_a_question_that_is_refused_says_why() -> None:
-    """What is not offered is told in the words of the server."""
-    partner = partner_for(ConversableAgent("one", ScriptedBackend()))
-    partner._messages.append(Message(role="system", content="be bad"))
-    with pytest.raises(CannotAnswer, match="system prompt"):
-        await ask(partner, "hi")
+async def test_a_message_that_is_refused_is_no_part_of_the_conversation() -> None:
+    """What is not taken is told in the words of the server, and the next message is heard."""
+    partner = partner_for(ConversableAgent("one", ScriptedBackend("Yes.")))
+    picture = Part.from_bytes(b"\x89PNG\r\n\x1a\n" + bytes(20))
+    async with Commander(policy="isolate") as tree:
+        with pytest.raises(Refused, match="images and files"):
+            shown = Message(role="user", content="see", parts=[picture])
+            await tree.call_handler(partner.answer(shown, Seen()))
+    assert (await ask(partner, "hi")).content == "Yes."
+    assert roles(partner) == [("user", "hi"), ("assistant", "Yes.")]
+
+
+async def test_an_error_of_a_journal_inside_is_told_as_any_other() -> None:
+    """Also where a server would leave the run to another one."""
+    for error in JournalError("x.db", "is broken", "mend it"), RunBusy("x", 1):
+
+        @handler
+        async def fail(node: Node[Any], said: str, error: Exception = error) -> str:
+            raise error
+
+        with pytest.raises(type(error)):
+            await ask(partner_for(fail), "hi")
 
 
 async def test_again_forgets_the_answer_that_came() -> None:

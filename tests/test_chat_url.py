@@ -19,6 +19,7 @@ from test_chat_served import Report, Seen, ask, calling, double, roles, user, wi
 
 from anabranch import Agent, Commander, Job, NodeCancelled
 from anabranch.cli._http import BadServer, address_of
+from anabranch.cli.chat._run_partner import Refused
 from anabranch.cli.chat._url_partner import UrlPartner, find_server
 from anabranch.commander.errors import ConfigurationError
 from anabranch.serve import serve
@@ -186,8 +187,10 @@ async def test_failures_and_refusals_are_told_as_the_server_tells_them() -> None
     async with on_uvicorn(serve(Broken, Report)) as url:
         with pytest.raises(BadServer, match="Broken: the run failed"):
             await ask(await find_server(url, "Broken"), "hi")
-        with pytest.raises(BadServer, match="'pages' is missing"):
-            await ask(await find_server(url, "Report"), "hi")
+        report = await find_server(url, "Report")
+        with pytest.raises(Refused, match="'pages' is missing"):
+            await ask(report, "hi")
+        assert report.messages() == ()
         with pytest.raises(ConfigurationError, match="--name; it has: Broken, Report"):
             await find_server(url)
         with pytest.raises(ConfigurationError, match="no 'x'; it has"):

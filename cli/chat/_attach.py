@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
-from ...commander import AnabranchError
+from ...commander import AnabranchError, ConfigurationError
+from ...messages import Message, Part
 from .._terminal import in_line
 
 __all__ = [
@@ -68,13 +69,17 @@ class AttachError(AnabranchError):
 class Attached:
     """What a person has said, with the texts of files below it.
 
-    `names` are the texts that were attached, as they were written; `files` are pictures and PDFs,
-    which are for the parts of a message.
+    `names` are the files as they were written; `parts` are those that are no text: images, PDFs.
     """
 
     text: str
     names: tuple[str, ...] = ()
-    files: tuple[Path, ...] = ()
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def message(self) -> Message:
+        """All of it, as the user's message."""
+        return Message(role="user", content=self.text, parts=list(self.parts))
 
 
 # --- @name
@@ -85,13 +90,13 @@ def attach(said: str, folder: Path | None = None) -> Attached:
 
     Names are relative to `folder`, by default the working folder; those with blanks are quoted, or
     have backslashes before them. What names no file, as `@someone`, stays text, and so does a
-    folder. It reads files, so it may wait for a disk. Raises `AttachError` for what cannot be read,
-    is too large, or is neither text nor a picture nor a PDF.
+    folder. Pictures, PDFs and the like become parts. It reads files, so it may wait for a disk.
+    Raises `AttachError` for what cannot be read, is too large, or is nothing that a model takes.
     """
     folder = Path.cwd() if folder is None else folder
     blocks: list[str] = []
     names: list[str] = []
-    files: list[Path] = []
+    parts: list[Part] = []
     seen: set[Path] = set()
     room = MOST_ALL
     for name, path in _mentioned(said, folder):
@@ -99,16 +104,16 @@ def attach(said: str, folder: Path | None = None) -> Attached:
             continue
         seen.add(real)
         shown = in_line(name, 300)
+        names.append(name)
         data = _read(path, shown)
-        if data is None:
-            files.append(path)
+        if isinstance(data, Part):
+            parts.append(data)
             continue
         room -= len(data)
         if room < 0:
             raise AttachError(f"{shown} is too much: all files have at most {MOST_ALL:,} bytes")
         blocks.append(_block(shown, decode(data, shown)))
-        names.append(name)
-    return Attached("\n\n".join([said, *blocks]), tuple(names), tuple(files))
+    return Attached("\n\n".join([said, *blocks]), tuple(names), tuple(parts))
 
 
 def _mentioned(said: str, folder: Path) -> Iterator[tuple[str, Path]]:
@@ -144,8 +149,8 @@ def _path(name: str, folder: Path) -> Path | None:
         return None
 
 
-def _read(path: Path, name: str) -> bytes | None:
-    """Read a text; None for a picture or a PDF."""
+def _read(path: Path, name: str) -> bytes | Part:
+    """Read a text, or what a message has as a part."""
     try:
         # Without waiting: a pipe that nobody writes to would never open.
         opened = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -153,12 +158,14 @@ def _read(path: Path, name: str) -> bytes | None:
             if not stat.S_ISREG(os.fstat(opened).st_mode):
                 raise AttachError(f"{name} is no plain file")
             data = file.read(MOST_FILE + 1)
+        if data.startswith(b"%PDF-") or (BINARY.search(data) and not _is_marked(data)):
+            if (part := Part.from_path(path)).kind == "text":
+                raise AttachError(f"{name} is no text")
+            return part
     except OSError as error:
         raise AttachError(f"{name} cannot be read: {error.strerror}") from None
-    if is_picture(data) or data.startswith(b"%PDF-"):
-        return None
-    if BINARY.search(data) and not _is_marked(data):
-        raise AttachError(f"{name} is no text, picture or PDF")
+    except ConfigurationError as error:
+        raise AttachError(f"{name} cannot be attached: {in_line(str(error), 300)}") from None
     if len(data) > MOST_FILE:
         raise AttachError(f"{name} is too large: at most {MOST_FILE:,} bytes are attached")
     return data

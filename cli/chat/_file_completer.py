@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from heapq import merge
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ._attach import find_mention, quote_name
 __all__ = ["file_completer"]
 
 MOST = 200  # names that are offered at once
+PIECE = 2000
 MOST_RULES = 100_000  # bytes of a .gitignore
 
 
@@ -86,10 +88,13 @@ class _Files(Completer):
             return listed[2]
         with os.scandir(place) as found:
             entries = [
-                (not _is_folder(each), each.name) for each in found if each.name.isprintable()
+                (not _is_folder(each), each.name.lower(), each.name)
+                for each in found
+                if each.name.isprintable()
             ]
-        entries.sort(key=lambda each: (each[0], each[1].lower(), each[1]))
-        names = [(not is_file, name) for is_file, name in entries]
+        # In pieces: while a long list is sorted, no other thread runs, and keys would wait.
+        pieces = [sorted(entries[at : at + PIECE]) for at in range(0, len(entries), PIECE)]
+        names = [(not is_file, name) for is_file, _, name in merge(*pieces)]
         self._listed = place, changed, names
         return names
 

@@ -6,13 +6,17 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from ...commander import ConfigurationError, Node
+from ...commander import AnabranchError, ConfigurationError, Node
 from ...handlers import View, handler
 from ...messages import Message
 from ._partner import Partner
 from ._telling import Telling
 
-__all__ = ["Questions", "RunPartner"]
+__all__ = ["Questions", "Refused", "RunPartner"]
+
+
+class Refused(AnabranchError):
+    """What was said is not taken, and is no part of the conversation; the message says why."""
 
 
 class RunPartner(Partner):
@@ -33,7 +37,8 @@ class RunPartner(Partner):
     def answer(self, said: Message | None, view: View) -> Node[Message]:
         """Make the node that answers; its result is the answer. What is said is kept at once.
 
-        With None, what the person has said last is asked again, and its answer forgotten.
+        With None, what the person has said last is asked again, and its answer forgotten. A message
+        that is not taken is forgotten too (`Refused`).
         """
         if said is not None:
             self._messages.append(said)
@@ -41,7 +46,10 @@ class RunPartner(Partner):
 
     @abstractmethod
     async def converse(self, node: Node[Any], telling: Telling) -> str:
-        """Let it answer, and tell all of it; return the finish reason; raise why there is none."""
+        """Let it answer, and tell all of it; return the finish reason; raise why there is none.
+
+        `Refused` only before anything is told.
+        """
 
     @handler
     async def _answer(self, node: Node[Any], view: View, *, again: bool) -> Message:
@@ -53,6 +61,9 @@ class RunPartner(Partner):
         answer = Message(role="assistant", content="")
         try:
             answer.finish_reason = await self.converse(node, telling)
+        except Refused:
+            self._messages.pop()  # else it would be refused with all that follows
+            raise
         finally:
             telling.end()
             answer.content = telling.text

@@ -20,7 +20,7 @@ from ...tools import Approval, Decision
 from .._named import import_named
 from ._job_fields import AskLine, fill
 from ._partner import Partner
-from ._run_partner import Questions, RunPartner
+from ._run_partner import Questions, Refused, RunPartner
 from ._telling import Telling
 
 __all__ = ["CannotAnswer", "ServedPartner", "find_partner"]
@@ -58,7 +58,7 @@ class ServedPartner(RunPartner):
         try:
             talk = Talk(self._served, await self._question())
         except BadQuestion as bad:
-            raise CannotAnswer(f"{bad.field}: {bad.text}" if bad.field else bad.text) from None
+            raise Refused(f"{bad.field}: {bad.text}" if bad.field else bad.text) from None
         questions = Questions(node)
         node.call_handler(talk)
         status = "stop"
@@ -77,7 +77,7 @@ class ServedPartner(RunPartner):
         await talk
         if talk.failure is not None:
             raise _plain(talk.failure)
-        if talk.status == "cancelled":
+        if talk.status != "completed":
             raise CannotAnswer(f"{self.name} was stopped")
         return "stop" if status == "ok" else status
 

@@ -24,7 +24,7 @@ from .._http import (
     require_ok,
 )
 from .._terminal import in_line
-from ._run_partner import Questions, RunPartner
+from ._run_partner import Questions, Refused, RunPartner
 from ._telling import BadEntry, Telling
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class UrlPartner(RunPartner):
             address = f"{self._where}/runs"
             with _reaching(self._where):
                 async with client.post(address, json=asked, allow_redirects=False) as answer:
-                    await require_ok(answer, self._where)
+                    await self._require_taken(answer)
                     found = (await read_object(answer))["id"]
                 if not (isinstance(found, str) and found.strip(".")):
                     raise ValueError("a run has no id")
@@ -196,6 +196,14 @@ class UrlPartner(RunPartner):
             raise
         finally:
             posting.cancel()
+
+    async def _require_taken(self, answer: ClientResponse) -> None:
+        try:
+            await require_ok(answer, self._where)
+        except BadServer as error:
+            if error.status in (400, 413):
+                raise Refused(str(error)) from None
+            raise
 
     async def _stop(self, client: ClientSession, run: str) -> None:
         """Stop a run, if its server can be reached."""
