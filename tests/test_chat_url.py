@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import socket
+import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+from _chat import environment
 from _scale import many
 from _served import served
 from _serving import on_uvicorn
@@ -434,3 +438,52 @@ def test_a_key_in_an_address_is_not_shown() -> None:
     with pytest.raises(ConfigurationError) as error:
         address_of("http://me:hunter2@host/")
     assert "hunter2" not in str(error.value)
+
+
+RESTARTED = """
+import asyncio
+from pathlib import Path
+from anabranch import Agent
+from anabranch.testing import ScriptedBackend, deltas
+
+first = [*deltas("one two three"), asyncio.Event()]
+again = Path("begun").exists()
+Path("begun").touch()
+agent = Agent(ScriptedBackend("one two three four" if again else first), name="writer")
+"""
+
+
+@asynccontextmanager
+async def a_process(folder: Path, port: int) -> AsyncGenerator[asyncio.subprocess.Process]:
+    """Serve things from a process of its own."""
+    command = [sys.executable, "-m", "anabranch", "serve", "things:agent", "--journal", "runs.db"]
+    process = await asyncio.create_subprocess_exec(
+        *command, "-p", str(port), cwd=folder, stderr=asyncio.subprocess.PIPE, env=environment()
+    )
+    try:
+        assert process.stderr is not None
+        assert b"serving" in await process.stderr.readline()
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.communicate()
+
+
+@pytest.mark.long
+async def test_a_server_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Kill -9, and the same program again: the answer comes whole, and nothing of it twice."""
+    (tmp_path / "things.py").write_text(RESTARTED)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    view = Seen()
+    async with a_process(tmp_path, port) as process:
+        partner = await find_server(f"http://127.0.0.1:{port}", pauses=[0.5] * 60)
+        async with Commander(policy="isolate") as tree:
+            node = tree.call_handler(partner.answer(user("q"), view))
+            await until(lambda: "three" in view.texts[-1])
+            process.kill()
+            await process.wait()
+            async with a_process(tmp_path, port):
+                assert (await node).content == "one two three four"
+    assert view.said == ["one two three", "one two three four"]
