@@ -16,7 +16,7 @@ from ...commander.kinds import FUNCTION, require
 from ...dispatch import Format
 from ...dispatch.assembly import STOPPED
 from ...handlers import View
-from ...messages import Message, Usage
+from ...messages import Message, Part, Usage
 from ...messages.options import WIRE_OPTIONS, check_options, parameters_of
 from ...tools import AnyTool, Approvals, Approve, Toolkit
 from ...tools.sessions import ToolSessions, close_all, do_all
@@ -155,9 +155,12 @@ class Agent(Generic[F]):
     # --- calls
 
     async def __call__(
-        self, *messages: AgentMessage | str, session_id: SessionId | None = None, **options: Any
+        self,
+        *messages: AgentMessage | Part | str,
+        session_id: SessionId | None = None,
+        **options: Any,
     ) -> AgentMessage[F]:
-        """Take messages (strings are the user's) and return the answer.
+        """Take messages (strings, images and files are the user's) and return the answer.
 
         Raises what its backend, its hooks or its `forward` raise, `BadResponse` if the model gives
         no answer that `output_format` can use, `TypeError` for what is no message. Cancelling it
@@ -166,7 +169,10 @@ class Agent(Generic[F]):
         return await run_in_tree(self.call(*messages, session_id=session_id, **options))
 
     def call(
-        self, *messages: AgentMessage | str, session_id: SessionId | None = None, **options: Any
+        self,
+        *messages: AgentMessage | Part | str,
+        session_id: SessionId | None = None,
+        **options: Any,
     ) -> AgentCall[F]:
         """Make the same call as a node that has not started.
 
@@ -187,14 +193,17 @@ class Agent(Generic[F]):
         return kind(self, [copy_message(each) for each in messages], session_id, options)
 
     def run_sync(
-        self, *messages: AgentMessage | str, session_id: SessionId | None = None, **options: Any
+        self,
+        *messages: AgentMessage | Part | str,
+        session_id: SessionId | None = None,
+        **options: Any,
     ) -> AgentMessage[F]:
         """Answer in a program without a loop, and block meanwhile."""
         return run(self.call(*messages, session_id=session_id, **options))
 
     def stream(
         self,
-        *messages: AgentMessage | str,
+        *messages: AgentMessage | Part | str,
         session_id: SessionId | None = None,
         parent: Node[Any] | None = None,
         timeout: float | None = None,

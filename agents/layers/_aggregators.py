@@ -66,7 +66,7 @@ class Aggregator:
                 request.append(as_said(message, "assistant", message.text))
         elif request and request[-1].role == "user":
             before = request[-1]
-            text = f"{before.content}\n{self.heard(message, name)}"
+            text = "\n".join(filter(None, [before.content, self.heard(message, name)]))
             request[-1] = as_said(message, "user", text, before.parts)
         else:
             request.append(as_said(message, "user", self.heard(message, name)))

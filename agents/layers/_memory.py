@@ -16,7 +16,7 @@ from ...backends import Backend
 from ...commander.errors import BadResponse, ConfigurationError
 from ...commander.kinds import FUNCTION, require
 from ...commander.scope import Attempt, scope_here
-from ...messages import Message, Request
+from ...messages import Message, Part, Request
 from ...messages.text import encodable
 from ...tools import ToolResult
 from ...tools.sessions import do_all
@@ -123,7 +123,9 @@ class Memory:
         """The sessions in which something was said, in the order in which they began."""
         return [session for session, messages in self._sessions.items() if messages]
 
-    def add(self, *messages: AgentMessage | str, session_id: SessionId = 0) -> list[AgentMessage]:
+    def add(
+        self, *messages: AgentMessage | Part | str, session_id: SessionId = 0
+    ) -> list[AgentMessage]:
         """Append messages, a plain string being the user's; return them as they are kept."""
         kept = [copy_message(message) for message in messages]
         scope = scope_here()

@@ -73,15 +73,17 @@ def _restore(kind: type[AgentMessage], state: dict[Any, Any]) -> AgentMessage:
     return message
 
 
-def copy_message(message: AgentMessage | str) -> AgentMessage:
-    """Return a message that its keeper alone can change; a string is the user's.
+def copy_message(message: AgentMessage | Part | str) -> AgentMessage:
+    """Return a message that its keeper alone can change; a string or a part is the user's.
 
     Raises `TypeError` for anything else.
     """
     if isinstance(message, str):
         return AgentMessage(content=message)
+    if isinstance(message, Part):
+        return AgentMessage(content="", parts=[message])
     if not isinstance(message, AgentMessage):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"agents take strings and AgentMessages, not {message!r:.200}")
+        raise TypeError(f"agents take strings, AgentMessages and Parts, not {message!r:.200}")
     return message.model_copy(
         update={
             "extra": dict(message.extra),

@@ -15,7 +15,7 @@ from ...commander.errors import ConfigurationError, ContextTooLong
 from ...commander.kinds import require
 from ...dispatch import Format
 from ...handlers import View
-from ...messages import Message
+from ...messages import Message, Part
 from ...tools.sessions import do_all
 from ..layers import Agent, AgentHook, AgentMessage, JsonParser, Memory, SessionId
 from ..layers._answer import answer
@@ -201,7 +201,9 @@ class PromptedAgent(Agent[Any], Generic[S]):
 class NoMemory(Memory):
     """Keeps nothing, for an agent whose history stands elsewhere."""
 
-    def add(self, *messages: AgentMessage | str, session_id: SessionId = 0) -> list[AgentMessage]:
+    def add(
+        self, *messages: AgentMessage | Part | str, session_id: SessionId = 0
+    ) -> list[AgentMessage]:
         """Return the messages as they would be kept."""
         return [copy_message(message) for message in messages]
 
