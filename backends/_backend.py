@@ -18,7 +18,7 @@ from ..dispatch.assembly import assemble
 from ..messages import Delta, Message, Request
 from ..messages.options import check_options
 from ._recorded import keep_replies, key_of
-from ._takes import fit_parts
+from ._takes import can_take, fit_parts
 from .limits import Limits
 
 __all__ = ["Backend", "Recipe"]
@@ -131,7 +131,9 @@ class Backend(ABC):
         It is played then, and asks for nothing. Outside a durable run there is none.
         """
         scope = scope_here(any_loop=True)
-        return scope is not None and scope.has_reply(key_of(request), self.redact)
+        if scope is None or not can_take(self, request):
+            return False
+        return scope.has_reply(key_of(fit_parts(self, request)), self.redact)
 
     async def complete(self, request: Request) -> Message:
         """Answer `request` with the whole message. Raises and is cancelled as `stream` is."""

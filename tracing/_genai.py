@@ -231,6 +231,7 @@ def _message(message: Message) -> dict[str, Any]:
         parts.append(answer | {"response": _text(message.content or "")})
     elif message.content:
         parts.append({"type": "text", "content": _text(message.content)})
+    parts += [{"type": each.kind, "content": _text(each.about)} for each in message.parts]
     for call in message.tool_calls:
         arguments = _clean(call.arguments)
         about = {"type": "tool_call", "id": _text(call.id), "name": masked(call.name)}

@@ -379,6 +379,8 @@ def _message(message: Message) -> dict[str, Any]:
     said: dict[str, Any] = {"role": message.role}
     if message.content:
         said["content"] = _text(message.content)
+    if message.parts:
+        said["parts"] = [_text(part.about) for part in message.parts]
     if message.reasoning:
         said["reasoning"] = _text(message.reasoning)
     if message.tool_calls:

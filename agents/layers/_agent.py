@@ -156,11 +156,11 @@ class Agent(Generic[F]):
 
     async def __call__(
         self,
-        *messages: AgentMessage | Part | str,
+        *messages: AgentMessage | Message | Part | str,
         session_id: SessionId | None = None,
         **options: Any,
     ) -> AgentMessage[F]:
-        """Take messages (strings, images and files are the user's) and return the answer.
+        """Take messages (strings and parts are the user's) and return the answer.
 
         Raises what its backend, its hooks or its `forward` raise, `BadResponse` if the model gives
         no answer that `output_format` can use, `TypeError` for what is no message. Cancelling it
@@ -170,7 +170,7 @@ class Agent(Generic[F]):
 
     def call(
         self,
-        *messages: AgentMessage | Part | str,
+        *messages: AgentMessage | Message | Part | str,
         session_id: SessionId | None = None,
         **options: Any,
     ) -> AgentCall[F]:
@@ -194,7 +194,7 @@ class Agent(Generic[F]):
 
     def run_sync(
         self,
-        *messages: AgentMessage | Part | str,
+        *messages: AgentMessage | Message | Part | str,
         session_id: SessionId | None = None,
         **options: Any,
     ) -> AgentMessage[F]:
@@ -203,7 +203,7 @@ class Agent(Generic[F]):
 
     def stream(
         self,
-        *messages: AgentMessage | Part | str,
+        *messages: AgentMessage | Message | Part | str,
         session_id: SessionId | None = None,
         parent: Node[Any] | None = None,
         timeout: float | None = None,

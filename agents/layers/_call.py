@@ -14,7 +14,7 @@ from ...commander import Commander, Node, NodeLimits, act_as, parent_here
 from ...commander.awaitable import require_awaitable
 from ...commander.errors import ConfigurationError
 from ...commander.waiting import observe, outlast
-from ...messages import Message
+from ...messages import Message, Part
 from ._memory import CALLS, OwnSession, SessionId
 from ._message import AgentMessage, copy_message
 from ._steer import STEERING, Steering, as_agent_message
@@ -108,7 +108,7 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         self._messages = messages
         self._options = options
 
-    def steer(self, *messages: Message | AgentMessage | str) -> bool:
+    def steer(self, *messages: AgentMessage | Message | Part | str) -> bool:
         """Let the model hear these with its next request of this call, after what tools gave.
 
         Nothing is cancelled: neither the reply under way nor a tool. They are remembered in their

@@ -124,7 +124,7 @@ class Memory:
         return [session for session, messages in self._sessions.items() if messages]
 
     def add(
-        self, *messages: AgentMessage | Part | str, session_id: SessionId = 0
+        self, *messages: AgentMessage | Message | Part | str, session_id: SessionId = 0
     ) -> list[AgentMessage]:
         """Append messages, a plain string being the user's; return them as they are kept."""
         kept = [copy_message(message) for message in messages]

@@ -73,17 +73,21 @@ def _restore(kind: type[AgentMessage], state: dict[Any, Any]) -> AgentMessage:
     return message
 
 
-def copy_message(message: AgentMessage | Part | str) -> AgentMessage:
+def copy_message(message: AgentMessage | Message | Part | str) -> AgentMessage:
     """Return a message that its keeper alone can change; a string or a part is the user's.
 
-    Raises `TypeError` for anything else.
+    Raises `TypeError` for anything else, as for a `Message` that is not the user's.
     """
     if isinstance(message, str):
         return AgentMessage(content=message)
     if isinstance(message, Part):
         return AgentMessage(content="", parts=[message])
+    if isinstance(message, Message) and message.role == "user":
+        text, sender = message.content or "", message.name or "user"
+        return AgentMessage(content=text, parts=message.parts, sender=sender)
     if not isinstance(message, AgentMessage):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"agents take strings, AgentMessages and Parts, not {message!r:.200}")
+        kinds = "strings, Parts, AgentMessages and Messages of the user"
+        raise TypeError(f"agents take {kinds}, not {message!r:.200}")
     return message.model_copy(
         update={
             "extra": dict(message.extra),

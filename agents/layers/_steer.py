@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...backends import Backend
 from ...commander.scope import Scope, scope_here
-from ...messages import Message, Request
+from ...messages import Message, Part, Request
 from ._memory import json_value, read_records
 from ._message import AgentMessage, copy_message
 
@@ -21,16 +21,14 @@ __all__ = ["STEERING", "Hearing", "Steering", "as_agent_message"]
 STEERED = "steered"
 
 
-def as_agent_message(message: Message | AgentMessage | str) -> AgentMessage:
+def as_agent_message(message: AgentMessage | Message | Part | str) -> AgentMessage:
     """Return what an agent remembers of a message; raise `TypeError` for one that it did not hear.
 
     A model cannot be told by steering what it has said itself, nor what a tool gave.
     """
-    if not isinstance(message, Message):
-        return copy_message(message)
-    if message.role != "user":
+    if isinstance(message, Message) and message.role != "user":
         raise TypeError(f"a call is steered by messages of the user, not of the {message.role}")
-    return AgentMessage(content=message.content or "", sender=message.name or "user")
+    return copy_message(message)
 
 
 class Heard:

@@ -202,7 +202,7 @@ class NoMemory(Memory):
     """Keeps nothing, for an agent whose history stands elsewhere."""
 
     def add(
-        self, *messages: AgentMessage | Part | str, session_id: SessionId = 0
+        self, *messages: AgentMessage | Message | Part | str, session_id: SessionId = 0
     ) -> list[AgentMessage]:
         """Return the messages as they would be kept."""
         return [copy_message(message) for message in messages]
