@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 from pathlib import Path
@@ -11,7 +12,17 @@ import pytest
 from _asgi import ask, body_of
 from _pictures import MP3, PDF, PIXEL, PNG
 
-from anabranch import Agent, AgentMessage, ConfigurationError, Conversation, Message, Part
+from anabranch import (
+    Agent,
+    AgentMessage,
+    Commander,
+    ConfigurationError,
+    Conversation,
+    Message,
+    Part,
+    ToolCall,
+    tool,
+)
 from anabranch.agents import SummaryMemory
 from anabranch.backends import Fallback, connect
 from anabranch.backends._cassette import CassetteBackend
@@ -20,10 +31,12 @@ from anabranch.backends._local import LocalBackend
 from anabranch.backends._prompt import plain_chat, plain_messages
 from anabranch.backends._vllm_reply import _Question  # pyright: ignore[reportPrivateUsage]
 from anabranch.commander.errors import BackendUnavailable
+from anabranch.handlers import respond
 from anabranch.messages import Request
 from anabranch.serve import serve
-from anabranch.store import Journal
+from anabranch.store import Durable, Journal
 from anabranch.testing import ScriptedBackend
+from anabranch.tracing import record
 
 NOTE = "pixel.png (image/png, 70 bytes)"
 ADDRESS = Part.from_url("https://pictures.test/cat.png")
@@ -223,3 +236,70 @@ def test_a_conversation_is_asked_with_parts() -> None:
     conversation = Conversation()
     conversation.add(Message(role="user", content="What is this?", parts=[PIXEL]))
     assert conversation.request().messages[0].parts == [PIXEL]
+
+
+async def test_an_agent_takes_messages_of_the_user_with_parts() -> None:
+    """Also while it answers; what another has said is none of the user's."""
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def wait() -> str:
+        """Wait."""
+        started.set()
+        await go_on.wait()
+        return "waited"
+
+    call = ToolCall(id="1", name="wait")
+    backend = ScriptedBackend(Message(role="assistant", tool_calls=[call]), "Two dots.")
+    agent = Agent(backend, name="eye", tools=[wait])
+    said = Message(role="user", content="What is this?", parts=[PIXEL])
+    async with Commander() as commander:
+        answering = agent.call(said, session_id="s")
+        commander.call_handler(answering)
+        await started.wait()
+        assert answering.steer(Message(role="user", content="and this?", parts=[ADDRESS]), PIXEL)
+        go_on.set()
+        assert (await answering).text == "Two dots."
+    assert list(backend.requests[0].messages) == [said]
+    heard = backend.requests[1].messages[3:]
+    assert [part for each in heard for part in each.parts] == [ADDRESS, PIXEL]
+    with pytest.raises(TypeError, match="Messages of the user"):
+        await agent(Message(role="assistant", content="no"))
+
+
+async def test_a_recording_has_the_names_of_parts_and_never_their_bytes(tmp_path: Path) -> None:
+    """S6: without content not even these."""
+    for content in (True, False):
+        file = tmp_path / f"{content}.jsonl"
+        async with Commander() as commander, record(commander, str(file), content=content):
+            agent = Agent(ScriptedBackend("A dot."), name="eye")
+            await commander.call_handler(agent.call("What is this?", PIXEL))
+        recorded = file.read_text()
+        assert (NOTE in recorded) is content
+        assert PIXEL.url[-30:] not in recorded
+
+
+async def test_a_durable_run_goes_on_with_the_image_that_it_was_asked_about(tmp_path: Path) -> None:
+    """Its reply is found again by the image, and no model is asked a second time."""
+    file = str(tmp_path / "runs.db")
+    large = Part.from_bytes(PNG + bytes(100_000))
+
+    class Look(Durable[list[str]]):
+        async def task(self) -> list[str]:
+            talk = self.durable.conversation("talk")
+            talk.add(Message(role="user", content="What is this?", parts=[large]))
+            first = await respond(backend, talk)
+            assert talk.messages[0].parts == [large]
+            if fails:
+                raise RuntimeError("cut")
+            return [first.content or ""]
+
+    fails, backend = True, ScriptedBackend("A dot.", takes=["image"])
+    async with Journal(file) as journal:
+        with pytest.raises(RuntimeError, match="cut"):
+            await journal.run(Look(), run_id="look")
+    fails, backend = False, ScriptedBackend("asked again", takes=["image"])
+    async with Journal(file) as journal:
+        await journal.resume("look")
+        assert await journal.run(Look(), run_id="look") == ["A dot."]
+    assert backend.requests == []
