@@ -15,7 +15,7 @@ from ..store import Journal
 from ._auth import Auth as Auth
 from ._auth import Authenticator
 from ._run import OnLeave
-from ._runs import Runs
+from ._runs import NotBegun, Runs
 from ._served import Served, serve_thing
 
 if TYPE_CHECKING:
@@ -115,6 +115,8 @@ class Server:
         self._max_runs = max_runs
         self._limits = limits
         self.has_page = page
+        if journal is not None and not isinstance(journal, Journal):
+            journal = Journal(journal)
         self._journal = journal
         self._runs: Runs | None = None
         self._app = self._build()
@@ -125,11 +127,18 @@ class Server:
         return self._auth is not None
 
     @property
+    def grace(self) -> float:
+        """How many seconds calls of tools that are under way get to end, where that is kept."""
+        journal = self._journal
+        return 0.0 if journal is None else journal.grace
+
+    @property
     def runs(self) -> Runs:
         """All runs."""
         if self._runs is None:
-            raise RuntimeError(
-                "this server has not begun: run it with its lifespan, or use mount_into(app)"
+            raise NotBegun(
+                "this server has not begun, or has ended: run it with its lifespan, or use"
+                " mount_into(app)"
             )
         return self._runs
 
@@ -170,8 +179,6 @@ class Server:
             raise RuntimeError("this server runs already: it begins once, in one application")
         async with AsyncExitStack() as stack:
             journal = self._journal
-            if journal is not None and not isinstance(journal, Journal):
-                journal = Journal(journal)
             if journal is not None and not journal.is_open:
                 await stack.enter_async_context(journal)
             commander = Commander(limits=self._limits)

@@ -73,8 +73,9 @@ async def start(
         raise Refusal(400, "tools is a list", field="tools")
     asked = dict(asked_for(body))
     question = Question(messages, fields, asked, [*map(_tool, cast("list[Any]", tools or []))])
+    runs = server.runs
     try:
-        run = server.runs.start(served, question, user, leave, traced=traced, asks=asks, echo=echo)
+        run = runs.start(served, question, user, leave, traced=traced, asks=asks, echo=echo)
     except Busy:
         raise
     except BadQuestion as bad:

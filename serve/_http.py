@@ -19,7 +19,7 @@ from ._auth import AuthFailed
 from ._local import host_name, is_local, is_remote_address
 from ._log import Entry, Gone, Left, Log
 from ._run import Run
-from ._runs import Busy
+from ._runs import Busy, NotBegun
 
 if TYPE_CHECKING:
     from starlette.types import StatelessLifespan
@@ -100,6 +100,9 @@ def route(server: Server, method: str, path: str, endpoint: Endpoint) -> Route:
         except Busy as busy:
             headers = {"Retry-After": str(busy.retry_after)}
             return Refusal(busy.status, str(busy), code="rate_limit", headers=headers).response()
+        except NotBegun as error:
+            logger.error("%s %s: %s", method, path, error)
+            return Refusal(503, "the server has not begun", headers=NO_RETRY).response()
         except ClientDisconnect:
             return Refusal(400, "the request broke off").response()  # which nobody reads
         except Exception:  # whatever it is, a client is told nothing of the inside

@@ -25,7 +25,7 @@ from ..tracing.lines import Lines
 from ._failure import Failure, failure_of
 from ._kept import PREFIX, Told, go_on, write_question
 from ._kept_log import KeptLog
-from ._log import Entry, Log
+from ._log import Entry, EntryKind, Log
 from ._served import BadQuestion, Question, Served
 
 logger = logging.getLogger("anabranch.serve")
@@ -152,6 +152,10 @@ class Run(Node[None], internal=True):
         await self._settled.wait()
         return self.is_accepted
 
+    def abandon(self) -> None:
+        """Tell readers that it was cancelled, though it goes on."""
+        self._end("cancelled", CANCELLED)
+
     def said_before(self, text: str) -> None:
         """Take note of what an earlier life has said last."""
         self._said[:] = [text]
@@ -170,16 +174,17 @@ class Run(Node[None], internal=True):
                     record_into(self.trace, tree)
                 told = await self._answer(tree)
             if told.text and told.text != "".join(self._said):
-                self.log.append("text", text=told.text, speech="result", agent=self.served.name)
+                self._say("text", text=told.text, speech="result", agent=self.served.name)
             for call in told.calls:
-                self.log.append("requested", **call)
+                self._say("requested", **call)
             if self.trace is not None:
                 self.trace.append("completed")
-            self.log.append("completed", usage=told.usage, status=told.status)
+            self._say("completed", usage=told.usage, status=told.status)
         except asyncio.CancelledError:
             self._end("cancelled", CANCELLED)
             raise
-        except NodeCancelled:
+        except NodeCancelled:  # by what is served itself, and not by the end of the server
+            self._stopped = True
             self._end("cancelled", CANCELLED)
         except BaseException as error:
             # Another server has this file too, and this run.
@@ -226,7 +231,7 @@ class Run(Node[None], internal=True):
             return
         wait = {} if why.retry_after is None else {"retry_after": why.retry_after}
         said = {"code": why.code, "message": why.message, **wait}
-        self.log.append(kind, **said, usage=self.spent.to_wire())
+        self._say(kind, **said, usage=self.spent.to_wire())
 
     @property
     def spent(self) -> Usage:
@@ -236,6 +241,10 @@ class Run(Node[None], internal=True):
         return sum(self.usage.values(), Usage())
 
     # --- what is said
+
+    def _say(self, kind: EntryKind, **data: Any) -> None:
+        if not self.log.is_ending:  # what ignores its cancel may still speak
+            self.log.append(kind, **data)
 
     def _on_news(self) -> None:
         # Called while an event is told, so a reader has it with no delay.
@@ -248,12 +257,12 @@ class Run(Node[None], internal=True):
                     call: ToolCall = event.data
                     at = {"call": str(event.node_id), "id": call.id, "agent": event.agent}
                     self._calling.add(event.node_id)
-                    self.log.append("called", name=call.name, arguments=call.text, **at)
+                    self._say("called", name=call.name, arguments=call.text, **at)
                 case "answered":
                     answer: ToolResult = event.data
                     said = {"text": answer.content or "", "status": answer.status}
                     self._calling.discard(event.node_id)
-                    self.log.append("answered", call=str(event.node_id), **said)
+                    self._say("answered", call=str(event.node_id), **said)
                 case _:
                     pass
 
@@ -270,7 +279,7 @@ class Run(Node[None], internal=True):
             self._speech = node
             self._said.clear()
         self._said.append(text)
-        self.log.append("text", text=text, **self._speaker)
+        self._say("text", text=text, **self._speaker)
 
     def _overhear(self, event: Event) -> None:
         """Pass over what an agent below has said: it is no part of the answer."""
@@ -280,7 +289,7 @@ class Run(Node[None], internal=True):
         if self.served.speaker in (None, agent) and self._speech:
             self._speech = 0
             self._said.clear()
-            self.log.append("broken", agent=agent)
+            self._say("broken", agent=agent)
 
     # --- questions to a person
 
@@ -294,7 +303,7 @@ class Run(Node[None], internal=True):
         if number is None:
             before = 0 if self._kept is None else self._kept.log.asked
             number = self._last_question = max(self._last_question, before) + 1
-            self.log.append("asked", question=number, **said)
+            self._say("asked", question=number, **said)
         self._questions[number] = question
 
     async def look_for_doubts(self) -> None:
@@ -330,8 +339,7 @@ class Run(Node[None], internal=True):
             case question:
                 if not (question.approve() if yes else question.deny("the user said no")):
                     return False
-        if not self.log.is_ending:  # it may have been cancelled meanwhile
-            self.log.append("decided", question=number, approved=yes)
+        self._say("decided", question=number, approved=yes)
         return True
 
     # --- readers

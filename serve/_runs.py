@@ -21,7 +21,7 @@ from ._kept_log import KeptLog, give_up
 from ._run import Kept, OnLeave, Run
 from ._served import Question, Served
 
-__all__ = ["Busy", "Runs"]
+__all__ = ["Busy", "NotBegun", "Runs"]
 
 logger = logging.getLogger("anabranch.serve")
 
@@ -38,6 +38,10 @@ class Busy(Exception):
         self.retry_after = 5
 
 
+class NotBegun(RuntimeError):
+    """There are no runs before a server has begun, nor when it has ended."""
+
+
 # How many runs that have ended are kept, for each that may run at once; and with how many
 # characters altogether.
 KEPT = 10
@@ -45,6 +49,8 @@ KEPT_SIZE = 100_000_000
 # Seconds between two looks for calls in doubt, and between two for what the file has too long.
 LOOK = 0.5
 TIDY = 10.0
+# Seconds that a run gets to end when it was cancelled, before its readers are told so.
+PATIENCE = 5.0
 
 
 class Runs:
@@ -216,15 +222,24 @@ class Runs:
         self._size -= size
         del self._runs[run_id]
 
-    async def drain(self, timeout: float) -> None:
-        """Take no more, let what runs end, and cancel after `timeout` seconds what still does."""
+    async def drain(self, timeout: float, grace: float = 0.0) -> None:
+        """Take no more, let what runs end, and cancel after `timeout` seconds what still does.
+
+        `grace` is how long that may take; what goes on all the same is told to be cancelled.
+        """
         self.closing = True
         if timeout <= 0:
             self.suspend()
         timer = asyncio.get_running_loop().call_later(timeout, self.suspend)
         try:
-            with suppress(RuntimeError):
-                await self._commander.drain(timeout)
+            async with asyncio.timeout(timeout + grace + PATIENCE):
+                with suppress(RuntimeError):
+                    await self._commander.drain(timeout)
+        except TimeoutError:
+            for run in [*self._runs.values()]:
+                if not run.log.is_ending and not run.log.is_left:
+                    logger.error("%s goes on though it was cancelled", run.served.name)
+                    run.abandon()
         finally:
             timer.cancel()
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import os
 import signal
 import socket
+import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
@@ -22,8 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = ["run_server"]
 
-# Seconds that connections get to close after the runs have ended.
+logger = logging.getLogger("anabranch.serve")
+
+# Seconds that connections get to close after the runs have ended; then those are cut that do not
+# read what they are sent.
 LAST = 3
+# Seconds after which a process is ended that does not end, when all was cancelled.
+PATIENCE = 15.0
 
 
 def run_server(
@@ -32,8 +40,9 @@ def run_server(
     """Serve until SIGINT or SIGTERM, then let what runs end for `drain` seconds at most.
 
     What still runs then is cancelled, and its streams end with their wire's own error. A second
-    signal cancels it at once, a third kills this process. Returns after SIGINT; after SIGTERM the
-    process ends by that signal, as if it had not been handled. `on_start` is told the address once
+    signal cancels it at once, a third kills this process; so does what still goes on some time
+    after it was cancelled. Returns after SIGINT; after SIGTERM the process ends by that signal, as
+    if it had not been handled. `on_start` is told the address once
     clients can connect. Raises `ConfigurationError` for an address beyond this machine where
     anybody may ask, and `OSError` if it cannot be had.
     """
@@ -47,7 +56,7 @@ def run_server(
         host=host,
         port=port,
         log_level="warning",
-        timeout_graceful_shutdown=LAST,
+        timeout_graceful_shutdown=LAST + 2,  # nobody is left by then
         ws="none",
         server_header=False,
     )
@@ -56,7 +65,11 @@ def run_server(
         if on_start is not None:
             name = f"[{host}]" if ":" in host else host
             on_start(f"http://{name}:{listening.getsockname()[1]}")
-        _Uvicorn(config, server, drain).run([listening])
+        running = _Uvicorn(config, server, drain)
+        try:
+            running.run([listening])
+        finally:
+            running.hurry(None)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -83,6 +96,7 @@ class _Uvicorn(uvicorn.Server):
         self._drain = drain
         self._signals = 0
         self._draining: asyncio.Task[None] | None = None
+        self._last: threading.Timer | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal; called by Python between two steps."""
@@ -94,15 +108,45 @@ class _Uvicorn(uvicorn.Server):
             super().handle_exit(sig, frame)
         else:
             timeout = self._drain if self._signals == 1 else 0
+            self.hurry(timeout + self._server.grace + PATIENCE)
             loop = asyncio.get_running_loop()
             loop.call_soon_threadsafe(self._begin_to_drain, timeout, sig, frame)
+
+    def hurry(self, seconds: float | None) -> None:
+        """End this process after some time, whatever its loop does; None: let it go on."""
+        if self._last is not None:
+            self._last.cancel()
+        if seconds is not None:
+            self._last = threading.Timer(seconds, _end)
+            self._last.daemon = True
+            self._last.start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close all connections; those cut by force whose clients do not read."""
+
+        def cut() -> None:
+            for connection in [*self.server_state.connections]:
+                connection.transport.abort()
+
+        timer = asyncio.get_running_loop().call_later(LAST, cut)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
 
     def _begin_to_drain(self, timeout: float, sig: int, frame: FrameType | None) -> None:
         async def drain() -> None:
             if not self.should_exit:
-                await self._server.runs.drain(timeout)
+                await self._server.runs.drain(timeout, self._server.grace)
             uvicorn.Server.handle_exit(self, sig, frame)
 
         if self._draining is not None:
             self._draining.cancel()
         self._draining = asyncio.ensure_future(drain())
+
+
+def _end() -> None:
+    logger.error("something goes on though it was cancelled: the process ends without it")
+    for each in (sys.stdout, sys.stderr):
+        each.flush()
+    os._exit(1)

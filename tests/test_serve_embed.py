@@ -108,9 +108,9 @@ async def test_one_server_begins_once() -> None:
 async def test_what_is_asked_before_it_has_begun_names_the_remedy(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """S15: an error of the server's for the client; the log says what its owner has to do."""
+    """S15: for the client it is not there yet (503); the log says what its owner has to do."""
     async with on_uvicorn(_server(), lifespan="off") as port:
         said = await _ask(port, chat())
-        assert b" 500 " in said.split(b"\r\n")[0]
+        assert b" 503 " in said.split(b"\r\n")[0]
         assert b"mount_into" not in said
     assert "use mount_into(app)" in caplog.text

@@ -16,11 +16,13 @@ from _uvicorn import chat
 
 PROGRAM = """
 import asyncio
-from anabranch import Agent
+from anabranch import Agent, handler
 from anabranch.messages import Delta
+from anabranch.serve import _runs, _uvicorn
 from anabranch.testing import ScriptedBackend
 
 TELL = "tell.txt"
+_runs.PATIENCE, _uvicorn.PATIENCE, _uvicorn.LAST = 0.1, 1.5, 0.2
 end = [Delta(finish_reason="stop"), Delta(done=True)]
 
 async def told():
@@ -34,6 +36,18 @@ def reply(request):
     return ["one ", event, "two", *end]
 
 writer = Agent(ScriptedBackend(otherwise=reply, size=None), "You answer.", name="writer")
+
+@handler
+async def stubborn(node, text: str) -> str:
+    while True:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            pass
+
+@handler
+async def talkative(node, text: str) -> str:
+    return "a" * 7_000_000
 """
 LAST = b"0\r\n\r\n"  # the proper end of a body in chunks
 
@@ -41,12 +55,12 @@ LAST = b"0\r\n\r\n"  # the proper end of a body in chunks
 class Served:
     """The process, and the port that it serves on."""
 
-    def __init__(self, folder: Path, drain: float) -> None:
+    def __init__(self, folder: Path, drain: float, thing: str) -> None:
         (folder / "talk.py").write_text(PROGRAM)
         self._tell = folder / "tell.txt"
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
-        asked = ["talk:writer", "--port", str(self.port), "--drain", str(drain)]
+        asked = [f"talk:{thing}", "--port", str(self.port), "--drain", str(drain)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "anabranch", "serve", *asked],
             cwd=folder,
@@ -63,10 +77,10 @@ class Served:
         """Let all replies go on."""
         self._tell.touch()
 
-    def ask(self, until: bytes) -> tuple[socket.socket, bytes]:
+    def ask(self, until: bytes, model: str = "writer") -> tuple[socket.socket, bytes]:
         """Ask, and read until something has come."""
         client = socket.create_connection(("127.0.0.1", self.port), PATIENCE)
-        client.sendall(chat())
+        client.sendall(chat(model=model))
         said = b""
         while until not in said:
             said += client.recv(4096)
@@ -85,8 +99,8 @@ class Served:
 
 
 @contextmanager
-def _served(folder: Path, drain: float) -> Generator[Served]:
-    served = Served(folder, drain)
+def _served(folder: Path, drain: float, thing: str = "writer") -> Generator[Served]:
+    served = Served(folder, drain, thing)
     try:
         yield served
     finally:
@@ -137,4 +151,31 @@ def test_what_has_not_ended_in_time_is_cancelled_and_told_so(
         assert said.endswith(LAST)
         found, printed = served.end()
         assert found == status
+        assert "Traceback" not in printed
+
+
+def test_what_ignores_its_cancel_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    """S15: its readers are told that it was cancelled; some time later the process ends without it."""
+    with _served(tmp_path, drain=0.1, thing="stubborn") as served:
+        client, _ = served.ask(b"\r\n\r\n", "stubborn")
+        served.process.send_signal(signal.SIGTERM)
+        said = _rest(client)
+        assert b'{"error":{"message":"the run was cancelled"' in said
+        assert said.endswith(LAST)
+        found, printed = served.end()
+        assert found == 1
+        assert "stubborn goes on though it was cancelled" in printed
+        assert "the process ends without it" in printed
+        assert "Traceback" not in printed
+
+
+def test_a_reader_that_does_not_read_is_cut_at_the_end(tmp_path: Path) -> None:
+    """S12: it holds up the end of the server for a moment alone, and nothing is wrong with that."""
+    with _served(tmp_path, drain=0.1, thing="talkative") as served:
+        client, _ = served.ask(b'"aaaa', "talkative")
+        served.process.send_signal(signal.SIGTERM)
+        with client:
+            found, printed = served.end()
+        assert found == -signal.SIGTERM
+        assert "ERROR" not in printed
         assert "Traceback" not in printed
