@@ -60,7 +60,8 @@ class KeptLog(Log):
         self._calls: dict[str, deque[str]] = {}
         self._answered: set[str] = set()
         self._questions: dict[str, deque[int]] = {}
-        self._open: _Speech | None = None  # the message at the end, if nothing has come behind it
+        # The last message, unless it is known to be no answer; calls may have come behind it.
+        self._open: _Speech | None = None
         # By their names in this life.
         self._speaking: dict[str, _Speech] = {}
         self._calling: dict[str, str] = {}
@@ -107,6 +108,7 @@ class KeptLog(Log):
                     self._open.broken = True
                 else:
                     self._speeches.pop()  # nobody says it again
+                self._open = None
             elif kind == "called":
                 self._calls.setdefault(_call(data), deque()).append(data["call"])
             elif kind == "answered":
@@ -116,7 +118,6 @@ class KeptLog(Log):
                 self.asked = max(self.asked, data["question"])
             elif kind == "decided":
                 asked.pop(data["question"], None)
-            self._open = None
         for number, what in asked.items():
             self._questions.setdefault(what, deque()).append(number)
 

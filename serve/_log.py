@@ -19,7 +19,7 @@ __all__ = ["Entry", "EntryKind", "Gone", "Left", "Log", "encode_texts"]
 
 EntryKind: TypeAlias = Literal[
     "text",  # more of what is said to the user
-    "broken",  # what was said last broke off, and another answer comes
+    "broken",  # what was said last is no answer: another one comes, or none
     "called",  # a tool is called
     "answered",  # what it gave
     "requested",  # the client is to run a tool of its own

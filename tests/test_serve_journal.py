@@ -4,58 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import pytest
+from _own_wire import HI, entries, served, status, writer
 from _until import LOOK, until
 
-from anabranch import Agent, Message, Node, Retry, ToolCall, handler, tool
+from anabranch import Message, Node, Retry, ToolCall, handler, tool
 from anabranch.messages import Delta
-from anabranch.serve import _run, _runs, serve
+from anabranch.serve import _run, _runs
 from anabranch.serve._kept_log import KeptLog
 from anabranch.serve._log import EntryKind
 from anabranch.store import Durable, Journal, RunNotFound
 from anabranch.testing import ScriptedBackend
-
-HI = {"model": "writer", "input": "hi"}
-
-
-@asynccontextmanager
-async def served(*things: Any, **options: Any) -> AsyncGenerator[httpx.AsyncClient]:
-    """Serve things, and give a client of the page's wire."""
-    server = serve(*things, **options)
-    transport = httpx.ASGITransport(app=server)
-    async with (
-        server.running(),
-        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
-    ):
-        yield client
-
-
-async def status(client: httpx.AsyncClient, run: str, *wanted: str) -> str:
-    """Return how a run stands, once it stands as wanted."""
-    found = ""
-    async with asyncio.timeout(6):
-        while found not in wanted:
-            assert found in ("", "running"), found
-            found = (await client.get(f"/runs/{run}")).json().get("status", "unknown")
-            await asyncio.sleep(LOOK)
-    return found
-
-
-async def entries(client: httpx.AsyncClient, run: str) -> list[str]:
-    """Return the kinds of all entries of a run that is over."""
-    lines = (await client.get(f"/runs/{run}/events")).text.splitlines()
-    return [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
-
-
-def writer(*replies: Any, **options: Any) -> Agent[Any]:
-    """Make an agent that says what is written down."""
-    return Agent(ScriptedBackend(*replies, otherwise="Hello you."), name="writer", **options)
 
 
 async def test_what_has_ended_is_kept_for_a_while(tmp_path: Path) -> None:
@@ -264,6 +228,19 @@ async def test_elsewhere_a_call_in_doubt_is_denied(tmp_path: Path) -> None:
         assert len(acts) == 1
 
 
+async def test_a_model_that_cancels_itself_has_cancelled_its_run(tmp_path: Path) -> None:
+    """What is cancelled from within, and not by the end of the server, is over."""
+
+    def reply(_: object) -> str:
+        raise asyncio.CancelledError
+
+    async with served(
+        {"writer": ScriptedBackend(otherwise=reply)}, journal=tmp_path / "r"
+    ) as client:
+        run = await begin(client)
+        assert await status(client, run, "cancelled")
+
+
 async def test_what_cannot_be_kept_is_served_all_the_same(tmp_path: Path) -> None:
     """A handler's runs are in memory alone: a restart forgets them."""
 
@@ -362,7 +339,7 @@ async def test_a_question_that_waits_for_too_long_is_denied(
 async def test_one_run_that_cannot_be_taken_up_holds_up_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another's run of such a name, or one that is damaged, does not keep the server from beginning."""
+    """Nor does another's run of such a name keep the server from beginning."""
     path, never = tmp_path / "runs.db", asyncio.Event()
     async with served(writer(["Hel", never]), journal=path) as client:
         first, second = [(await client.post("/runs", json=HI)).json()["id"] for _ in "12"]
@@ -397,7 +374,7 @@ async def test_a_run_waits_until_its_thing_is_one_that_is_kept(tmp_path: Path) -
 
 
 async def test_a_run_fails_whose_question_is_refused_now(tmp_path: Path) -> None:
-    """What a model took an agent does not: the client is told that it failed, in each later life."""
+    """What a model took an agent does not: the client is told so, in each later life."""
     path, never = tmp_path / "runs.db", asyncio.Event()
     async with served({"writer": ScriptedBackend([never])}, journal=path) as client:
         run = await begin(client, temperature=0.5)
@@ -412,9 +389,7 @@ async def test_what_the_journal_cannot_take_is_refused(tmp_path: Path) -> None:
     """No id is given for a run that nobody would find again; other wires go on."""
     path = tmp_path / "runs.db"
     async with served(writer(), journal=path) as client:
-        for each in tmp_path.glob("runs.db*"):
-            if each.is_file():
-                each.unlink()
+        path.unlink()
         asked = [("/runs", HI), ("/v1/responses", ASK), ("/v1/responses", {**ASK, "stream": True})]
         for address, body in asked:
             assert (await client.post(address, json=body)).status_code == 503
@@ -481,6 +456,26 @@ async def test_what_another_server_has_written_meanwhile_is_not_told_twice() -> 
             (3, "broken", None),
             (4, "text", "Hello"),
         ]
+
+
+async def test_a_reply_that_had_called_before_it_was_whole_is_no_answer_either() -> None:
+    """S10: what is asked again though a call of it has ended already is told to be broken."""
+    call = {"name": "look", "arguments": "{}", "id": "c1"}
+    async with Journal(":memory:") as journal:
+        await journal.start(Nothing(), run_id="serve/r")
+        first = KeptLog(journal, "serve/r")
+        first.append("text", text="Hello.", speech="4")
+        first.append("called", call="5", **call)
+        first.append("answered", call="5", text="seen", status="ok")
+        await first.flushed()
+        again = await KeptLog.open(journal, "serve/r")
+        await again.begin_life()
+        again.append("text", text="Well.", speech="4")
+        again.append("called", call="6", **call)
+        again.append("answered", call="6", text="seen", status="ok")
+        await again.flushed()
+        told = [(each.kind, each.data.get("text")) for each in again.kept()]
+        assert told[3:] == [("broken", None), ("text", "Well.")]
 
 
 async def test_what_readers_no_longer_get_is_not_told_twice_either() -> None:

@@ -155,7 +155,7 @@ def test_what_has_not_ended_in_time_is_cancelled_and_told_so(
 
 
 def test_what_ignores_its_cancel_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    """S15: its readers are told that it was cancelled; some time later the process ends without it."""
+    """S15: its readers are told that it was cancelled; later the process ends without it."""
     with _served(tmp_path, drain=0.1, thing="stubborn") as served:
         client, _ = served.ask(b"\r\n\r\n", "stubborn")
         served.process.send_signal(signal.SIGTERM)
