@@ -59,7 +59,7 @@ class Answer(Durable[Told]):
             raise run.refused
         assert run.work is not None
         result = await self.call_handler(run.work)
-        await run.log.flushed()
+        await run.log.told()
         return Told.of(run.served, result, run.spent.to_wire())
 
 

@@ -52,6 +52,7 @@ class KeptLog(Log):
         self._ending = False  # the last entry is among that, or behind it
         self._writing: asyncio.Task[None] | None = None
         self._urgent = asyncio.Event()
+        self._trouble: Exception | None = None
         # Names of nodes are those of one life: this is in front of them in the entries.
         self._life = ""
         # What was told before and is to come again: messages in their order; calls by what they
@@ -246,6 +247,7 @@ class KeptLog(Log):
         except Exception as error:
             why = None if isinstance(error, JournalError) else error
             logger.error("what %s says is not kept: %s", self._run_id, error, exc_info=why)
+            self._trouble = error
             self.leave()
         finally:
             self._writing = None
@@ -254,6 +256,14 @@ class KeptLog(Log):
         while self._writing is not None:
             self._urgent.set()
             await asyncio.wait((self._writing,))
+
+    async def told(self) -> None:
+        """Return when all is on disk; never if some of it was left to be said in a later life."""
+        await self.flushed()
+        if self._trouble is not None:
+            raise self._trouble
+        if self._left:
+            await asyncio.get_running_loop().create_future()  # until the tree is cancelled
 
 
 async def give_up(journal: Journal, run_id: str) -> None:

@@ -11,13 +11,11 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 from _own_wire import HI, entries, served, status, writer
-from _until import LOOK, until
+from _until import LOOK, settled, until
 
 from anabranch import Message, Node, Retry, ToolCall, handler, tool
 from anabranch.messages import Delta
-from anabranch.serve import _run, _runs
-from anabranch.serve._kept_log import KeptLog
-from anabranch.serve._log import EntryKind
+from anabranch.serve import _run, _runs, serve
 from anabranch.store import Durable, Journal, RunNotFound
 from anabranch.testing import ScriptedBackend
 
@@ -72,6 +70,35 @@ async def test_words_that_no_client_could_read_are_kept_as_they_were_told(tmp_pa
         assert (await client.get(f"/runs/{run}/events")).text == before
 
 
+async def test_what_ends_while_the_server_does_is_told_by_the_next(tmp_path: Path) -> None:
+    """S10: a run that comes to its end in the last moments has not ended without a word."""
+    path, go, acts = tmp_path / "runs.db", asyncio.Event(), list[str]()
+
+    @tool
+    async def act() -> str:
+        """Do something outside."""
+        acts.append("act")
+        await go.wait()
+        return "done"
+
+    agent = writer(calling("act"), "Well.", tools=[act])
+    server = serve(agent, journal=path)
+    transport = httpx.ASGITransport(app=server)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        async with server.running():
+            run = (await client.post("/runs", json=HI)).json()["id"]
+            await until(lambda: acts)
+            server.runs.suspend()
+            go.set()
+            await until(lambda: len(agent.backend.requests) == 2)
+            await settled()
+        async with server.running():
+            await status(client, run, "completed")
+            kinds = [kind for kind in await entries(client, run) if kind != "text"]
+            assert kinds == ["called", "answered", "completed"]
+    assert acts == ["act"]
+
+
 async def test_other_runs_of_the_file_are_left_alone(tmp_path: Path) -> None:
     """A journal that holds other runs too keeps them, however old they are."""
     async with Journal(tmp_path / "runs.db") as journal:
@@ -120,29 +147,6 @@ async def test_a_message_that_was_cut_ends_as_incomplete(tmp_path: Path) -> None
         said = [(item["status"], item["content"][0]["text"]) for item in response["output"]]
         assert said == [("incomplete", "Hel"), ("completed", "Hello")]
         assert (await entries(client, run))[:2] == ["text", "broken"]
-
-
-async def test_a_reply_that_had_failed_is_not_told_twice() -> None:
-    """What broke off and was tried again in an earlier life comes again, and is told once."""
-    async with Journal(":memory:") as journal:
-        await journal.start(Nothing(), run_id="serve/r")
-        first = KeptLog(journal, "serve/r")
-        begun: list[tuple[EntryKind, str]] = [("text", "Hel"), ("broken", ""), ("text", "We")]
-        for kind, text in begun:
-            first.append(kind, **({"text": text, "speech": "4"} if text else {"agent": "writer"}))
-        await first.flushed()
-        again = await KeptLog.open(journal, "serve/r")
-        rest: list[tuple[EntryKind, str]] = [*begun[:2], ("text", "Wel"), ("text", "l")]
-        for kind, text in rest:
-            again.append(kind, **({"text": text, "speech": "9"} if text else {"agent": "writer"}))
-        await again.flushed()
-        told = [(entry.number, entry.kind, entry.data.get("text")) for entry in again.kept()]
-        assert told == [
-            (1, "text", "Hel"),
-            (2, "broken", None),
-            (3, "text", "We"),
-            (4, "text", "ll"),
-        ]
 
 
 async def test_a_run_whose_thing_is_not_served_waits(tmp_path: Path) -> None:
@@ -434,58 +438,3 @@ async def test_what_has_ended_is_removed_while_the_server_goes_on(
         async with asyncio.timeout(6):
             while await journal.runs():  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(LOOK)
-
-
-async def test_what_another_server_has_written_meanwhile_is_not_told_twice() -> None:
-    """S10: the log is read again once nobody else can write, and its numbers go on from there."""
-    async with Journal(":memory:") as journal:
-        await journal.start(Nothing(), run_id="serve/r")
-        first = KeptLog(journal, "serve/r")
-        first.append("text", text="Hel", speech="4")
-        await first.flushed()
-        again = await KeptLog.open(journal, "serve/r")
-        first.append("text", text="lo", speech="4")
-        await first.flushed()
-        await again.begin_life()
-        again.append("text", text="Hello", speech="9")
-        await again.flushed()
-        told = [(each.number, each.kind, each.data.get("text")) for each in again.kept()]
-        assert told == [
-            (1, "text", "Hel"),
-            (2, "text", "lo"),
-            (3, "broken", None),
-            (4, "text", "Hello"),
-        ]
-
-
-async def test_a_reply_that_had_called_before_it_was_whole_is_no_answer_either() -> None:
-    """S10: what is asked again though a call of it has ended already is told to be broken."""
-    call = {"name": "look", "arguments": "{}", "id": "c1"}
-    async with Journal(":memory:") as journal:
-        await journal.start(Nothing(), run_id="serve/r")
-        first = KeptLog(journal, "serve/r")
-        first.append("text", text="Hello.", speech="4")
-        first.append("called", call="5", **call)
-        first.append("answered", call="5", text="seen", status="ok")
-        await first.flushed()
-        again = await KeptLog.open(journal, "serve/r")
-        await again.begin_life()
-        again.append("text", text="Well.", speech="4")
-        again.append("called", call="6", **call)
-        again.append("answered", call="6", text="seen", status="ok")
-        await again.flushed()
-        told = [(each.kind, each.data.get("text")) for each in again.kept()]
-        assert told[3:] == [("broken", None), ("text", "Well.")]
-
-
-async def test_what_readers_no_longer_get_is_not_told_twice_either() -> None:
-    """S13: a log that has dropped its beginning knows in a later life that it was told."""
-    speeches = [("x" * 1_000_000, str(number)) for number in range(9)]
-    async with Journal(":memory:") as journal:
-        await journal.start(Nothing(), run_id="serve/r")
-        for again in (False, True):
-            log = await KeptLog.open(journal, "serve/r") if again else KeptLog(journal, "serve/r")
-            for text, speech in speeches:
-                log.append("text", text=text, speech=speech)
-            await log.flushed()
-            assert (log.last, log.first > 1) == (9, True)
