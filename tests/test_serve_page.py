@@ -214,6 +214,31 @@ def test_a_question_is_there_after_a_reload(talk: Open) -> None:
 # --- eyes, keys, ears
 
 
+def test_a_long_answer_is_not_laid_out_for_each_piece_of_it(talk: Open) -> None:
+    """S12: so the page keeps up, and what is read late is there at once."""
+    pieces = 2000
+    page = talk(agent("word " * pieces, size=5))
+    page.page.wait_for_selector("#hello")
+    session = page.page.context.new_cdp_session(page.page)
+    session.send("Performance.enable")
+    page.ask("Talk")
+    page.end()
+    metrics = session.send("Performance.getMetrics")["metrics"]
+    assert next(each["value"] for each in metrics if each["name"] == "LayoutCount") < pieces
+    assert page.said == [("word " * pieces)]
+    page.page.wait_for_function("talk.scrollHeight - talk.scrollTop - talk.clientHeight < 2")
+
+
+def test_what_a_question_shows_cannot_be_turned_around(talk: Open) -> None:
+    """S16: signs that change the order of others, or are not seen, are shown by their numbers."""
+    page = talk(agent(calls("a\u202etah\u200b \u05d0"), "Fine."))
+    page.ask("Buy")
+    code = page.page.locator(".ask code")
+    assert code.inner_text() == '{"item": "a\\u202etah\\u200b \u05d0"}'
+    page.page.get_by_role("button", name="No", exact=True).click()
+    page.end()
+
+
 def test_who_reads_above_is_not_moved(talk: Open) -> None:
     """A button leads to the newest; who is at the end stays at the end."""
     gates = Gates()

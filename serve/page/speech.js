@@ -46,11 +46,10 @@ class Speech {
   }
 
   show(text) {
-    if (this.code) this.code.append(text);
-    else {
-      if (!this.prose) this.element.append((this.prose = make("span")));
-      this.prose.append(text);
-    }
+    if (!this.code && !this.prose) this.element.append((this.prose = make("span")));
+    const box = this.code ?? this.prose;
+    if (box.firstChild) box.firstChild.appendData(text); // one text, however many pieces
+    else box.append(text);
   }
 
   // A fence opens a box of code, or closes it.

@@ -6,9 +6,13 @@ const KEPT = 5000; // characters of a tool's text that are shown again after a r
 const isLow = () => $("talk").scrollHeight - $("talk").scrollTop - $("talk").clientHeight < NEAR;
 
 let low = true; // whether its end was in sight, before its size has changed
+let reached = 0; // how far it was scrolled
+let due = false; // whether it is scrolled in the next frame
 
 $("talk").addEventListener("scroll", () => {
-  low = isLow();
+  // Only who goes up leaves the end: it may have moved on since it was scrolled to.
+  low = isLow() || (low && $("talk").scrollTop >= reached);
+  reached = $("talk").scrollTop;
   if (low) $("newest").hidden = true;
 });
 new ResizeObserver(() => { if (low) scrollDown(); }).observe($("talk"));
@@ -19,12 +23,18 @@ function scrollDown() {
   $("newest").hidden = true;
 }
 
-// Change the talk; who reads its end stays there, and who reads above is not moved.
+// Change the talk; who reads its end stays there, and who reads above is not moved. Nothing is
+// measured here: to lay out a long answer for each word of it takes longer than the answer.
 function keepLow(change) {
-  const stays = isLow();
   const result = change();
-  if (stays) scrollDown();
-  else $("newest").hidden = false;
+  if (!low) $("newest").hidden = false;
+  else if (!due) {
+    due = true;
+    requestAnimationFrame(() => {
+      due = false;
+      if (low) scrollDown();
+    });
+  }
   return result;
 }
 
@@ -41,6 +51,10 @@ function addUser(text) {
   const element = add("message user");
   element.append(make("span", "unseen", "You: "), text);
 }
+
+// Signs that change the order of others, or are not seen, would show a person another call.
+const plain = (text) => text.replace(/\p{Cf}/gu, (sign) =>
+  `\\u${sign.codePointAt(0).toString(16).padStart(4, "0")}`);
 
 // What a tool was given and gave may be more than a tab can keep.
 const shortened = (data) => Object.fromEntries(Object.entries(data).map(([name, value]) =>
@@ -116,8 +130,8 @@ class View {
   }
 
   question(data) {
-    const card = add("ask"), code = make("code", "", data.arguments), row = make("div", "row");
-    const words = `May ${data.name} run?`;
+    const card = add("ask"), code = make("code", "", plain(data.arguments)), row = make("div", "row");
+    const words = `May ${plain(data.name)} run?`;
     card.setAttribute("role", "group");
     card.setAttribute("aria-label", words);
     for (const [label, approved] of [["Yes, run it", true], ["No", false]]) {
