@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import _get_running_loop
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import repeat
 from operator import length_hint
@@ -44,7 +44,7 @@ WIDTH = len(Event._fields)
 BREATH = 0.001
 
 # Event's own __new__ takes its fields one by one.
-_new: Callable[[type[Event], tuple[Any, ...]], Event] = tuple.__new__  # pyright: ignore
+_new: Callable[[type[Event], Iterable[Any]], Event] = tuple.__new__  # pyright: ignore
 
 
 class Batch:
@@ -57,6 +57,8 @@ class Batch:
         return len(self._fields) // WIDTH
 
     def __iter__(self) -> Iterator[Event]:
+        if len(self._fields) == WIDTH:  # as it nearly always is for who takes each at once
+            return iter((_new(Event, self._fields),))
         return _events_of(iter(self._fields))
 
 

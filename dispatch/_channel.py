@@ -10,6 +10,8 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextvars import copy_context
+from inspect import isawaitable
 from typing import Any, TypeVar
 
 from ..commander import Node
@@ -48,14 +50,18 @@ class Waiters:
         self._pump = pump
         self.futures: list[Wait] = []
 
-    async def wait(self) -> None:
-        """Wait for the next `wake`."""
+    def begin(self) -> Wait:
+        """Return a future for the current task to await at once: it is done at the next `wake`."""
         future = begin_wait(self._pump)
         self.futures.append(future)
-        loop = asyncio.get_running_loop()
         for gate in _holding.gates:
-            loop.call_soon(gate.look_again)  # once this task is suspended
-        await future
+            # Once this task is suspended.
+            asyncio.get_running_loop().call_soon(gate.look_again)
+        return future
+
+    async def wait(self) -> None:
+        """Wait for the next `wake`."""
+        await self.begin()
 
     def wake(self) -> None:
         """Wake all that wait."""
@@ -122,6 +128,7 @@ class Channel(AsyncIterator[T]):
         "_outcome",
         "_reader",
         "_size",
+        "_taker",
         "_waiters",
     )
 
@@ -136,6 +143,8 @@ class Channel(AsyncIterator[T]):
         self._ended = False
         self._reader: asyncio.Task[Any] | None = None  # the task that read it last
         self._waiters = Waiters(gate.pump)
+        # Of a reader that waits in `pour`: takes an item, or leaves it to the reader.
+        self._taker: Callable[[T], bool] | None = None
         # How many characters may lie here, and since when more do and nobody has read.
         self._allowed = gate.limit
         self._held_since: float | None = None
@@ -143,6 +152,8 @@ class Channel(AsyncIterator[T]):
 
     def put(self, item: T) -> None:
         """Add an item. While nobody reads there is nobody to wake and nothing to measure."""
+        if self._taker is not None and self._taker(item):
+            return
         self._items.append(item)
         if self._reader is not None:
             self._size = size = self._size + self._measure(item)
@@ -184,15 +195,66 @@ class Channel(AsyncIterator[T]):
             return False
         return True
 
+    async def pour(self, take: Callable[[T], object]) -> None:
+        """Give each item to `take`, plain or async, until the end; raises as reading does.
+
+        While this waits, `take` is called where the item is put, in the context of this task, and
+        no task is woken for it: only if it has raised, or its result has to be awaited.
+        """
+        context = copy_context()
+        future: Wait
+        taken: object = None
+        failure: BaseException | None = None
+
+        def take_there(item: T) -> bool:
+            nonlocal taken, failure
+            if future.done():
+                return False
+            try:
+                taken = context.run(take, item)
+            except BaseException as error:  # noqa: BLE001 - it is the reader's
+                failure = error
+            if failure is not None or (taken is not None and isawaitable(taken)):
+                future.set_result(None)
+            return True
+
+        while True:
+            self._begin_reading()
+            while self._items:
+                if isawaitable(result := take(self._next())):
+                    await result
+            if self._ended:
+                await self._outcome()
+                return
+            future, self._taker = self._waiters.begin(), take_there
+            try:
+                await future
+            finally:
+                self._taker = None
+            if failure is not None:
+                try:
+                    raise failure
+                finally:
+                    failure = None  # its traceback leads to this frame
+            if isawaitable(taken):
+                await taken
+            taken = None
+
     async def __anext__(self) -> T:
-        if self._reader is None:
-            self._size = sum(map(self._measure, self._items))
-        self._reader = asyncio.current_task()
+        self._begin_reading()
         while not self._items:
             if self._ended:
                 await self._outcome()
                 raise StopAsyncIteration
             await self._waiters.wait()
+        return self._next()
+
+    def _begin_reading(self) -> None:
+        if self._reader is None:
+            self._size = sum(map(self._measure, self._items))
+        self._reader = asyncio.current_task()
+
+    def _next(self) -> T:
         item = self._items.popleft()
         self._size -= self._measure(item)
         self._allowed = self._gate.limit

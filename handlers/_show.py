@@ -8,6 +8,7 @@ from inspect import isawaitable
 from typing import Any
 
 from ..commander import Node, emit
+from ..dispatch.pouring import pour
 from ._handler import handler
 from ._view import ConsoleView
 
@@ -28,15 +29,25 @@ async def show(
     """
     write = write or ConsoleView().write
     said: list[str] = []
-    async for text in texts:
+
+    def give(text: str) -> Awaitable[object] | None:
         emit(node, "text", text)
         said.append(text)
         try:
-            if isawaitable(written := write(text)):
-                await written
+            written = write(text)
+        except asyncio.CancelledError as error:
+            raise RuntimeError(by_itself) from error
+        return finish(written) if written is not None and isawaitable(written) else None
+
+    async def finish(written: Awaitable[object]) -> None:
+        try:
+            await written
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():  # meant for this node
                 raise
-            raise RuntimeError(f"{write!r:.200} raised CancelledError by itself") from error
+            raise RuntimeError(by_itself) from error
+
+    by_itself = f"{write!r:.200} raised CancelledError by itself"
+    await pour(texts, give)
     return "".join(said)

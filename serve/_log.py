@@ -109,11 +109,10 @@ class Log:
         if self._ended:
             raise RuntimeError(f"nothing is said after the end: {kind}")
         self._last += 1
-        encode_texts(data)
+        self._size += OVERHEAD + encode_texts(data)
         entry = Entry(self._last, kind, data)
         self._entries.append(entry)
         self._ended = kind in ENDS
-        self._size += _size(entry)
         while self._size > self._most and len(self._entries) > 1:
             self._size -= _size(self._entries.popleft())
         if self._waiting:
@@ -232,11 +231,18 @@ def _wake(reader: asyncio.Future[bool], news: bool) -> None:
         reader.set_result(news)
 
 
-def encode_texts(data: dict[str, Any]) -> None:
-    """Replace in texts what no client could read: what a job says comes from anywhere."""
+def encode_texts(data: dict[str, Any]) -> int:
+    """Replace in texts what no client could read, and return how long they are.
+
+    What a job says comes from anywhere.
+    """
+    size = 0
     for name, value in data.items():
         if isinstance(value, str):
-            data[name] = encodable(value)
+            if not value.isascii():
+                data[name] = value = encodable(value)
+            size += len(value)
+    return size
 
 
 def _size(entry: Entry) -> int:

@@ -6,7 +6,6 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
-from inspect import isawaitable
 
 from ...handlers import View
 from ...messages import Message, Request, ToolCall
@@ -129,14 +128,13 @@ class AgentView(View):
         """Return what the calls around were told."""
         return await self._hear(request)
 
-    async def write(self, text: str) -> None:
+    def write(self, text: str) -> Awaitable[object] | object:
         """Pass text on."""
         if self._over:
             self._speech, self._over = Speech(self._sender), False
         if self._feed is not None:
             self._feed.grow(self._speech, text)
-        if self._view is not None and isawaitable(written := self._view.write(text)):
-            await written
+        return None if self._view is None else self._view.write(text)
 
     def ended(self) -> None:
         """Take the end of one reply's text."""
