@@ -53,7 +53,8 @@ class _Watch:
 
     def start(self, when: float) -> None:
         self._when = when
-        task = self._task = asyncio.current_task()
+        # With the loop, as to find it would cost more than all else here.
+        task = self._task = asyncio.current_task(self._loop)
         self._cancelling = task.cancelling() if task else 0
         timer = self._timer
         if timer is None or timer.when() > when:
