@@ -17,6 +17,7 @@ from ._canonical import digest
 from ._codec import Codec
 from ._file import ENDED
 from ._ledger import Ledger
+from ._look import RunView, view
 from ._rows import FIRST
 from ._run import SESSION, KeptRun, claimed, note_taken
 from ._scope import NodeScope
@@ -138,6 +139,19 @@ class Session(KeptRun):
         """Keep something, plain JSON, beside a call's result; whatever is kept last counts."""
         if not self._ledger.suspended:
             self._ledger.append(call.ident, "kept", json.dumps(value).encode(), find=True)
+
+    async def end(self, call: SessionCall) -> None:
+        """End a call as it stands, without a result: on disk when this returns.
+
+        For one that was begun only to keep something beside it, and for one that was cut.
+        """
+        if not call.over:
+            self._ledger.append(call.ident, "over", find=True)
+        await self._ledger.barrier()
+
+    async def look(self) -> RunView:
+        """Return all that the journal has of it, and what that says."""
+        return view(*await self._ledger.file.look(self.run_id))
 
     async def suspend(self) -> None:
         """Let what is done outside come to its end, for `grace` seconds; then nothing goes on."""

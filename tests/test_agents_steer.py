@@ -388,8 +388,10 @@ def play_lives(chosen: random.Random) -> None:
         disk = first.cut(kept, first.done)
         written = {row.kind for row in rows[:kept]}
         again, left, asked = live(disk, False)
-        notes = [json.loads(row.value) for row in rows[:kept] if row.kind == "note"]
-        texts_told = [each["message"]["content"] for each in notes if isinstance(each, dict)]
+        notes: list[Any] = [json.loads(row.value) for row in rows[:kept] if row.kind == "note"]
+        texts_told: list[Any] = [
+            each["message"]["content"] for each in notes if isinstance(each, dict)
+        ]
         said = [each["content"] for each in again if str(each["content"]).startswith("told")]
         assert [*said, *left] == texts_told, f"killed after {kept} rows: {written}"
         replies = sum(row.kind == "reply" for row in rows[:kept])

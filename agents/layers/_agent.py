@@ -377,6 +377,37 @@ class Agent(Generic[F]):
             await self.kept_sessions().recall(session_id)
         return self.memory.messages(session_id)
 
+    async def keep(self, session_id: SessionId) -> None:
+        """Write at once how the memory of a session was changed since its last call.
+
+        On disk when this returns; without it, that is written with the next call. Raises
+        `ConfigurationError` without a journal, or if the last call was cut; `RunBusy` as `recall`.
+        """
+        await self._journaled().keep(session_id)
+
+    async def find_cut(self, session_id: SessionId) -> list[AgentMessage] | None:
+        """Return what the call was asked that was cut in a session, by a crash; None if none was.
+
+        The same asked again lets it go on; `stop_cut` ends it. Raises as `keep`.
+        """
+        return await self._journaled().find_cut(session_id)
+
+    async def stop_cut(self, session_id: SessionId) -> bool:
+        """End the call that was cut in a session as it stands; say whether there was one.
+
+        What it was asked, what it had said and what its tools gave is remembered, as of a call that
+        was cancelled; nothing runs for it. Where the journal keeps `partials`, so is what it was
+        about to say. Raises as `keep`.
+        """
+        return await self._journaled().stop_cut(session_id)
+
+    def _journaled(self) -> KeptSessions:
+        if self.journal is None:
+            raise ConfigurationError(
+                f"{self.name} keeps its sessions in no journal: give it journal="
+            )
+        return self.kept_sessions()
+
     def kept_sessions(self) -> KeptSessions:
         """Return the sessions that `journal` keeps."""
         if self._kept is None or self._kept.journal is not self.journal:

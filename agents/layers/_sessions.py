@@ -21,6 +21,7 @@ from ...commander.errors import ConfigurationError
 from ...commander.scope import scope_here
 from ...store import Journal, NotStorable, Session, SessionCall
 from ._call import ROUND, AgentCall, KeptCall, KeptSession, run_in_tree
+from ._cut import read_cut
 from ._memory import SessionId, json_value, read_records
 from ._message import AgentMessage
 from ._steer import Steering
@@ -123,6 +124,52 @@ class KeptSessions:
         """Let the memories have what the journal has of a session."""
         async with self._taken(session_id) as session:
             self._read(session, session_id)
+
+    async def keep(self, session_id: SessionId) -> None:
+        """Write at once how the memory here differs from what the journal has of a session."""
+        async with self._taken(session_id) as session:
+            self._read(session, session_id)
+            if session.calls and not session.calls[-1].over:
+                raise ConfigurationError(
+                    f"the last call of {session.run_id} was cut: let it go on, or end it by"
+                    " stop_cut(), before its memory is changed"
+                )
+            known = self._known.get(session_id)
+            here = self._agent.state_dict(session_id)
+            before = _differences({} if known is None else known.state, here)
+            if before:
+                call = session.begin({"messages": [], "options": {}, "before": before})
+                await session.end(call)
+            self._known[session_id] = _Known(session.rows, here)
+
+    async def find_cut(self, session_id: SessionId) -> list[AgentMessage] | None:
+        """Return what the call was asked that was cut in a session; None if none was."""
+        async with self._taken(session_id) as session:
+            self._read(session, session_id)
+            last = session.calls[-1] if session.calls else None
+            if last is None or last.over or last.cancelled:
+                return None
+            return read_records(last.inputs["messages"])
+
+    async def stop_cut(self, session_id: SessionId) -> bool:
+        """End the call that was cut, as it stands, and remember what it had said and done."""
+        async with self._taken(session_id) as session:
+            self._read(session, session_id)
+            last = session.calls[-1] if session.calls else None
+            if last is None or last.over:
+                return False
+            agent, start = self._agent, self._agent.state_dict(session_id)
+            if not last.ended:
+                said = read_cut(await session.look(), agent.name)
+                asked = read_records(last.inputs["messages"])
+                agent.memory.add(*asked, *said, session_id=session_id)
+                state = agent.state_dict(session_id)
+                session.keep(
+                    last, _refer(_differences(start, state), last.inputs["messages"], None)
+                )
+            await session.end(last)
+            self._known[session_id] = _Known(session.rows, agent.state_dict(session_id))
+            return True
 
     @asynccontextmanager
     async def _taken(self, session_id: SessionId) -> AsyncGenerator[Session]:

@@ -5,6 +5,9 @@
     _run_partner     what these two share; _telling: a run's log as a person sees it
     _job_fields      the fields of a job, asked for one by one
     _attach          files that the person names; _file_completer: their names, as one writes
+    _status     what the status line says, from the events of the tree
+    _agent_partner  an agent in a session; _sessions: where these are kept and found
+    _rules      calls that need no yes
     _prompt     the line that is always live, what waits in its queue, and the status above it
     _loop       turns, one after the other: what is said becomes an answer, or steers one
     _plain      the same line by line: a pipe, a dumb terminal, `--plain`

@@ -1,0 +1,82 @@
+"""What a call had said and done when it was cut, read from the rows that it has left."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from ...messages import Message
+from ...messages.kept import read_message
+from ...tools import ToolResult
+from ._memory import read_records
+from ._message import TOOLS, AgentMessage
+
+if TYPE_CHECKING:
+    from ...store import RunView
+
+__all__ = ["read_cut"]
+
+INTERRUPTED = "The call was interrupted."
+
+
+def read_cut(view: RunView, name: str) -> list[AgentMessage]:
+    """Return what the agent `name` had said, done and heard in the last call of a session.
+
+    Nothing runs for it: a call of a tool of whose end nothing is kept is answered as interrupted.
+    What a reply that was not whole had said is the last message, in state "failed".
+    """
+    began = max(row.seq for row in view.rows if row.kind == "root")
+    said: list[AgentMessage] = []
+    told: list[AgentMessage] = []
+    rounds: list[tuple[Message, dict[str, deque[bytes]]]] = []  # the tools begun, by their name
+    gave: dict[bytes, str] = {}
+    names: dict[bytes, str] = {}
+    for row in view.rows:
+        if row.seq < began:
+            continue
+        if row.kind == "intent":
+            names[row.ident] = json.loads(row.value)["name"]
+            if rounds:
+                rounds[-1][1].setdefault(names[row.ident], deque()).append(row.ident)
+        elif row.kind in ("gave", "failed"):
+            value = json.loads(row.value)
+            failed = f"The call failed: {value}" if row.kind == "failed" else json.dumps(value)
+            gave[row.ident] = value if isinstance(value, str) else failed
+        elif row.kind == "note":
+            value: Any = json.loads(row.value)
+            if isinstance(value, list):
+                said += [told[number] for number in cast("list[int]", value)]
+            elif "message" in value:
+                told += read_records([value["message"]])
+        elif row.kind == "reply" and all(each in gave for each in names):
+            # Else it is one of an agent that a tool has called.
+            message = read_message(json.loads(row.value)["message"])
+            if message.tool_calls:
+                rounds.append((message, {}))
+                parts = AgentMessage(
+                    content=message.content or "", sender=name, formatted=[message], type=TOOLS
+                )
+                said.append(parts)
+            else:
+                said.append(AgentMessage(content=message.content or "", sender=name))
+    _answer([each for each in said if each.type == TOOLS], rounds, gave)
+    partial = "".join(each.text for each in view.partials[-1:] if each.number > began)
+    if partial:
+        said.append(AgentMessage(content=partial, sender=name, stream_state="failed"))
+    return said
+
+
+def _answer(
+    said: Sequence[AgentMessage],
+    rounds: Sequence[tuple[Message, dict[str, deque[bytes]]]],
+    gave: dict[bytes, str],
+) -> None:
+    """Put the results behind their calls."""
+    for each, (message, begun) in zip(said, rounds, strict=True):
+        for call in message.tool_calls:
+            idents: Any = begun.get(call.name)
+            text = gave.get(idents.popleft()) if idents else None
+            status = "failed" if text is None else "ok"
+            each.formatted.append(ToolResult.of(call, text or INTERRUPTED, status))

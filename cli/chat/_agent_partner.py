@@ -1,0 +1,200 @@
+"""An agent in a session of a journal, as the partner of a chat."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ...agents import Agent, AgentMessage
+from ...agents.layers import AgentCall
+from ...commander import Node
+from ...commander.errors import ConfigurationError
+from ...handlers import View
+from ...messages import Message, Usage
+from ...store import NotPending, PendingDoubt
+from ._partner import Partner
+from ._sessions import AGENT, SessionInfo, Sessions
+
+__all__ = ["AgentPartner", "AskDoubt", "Cut"]
+
+AskDoubt: TypeAlias = Callable[[PendingDoubt], Awaitable[object]]
+"""Asks the person what became of a call in doubt, and answers it: `done(value)`, `not_done()`."""
+
+TURN = "turn"  # the extra of a message that begins a turn
+LOOK = 0.1  # seconds between two looks for calls in doubt, while a cut turn goes on
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A turn whose process has died: what was asked, and the calls of which nobody knows."""
+
+    asked: Message
+    doubts: list[PendingDoubt] = field(default_factory=list[PendingDoubt])
+
+
+class AgentPartner(Partner):
+    """Talks to `agent` in one session; `open` reads it. The agent's name is that of all chats.
+
+    `doubt` is asked about each call of a tool of which nobody knows whether it was done; without
+    it, such a call waits until somebody answers elsewhere.
+    """
+
+    def __init__(
+        self,
+        agent: Agent[Any],
+        sessions: Sessions,
+        info: SessionInfo,
+        *,
+        doubt: AskDoubt | None = None,
+    ) -> None:
+        if agent.name != AGENT:
+            raise ConfigurationError(f"the agent of a chat is called {AGENT!r}, not {agent.name!r}")
+        agent.journal = sessions.journal
+        self.name = info.model or agent.name
+        self.agent = agent
+        self.sessions = sessions
+        self.info = info
+        self._doubt = doubt
+        self._asked: list[AgentMessage] | None = None  # by a turn that was cut
+        self._call: AgentCall[Any] | None = None
+
+    async def open(self) -> None:
+        """Read what was said in the session, if there is one.
+
+        Raises `RunBusy` while another terminal answers in it.
+        """
+        if self.info.known:
+            await self.agent.recall(self.info.id)
+            self._asked = await self.agent.find_cut(self.info.id)
+
+    async def cut(self) -> Cut | None:
+        """Return the turn that was cut, with the calls that are known to be in doubt; else None."""
+        if self._asked is None:
+            return None
+        doubts = await self.sessions.journal.doubts(self.info.run_id)
+        return Cut(_as_message(self._asked), doubts)
+
+    def answer(self, said: Message | None, view: View) -> Node[Any]:
+        """Answer what is said, or go on: with a turn that was cut, else with things as they stand.
+
+        Anything but None ends a turn that was cut, as if it had been stopped.
+        """
+        self.agent.view = view
+        return _Turn(self, said)
+
+    def steer(self, said: Message) -> bool:
+        """Let the answer under way hear this with its next request."""
+        return self._call is not None and self._call.steer(said)
+
+    def unheard(self) -> list[Message]:
+        """Take back what no request had."""
+        call, self._call = self._call, None
+        return [] if call is None else [_as_message([each]) for each in call.unheard]
+
+    def messages(self) -> list[Message]:
+        """Return the conversation, from the system prompt on."""
+        return self.agent.aggregate(self.info.id)
+
+    def usage(self) -> dict[str, Usage]:
+        """Return what the session has taken in all its lives, by model."""
+        return self.agent.usage(self.info.id)
+
+    async def undo(self) -> Message | None:
+        """Take back the last turn, and return what was asked in it; None if there is none.
+
+        On disk when this returns.
+        """
+        await self._stop_cut()
+        memory, session = self.agent.memory, self.info.id
+        said = memory.messages(session)
+        begins = [number for number, each in enumerate(said) if TURN in each.extra]
+        if not begins:
+            return None
+        memory.replace(said[: begins[-1]], session)
+        await self.agent.keep(session)
+        await self._note_turns()
+        return _as_message([said[begins[-1]]])
+
+    async def fork(self, turns: int | None = None) -> SessionInfo:
+        """Make another session that goes on from here, or from the end of turn number `turns`."""
+        return await self.sessions.fork(self.info.id, self.agent, turns)
+
+    async def _turn(self, node: Node[Any], said: Message | None) -> Any:
+        session, asked = self.info.id, self._asked
+        if said is not None:
+            await self._stop_cut()
+            message = AgentMessage(
+                content=said.content or "", parts=list(said.parts), extra={TURN: True}
+            )
+            if not self.info.known:
+                self.info = await self.sessions.begin(self.info, message.text)
+            else:
+                turns = 1 + self._turns()
+                self.info = await self.sessions.change(self.info.id, turns=turns)
+            call = self.agent.call(message, session_id=session)
+        else:
+            call = self.agent.call(*(asked or ()), session_id=session)
+        self._call, watching = call, None
+        if said is None and asked is not None and self._doubt is not None:
+            watching = node.call_handler(_Watch(self, self._doubt))
+        try:
+            return await node.call_handler(call, claim=True)
+        finally:
+            self._asked = None
+            if watching is not None:
+                watching.cancel()
+
+    async def _stop_cut(self) -> None:
+        if self._asked is not None:
+            await self.agent.stop_cut(self.info.id)
+            self._asked = None
+
+    def _turns(self) -> int:
+        return sum(TURN in each.extra for each in self.agent.memory.messages(self.info.id))
+
+    async def _note_turns(self) -> None:
+        turns = self._turns()
+        if self.info.known and turns != self.info.turns:
+            self.info = await self.sessions.change(self.info.id, turns=turns)
+
+
+class _Turn(Node[Any], internal=True):
+    """One answer of a partner."""
+
+    def __init__(self, partner: AgentPartner, said: Message | None) -> None:
+        super().__init__("turn")
+        self._partner = partner
+        self._said = said
+        self.at_done(lambda _: partner._note_turns())
+
+    async def task(self) -> Any:
+        """Let the agent answer."""
+        return await self._partner._turn(self, self._said)
+
+
+class _Watch(Node[None], internal=True):
+    """Asks about what is in doubt, until it is cancelled."""
+
+    def __init__(self, partner: AgentPartner, ask: AskDoubt) -> None:
+        super().__init__("doubts")
+        self._partner = partner
+        self._ask = ask
+
+    async def task(self) -> None:
+        """Look, and ask about each once."""
+        seen = set[int]()
+        while True:
+            for each in await self._partner.sessions.journal.doubts(self._partner.info.run_id):
+                if each.number not in seen:
+                    seen.add(each.number)
+                    with suppress(NotPending):  # somebody else has answered
+                        await self._ask(each)
+            await asyncio.sleep(LOOK)
+
+
+def _as_message(said: list[AgentMessage]) -> Message:
+    parts = [part for each in said for part in each.parts]
+    return Message(role="user", content="\n".join(str(each.content) for each in said), parts=parts)

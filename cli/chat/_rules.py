@@ -1,0 +1,124 @@
+"""Rules by which a call needs no yes: "always for this tool, here"."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_config_path
+
+from ...commander.errors import ConfigurationError
+from ...messages import ToolCall
+from ...tools import AnyTool
+
+__all__ = ["Rule", "Rules"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Calls of one tool that may run, in one folder; with `arguments` only with the same ones."""
+
+    tool: str
+    definition: str
+    """A digest of what the tool is: another one of its name has none of its rules."""
+    folder: str
+    arguments: str | None = None
+    """As JSON; None: whatever they are."""
+
+    def __str__(self) -> str:
+        which = "" if self.arguments is None else f" with {self.arguments}"
+        return f"{self.tool}{which}, in {self.folder}"
+
+
+class Rules:
+    """The rules of this user, in a file of JSON that only they can read.
+
+    Each change is written at once, on top of what other terminals have written meanwhile. A file
+    that cannot be read is a `ConfigurationError`, and no rule holds.
+    """
+
+    def __init__(self, path: Path | None = None, folder: Path | None = None) -> None:
+        self.path = user_config_path("anabranch") / "approvals.json" if path is None else path
+        self.folder = str((Path.cwd() if folder is None else folder).resolve())
+
+    def list(self) -> list[Rule]:
+        """Return all rules, of all folders, in the order in which they were made."""
+        try:
+            saved: Any = json.loads(self.path.read_text("utf-8"))
+            rules = [Rule(**each) for each in saved["rules"]]
+            if any(not isinstance(each, str | None) for rule in rules for each in _fields(rule)):
+                raise TypeError("a field is no text")
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise ConfigurationError(
+                f"{self.path} cannot be read as rules ({type(error).__name__}): mend or remove it"
+            ) from error
+        return rules
+
+    def allows(self, call: ToolCall, tool: AnyTool) -> bool:
+        """Say whether a rule lets this call run, in this folder."""
+        about = (tool.name, definition_of(tool), self.folder)
+        wanted = (None, _write(call.arguments))
+        return any(
+            (each.tool, each.definition, each.folder) == about and each.arguments in wanted
+            for each in self.list()
+        )
+
+    def add(self, tool: AnyTool, arguments: Mapping[str, Any] | None = None) -> Rule:
+        """Let calls of a tool run from now on, here; with `arguments` only those. Twice is once.
+
+        Raises `OSError` if that cannot be written.
+        """
+        given = None if arguments is None else _write(arguments)
+        rule = Rule(tool.name, definition_of(tool), self.folder, given)
+        rules = self.list()
+        if rule not in rules:
+            self._save([*rules, rule])
+        return rule
+
+    def revoke(self, rule: Rule) -> bool:
+        """Take a rule back; False if there is none any more."""
+        rules = self.list()
+        if rule not in rules:
+            return False
+        self._save([each for each in rules if each != rule])
+        return True
+
+    def _save(self, rules: list[Rule]) -> None:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        text = json.dumps({"rules": [asdict(each) for each in rules]}, indent=1)
+        descriptor, name = tempfile.mkstemp(prefix=".approvals.", dir=self.path.parent)  # 0600
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, self.path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(name)
+            raise
+
+
+def definition_of(tool: AnyTool) -> str:
+    """Return a digest of what a tool is: its name, its schema, and where it comes from."""
+    code = getattr(tool.bare.function, "__code__", None)
+    file = getattr(code, "co_filename", "")  # a module of one name may be another in each folder
+    about = [tool.name, tool.description, tool.parameters, tool.source, file]
+    return hashlib.sha256(_write(about).encode()).hexdigest()
+
+
+def _write(value: object) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _fields(rule: Rule) -> tuple[Any, ...]:
+    return tuple(vars(rule).values())

@@ -1,0 +1,252 @@
+"""The sessions of the chat: runs of a journal in the user's data folder, and notes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import time
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from platformdirs import user_data_path
+
+from ...commander.errors import ConfigurationError
+from ...store import Journal, JournalError, RunNotFound
+
+if TYPE_CHECKING:
+    from ...agents import Agent
+
+__all__ = ["AGENT", "SessionInfo", "Sessions", "UnknownSession", "open_sessions"]
+
+AGENT = "chat"
+"""The name of every chat's agent: its sessions are the runs "chat/ID"."""
+
+NOTE = "chat"
+MEMORY = ":memory:"
+PARTIALS = 0.5  # seconds after which what a model says is on disk
+TITLE = 60  # characters
+
+
+class UnknownSession(ConfigurationError):
+    """No session, or several, are what was asked for; the message says which there are."""
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """What is noted of a session. A new one is `known` to the journal from its first turn on."""
+
+    id: str
+    title: str = ""
+    model: str = ""
+    system: str | None = None
+    tools: str = ""
+    folder: str = ""
+    turns: int = 0
+    updated: float = 0.0
+    """When it was last used, in seconds since the epoch."""
+    known: bool = False
+
+    @property
+    def run_id(self) -> str:
+        """The run's name in the journal."""
+        return f"{AGENT}/{self.id}"
+
+
+NOTED = ("title", "model", "system", "tools", "folder", "turns")
+
+
+class Sessions:
+    """The sessions in a journal that is open. `trouble` says why they are not kept, else ""."""
+
+    def __init__(self, journal: Journal, trouble: str = "") -> None:
+        self.journal = journal
+        self.trouble = trouble
+
+    def new(self, **noted: Any) -> SessionInfo:
+        """Return a new session, which stands nowhere before its first turn."""
+        syllables = [secrets.choice("bdfgklmnprstvz") + secrets.choice("aeiou") for _ in range(5)]
+        return SessionInfo("".join(syllables), **noted)
+
+    async def begin(self, info: SessionInfo, said: str) -> SessionInfo:
+        """Let the journal know of a session whose first turn begins, by default its title."""
+        async with self.journal.session(info.run_id):
+            pass
+        info = replace(info, title=info.title or shorten(said), turns=1, known=True)
+        await self._note(info)
+        return replace(info, updated=time.time())
+
+    async def list(self, words: str = "") -> list[SessionInfo]:
+        """Return all, the newest first; with `words` those in which all stand.
+
+        They are looked for in the title and in all that was asked and answered, as parts of words,
+        in upper or lower case.
+        """
+        runs = await self.journal.runs(prefix=f"{AGENT}/")
+        found = await asyncio.gather(*(self._read(each.run_id, each.updated) for each in runs))
+        infos = sorted((each for each in found if each), key=lambda each: -each.updated)
+        if wanted := words.casefold().split():
+            hits = await asyncio.gather(*(self._has(each, wanted) for each in infos))
+            infos = [info for info, hit in zip(infos, hits, strict=True) if hit]
+        return infos
+
+    async def newest(self) -> SessionInfo | None:
+        """Return the session that was used last; None if there is none."""
+        runs = await self.journal.runs(prefix=f"{AGENT}/")
+        for run in sorted(runs, key=lambda each: -each.updated):
+            if (info := await self._read(run.run_id, run.updated)) is not None:
+                return info
+        return None
+
+    async def find(self, name: str) -> SessionInfo:
+        """Return the session of this id, or of this beginning of an id or title if only one has it.
+
+        Raises `UnknownSession`.
+        """
+        infos, begin = await self.list(), name.casefold()
+        exact = [each for each in infos if name == each.id or begin == each.title.casefold()]
+        found = exact or [
+            each
+            for each in infos
+            if begin and (each.id.startswith(begin) or each.title.casefold().startswith(begin))
+        ]
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise UnknownSession(f"there is no session {name!r}: /sessions lists them")
+        which = ", ".join(f"{each.id} ({each.title})" for each in found[:5])
+        raise UnknownSession(f"{len(found)} sessions begin with {name!r}, name one: {which}")
+
+    async def change(self, id: str, **noted: Any) -> SessionInfo:  # noqa: A002 - the field's name
+        """Note something else of a session: its title, model, system, tools, folder or turns."""
+        if unknown := noted.keys() - set(NOTED):
+            raise TypeError(f"of a session nothing is noted by the names {sorted(unknown)}")
+        run_id = f"{AGENT}/{id}"
+        await self.journal.note(run_id, NOTE, noted)
+        info = await self._read(run_id, time.time())
+        assert info is not None
+        return info
+
+    async def rename(self, id: str, title: str) -> SessionInfo:  # noqa: A002 - the field's name
+        """Give a session another title."""
+        return await self.change(id, title=shorten(title))
+
+    async def fork(
+        self,
+        id: str,  # noqa: A002 - the field's name
+        agent: Agent[Any],
+        turns: int | None = None,
+    ) -> SessionInfo:
+        """Make a session that goes on from another's end, or from the end of its turn `turns`.
+
+        A turn that was cut is ended in the new one, as it stands. `agent` is one that keeps its
+        sessions in this journal.
+        """
+        before = await self.find(id)
+        info = replace(self.new(), **{name: getattr(before, name) for name in NOTED})
+        await self.journal.fork(before.run_id, info.run_id)
+        await agent.stop_cut(info.id)
+        said = await agent.recall(info.id)
+        begins = [number for number, each in enumerate(said) if "turn" in each.extra]
+        if turns is not None and turns < len(begins):
+            agent.memory.replace(said[: begins[max(0, turns)]], info.id)
+            await agent.keep(info.id)
+        left = len(begins) if turns is None else min(max(0, turns), len(begins))
+        info = replace(info, turns=left, known=True, updated=time.time())
+        await self._note(info)
+        return info
+
+    async def delete(self, id: str) -> None:  # noqa: A002 - the field's name
+        """Remove a session for good. Raises `RunBusy` while a terminal answers in it."""
+        run_id = f"{AGENT}/{id}"
+        with suppress(RunNotFound):
+            await self.journal.look(run_id)
+            async with self.journal.session(run_id):
+                pass  # nobody else has it
+            await self.journal.cancel(run_id, "deleted")
+            await self.journal.purge(time.time() + 1, state="cancelled", prefix=run_id)
+
+    async def _note(self, info: SessionInfo) -> None:
+        noted = {name: getattr(info, name) for name in NOTED}
+        await self.journal.note(info.run_id, NOTE, noted)
+
+    async def _read(self, run_id: str, updated: float) -> SessionInfo | None:
+        try:
+            notes = await self.journal.notes(run_id, NOTE)
+        except RunNotFound:  # removed in between
+            return None
+        noted: dict[str, Any] = {}
+        for each in notes:
+            noted |= {name: value for name, value in each.items() if name in NOTED}
+        if not notes:
+            return None
+        return SessionInfo(run_id.removeprefix(f"{AGENT}/"), **noted, updated=updated, known=True)
+
+    async def _has(self, info: SessionInfo, words: Iterable[str]) -> bool:
+        left = [each for each in words if each not in info.title.casefold()]
+        if not left:
+            return True
+        with suppress(RunNotFound):
+            rows = (await self.journal.look(info.run_id)).rows
+            text = "\n".join(
+                part.casefold()
+                for row in rows
+                if row.kind in ("root", "result", "reply")
+                for part in _texts(json.loads(row.value))
+            )
+            return all(each in text for each in left)
+        return False
+
+
+@asynccontextmanager
+async def open_sessions(path: Path | None = None, *, keep: bool = True) -> AsyncGenerator[Sessions]:
+    """Open the sessions of this user, or those in another file; only their owner can read it.
+
+    Without `keep`, or where no file can be written, they are in memory and end with the program:
+    `trouble` says why then, in one line.
+    """
+    path = user_data_path("anabranch") / "chats.db" if path is None else path
+    async with AsyncExitStack() as stack:
+        journal, trouble = None, ""
+        if keep:
+            try:
+                _make(path)
+                journal = await stack.enter_async_context(Journal(path, partials=PARTIALS))
+            except (OSError, JournalError) as error:
+                why = error.strerror if isinstance(error, OSError) else error.why
+                trouble = f"nothing of this chat is kept: {path}: {why}"
+        if journal is None:
+            journal = await stack.enter_async_context(Journal(MEMORY, partials=PARTIALS))
+        yield Sessions(journal, trouble)
+
+
+def _make(path: Path) -> None:
+    """Make the file and its folder, for their owner alone."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    if path.parent.name == "anabranch":  # ours, whoever has made it
+        path.parent.chmod(0o700)
+    path.chmod(0o600)
+
+
+def shorten(text: str) -> str:
+    """Return the beginning of a text as a title: one line, without control characters."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line if len(line) <= TITLE else f"{line[: TITLE - 3].rstrip()}..."
+
+
+def _texts(value: Any) -> Iterable[str]:
+    """Give all texts in JSON that somebody has said."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name in ("inputs", "messages", "message", "content"):
+            if name in value:
+                yield from _texts(cast("Mapping[str, Any]", value)[name])
+    elif isinstance(value, list):
+        for each in cast("list[Any]", value):
+            yield from _texts(each)
