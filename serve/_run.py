@@ -231,7 +231,7 @@ class Run(Node[None], internal=True):
             self.log.leave()
             return
         if self._talks:
-            self._say("broken", agent=self._agent)
+            self._say("broken", agent=self._speaker["agent"])
         wait = {} if why.retry_after is None else {"retry_after": why.retry_after}
         said = {"code": why.code, "message": why.message, **wait}
         self._say(kind, **said, usage=self.spent.to_wire())
