@@ -163,7 +163,7 @@ async def test_what_is_no_message_is_refused() -> None:
     agent = Agent(ScriptedBackend())
     wrong: Any = 42
 
-    with pytest.raises(TypeError, match="strings and AgentMessages, not 42"):
+    with pytest.raises(TypeError, match="Messages of the user, not 42"):
         await agent(wrong)
     with pytest.raises(ValueError, match="'role' and a 'content'"):
         Agent(ScriptedBackend(), {"content": "no role"})
