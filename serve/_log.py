@@ -220,6 +220,8 @@ class Log:
         if number > self._last:
             return []
         entries = self._entries
+        if number == self._last:  # as it nearly always is
+            return [entries[-1]]
         first = entries[0].number
         if number < first:
             raise Gone(first)

@@ -11,6 +11,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from anabranch.messages import Usage
+from anabranch.serve._frames import frame
 from anabranch.serve._log import Entry
 from anabranch.serve._openai_chat import ChatChunks, chat_completion
 from anabranch.serve._openai_responses import ResponseEvents
@@ -99,6 +100,22 @@ def test_a_message_is_what_its_deltas_say(log: list[Entry]) -> None:
     assert begun == [item["id"] for item in response["output"]]
     assert sorted(done) == sorted(begun)
     assert all(item["status"] != "in_progress" for item in response["output"])
+
+
+@given(logs)
+def test_more_of_the_same_is_written_as_all_else(log: list[Entry]) -> None:
+    """S9: the frame of a delta that only adds text is, character by character, the usual one."""
+    chunks, others = (ChatChunks("chatcmpl-1", '"', 1, include_usage=True) for _ in "ab")
+    events, usual = (ResponseEvents("resp_1", '"', 1, {}) for _ in "ab")
+    for entry in log:
+        whole = "".join(map(frame, others.feed(entry)))
+        assert (chunks.more(entry) or "".join(map(frame, chunks.feed(entry)))) == whole
+        whole = "".join(frame(event, event=event["type"]) for event in usual.feed(entry))
+        made = events.more(entry)
+        if made is None:
+            made = "".join(frame(event, event=event["type"]) for event in events.feed(entry))
+        assert made == whole
+    assert events.response == usual.response
 
 
 @given(logs)

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from _until import settled
+from _until import settled, until
 
 from anabranch.commander import Commander, Retry
 from anabranch.commander._stack import is_library
@@ -16,6 +16,10 @@ from anabranch.commander._watch import Watch
 from anabranch.commander.lazy import lazy_names
 from anabranch.handlers import handler
 from anabranch.jobs import Job
+from anabranch.messages import Delta, Message
+from anabranch.serve import serve
+from anabranch.serve._served import Question
+from anabranch.testing import ScriptedBackend
 
 # Seconds, and real ones: a thread watches the loop by the real clock.
 AFTER = 0.02
@@ -307,3 +311,23 @@ async def test_a_loop_that_closes_while_it_is_looked_at_ends_no_watcher(monkeypa
         patch.setattr(asyncio.get_running_loop(), "call_soon_threadsafe", closed)
         watch.look(time.monotonic())
     watch.close()
+
+
+async def test_who_blocks_a_server_is_named_once(caplog):
+    """Each of its runs has a tree of its own; the server's commander watches for all of them."""
+    waiting = asyncio.Event()
+
+    def answer(_):
+        block()
+        return "Done."
+
+    backend = ScriptedBackend(*[[waiting, "late", Delta(done=True)]] * 4, answer)
+    server = serve({"writer": backend})
+    question = Question([Message(role="user", content="hi")])
+    async with asyncio.timeout(30), server.running():
+        for number in range(5):
+            server.runs.start(server.served["writer"], question, "me", "detach")
+            await until(lambda number=number: backend.opened > number)
+        waiting.set()
+        await until(lambda: server.runs.running == 0)
+    assert sum("blocks the event loop" in message for message in caplog.messages) == 1
