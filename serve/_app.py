@@ -117,7 +117,7 @@ class Server:
         self.has_page = page
         if journal is not None and not isinstance(journal, Journal):
             journal = Journal(journal)
-        self._journal = journal
+        self.journal = journal
         self._runs: Runs | None = None
         self._app = self._build()
 
@@ -125,12 +125,6 @@ class Server:
     def has_auth(self) -> bool:
         """Whether it asks who somebody is."""
         return self._auth is not None
-
-    @property
-    def grace(self) -> float:
-        """How many seconds calls of tools that are under way get to end, where that is kept."""
-        journal = self._journal
-        return 0.0 if journal is None else journal.grace
 
     @property
     def runs(self) -> Runs:
@@ -178,7 +172,7 @@ class Server:
         if self._runs is not None:
             raise RuntimeError("this server runs already: it begins once, in one application")
         async with AsyncExitStack() as stack:
-            journal = self._journal
+            journal = self.journal
             if journal is not None and not journal.is_open:
                 await stack.enter_async_context(journal)
             commander = Commander(limits=self._limits)
@@ -211,8 +205,8 @@ class Server:
         cancels the rest, whose streams end with an error of their wire; at the second it cancels
         at once, and at the third the process is killed. `on_start` is told the address,
         `http://HOST:PORT`, once clients can connect; port 0 is any that is free. Raises
-        `ConfigurationError` for an address that other machines reach without `auth`, and `OSError`
-        for one that cannot be had.
+        `ConfigurationError` for an address that other machines reach without `auth`, `JournalError`
+        for a journal that cannot be opened, and `OSError` for an address that cannot be had.
         """
         from ._uvicorn import run_server
 

@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     from ._app import Server
 
 __all__ = [
+    "ENDING",
     "NO_RETRY",
     "SEND",
     "EventStream",
     "Refusal",
     "application",
     "route",
+    "stop",
     "stream_log",
     "stream_run",
     "while_there",
@@ -49,6 +51,7 @@ HEARTBEAT = 7.5
 SEND = "anabranch.send"
 # For a run that has failed: OpenAI's clients would ask again by themselves, and tools run again.
 NO_RETRY = {"x-should-retry": "false"}
+ENDING = "the server ends, and the run goes on when it begins again"
 # What is answered is for who asked and for nobody else: no cache, no page of others, no guess
 # of a browser's that it is a page.
 OWN = {
@@ -204,6 +207,16 @@ async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     if working.cancelled():
         raise ClientDisconnect
     return working.result()
+
+
+async def stop(run: Run) -> None:
+    """Cancel a run; when this returns it is over, and no restart brings it back."""
+    run.cancel("a client asked for it")
+    try:
+        async for _ in run.log.batches(run.log.last):
+            pass
+    except Left:
+        raise Refusal(503, ENDING) from None
 
 
 def stream_run(

@@ -50,6 +50,7 @@ class KeptLog(Log):
         self._run_id = run_id
         self._fresh: list[Said] = []  # what is not on disk yet
         self._ending = False  # the last entry is among that, or behind it
+        self._kind: EntryKind | None = None  # of what was added last
         self._writing: asyncio.Task[None] | None = None
         self._urgent = asyncio.Event()
         self._trouble: Exception | None = None
@@ -88,6 +89,7 @@ class KeptLog(Log):
             super().append(kind, **data)
         self._remember(said)
         self._ending = self.ended
+        self._kind = said[-1][0] if said else None
         self._life = f"{self.last}:"
 
     def _remember(self, said: Iterable[Said]) -> None:
@@ -171,6 +173,7 @@ class KeptLog(Log):
             if told:
                 return
         self._ending = kind in ENDS
+        self._kind = kind
         last = self._fresh[-1] if self._fresh else None
         grows = last is not None and kind == last[0] == "text"
         if last is not None and grows and last[1]["speech"] == data["speech"]:
@@ -224,6 +227,10 @@ class KeptLog(Log):
         """Return the number of a question that was asked in an earlier life, and waits again."""
         waiting = self._questions.get(_call(data))
         return waiting.popleft() if waiting else None
+
+    @property
+    def talks(self) -> bool:
+        return self._kind == "text"
 
     @property
     def is_ending(self) -> bool:

@@ -125,6 +125,11 @@ class Log:
         return self.ended
 
     @property
+    def talks(self) -> bool:
+        """Whether nothing has come behind the last text."""
+        return bool(self._entries) and self._entries[-1].kind == "text"
+
+    @property
     def is_left(self) -> bool:
         """Whether nothing is added any more, though the end has not come."""
         return self._left and not self.ended

@@ -16,7 +16,7 @@ from ._asking import read_input, read_messages, start, take_flag, take_object
 from ._body import read_body
 from ._failure import status_of
 from ._frames import frame
-from ._http import NO_RETRY, Refusal, route, stream_run, while_there
+from ._http import ENDING, NO_RETRY, Refusal, route, stop, stream_run, while_there
 from ._log import Entry, Gone, Left
 from ._openai_chat import ChatChunks, chat_completion, chat_error
 from ._openai_fields import (
@@ -156,8 +156,7 @@ async def _retrieve(server: Server, request: Request, user: str) -> Response:
 
 async def _cancel(server: Server, request: Request, user: str) -> Response:
     run = _find(server, user, request)
-    run.cancel("a client asked for it")
-    await run.log.over()
+    await stop(run)
     return JSONResponse(await _response(run))
 
 
@@ -243,5 +242,4 @@ async def _whole(run: Run, request: Request) -> list[Entry]:
         except Gone:
             raise Refusal(500, "the answer was too long to be kept") from None
         except Left:
-            why = "the server ends, and the run goes on when it begins again"
-            raise Refusal(503, why) from None
+            raise Refusal(503, ENDING) from None

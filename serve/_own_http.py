@@ -24,7 +24,7 @@ from starlette.routing import Route
 from ._asking import read_input, start
 from ._body import read_body
 from ._frames import frame
-from ._http import EventStream, Refusal, route, stream_log, stream_run
+from ._http import EventStream, Refusal, route, stop, stream_log, stream_run
 from ._log import Entry
 from ._page import page
 from ._run import Run
@@ -105,9 +105,10 @@ def _too_late() -> Iterator[str]:
 
 async def _cancel(server: Server, request: Request, user: str) -> Response:
     run = _find(server, request, user)
-    run.cancel("a client asked for it")
-    if run.is_kept:  # when this returns, no restart brings it back
-        await run.log.over()
+    if run.is_kept:
+        await stop(run)
+    else:
+        run.cancel("a client asked for it")
     return JSONResponse(_describe(run), 202)
 
 

@@ -113,7 +113,6 @@ class Run(Node[None], internal=True):
         self._speaker: dict[str, Any] = {"agent": None}
         self._speech = 0  # the node of the answer's last reply, and what it has said
         self._said: list[str] = []
-        self._talks = False  # nothing has come behind what was said last
         # The questions by the numbers under which they are told.
         self._questions: dict[int, Approval | PendingDoubt] = {}
         self._last_question = 0
@@ -230,7 +229,7 @@ class Run(Node[None], internal=True):
         if self._kept is not None and kind == "cancelled" and not self._stopped:
             self.log.leave()
             return
-        if self._talks:
+        if self.log.talks:
             self._say("broken", agent=self._speaker["agent"])
         wait = {} if why.retry_after is None else {"retry_after": why.retry_after}
         said = {"code": why.code, "message": why.message, **wait}
@@ -246,7 +245,6 @@ class Run(Node[None], internal=True):
     # --- what is said
 
     def _say(self, kind: EntryKind, **data: Any) -> None:
-        self._talks = kind == "text"
         if not self.log.is_ending:  # what ignores its cancel may still speak
             self.log.append(kind, **data)
 

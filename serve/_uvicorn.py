@@ -21,6 +21,7 @@ from ..commander.errors import ConfigurationError
 from ._local import is_local
 
 if TYPE_CHECKING:
+    from ..store import Journal
     from ._app import Server
 
 __all__ = ["run_server"]
@@ -44,13 +45,16 @@ def run_server(
     after it was cancelled. Returns after SIGINT; after SIGTERM the process ends by that signal, as
     if it had not been handled. `on_start` is told the address once
     clients can connect. Raises `ConfigurationError` for an address beyond this machine where
-    anybody may ask, and `OSError` if it cannot be had.
+    anybody may ask, `JournalError` for a journal that cannot be opened, and `OSError` for an
+    address that cannot be had.
     """
     if not server.has_auth and not is_local(host):
         raise ConfigurationError(
             f"{host} can be reached from other machines, and anybody may ask: give auth= (a token),"
             " or bind to 127.0.0.1"
         )
+    if server.journal is not None and not server.journal.is_open:
+        asyncio.run(_try_out(server.journal))  # uvicorn would bury what is wrong with it
     config = uvicorn.Config(
         server,
         host=host,
@@ -70,6 +74,11 @@ def run_server(
             running.run([listening])
         finally:
             running.hurry(None)
+
+
+async def _try_out(journal: Journal) -> None:
+    async with journal:
+        pass
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -94,6 +103,8 @@ class _Uvicorn(uvicorn.Server):
         super().__init__(config)
         self._server = server
         self._drain = drain
+        # How long calls of tools get to end that are under way, where that is kept.
+        self._grace = 0.0 if server.journal is None else server.journal.grace
         self._signals = 0
         self._draining: asyncio.Task[None] | None = None
         self._last: threading.Timer | None = None
@@ -108,7 +119,7 @@ class _Uvicorn(uvicorn.Server):
             super().handle_exit(sig, frame)
         else:
             timeout = self._drain if self._signals == 1 else 0
-            self.hurry(timeout + self._server.grace + PATIENCE)
+            self.hurry(timeout + self._grace + PATIENCE)
             loop = asyncio.get_running_loop()
             loop.call_soon_threadsafe(self._begin_to_drain, timeout, sig, frame)
 
@@ -137,7 +148,7 @@ class _Uvicorn(uvicorn.Server):
     def _begin_to_drain(self, timeout: float, sig: int, frame: FrameType | None) -> None:
         async def drain() -> None:
             if not self.should_exit:
-                await self._server.runs.drain(timeout, self._server.grace)
+                await self._server.runs.drain(timeout, self._grace)
             uvicorn.Server.handle_exit(self, sig, frame)
 
         if self._draining is not None:

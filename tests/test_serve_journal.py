@@ -13,10 +13,10 @@ import pytest
 from _own_wire import HI, entries, served, status, writer
 from _until import LOOK, settled, until
 
-from anabranch import Message, Node, Retry, ToolCall, handler, tool
+from anabranch import Agent, Message, Node, Retry, ToolCall, handler, tool
 from anabranch.messages import Delta
 from anabranch.serve import _run, _runs, serve
-from anabranch.store import Durable, Journal, RunNotFound
+from anabranch.store import Durable, Journal, JournalError, RunNotFound
 from anabranch.testing import ScriptedBackend
 
 
@@ -81,8 +81,8 @@ async def test_what_ends_while_the_server_does_is_told_by_the_next(tmp_path: Pat
         await go.wait()
         return "done"
 
-    agent = writer(calling("act"), "Well.", tools=[act])
-    server = serve(agent, journal=path)
+    backend = ScriptedBackend(calling("act"), "Well.")
+    server = serve(Agent(backend, name="writer", tools=[act]), journal=path)
     transport = httpx.ASGITransport(app=server)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         async with server.running():
@@ -90,7 +90,7 @@ async def test_what_ends_while_the_server_does_is_told_by_the_next(tmp_path: Pat
             await until(lambda: acts)
             server.runs.suspend()
             go.set()
-            await until(lambda: len(agent.backend.requests) == 2)
+            await until(lambda: len(backend.requests) == 2)
             await settled()
         async with server.running():
             await status(client, run, "completed")
@@ -438,3 +438,41 @@ async def test_what_has_ended_is_removed_while_the_server_goes_on(
         async with asyncio.timeout(6):
             while await journal.runs():  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(LOOK)
+
+
+async def test_a_run_that_is_cancelled_while_the_server_ends_is_refused(tmp_path: Path) -> None:
+    """What is left to the next life is not said to be cancelled, on neither wire."""
+    server = serve(writer([asyncio.Event()]), journal=tmp_path / "runs.db")
+    transport = httpx.ASGITransport(app=server)
+    async with (
+        server.running(),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+    ):
+        run = await begin(client)
+        server.runs.suspend()
+        for address in (f"/runs/{run}", f"/v1/responses/{run}"):
+            assert (await client.post(f"{address}/cancel")).status_code == 503
+
+
+async def test_a_run_that_comes_no_further_fails(tmp_path: Path) -> None:
+    """It is told to each life that follows; the message that was cut is no answer."""
+    path, never = tmp_path / "runs.db", asyncio.Event()
+    async with served(writer(["Hel", never]), journal=path) as client:
+        run = (await client.post("/runs", json=HI)).json()["id"]
+        async with asyncio.timeout(6):
+            while not (await client.get(f"/runs/{run}")).json()["last"]:  # noqa: ASYNC110 - over HTTP
+                await asyncio.sleep(LOOK)
+    with closing(sqlite3.connect(path)) as file, file:
+        killed = "update anabranch_run set state = 'running', recoveries = 5, claimed_at_row = 1000"
+        file.execute(killed)
+    for _ in "12":
+        async with served(writer(), journal=path) as client:
+            assert await status(client, run, "failed")
+            assert await entries(client, run) == ["text", "broken", "failed"]
+
+
+def test_a_journal_that_is_none_is_named_before_the_server_begins(tmp_path: Path) -> None:
+    """Whoever begins it sees what is wrong with the file, and not uvicorn's traceback."""
+    (tmp_path / "runs.db").write_text("this is no journal, " * 100)
+    with pytest.raises(JournalError, match="is no SQLite file"):
+        serve(writer(), journal=tmp_path / "runs.db").run(port=0)
