@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncGenerator, Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
-from ..commander import AnabranchError, ConfigurationError
+from ..commander import AnabranchError, ConfigurationError, MissingExtra
 from ..messages.mask import mask
 from ._terminal import in_line
 
@@ -46,7 +47,12 @@ class ServerEvent(NamedTuple):
 
 
 def address_of(url: str) -> str:
-    """Return an http address without a query and a last slash; raise `ConfigurationError`."""
+    """Return an http address without a query and a last slash.
+
+    Raises `ConfigurationError` for what is none, `MissingExtra` where nothing can talk to it.
+    """
+    if find_spec("aiohttp") is None:
+        raise MissingExtra("talking to a server", "http")
     try:
         parts = urlsplit(url)
         sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

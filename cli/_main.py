@@ -8,13 +8,16 @@ import threading
 
 __all__ = ["main"]
 
+INTERRUPTED = 130  # as `_exit` has it, which takes as long to be there
 GRACE = 1.0  # seconds for threads that tools still keep
 
 
 def main() -> None:
     """Run the command line in `sys.argv`; ends the process with its exit status."""
     try:
-        from ._app import app
+        from ._app import app  # which takes a while
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
     except ImportError as error:
         if error.name is None or error.name.startswith("anabranch"):
             raise

@@ -27,9 +27,9 @@ async def follow_url(url: str) -> AsyncGenerator[Trace]:
     Raises `ConfigurationError` for what is no such address, and `BadServer` if there is no
     server, no such run, or no way in, or if what was lost does not come again.
     """
+    where = address_of(url).removesuffix("/trace").removesuffix("/runs")
     import aiohttp
 
-    where = address_of(url).removesuffix("/trace").removesuffix("/runs")
     trace = Trace()
     try:
         async with open_client() as client:

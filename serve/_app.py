@@ -205,9 +205,12 @@ class Server:
         cancels the rest, whose streams end with an error of their wire; at the second it cancels
         at once, and at the third the process is killed. `on_start` is told the address,
         `http://HOST:PORT`, once clients can connect; port 0 is any that is free. Raises
-        `ConfigurationError` for an address that other machines reach without `auth`, `JournalError`
-        for a journal that cannot be opened, and `OSError` for an address that cannot be had.
+        `ConfigurationError` for an address that other machines reach without `auth`, `OSError` for
+        one that cannot be had, `JournalError` for such a journal, and `MissingExtra` without
+        uvicorn.
         """
+        if find_spec("uvicorn") is None:
+            raise MissingExtra("a server by itself", "serve")
         from ._uvicorn import run_server
 
         run_server(self, host, port, drain, on_start)

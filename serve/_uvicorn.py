@@ -21,7 +21,6 @@ from ..commander.errors import ConfigurationError
 from ._local import is_local
 
 if TYPE_CHECKING:
-    from ..store import Journal
     from ._app import Server
 
 __all__ = ["run_server"]
@@ -53,8 +52,6 @@ def run_server(
             f"{host} can be reached from other machines, and anybody may ask: give auth= (a token),"
             " or bind to 127.0.0.1"
         )
-    if server.journal is not None and not server.journal.is_open:
-        asyncio.run(_try_out(server.journal))  # uvicorn would bury what is wrong with it
     config = uvicorn.Config(
         server,
         host=host,
@@ -63,22 +60,21 @@ def run_server(
         timeout_graceful_shutdown=LAST + 2,  # nobody is left by then
         ws="none",
         server_header=False,
+        lifespan="off",  # what goes wrong there would be a traceback, and no error
     )
     # Also one that comes before uvicorn hears of it.
     with suppress(KeyboardInterrupt), _listen(host, port) as listening:
-        if on_start is not None:
-            name = f"[{host}]" if ":" in host else host
-            on_start(f"http://{name}:{listening.getsockname()[1]}")
-        running = _Uvicorn(config, server, drain)
+
+        def began() -> None:
+            if on_start is not None:
+                name = f"[{host}]" if ":" in host else host
+                on_start(f"http://{name}:{listening.getsockname()[1]}")
+
+        running = _Uvicorn(config, server, drain, began)
         try:
             running.run([listening])
         finally:
             running.hurry(None)
-
-
-async def _try_out(journal: Journal) -> None:
-    async with journal:
-        pass
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -99,15 +95,25 @@ def _listen(host: str, port: int) -> socket.socket:
 class _Uvicorn(uvicorn.Server):
     """At the first signal it drains, at the second it cancels what runs, at the third it dies."""
 
-    def __init__(self, config: uvicorn.Config, server: Server, drain: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, server: Server, drain: float, began: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._server = server
         self._drain = drain
         # How long calls of tools get to end that are under way, where that is kept.
         self._grace = 0.0 if server.journal is None else server.journal.grace
+        self._began = began
         self._signals = 0
         self._draining: asyncio.Task[None] | None = None
         self._last: threading.Timer | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve; signals are heard until all has ended."""
+        with self.capture_signals():
+            async with self._server.running():
+                self._began()
+                await self._serve(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal; called by Python between two steps."""

@@ -18,6 +18,11 @@ from _until import until
 from _warm import run_warm
 from openai import AsyncOpenAI
 
+from anabranch import Agent, MissingExtra
+from anabranch.cli import main
+from anabranch.serve import serve
+from anabranch.testing import ScriptedBackend
+
 PROGRAM = [sys.executable, "-m", "anabranch"]
 THINGS = """
 import asyncio
@@ -213,6 +218,39 @@ async def test_a_port_that_is_taken_is_said_to_be(folder: Path) -> None:
     assert (status, len(err.splitlines())) == (1, 1)
     assert f"cannot serve at 127.0.0.1, port {port}: " in err
     assert "in use" in err
+
+
+async def test_a_journal_that_cannot_be_made_is_one_line(folder: Path) -> None:
+    """Nothing is said to be served before it is."""
+    path = str(folder / "nowhere" / "runs.db")
+    status, out, err = await call(folder, "serve", "things:writer", "--journal", path)
+    assert (status, out, len(err.splitlines())) == (1, "", 1), err
+    assert "make the folder first" in err
+
+
+def test_without_a_web_server_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where starlette is there for an application of one's own."""
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(MissingExtra, match=r"anabranch\[serve\]"):
+        serve(Agent(ScriptedBackend(), name="writer")).run()
+
+
+class _Interrupted:
+    """What Ctrl-C does while a module is imported."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """Be interrupted."""
+        if name == "anabranch.cli._app":
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_it_is_loaded_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The status is that of any other Ctrl-C."""
+    monkeypatch.delitem(sys.modules, "anabranch.cli._app", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [_Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
 
 
 # --- how it ends

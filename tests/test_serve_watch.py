@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from typing import Any
 
 import aiohttp
@@ -13,7 +14,7 @@ from _talks import serving
 from _until import until
 from aiohttp import web
 
-from anabranch import Job
+from anabranch import Job, MissingExtra
 from anabranch.cli import _watch_url
 from anabranch.cli._http import BadServer
 from anabranch.cli._watch_url import follow_url
@@ -135,3 +136,10 @@ async def test_a_server_that_always_breaks_off_is_given_up(
         with pytest.raises(BadServer, match="the connection ended before the run"):
             async for _ in follow_url(f"{url}/runs/a"):
                 pass
+
+
+async def test_what_it_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no package is there that could talk to a server."""
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(MissingExtra, match=r"anabranch\[http\]"):
+        await anext(follow_url("http://127.0.0.1:1/runs/a"))
