@@ -51,7 +51,7 @@ async def follow_url(url: str) -> AsyncGenerator[Trace]:
                 except (aiohttp.ClientError, TimeoutError) as error:
                     if not trace.lives:
                         raise
-                    why = _words(error)
+                    why = why if lines else _words(error)
                 await again.wait(why, lines)
     except BadServer as error:
         failed = error
