@@ -26,6 +26,7 @@ from anabranch.cli._http import BadServer, address_of
 from anabranch.cli.chat._run_partner import Refused
 from anabranch.cli.chat._url_partner import UrlPartner, find_server
 from anabranch.commander.errors import ConfigurationError
+from anabranch.messages import Message, Usage
 from anabranch.serve import serve
 from anabranch.testing import ScriptedBackend, deltas
 from anabranch.tools import Decision
@@ -110,6 +111,17 @@ async def test_a_server_answers_with_its_tools_and_hears_what_was_said() -> None
         "It is 8.",
         "more",
     ]
+
+
+async def test_what_is_used_there_is_charged_here() -> None:
+    """The tokens of a run stand in the tree under the name of who answered."""
+    usage = Usage(input_tokens=3, output_tokens=4)
+    agent = writer(Message(role="assistant", content="hi", usage=usage))
+    async with on_uvicorn(serve(agent)) as url:
+        partner = await find_server(url)
+        async with Commander() as tree:
+            await tree.call_handler(partner.answer(user("q"), Seen()))
+    assert tree.usage()["writer"].total_tokens == 7
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from urllib.parse import quote
 
-from ...commander import ConfigurationError, Node
+from ...commander import ConfigurationError, Node, charge
 from ...handlers import View, handler
-from ...messages import ToolCall
+from ...messages import ToolCall, Usage
 from ...messages.arguments import read_arguments
 from ...tools import Decision, Tool
 from .._http import (
@@ -152,6 +152,7 @@ class UrlPartner(RunPartner):
                         elif kind == "decided":
                             questions.settle(_number(data, "question"))
                         elif not going_on:
+                            self._charge(node, data.get("usage"))
                             return self._finish(kind, data)
             except BadEntry as error:
                 raise BadServer(f"{in_line(self._where, 200)} sends no entry: {error}") from None
@@ -160,6 +161,11 @@ class UrlPartner(RunPartner):
                 if going_on:
                     await self._stop(client, run)
         raise AssertionError("entries end with an end")
+
+    def _charge(self, node: Node[Any], usage: object) -> None:
+        """Let the node pay for what was used there."""
+        if isinstance(usage, dict):
+            charge(self.name, Usage.from_wire(cast("dict[str, Any]", usage)), node)
 
     def _finish(self, kind: str, data: Mapping[str, Any]) -> str:
         """Return why it said no more; raise if it has not come to an end by itself."""
