@@ -40,4 +40,4 @@ class Talk(Run):
         self.failure = error
 
     def _overhear(self, event: Event) -> None:
-        self.log.append("text", text=event.data, aside=True, **self._speaker)
+        self._say("text", text=event.data, aside=True, **self._speaker)
