@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ..backends import Backend, connect
-from ..commander import ConfigurationError
 from ..dispatch.formats import FORMATS
-from ..knowledge import Index
-from ..messages import Conversation
-from ..tools import AnyTool, open_tools
 from ._diff import show_diff
-from ._exit import FAILED, USAGE, report_errors
-from ._knowledge import Embedder, knowledge, open_index
+from ._exit import FAILED, report_errors
+from ._knowledge import Embedder, knowledge
 from ._runs import runs
 from ._see import run, view, watch
 from ._serve import serve_command
-from ._session import chat_session
 from ._terminal import LegibleLog
 
 __all__ = ["app"]
@@ -64,18 +57,24 @@ app.command()(view)
 
 @app.command()
 def chat(
+    question: Annotated[
+        str | None,
+        typer.Argument(help="Ask this, show the answer, and end; what is piped in goes with it."),
+    ] = None,
     model: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--model",
             "-m",
             envvar="ANABRANCH_MODEL",
             help="local (a small model in this process), local:FILE.gguf, openai:NAME, "
-            "mistral:NAME, groq:NAME, vllm:NAME, or the http address of a server.",
+            "mistral:NAME, groq:NAME, vllm:NAME, or the http address of a server. "
+            "Default: the session's, else local.",
         ),
-    ] = "local",
+    ] = None,
     name: Annotated[
-        str | None, typer.Option(help="The model's name, where --model is a server's address.")
+        str | None,
+        typer.Option(help="The model's name, where --model or --url is a server's address."),
     ] = None,
     base_url: Annotated[
         str | None, typer.Option(help="Another server for openai:, mistral: or groq:.")
@@ -108,49 +107,75 @@ def chat(
         ),
     ] = None,
     embed: Embedder = None,
+    images: Annotated[
+        list[str] | None,
+        typer.Option("--image", "-i", help="A file that goes with the question. Also several."),
+    ] = None,
+    go_on: Annotated[
+        bool, typer.Option("--continue", "-c", help="Go on with the newest session.")
+    ] = False,
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", "-r", help="Go on with this session: its id, or its title."),
+    ] = None,
+    history: Annotated[
+        bool, typer.Option("--history/--no-history", help="Keep the session, or forget it.")
+    ] = True,
     load: Annotated[
-        Path | None, typer.Option(help="Go on with a conversation saved by /save.")
+        Path | None, typer.Option(help="Begin with a conversation saved by /save.")
+    ] = None,
+    agent: Annotated[
+        str | None,
+        typer.Option(
+            help="Talk to module:name: an agent, a group, an orchestrator, a job, a handler."
+        ),
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Talk to what anabranch serve offers at this address.")
+    ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Line by line, with neither colours nor a live prompt.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the answer's whole message as JSON.")
+    ] = False,
+    theme: Annotated[
+        str | None, typer.Option(help="The colours: dark, light or none. /theme keeps a choice.")
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
-    """Talk to a model in the terminal, or line by line from a pipe.
+    """Talk to a model, or to anything that can be served, in the terminal or in a pipe.
 
-    In the terminal, /help lists the commands; Ctrl-C stops the model while it speaks and leaves at
-    an empty prompt. From a pipe each line is a turn; the exit status is 1 if one of them failed.
+    In the terminal, /help lists the commands and keys; Ctrl-C stops the model while it speaks and
+    leaves at an empty prompt. From a pipe each line is a turn. With a question there is one answer:
+    what is piped in goes with it. Ends with status 0; 1 if a turn failed; 2 for wrong usage; 130
+    for Ctrl-C; 128 and a signal's number for that signal.
     """
+    from .chat import ChatOptions, hold_chat
+
     options = {"temperature": temperature, "max_tokens": max_tokens}
-    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     logging.getLogger().addHandler(LegibleLog())
-    with report_errors(USAGE, debug):
-        backend = connect(model, model=name, base_url=base_url, **given)
-        conversation = Conversation.load(load) if load else Conversation(system=system)
+    chosen = ChatOptions(
+        question=question,
+        model=model,
+        name=name,
+        base_url=base_url,
+        system=system,
+        tools=tools,
+        options={key: value for key, value in options.items() if value is not None},
+        formats=formats,
+        documents=documents,
+        embed=embed,
+        load=load,
+        images=tuple(images or ()),
+        resume=resume if resume is not None else "" if go_on else None,
+        history=history,
+        agent=agent,
+        url=url,
+        plain=plain,
+        as_json=as_json,
+        theme=theme,
+        debug=debug,
+    )
     with report_errors(FAILED, debug):
-        notes = None if documents is None else open_index(documents, embed)
-        raise SystemExit(asyncio.run(_chat(backend, conversation, tools, formats, notes, debug)))
-
-
-async def _chat(
-    backend: Backend,
-    conversation: Conversation,
-    specs: list[str] | None,
-    formats: list[str] | None,
-    notes: AbstractAsyncContextManager[Index] | None,
-    debug: bool,
-) -> int:
-    async with AsyncExitStack() as stack:
-        with report_errors(USAGE, debug):
-            if specs is None:
-                from ..tools.examples import EXAMPLE_TOOLS
-
-                tools: list[AnyTool] = list(EXAMPLE_TOOLS)
-            else:
-                wanted = [spec for spec in specs if spec != "none"]
-                tools = await stack.enter_async_context(open_tools(*wanted))
-            for name in formats or ():
-                if name not in FORMATS:
-                    raise ConfigurationError(
-                        f"there is no format {name!r}; there are: {', '.join(FORMATS)}"
-                    )
-            reads = None if formats is None else [FORMATS[name]() for name in formats]
-            index = None if notes is None else await stack.enter_async_context(notes)
-        return await chat_session(backend, conversation, tools, reads, index, debug=debug)
+        raise SystemExit(asyncio.run(hold_chat(chosen)))

@@ -23,7 +23,7 @@ from prompt_toolkit.patch_stdout import patch_stdout
 from ..jobs import read_line
 from ._typeahead import drop_typeahead
 
-__all__ = ["LineEditor", "screen"]
+__all__ = ["LineEditor", "open_history", "screen", "terminal_output"]
 
 
 class LineEditor:
@@ -53,8 +53,6 @@ class LineEditor:
 
     @cached_property
     def _session(self) -> PromptSession[str]:
-        from platformdirs import user_state_path
-
         keys = KeyBindings()
 
         @keys.add("escape", "enter")
@@ -70,20 +68,12 @@ class LineEditor:
             else:
                 buffer.validate_and_handle()
 
-        history: FileHistory | InMemoryHistory
-        try:
-            path: Path = user_state_path("anabranch", ensure_exists=True) / "history"
-            with path.open("ab"):
-                path.chmod(0o600)
-            history = _History(path)
-        except OSError:  # a home that cannot be written: arrow keys still know this session
-            history = InMemoryHistory()
         return PromptSession(
-            history=history,
+            history=open_history(),
             key_bindings=keys,
             completer=WordCompleter(self._commands, sentence=True),
             complete_while_typing=False,
-            output=_output(),
+            output=terminal_output(),
         )
 
     async def answer(self, prompt: str, draft: str = "") -> str | None:
@@ -93,7 +83,9 @@ class LineEditor:
         """
         if not self.edits:
             return await _read_plain(prompt)
-        session: PromptSession[str] = PromptSession(output=_output(), enable_open_in_editor=True)
+        session: PromptSession[str] = PromptSession(
+            output=terminal_output(), enable_open_in_editor=True
+        )
         return await _prompt(session, prompt, draft)
 
     async def choose(self, prompt: str) -> tuple[str | None, bool]:
@@ -111,7 +103,7 @@ class LineEditor:
         def refuse_paste(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
             event.app.output.bell()
 
-        session: PromptSession[str] = PromptSession(output=_output(), key_bindings=keys)
+        session: PromptSession[str] = PromptSession(output=terminal_output(), key_bindings=keys)
         clear_typeahead(session.app.input)
         answer = await _prompt(session, prompt)
         return answer, not get_typeahead(session.app.input) and not await drop_typeahead()
@@ -147,7 +139,20 @@ async def _read_plain(prompt: str) -> str | None:
             return "\n".join(lines)
 
 
-def _output() -> Output:
+def open_history() -> FileHistory | InMemoryHistory:
+    """Return what was said in all sessions; where that cannot be kept, what is said in this one."""
+    from platformdirs import user_state_path
+
+    try:
+        path: Path = user_state_path("anabranch", ensure_exists=True) / "history"
+        with path.open("ab"):
+            path.chmod(0o600)
+        return _History(path)
+    except OSError:
+        return InMemoryHistory()
+
+
+def terminal_output() -> Output:
     """Return the terminal, never asked where its cursor is: some do not answer.
 
     Asked, such a terminal gets a warning in the midst of what the user writes; the answer of a

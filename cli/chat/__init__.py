@@ -18,3 +18,6 @@
 Data flows one way: what the person writes goes from the prompt to the loop to the partner, and
 what happens comes back as calls of a view.
 """
+
+from ._start import ChatOptions as ChatOptions
+from ._start import hold_chat as hold_chat

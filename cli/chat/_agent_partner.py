@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from ...agents import Agent, AgentMessage
-from ...agents.layers import AgentCall
+from ...agents.layers import TOOLS, AgentCall
 from ...commander import Node
 from ...commander.errors import ConfigurationError
 from ...handlers import View
-from ...messages import Message, Usage
+from ...messages import Conversation, Message, Usage
 from ...store import NotPending, PendingDoubt
 from ._partner import Partner
 from ._sessions import AGENT, SessionInfo, Sessions
@@ -70,6 +70,29 @@ class AgentPartner(Partner):
             await self.agent.recall(self.info.id)
             self._asked = await self.agent.find_cut(self.info.id)
 
+    def begin_with(self, conversation: Conversation) -> None:
+        """Let a new session begin with what was said elsewhere; its first turn keeps it."""
+        memory, session = self.agent.memory, self.info.id
+        for each in conversation:
+            match each.role:
+                case "system" | "developer":
+                    self.agent.system = each.content
+                case "user":
+                    extra = {TURN: True}
+                    said = AgentMessage(content=each.content or "", parts=each.parts, extra=extra)
+                    memory.add(said, session_id=session)
+                case "assistant" if each.tool_calls:
+                    said = AgentMessage(content=each.content or "", sender=self.agent.name)
+                    said.formatted, said.type = [each], TOOLS
+                    memory.add(said, session_id=session)
+                case "assistant":
+                    said = AgentMessage(content=each.content or "", sender=self.agent.name)
+                    memory.add(said, session_id=session)
+                case "tool":
+                    last = memory.messages(session)[-1:]
+                    if last and last[0].type == TOOLS:
+                        last[0].formatted.append(each)
+
     async def cut(self) -> Cut | None:
         """Return the turn that was cut, with the calls that are known to be in doubt; else None."""
         if self._asked is None:
@@ -90,9 +113,8 @@ class AgentPartner(Partner):
         return self._call is not None and self._call.steer(said)
 
     def unheard(self) -> list[Message]:
-        """Take back what no request had."""
-        call, self._call = self._call, None
-        return [] if call is None else [_as_message([each]) for each in call.unheard]
+        """Return what no request of the last answer had."""
+        return [] if self._call is None else [_as_message([each]) for each in self._call.unheard]
 
     def messages(self) -> list[Message]:
         """Return the conversation, from the system prompt on."""
@@ -117,6 +139,28 @@ class AgentPartner(Partner):
         await self.agent.keep(session)
         await self._note_turns()
         return _as_message([said[begins[-1]]])
+
+    async def forget_answer(self) -> None:
+        """Take back what came of the last turn, so that `answer(None, ...)` answers it anew.
+
+        A turn that was cut stays as it is: that goes on.
+        """
+        if self._asked is not None:
+            return
+        memory, session = self.agent.memory, self.info.id
+        said = memory.messages(session)
+        begins = [number for number, each in enumerate(said) if TURN in each.extra]
+        if begins and len(said) > begins[-1] + 1:
+            memory.replace(said[: begins[-1] + 1], session)
+            await self.agent.keep(session)
+
+    async def note(self, **noted: Any) -> None:
+        """Note something else of the session: its title, model, system prompt or folder."""
+        if self.info.known:
+            self.info = await self.sessions.change(self.info.id, **noted)
+        else:
+            self.info = replace(self.info, **noted)
+        self.name = self.info.model or self.agent.name
 
     async def fork(self, turns: int | None = None) -> SessionInfo:
         """Make another session that goes on from here, or from the end of turn number `turns`."""

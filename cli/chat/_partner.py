@@ -31,7 +31,7 @@ class Partner(ABC):
         return False
 
     def unheard(self) -> list[Message]:
-        """Take back what `steer` has taken and no request had by the end of the answer."""
+        """Return what `steer` has taken and no request had so far, oldest first."""
         return []
 
     @abstractmethod

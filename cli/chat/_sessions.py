@@ -61,10 +61,14 @@ NOTED = ("title", "model", "system", "tools", "folder", "turns")
 
 
 class Sessions:
-    """The sessions in a journal that is open. `trouble` says why they are not kept, else ""."""
+    """The sessions in a journal that is open.
 
-    def __init__(self, journal: Journal, trouble: str = "") -> None:
+    `is_kept` says whether that is a file, and `trouble` why it is not, where it should be.
+    """
+
+    def __init__(self, journal: Journal, *, is_kept: bool = True, trouble: str = "") -> None:
         self.journal = journal
+        self.is_kept = is_kept
         self.trouble = trouble
 
     def new(self, **noted: Any) -> SessionInfo:
@@ -219,9 +223,10 @@ async def open_sessions(path: Path | None = None, *, keep: bool = True) -> Async
             except (OSError, JournalError) as error:
                 why = error.strerror if isinstance(error, OSError) else error.why
                 trouble = f"nothing of this chat is kept: {path}: {why}"
+        is_kept = journal is not None
         if journal is None:
             journal = await stack.enter_async_context(Journal(MEMORY, partials=PARTIALS))
-        yield Sessions(journal, trouble)
+        yield Sessions(journal, is_kept=is_kept, trouble=trouble)
 
 
 def _make(path: Path) -> None:

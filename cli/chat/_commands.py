@@ -1,0 +1,416 @@
+"""The commands of the chat: lines that begin with a slash, said to the chat itself.
+
+Each is a function marked `@command`: of the chat, and of the text after its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import shlex
+import tempfile
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from difflib import get_close_matches
+from pathlib import Path
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ...backends import Backend
+from ...commander import ConfigurationError, Node
+from ...handlers import handler
+from ...messages import Conversation, Message
+from ...tools import AnyTool
+from .._terminal import complain
+from ._agent_partner import AgentPartner
+from ._export import export
+from ._export_markdown import markdown_of
+from ._home import read_message
+from ._live import LiveScreen
+from ._partner import Partner
+from ._sessions import SessionInfo
+
+if TYPE_CHECKING:
+    from ._loop import Chat
+
+__all__ = ["AT_ONCE", "COMMANDS", "Leave", "describe_partner", "obey"]
+
+Command: TypeAlias = Callable[["Chat", str], Awaitable["Message | bool | None"]]
+"""Does what the person wants; returns what the partner is to hear instead, None for nothing.
+
+True lets the partner go on with the conversation as it stands.
+"""
+
+MOST_SESSIONS = 20
+
+COMMANDS: dict[str, Command] = {}
+AT_ONCE: set[str] = set()
+"""The commands that are obeyed also while an answer is given; the others wait for its end."""
+HELP: list[tuple[str, str]] = []
+
+
+def command(usage: str, *, at_once: bool = False) -> Callable[[Command], Command]:
+    """Make a function the command that `usage` begins with; its docstring is the help."""
+
+    def add(function: Command) -> Command:
+        name = usage.split()[0]
+        COMMANDS[name] = function
+        if at_once:
+            AT_ONCE.add(name)
+        HELP.append((usage, inspect.getdoc(function) or ""))
+        return function
+
+    return add
+
+
+class Leave(Exception):
+    """The person wants to leave."""
+
+
+@handler
+async def obey(node: Node[Any], chat: Chat, line: str) -> Message | bool | None:
+    """Do what `line` says; return what its command does.
+
+    A command that fails says why in one line and changes nothing.
+    """
+    name, argument = (*line.split(maxsplit=1), "")[:2]
+    if (wanted := COMMANDS.get(name)) is None:
+        close = get_close_matches(name[:40], COMMANDS, n=1)
+        hint = f": did you mean {close[0]}?" if close else ";"
+        complain(f"there is no command {name}{hint} /help lists them")
+        return None
+    try:
+        return await wanted(chat, argument.strip())
+    except (Leave, BrokenPipeError):
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - what the person types ends no chat
+        complain(error)
+        return None
+
+
+def describe_model(backend: Backend) -> str:
+    """Say in a line which model speaks, and how good its choice of tools is if that is known."""
+    figure = getattr(backend, "tool_choice_accuracy", "")
+    return f"{backend.model} ({backend.provider})" + (f"; {figure}" if figure else "")
+
+
+def describe_partner(partner: Partner) -> str:
+    """Say in a line who speaks."""
+    if isinstance(partner, AgentPartner) and partner.agent.backend is not None:
+        return describe_model(partner.agent.backend)
+    return partner.name
+
+
+def require_agent(chat: Chat) -> AgentPartner:
+    """Return the agent that one talks to; raise `ConfigurationError` where it is another's."""
+    if isinstance(chat.partner, AgentPartner):
+        return chat.partner
+    raise ConfigurationError(f"that is {chat.partner.name}'s own affair: it works with --model")
+
+
+@command("/help", at_once=True)
+async def list_commands(chat: Chat, argument: str) -> None:
+    """list these commands"""
+    for usage, text in HELP:
+        chat.screen.note(f"{usage:<22}{text}", "")
+    if isinstance(chat.screen, LiveScreen):
+        chat.screen.note(
+            "Enter says it, also while the model speaks: it hears that with its next request\n"
+            "Tab queues it, Esc takes the newest back, Ctrl-C stops the answer\n"
+            "@FILE attaches a file; Ctrl-R searches what you have said before",
+            "",
+        )
+    chat.screen.note("Alt-Enter, or a backslash at the end of a line, begins another line", "")
+
+
+# --- who speaks, and how
+
+
+@command("/model [NAME]")
+async def choose_model(chat: Chat, argument: str) -> None:
+    """say which model speaks, or let another one speak"""
+    partner = require_agent(chat)
+    if not argument:
+        if partner.agent.backend is not None:
+            chat.screen.note(describe_model(partner.agent.backend), "")
+        chat.screen.note("others: local, openai:NAME, mistral:NAME, groq:NAME, vllm:NAME", "")
+        chat.screen.note("or a server: http://localhost:8000/v1 NAME", "")
+        return
+    backend = await chat.home.use(argument)
+    await partner.note(model=argument)
+    chat.warm()
+    chat.screen.note(describe_model(backend), "")
+
+
+@command("/system [TEXT]")
+async def set_system(chat: Chat, argument: str) -> None:
+    """show the system prompt, or set another one; "" is none"""
+    partner = require_agent(chat)
+    if not argument:
+        system = partner.agent.system
+        chat.screen.note(str(system) if system else "there is no system prompt", "")
+        return
+    system = None if argument in ('""', "''") else argument
+    partner.agent.system = system
+    await partner.note(system=system)
+    chat.screen.note("set; the next answer has it")
+
+
+@command("/tools [on|off NAME]")
+async def list_tools(chat: Chat, argument: str) -> None:
+    """list the tools that the model may call, or switch some on or off"""
+    partner = require_agent(chat)
+    offered: list[AnyTool] = chat.home.tools
+    if not argument:
+        for tool in offered:
+            first, *_ = (*tool.description.strip().splitlines(), "")
+            state = "" if tool in partner.agent.tools else " (off)"
+            chat.screen.note(f"{tool.name}{state}: {first}", "")
+        if not offered:
+            chat.screen.note("none; start with --tools module:name", "")
+        return
+    word, *names = argument.split()
+    if word not in ("on", "off"):
+        raise ConfigurationError("/tools on NAME ..., /tools off NAME ...; without a name: all")
+    unknown = set(names) - {tool.name for tool in offered}
+    if unknown:
+        raise ConfigurationError(f"there is no tool {', '.join(sorted(unknown))}; /tools lists all")
+    chosen = {tool.name for tool in offered if not names or tool.name in names}
+    active = {tool.name for tool in partner.agent.tools}
+    active = active | chosen if word == "on" else active - chosen
+    partner.agent.tools = [tool for tool in offered if tool.name in active]
+    chat.screen.note(f"on: {', '.join(tool.name for tool in partner.agent.tools) or 'none'}")
+
+
+@command("/approve [forget N]", at_once=True)
+async def list_rules(chat: Chat, argument: str) -> None:
+    """list the tools that run without a question, or ask about one again"""
+    rules = chat.screen.rules
+    if rules is None:
+        chat.screen.note("no rules are kept", "")
+        return
+    word, _, number = argument.partition(" ")
+    there = rules.list()
+    if word == "forget":
+        if not (number.isdecimal() and 0 < int(number) <= len(there)):
+            raise ConfigurationError("/approve forget NUMBER: one of those that /approve lists")
+        rule = there[int(number) - 1]
+        rules.revoke(rule)
+        chat.screen.note(f"{rule.tool} is asked about again")
+        return
+    for place, rule in enumerate(there, 1):
+        chat.screen.note(f"{place}. {rule}", "")
+    if not there:
+        chat.screen.note("none: each call of a tool that needs a yes is asked about", "")
+
+
+@command("/theme [NAME]", at_once=True)
+async def choose_theme(chat: Chat, argument: str) -> None:
+    """say which colours are used, or choose: dark, light, none"""
+    screen = chat.screen
+    if not isinstance(screen, LiveScreen):
+        raise ConfigurationError("there are no colours here")
+    if argument:
+        screen.choose_theme(argument)
+        chat.home.settings.save(theme=argument)
+    screen.note(f"theme: {screen.theme}")
+
+
+# --- what was said
+
+
+@command("/retry")
+async def retry(chat: Chat, argument: str) -> bool | None:
+    """ask the model again for its last answer; or go on with a turn that was cut off"""
+    partner = chat.partner
+    if not any(each.role == "user" for each in partner.messages()):
+        complain("there is nothing to try again yet")
+        return None
+    if isinstance(partner, AgentPartner):
+        await partner.forget_answer()
+    return True
+
+
+@command("/undo")
+async def undo(chat: Chat, argument: str) -> None:
+    """forget the last turn: what you said, and all that came of it"""
+    said = await require_agent(chat).undo()
+    if said is None:
+        complain("there is nothing to take back yet")
+        return
+    chat.screen.note(f"forgotten: {shorten(said.content or '', 60, placeholder=' ...')}")
+
+
+@command("/edit")
+async def edit(chat: Chat, argument: str) -> Message | None:
+    """write your last message anew in $EDITOR; its answer is forgotten"""
+    partner = require_agent(chat)
+    last = next((each for each in reversed(partner.messages()) if each.role == "user"), None)
+    if last is None:
+        complain("there is nothing to edit yet")
+        return None
+    text = await edit_text(chat, last.content or "")
+    if text is None or not text.strip() or text == last.content:
+        chat.screen.note("(nothing was changed)")
+        return None
+    await partner.undo()
+    chat.screen.show_said(text)
+    return last.model_copy(update={"content": text})
+
+
+@command("/copy [all]", at_once=True)
+async def copy(chat: Chat, argument: str) -> None:
+    """copy the last answer, or all that was said, to the clipboard"""
+    said = [each for each in chat.partner.messages() if each.role == "assistant" and each.content]
+    if not said:
+        complain("there is nothing to copy yet")
+        return
+    text = said[-1].content or ""
+    if argument == "all":
+        text = markdown_of(chat.partner.messages(), "Chat")
+    screen = chat.screen
+    if not isinstance(screen, LiveScreen):
+        raise ConfigurationError("this terminal has no clipboard; /export writes a file")
+    screen.copy(text)
+    screen.note(f"({len(text):,} characters were given to the terminal's clipboard)")
+
+
+@command("/save [FILE]")
+async def save(chat: Chat, argument: str) -> None:
+    """save the conversation as JSON (conversation.json), for --load"""
+    path, conversation = argument or "conversation.json", Conversation()
+    conversation.add(*chat.partner.messages())
+    try:
+        conversation.save(path)
+    except OSError as error:
+        complain(f"cannot save to {path}: {error.strerror or error}; /save takes another file")
+        return
+    chat.screen.note(f"saved {len(conversation)} messages to {path}", "")
+
+
+@command("/export FILE")
+async def export_to(chat: Chat, argument: str) -> None:
+    """write the conversation as Markdown (.md) or as a page (.html)"""
+    path = argument or "conversation.md"
+    try:
+        await asyncio.to_thread(export, chat.partner.messages(), path)
+    except OSError as error:
+        complain(f"cannot write {path}: {error.strerror or error}; /export takes another file")
+        return
+    chat.screen.note(f"written: {path}", "")
+
+
+@command("/image FILE [TEXT]")
+async def send_image(chat: Chat, argument: str) -> Message:
+    """show the model an image, with what you say about it"""
+    words = shlex.split(argument)
+    if not words:
+        raise ConfigurationError("/image FILE: which image?")
+    message = await read_message(" ".join(words[1:]), (words[0],))
+    chat.screen.show_said(f"/image {argument}")
+    return message
+
+
+# --- what goes on, and what it takes
+
+
+@command("/cost", at_once=True)
+async def show_cost(chat: Chat, argument: str) -> None:
+    """say what this session has taken: tokens, and money where prices are known"""
+    for line in chat.home.costs(chat.usage()):
+        chat.screen.note(line, "")
+
+
+@command("/tree", at_once=True)
+async def show_tree(chat: Chat, argument: str) -> None:
+    """show the tree of what goes on above the prompt, or hide it again"""
+    screen = chat.screen
+    if not isinstance(screen, LiveScreen):
+        chat.screen.note(str(chat.commander.tree()), "")
+        return
+    screen.shows_tree = not screen.shows_tree
+    screen.touch()
+
+
+# --- sessions
+
+
+@command("/sessions [WORDS]", at_once=True)
+async def list_sessions(chat: Chat, argument: str) -> None:
+    """list the sessions, the newest first, or those in which all words stand"""
+    found = await chat.home.sessions.list(argument)
+    for info in found[:MOST_SESSIONS]:
+        chat.screen.note(describe_session(info), "")
+    if len(found) > MOST_SESSIONS:
+        chat.screen.note(f"... and {len(found) - MOST_SESSIONS} more; /sessions WORDS finds them")
+    if not found:
+        chat.screen.note("none" if not argument else f"none has {argument}", "")
+
+
+@command("/resume [SESSION]")
+async def resume(chat: Chat, argument: str) -> None:
+    """go on with another session: by its id or the beginning of its title; Tab lists them"""
+    require_agent(chat)
+    if not argument:
+        await list_sessions(chat, "")
+        chat.screen.note("/resume and an id, or the beginning of a title")
+        return
+    info = await chat.home.sessions.find(argument)
+    await chat.go_to(await chat.home.restore(info))
+
+
+@command("/new")
+async def begin_new(chat: Chat, argument: str) -> None:
+    """begin a new session; this one stays among /sessions"""
+    require_agent(chat)
+    await chat.go_to(chat.home.new())
+
+
+@command("/fork [TURNS]")
+async def fork(chat: Chat, argument: str) -> None:
+    """go on in a copy of this session, or of its first turns; the original stays as it is"""
+    partner = require_agent(chat)
+    if argument and not argument.isdecimal():
+        raise ConfigurationError("/fork, or /fork TURNS: how many turns of this session to keep")
+    info = await partner.fork(int(argument) if argument else None)
+    await chat.go_to(await chat.home.open(info))
+
+
+@command("/rename TITLE")
+async def rename(chat: Chat, argument: str) -> None:
+    """give this session another title"""
+    if not argument:
+        raise ConfigurationError("/rename TITLE: which title?")
+    await require_agent(chat).note(title=argument)
+    chat.screen.note(f"it is called {argument}")
+
+
+# --- leaving
+
+
+@command("/exit", at_once=True)
+async def leave(chat: Chat, argument: str) -> None:
+    """leave (also Ctrl-D, and Ctrl-C at an empty prompt)"""
+    chat.leave()
+
+
+def describe_session(info: SessionInfo) -> str:
+    """Say in a line which session it is."""
+    when = datetime.fromtimestamp(info.updated).astimezone()
+    turns = f"{info.turns} turn{'' if info.turns == 1 else 's'}"
+    return f"{info.id}  {when:%Y-%m-%d %H:%M}  {turns:<9}  {info.title}"
+
+
+async def edit_text(chat: Chat, text: str) -> str | None:
+    """Let $EDITOR change a text; None where there is none, or if it fails."""
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+    if not editor or not isinstance(chat.screen, LiveScreen):
+        return await chat.screen.edit("edit: ", text)
+    with tempfile.TemporaryDirectory(prefix="anabranch-") as folder:
+        path = Path(folder, "message.md")
+        await asyncio.to_thread(path.write_text, text, "utf-8", "replace")
+        status = await chat.screen.run_in_front([*shlex.split(editor), str(path)])
+        if status:
+            raise ConfigurationError(f"{editor} ended with status {status}; nothing was changed")
+        return (await asyncio.to_thread(path.read_text, "utf-8")).removesuffix("\n")

@@ -1,0 +1,122 @@
+"""What lives as long as the chat: its backends, tools, sessions and choices."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from ...agents import Agent
+from ...backends import Backend, connect, cost
+from ...messages import Conversation, Message, Part, Usage
+from ...tools import AnyTool
+from ._agent_partner import AgentPartner, AskDoubt
+from ._attach import attach, take_pasted
+from ._sessions import AGENT, SessionInfo, Sessions
+from ._settings import Settings
+
+__all__ = ["Home", "read_message"]
+
+
+class Home:
+    """Opens sessions of `agent`, and says what they have taken.
+
+    `stack` holds what was opened: it ends with the chat. `options` are for each model. `tools` are
+    all that were offered, of which the agent may have some. `doubt` asks a person what became of a
+    call that was cut.
+    """
+
+    def __init__(
+        self,
+        stack: AsyncExitStack,
+        sessions: Sessions,
+        settings: Settings,
+        options: Mapping[str, Any],
+    ) -> None:
+        self.stack = stack
+        self.sessions = sessions
+        self.settings = settings
+        self.options = options
+        self.agent: Agent[Any] = Agent(name=AGENT)
+        self.model = ""  # as `connect_model` takes it
+        self.tools: list[AnyTool] = []
+        self.doubt: AskDoubt | None = None
+
+    def adopt(self, agent: Agent[Any]) -> None:
+        """Talk to an agent of the person's own."""
+        self.agent, self.tools = agent, [*agent.tools]
+        agent.name = AGENT
+
+    def new(self, conversation: Conversation | None = None) -> AgentPartner:
+        """Return a partner in a new session, which may begin with what was said elsewhere."""
+        system = self.agent.system if isinstance(self.agent.system, str) else None
+        info = self.sessions.new(model=self.model, system=system, folder=str(Path.cwd()))
+        partner = AgentPartner(self.agent, self.sessions, info, doubt=self.doubt)
+        if conversation is not None:
+            partner.begin_with(conversation)
+        return partner
+
+    async def open(self, info: SessionInfo) -> AgentPartner:
+        """Return a partner in a session that is known."""
+        partner = AgentPartner(self.agent, self.sessions, info, doubt=self.doubt)
+        await partner.open()
+        return partner
+
+    async def restore(self, info: SessionInfo) -> AgentPartner:
+        """Return the same, with the model and the system prompt that the session had."""
+        partner = await self.open(info)
+        if info.model and info.model != self.model:
+            await self.use(info.model)
+        self.agent.system = info.system
+        return partner
+
+    async def use(self, model: str, base_url: str | None = None) -> Backend:
+        """Let another model speak from now on; the one before stays open, as it may speak now.
+
+        `model` is `local`, `openai:NAME`, or an address and a name, with a blank between.
+        """
+        spec, _, name = model.partition(" ")
+        backend = connect(spec, model=name.strip() or None, base_url=base_url, **self.options)
+        self.agent.backend = await self.stack.enter_async_context(backend)
+        self.model = model
+        return backend
+
+    def costs(self, usage: Mapping[str, Usage]) -> list[str]:
+        """Say what was taken, a line for each model, and what that costs where prices are known."""
+        prices = self.settings.priced
+        lines = [
+            f"{model}: {used.input_tokens:,} tokens read"
+            + (
+                f" ({used.cached_input_tokens:,} of them cached)"
+                if used.cached_input_tokens
+                else ""
+            )
+            + f", {used.output_tokens:,} written"
+            + (f": {cost({model: used}, prices):.4f}" if model in prices else "")
+            for model, used in usage.items()
+        ]
+        if not lines:
+            return ["nothing was asked yet"]
+        if not usage.keys() & prices.keys():
+            lines.append(
+                f'no prices are known; {self.settings.path()}: {{"prices": {{"MODEL": [1, 2]}}}}'
+            )
+        return lines
+
+
+async def read_message(said: str, images: Sequence[str] = ()) -> Message:
+    """Make a message of what the person has typed: files after `@`, and dropped pictures, with it.
+
+    Raises `AttachError` or `ConfigurationError` for what cannot be sent along.
+    """
+    return await asyncio.to_thread(_read, said, images)
+
+
+def _read(said: str, images: Sequence[str]) -> Message:
+    text, pasted = take_pasted(said)
+    attached = attach(text)
+    parts = [Part.from_path(os.path.expanduser(path)) for path in (*images, *pasted)]
+    return Message(role="user", content=attached.text, parts=[*parts, *attached.parts])

@@ -1,0 +1,405 @@
+"""The chat: turns, one after the other. What is said begins one, steers it, or waits."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from textwrap import shorten
+from typing import Any, TypeVar
+
+from prompt_toolkit.completion import Completer
+
+from ...agents import AgentMessage
+from ...commander import AnabranchError, Commander, ConfigurationError, Node, NodeCancelled
+from ...handlers import View, handler
+from ...messages import Message, Request, ToolCall, Usage
+from ...store import PendingDoubt
+from ...tracing import LiveTrace, live
+from .._drawing import now as seen_until
+from .._exit import INTERRUPTED, KILLED, handle_signals
+from .._survey import Survey
+from .._terminal import LONGEST, complain, in_line
+from .._tree_view import draw
+from ._agent_partner import AgentPartner
+from ._commands import AT_ONCE, HELP, Leave, obey
+from ._complete import ChatCompleter, Choices
+from ._file_completer import file_completer
+from ._home import Home, read_message
+from ._live import THEMES, LiveScreen
+from ._partner import Partner
+from ._plain import PlainScreen
+from ._screen import Screen, call_line
+from ._sessions import SessionInfo
+from ._status import Status
+
+__all__ = ["Chat"]
+
+T = TypeVar("T")
+
+TICK = 0.25
+"""Seconds between two looks at the clock while something goes on."""
+
+
+class Chat:
+    """Talks with `partner` on `screen`, below `commander`, until the person leaves.
+
+    What the person says while an answer is given steers it, or waits in `waiting`, in its order.
+    """
+
+    def __init__(self, screen: Screen, commander: Commander, home: Home, status: Status) -> None:
+        self.screen = screen
+        self.commander = commander
+        self.home = home
+        self.status = status
+        self.partner: Partner = _Nobody()
+        self.waiting: deque[str] = deque()
+        self.busy: Node[Any] | None = None  # what Ctrl-C stops
+        # What steers the answer that is given, as it was typed; who answers tells what was heard.
+        self._steering: list[str] = []
+        self._news = asyncio.Event()
+        self._ticking: asyncio.TimerHandle | None = None
+        self._left = False
+        self._stopped = False  # by Ctrl-C, and nothing was said since
+        self._interrupted = False
+        self._killed = 0
+        self._is_once = False
+        self._warming: Node[Any] | None = None
+        self._sessions: list[SessionInfo] = []  # as they were listed last, to be completed
+        self._tree: LiveTrace | None = None
+
+    # --- turns
+
+    async def run(self, partner: Partner) -> int:
+        """Talk until the person leaves or the input ends; return the exit status."""
+        with self._signals():
+            await self.go_to(partner)
+            self.warm()
+            return await self._talk()
+
+    async def once(self, partner: Partner, said: str, images: Sequence[str] = ()) -> int:
+        """Have one question answered; return the exit status."""
+        self.partner, self._is_once = partner, True
+        with self._signals():
+            message = await read_message(said, images)
+            if not self._left:
+                await self.answer(message)
+            return self._end()
+
+    async def _talk(self) -> int:
+        while (said := await self._next()) is not None:
+            try:
+                await self._take(said)
+            except Leave:
+                break
+        return self._end()
+
+    def _end(self) -> int:
+        if self._killed:
+            return KILLED + self._killed
+        if self._interrupted:
+            return INTERRUPTED
+        alone = self._is_once or not self.screen.interactive
+        return 1 if self.screen.failures and alone else 0
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether a signal has ended it."""
+        return self._killed > 0
+
+    async def _next(self) -> str | None:
+        while not self._left:
+            if self.waiting:
+                return self.waiting.popleft()
+            if isinstance(self.screen, PlainScreen):
+                return await self._unless_left(self.screen.read())
+            self._news.clear()
+            await self._news.wait()
+        return None
+
+    async def _unless_left(self, reading: Any) -> str | None:
+        """Read a line, unless a signal ends the chat meanwhile."""
+        line = asyncio.ensure_future(reading)
+        leaving = asyncio.ensure_future(self._leaving())
+        await asyncio.wait((line, leaving), return_when=asyncio.FIRST_COMPLETED)
+        leaving.cancel()
+        if line.done():
+            return line.result()
+        line.cancel()
+        return None
+
+    async def _leaving(self) -> None:
+        while not self._left:
+            self._news.clear()
+            await self._news.wait()
+
+    async def _take(self, said: str) -> None:
+        if not said.strip():
+            return
+        if not is_command(said):
+            message = await self._read(said)
+            if message is not None:
+                self.screen.show_said(said)
+                await self.answer(message)
+            return
+        try:
+            again = await self.stoppable(obey(self, said))
+        except NodeCancelled:
+            self.screen.note("(stopped)")
+        else:
+            if again is not None:
+                await self.answer(again if isinstance(again, Message) else None)
+
+    async def _read(self, said: str) -> Message | None:
+        """Make a message of what was typed; None for one of which a file cannot be attached."""
+        try:
+            return await read_message(said)
+        except (AnabranchError, OSError) as error:
+            complain(error)
+            return None
+
+    async def answer(self, said: Message | None) -> None:
+        """Let the partner answer; what it has not heard by the end comes next."""
+        if self._warming is not None:
+            self._warming.cancel("there is a question")
+        self.status.begin(self.status.now())
+        try:
+            answer = await self.stoppable(self.partner.answer(said, self.screen))
+            self.screen.ended()
+            for line in cited(answer):
+                self.screen.note(line)
+        except Exception as error:  # noqa: BLE001 - whatever failed, the chat goes on
+            self.screen.failed(error)
+        finally:
+            self.screen.ended()
+            self.status.end(self.status.now())
+            if isinstance(self.screen, LiveScreen):
+                self.screen.note(self.status.summary(self.status.now(), self.screen.columns - 1))
+            self.heard()
+            again, self._steering = self._steering, []
+            self.waiting.extendleft(reversed(again))
+
+    async def stoppable(self, node: Node[T]) -> T:
+        """Run a node that Ctrl-C stops."""
+        self.busy = node
+        self._tick()
+        try:
+            return await self.commander.call_handler(node, claim=True)
+        finally:
+            self.busy = None
+            if self._ticking is not None:
+                self._ticking.cancel()
+            self._touch()
+
+    def heard(self) -> None:
+        """Show what steered the answer, once a request has it."""
+        heard = len(self._steering) - len(self.partner.unheard())
+        for text in self._steering[:heard]:
+            self.screen.show_said(text)
+        del self._steering[:heard]
+
+    # --- what the person does meanwhile
+
+    def said(self, text: str) -> None:
+        """Take a text: it steers the answer under way, else it is the next turn."""
+        self._stopped = False
+        name = text.split()[0] if text.split() else ""
+        if is_command(text) and name in AT_ONCE:
+            self.commander.call_handler(obey(self, text))
+        elif self.busy is None or is_command(text):
+            self.queued(text)
+        else:
+            self.commander.call_handler(self._steer(text))
+
+    @handler
+    async def _steer(self, node: Node[Any], text: str) -> None:
+        message = await self._read(text)
+        if message is None:
+            return
+        if self.partner.steer(message):
+            self._steering.append(text)
+            self._touch()
+        else:
+            self.queued(text)
+
+    def queued(self, text: str) -> None:
+        """Take a text that waits for its turn."""
+        self._stopped = False
+        self.waiting.append(text)
+        self._news.set()
+        self._touch()
+
+    def take_back(self) -> str | None:
+        """Give back the newest text that waits."""
+        text = self.waiting.pop() if self.waiting else None
+        self._touch()
+        return text
+
+    def interrupt(self) -> None:
+        """Stop what goes on; where nothing does, leave, unless something was stopped just now."""
+        echo, self._stopped = self._stopped, False
+        if self.busy is not None and self.screen.interactive and not self._is_once:
+            self.busy.cancel("interrupted")
+            self._stopped = True
+        elif self._is_once:
+            self._interrupted = True
+            self.leave()
+        elif echo:  # who presses Ctrl-C twice to stop a model does not want to lose the chat
+            self.screen.note("(Ctrl-C once more leaves)")
+        else:
+            self._interrupted = not self.screen.interactive
+            self.leave()
+
+    def leave(self) -> None:
+        """Let the chat end; an answer under way is cut, and goes on when the session is resumed."""
+        self._left = True
+        self._news.set()
+        if self.busy is not None:
+            self.commander.exit()
+
+    def above(self, columns: int, rows: int) -> list[str]:
+        """Return what stands above the prompt."""
+        assert isinstance(self.screen, LiveScreen)
+        return self.screen.above(columns, rows)
+
+    def waits(self) -> list[str]:
+        """Return what waits, in words: what steers the answer, then what is queued."""
+        steering = [f"to be heard next: {text}" for text in self._steering]
+        return [*steering, *(f"queued: {text}" for text in self.waiting)]
+
+    def usage(self) -> Mapping[str, Usage]:
+        """Return what the session has taken, by model; of others, what went through this tree."""
+        partner = self.partner
+        return partner.usage() if isinstance(partner, AgentPartner) else self.commander.usage()
+
+    async def go_to(self, partner: Partner) -> None:
+        """Go on in another session: show what was said in it, and a turn of it that was cut."""
+        self.partner = partner
+        self._sessions = await self.home.sessions.list()
+        if not isinstance(partner, AgentPartner):
+            return
+        self.screen.show_conversation(partner.messages())
+        info = partner.info
+        if info.known:
+            self.screen.note(f"({info.title}; /sessions lists all)")
+        if (cut := await partner.cut()) is not None:
+            asked = shorten(cut.asked.content or "", 60, placeholder=" ...")
+            self.screen.note(f"(the answer to {asked!r} was cut off: /retry goes on with it)")
+
+    def warm(self) -> None:
+        """Let the model read the conversation while the person writes."""
+        partner = self.partner
+        if isinstance(partner, AgentPartner) and self.screen.interactive and not self._left:
+            self._warming = self.commander.call_handler(_warm(partner))
+
+    async def ask_doubt(self, doubt: PendingDoubt) -> None:
+        """Ask the person what became of a call that was cut: it is never repeated in silence."""
+        call = ToolCall(id="", name=doubt.tool, arguments=dict(doubt.arguments))
+
+        def rows(columns: int, lines: int | None) -> list[str]:
+            return [call_line(call), in_line(doubt.note, LONGEST)]
+
+        label = "was it done? [y(es)/n(o: do it now)/Enter: nobody knows] "
+        answer = (await self.screen.choose(label, rows) or "").strip().lower()
+        if answer in ("y", "yes"):
+            said = await self.screen.edit("what did it give? ", "")
+            await doubt.done(said or "done")
+        elif answer in ("n", "no"):
+            await doubt.not_done()
+        else:
+            await doubt.done("nobody knows whether this was done; it is not repeated")
+
+    def completer(self) -> Completer:
+        """Return what completes commands and files at the prompt."""
+        models = ("local", "openai:", "mistral:", "groq:", "vllm:", "http://")
+        choices: dict[str, Choices] = {
+            "/model": lambda: [(each, "") for each in models],
+            "/theme": lambda: [(each, "") for each in THEMES],
+            "/tools": lambda: [
+                (f"{word} {tool.name}", "") for tool in self.home.tools for word in ("on", "off")
+            ],
+            "/resume": lambda: [(each.id, each.title) for each in self._sessions],
+        }
+        return ChatCompleter(
+            {usage.split()[0]: words for usage, words in HELP}, choices, file_completer()
+        )
+
+    # --- what is shown at the prompt
+
+    def status_line(self, columns: int) -> str:
+        """Return what is going on, in words."""
+        self.status.asks = isinstance(self.screen, LiveScreen) and self.screen.is_asking
+        return self.status.line(self.status.now(), columns)
+
+    def tree_lines(self, columns: int, rows: int) -> list[str]:
+        """Return the tree of what goes on; it is followed from the first time on."""
+        if self._tree is None:
+            self._tree = live(self.commander, prices=self.home.settings.priced)
+        trace = self._tree.trace()
+        survey = Survey(trace)
+        return [line.plain for line in draw(survey, columns, rows, seen_until(trace))]
+
+    # --- the clock, and signals
+
+    def touch(self) -> None:
+        """Draw what stands at the prompt anew, soon."""
+        if isinstance(self.screen, LiveScreen) and self.screen.prompt is not None:
+            self.screen.prompt.touch()
+
+    def _touch(self) -> None:
+        if isinstance(self.screen, LiveScreen):
+            self.screen.touch()
+
+    def _tick(self) -> None:
+        """Draw the seconds as they pass, while something goes on."""
+        if self.busy is not None and isinstance(self.screen, LiveScreen):
+            self._touch()
+            self._ticking = asyncio.get_running_loop().call_later(TICK, self._tick)
+
+    @contextmanager
+    def _signals(self) -> Generator[None]:
+        def received(number: int) -> None:
+            if number == signal.SIGINT:
+                self.interrupt()
+            else:
+                self._killed = number
+                self.leave()
+
+        with handle_signals(received):
+            yield
+
+
+class _Nobody(Partner):
+    """Stands there until it is known whom one talks to."""
+
+    name = "nobody"
+
+    def answer(self, said: Message | None, view: View) -> Node[Any]:
+        raise ConfigurationError("there is nobody to answer")
+
+    def messages(self) -> Sequence[Message]:
+        return ()
+
+
+@handler
+async def _warm(node: Node[Any], partner: AgentPartner) -> None:
+    backend = partner.agent.backend
+    if backend is not None:
+        with suppress(Exception):  # whatever it is, the question itself will tell
+            await backend.warm(Request(partner.messages(), tools=partner.agent.tools))
+
+
+def cited(answer: Any) -> Iterator[str]:
+    """Yield a line for each document that an answer cites."""
+    extra = answer.extra if isinstance(answer, AgentMessage) else {}
+    for each in extra.get("citations", ()):
+        heading = f" ({each['heading']})" if "heading" in each else ""
+        yield in_line(f"[{each['number']}] {each['place']}{heading}", LONGEST)
+
+
+def is_command(text: str) -> bool:
+    """Say whether a text is for the chat itself: `/word`, and no path."""
+    name = text.split(maxsplit=1)[0] if text.strip() else ""
+    return name.startswith("/") and "/" not in name[1:]

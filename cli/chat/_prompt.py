@@ -1,0 +1,457 @@
+"""The line in which a person can always write, and what stands between it and the scrollback.
+
+One application of prompt_toolkit lives as long as the chat, so the terminal never echoes by itself:
+what is typed while a model speaks is seen in the line alone. What is printed goes above it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol, TextIO, cast
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import Completer
+from prompt_toolkit.document import Document
+from prompt_toolkit.filters import Condition
+from prompt_toolkit.formatted_text import ANSI
+from prompt_toolkit.history import History
+from prompt_toolkit.input import Input
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
+from prompt_toolkit.output import Output
+
+from .._editor import terminal_output
+
+__all__ = ["Listener", "LivePrompt"]
+
+QUIET, STOPPED = 0.15, 1.0
+"""Seconds without a key after which nobody is typing; who has been typing gets the longer time."""
+
+FRAME = 0.05
+"""Seconds between two drawings of what grows while a model speaks."""
+
+# Terminals that know this show all that lies between at once; others pass over it.
+HOLD, RELEASE = "\x1b[?2026h", "\x1b[?2026l"
+
+# How much of the screen's height the line and its menu keep for themselves.
+KEPT_ROWS = 4
+
+
+class Listener(Protocol):
+    """Hears what a person does at the prompt; each is called in the prompt's loop."""
+
+    def said(self, text: str) -> None:
+        """Take a text that Enter has ended."""
+
+    def queued(self, text: str) -> None:
+        """Take a text that is to wait for its turn: Tab has ended it."""
+
+    def take_back(self) -> str | None:
+        """Give back the newest text that waits, None if there is none: Esc wants to change it."""
+
+    def interrupt(self) -> None:
+        """Ctrl-C was pressed where nothing was written."""
+
+    def leave(self) -> None:
+        """Ctrl-D was pressed where nothing was written."""
+
+    def above(self, columns: int, rows: int) -> list[str]:
+        """Return the lines, with ANSI colours, that stand above the prompt at the moment."""
+        ...
+
+
+@dataclass
+class _Question:
+    label: str
+    rows: Callable[[int, int], list[str]]
+    future: asyncio.Future[str | None]
+    guarded: bool
+    draft: Document | None = None  # what stood in the line before; None: it is not asked yet
+    answered: asyncio.TimerHandle | None = None  # when the answer is known to stand alone
+
+
+class LivePrompt:
+    """Reads what a person writes, for as long as `run` runs; all calls belong to its loop.
+
+    Enter says what stands in the line, Tab queues it, Esc takes the newest back. Where a menu is
+    open, or the word begins with `/` or `@`, Tab completes. Alt-Enter, or a backslash before Enter,
+    begins another line.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        completer: Completer | None = None,
+        history: History | None = None,
+        *,
+        input: Input | None = None,  # noqa: A002 - the name that prompt_toolkit gives it
+        output: Output | None = None,
+    ) -> None:
+        self._listener = listener
+        self._question: _Question | None = None
+        self._asking = asyncio.Lock()
+        self._last_key = 0.0
+        self._pending: list[str] = []
+        self._held = False  # the terminal shows nothing until it is released
+        self._drawing: asyncio.TimerHandle | None = None
+        self._drawn = 0  # columns of what stands there
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._session: PromptSession[str] = PromptSession(
+            message=self._message,
+            completer=completer,
+            complete_while_typing=Condition(self._is_completing),
+            complete_in_thread=True,
+            reserve_space_for_menu=6,
+            history=history,
+            key_bindings=self._bindings(),
+            enable_open_in_editor=True,
+            enable_suspend=True,
+            erase_when_done=True,
+            prompt_continuation="  ",
+            input=input,
+            output=output or terminal_output(),
+        )
+        app = self._session.app
+        app.ttimeoutlen, app.timeoutlen = 0.05, 0.3  # after Esc, which may begin another key
+        app.key_processor.before_key_press += self._note_key
+        app.before_render += self._follow_size
+        app.after_render += self._release
+        app.terminal_size_polling_interval = None  # the signal is enough, and is handled here
+
+    # --- its life
+
+    async def run(self) -> None:
+        """Stand there until `close`; what the program prints meanwhile stands above."""
+        self._loop = asyncio.get_running_loop()
+        with self._streams_above():
+            try:
+                await self._session.prompt_async(
+                    handle_sigint=False,
+                    set_exception_handler=False,
+                    pre_run=lambda: cast("Any", self._loop).call_soon(self._watch_size),
+                )
+            finally:
+                if self._question is not None:
+                    self._settle(self._question, None)
+                if self._drawing is not None:
+                    self._drawing.cancel()
+        self._flush()
+
+    def close(self) -> None:
+        """Let `run` end."""
+        if self._session.app.is_running and not self._session.app.is_done:
+            self._session.app.exit(result="")
+
+    @contextmanager
+    def _streams_above(self) -> Generator[None]:
+        """Print above the prompt what anybody writes to the standard streams, from any thread."""
+        before = sys.stdout, sys.stderr
+        for name, stream in zip(("stdout", "stderr"), before, strict=True):
+            if stream.isatty():
+                setattr(sys, name, cast("TextIO", _Above(self, stream)))
+        try:
+            yield
+        finally:
+            for each in (sys.stdout, sys.stderr):
+                with suppress(OSError):
+                    each.flush()
+            sys.stdout, sys.stderr = before
+
+    # --- what is shown
+
+    def print(self, text: str) -> None:
+        """Put text above all that stands at the prompt; it begins and ends a line of its own."""
+        self._pending.append(text if text.endswith("\n") else text + "\n")
+        if len(self._pending) == 1 and self._loop is not None:
+            self._loop.call_soon(self._flush)
+
+    def send(self, sequence: str) -> None:
+        """Send the terminal something that shows nothing and moves nothing."""
+        self._session.app.output.write_raw(sequence)
+        self._session.app.output.flush()
+
+    def print_threadsafe(self, text: str) -> None:
+        """Print from whatever thread."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it is closed: the program ends
+                self._loop.call_soon_threadsafe(self.print, text)
+
+    def _flush(self) -> None:
+        text, self._pending = "".join(self._pending), []
+        if not text:
+            return
+        app, output = self._session.app, self._session.app.output
+        if not app.is_running or app.is_done:
+            output.write_raw(text)
+            output.flush()
+            return
+        output.write_raw(HOLD)
+        self._follow_size()
+        app.renderer.erase(leave_alternate_screen=False)
+        output.write_raw(text)
+        self._held = True
+        app.invalidate()
+
+    def _release(self, _: object = None) -> None:
+        if self._held:
+            self._held = False
+            self._session.app.output.write_raw(RELEASE)
+            self._session.app.output.flush()
+
+    def touch(self, *, now: bool = False) -> None:
+        """Draw what stands above the prompt anew: soon, or in this turn of the loop."""
+        if now:
+            self._session.app.invalidate()
+        elif self._drawing is None and self._loop is not None:
+            self._drawing = self._loop.call_later(FRAME, self._draw)
+
+    def _draw(self) -> None:
+        self._drawing = None
+        self._session.app.invalidate()
+
+    @property
+    def columns(self) -> int:
+        """How many characters a line of the terminal has."""
+        return self._session.app.output.get_size().columns or 80
+
+    def _watch_size(self) -> None:
+        if hasattr(signal, "SIGWINCH") and threading.current_thread() is threading.main_thread():
+            with suppress(NotImplementedError, RuntimeError):  # a loop that takes no signals
+                loop = asyncio.get_running_loop()
+                loop.add_signal_handler(signal.SIGWINCH, self._session.app.invalidate)
+
+    def _follow_size(self, _: object = None) -> None:
+        """Erase what was drawn for another width, where the terminal has put it."""
+        app = self._session.app
+        columns = app.output.get_size().columns
+        if self._drawn not in (0, columns):
+            app.output.cursor_up(self._rewrapped(columns))
+            app.renderer.erase(leave_alternate_screen=False)
+        self._drawn = columns
+
+    def _rewrapped(self, columns: int) -> int:
+        """Return how many lines more than before the cursor is below the first one.
+
+        Most terminals wrap what stands there to a new width; xterm and the console of Linux cut it.
+        """
+        screen, term = self._session.app.renderer.last_rendered_screen, os.environ.get("TERM", "")
+        cuts = "XTERM_VERSION" in os.environ or term.startswith(("linux", "vt"))
+        if screen is None or cuts or (term.startswith("screen") and "TMUX" not in os.environ):
+            return 0
+        cursor = screen.get_cursor_position(self._session.app.layout.current_window)
+        more = cursor.x // columns
+        for row in range(cursor.y):
+            cells = [at for at, each in screen.data_buffer[row].items() if each.char.strip()]
+            more += max(cells, default=0) // columns
+        return more
+
+    def _message(self) -> ANSI:
+        size = self._session.app.output.get_size()
+        columns, rows = size.columns or 80, max(1, (size.rows or 24) - KEPT_ROWS)
+        question = self._question
+        if question is None or question.draft is None:
+            # Half of the screen: what a terminal that becomes narrow wraps is to stay on it, for
+            # what has gone into the scrollback cannot be erased.
+            lines, label = self._listener.above(columns, (rows + 1) // 2), "> "
+        else:
+            lines, label = question.rows(columns, rows), question.label
+        # Coloured, so that its last space is written too: some terminals that wrap anew lose a
+        # cursor that stands behind what was written.
+        return ANSI("\n".join([*lines[-rows:], f"\x1b[0;36m{label}\x1b[0m"]))
+
+    # --- questions
+
+    async def ask(
+        self,
+        label: str,
+        rows: Callable[[int, int], list[str]] = lambda columns, rows: [],
+        draft: str = "",
+        *,
+        guarded: bool = True,
+    ) -> str | None:
+        """Ask something in the line, below `rows(columns, rows)`; None for no answer.
+
+        It is asked once nobody is typing, and what was written by then comes back afterwards.
+        A guarded one is answered by a line that was typed by itself: what comes in a burst with
+        more, as what is pasted does, is no answer. One question at a time, in the order of calls.
+        """
+        async with self._asking:
+            loop = asyncio.get_running_loop()
+            question = _Question(label, rows, loop.create_future(), guarded)
+            self._question = question
+            try:
+                await self._until_quiet()
+                buffer = self._session.default_buffer
+                question.draft = buffer.document
+                buffer.reset(Document(draft))
+                self.touch(now=True)
+                return await question.future
+            finally:
+                self._question = None
+                if question.answered is not None:
+                    question.answered.cancel()
+                if question.draft is not None:
+                    self._session.default_buffer.reset(question.draft)
+                self.touch(now=True)
+
+    async def _until_quiet(self) -> None:
+        loop = asyncio.get_running_loop()
+        typed = loop.time() - self._last_key < STOPPED
+        while True:
+            begun = loop.time()
+            await asyncio.sleep(STOPPED if typed else QUIET)
+            if self._last_key < begun:
+                return
+            typed = True
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a question stands in the line, or waits until nobody is typing."""
+        return self._question is not None
+
+    def _answer(self, question: _Question, text: str) -> None:
+        loop = asyncio.get_running_loop()
+        if not question.guarded:
+            self._settle(question, text)
+        else:  # a key that comes before this takes the answer back
+            question.answered = loop.call_later(QUIET, self._settle, question, text)
+
+    def _settle(self, question: _Question, text: str | None) -> None:
+        self._last_key = 0.0  # the keys of an answer do not hold up the next question
+        if not question.future.done():
+            question.future.set_result(text)
+
+    def _note_key(self, _: object) -> None:
+        loop = asyncio.get_running_loop()
+        self._last_key = loop.time()
+        question = self._question
+        if question is not None and question.answered is not None:
+            question.answered.cancel()
+            question.answered = None
+            self._session.default_buffer.reset()
+            self.print("(that came together with more; an answer is typed by itself)")
+
+    # --- keys
+
+    def _is_completing(self) -> bool:
+        if self.is_asked:
+            return False
+        before = self._session.default_buffer.document.text_before_cursor
+        word = before.split()[-1:] if before[-1:].strip() else []
+        return before.startswith("/") or (bool(word) and word[0].startswith("@"))
+
+    def _bindings(self) -> KeyBindings:
+        keys = KeyBindings()
+        asked = Condition(lambda: self._question is not None and self._question.draft is not None)
+        for key, function in (("enter", self._on_enter), ("c-c", self._on_ctrl_c)):
+            keys.add(key)(function)
+        keys.add("c-d", filter=Condition(lambda: not self._session.default_buffer.text))(
+            self._on_ctrl_d
+        )
+        keys.add("escape", "enter")(_begin_line)
+        keys.add("escape")(self._on_escape)
+        keys.add("tab")(self._on_tab)
+        guarded = asked & Condition(lambda: bool(self._question and self._question.guarded))
+        keys.add(Keys.BracketedPaste, filter=guarded)(_refuse_paste)
+        return keys
+
+    def _take(self) -> str:
+        buffer = self._session.default_buffer
+        text = buffer.text.encode("utf-8", "replace").decode()  # bytes that were no text
+        buffer.reset(append_to_history=bool(text.strip()) and not self.is_asked)
+        return text
+
+    def _on_enter(self, event: KeyPressEvent) -> None:
+        buffer: Any = event.current_buffer
+        state = buffer.complete_state
+        if state and state.current_completion and not buffer.text.startswith("/"):
+            buffer.complete_state = None  # a file was chosen; the message may go on
+            return
+        if buffer.document.char_before_cursor == "\\":
+            buffer.delete_before_cursor()
+            buffer.insert_text("\n")
+            return
+        question = self._question
+        if question is not None and question.draft is not None:
+            self._answer(question, buffer.text)
+        elif (text := self._take()).strip():
+            self._listener.said(text)
+
+    def _on_tab(self, event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.complete_state:
+            buffer.complete_next()
+        elif self._is_completing():
+            buffer.start_completion(insert_common_part=True)
+        elif not self.is_asked and buffer.text.strip():
+            self._listener.queued(self._take())
+
+    def _on_escape(self, event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.complete_state:
+            buffer.cancel_completion()
+        elif self._question is not None and self._question.draft is not None:
+            self._settle(self._question, None)
+        elif (text := self._listener.take_back()) is not None:
+            buffer.document = Document(f"{text}\n{buffer.text}" if buffer.text else text)
+
+    def _on_ctrl_c(self, event: KeyPressEvent) -> None:
+        if self._question is not None and self._question.draft is not None:
+            self._settle(self._question, None)
+        elif event.current_buffer.text:
+            event.current_buffer.reset()
+        else:
+            self._listener.interrupt()
+
+    def _on_ctrl_d(self, event: KeyPressEvent) -> None:
+        if self._question is not None and self._question.draft is not None:
+            self._settle(self._question, None)
+        else:
+            self._listener.leave()
+
+
+def _begin_line(event: KeyPressEvent) -> None:
+    event.current_buffer.insert_text("\n")
+
+
+def _refuse_paste(event: KeyPressEvent) -> None:
+    event.app.output.bell()
+
+
+class _Above(io.TextIOBase):
+    """Takes what is written to a stream of the terminal, line by line, and prints it above."""
+
+    def __init__(self, prompt: LivePrompt, stream: TextIO) -> None:
+        self._prompt = prompt
+        self._stream = stream
+        self._line = ""
+
+    def write(self, text: str) -> int:
+        lines, newline, self._line = (self._line + text).rpartition("\n")
+        if newline:
+            self._prompt.print_threadsafe(lines + newline)
+        return len(text)
+
+    def flush(self) -> None:
+        """Print the line that has no end yet; more of it begins another."""
+        line, self._line = self._line, ""
+        if line:
+            self._prompt.print_threadsafe(line)
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding

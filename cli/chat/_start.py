@@ -1,0 +1,244 @@
+"""`anabranch chat`: what the options say becomes a partner, a screen and a chat of both."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ...agents import Agent
+from ...commander import Commander, ConfigurationError
+from ...dispatch import Format
+from ...dispatch.formats import FORMATS
+from ...messages import Conversation
+from ...tools import open_tools
+from .._editor import open_history
+from .._knowledge import open_index
+from .._rescue import rescue
+from .._terminal import complain
+from ._agent_partner import AgentPartner
+from ._attach import read_piped, with_piped
+from ._commands import COMMANDS, describe_partner
+from ._home import Home
+from ._live import LiveScreen
+from ._loop import Chat
+from ._partner import Partner
+from ._plain import PlainScreen
+from ._rules import Rules
+from ._served_partner import find_partner
+from ._sessions import AGENT, open_sessions
+from ._settings import Settings
+from ._status import Status
+from ._url_partner import find_server
+
+__all__ = ["ChatOptions", "hold_chat"]
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """What the command line says."""
+
+    question: str | None = None
+    model: str | None = None  # None: as the session has it, else the small local model
+    name: str | None = None
+    base_url: str | None = None
+    system: str | None = None
+    tools: list[str] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    formats: list[str] | None = None
+    documents: str | None = None
+    embed: str | None = None
+    load: Path | None = None
+    images: Sequence[str] = ()
+    resume: str | None = None  # a session's id or title; "" is the newest
+    history: bool = True
+    agent: str | None = None
+    url: str | None = None
+    plain: bool = False
+    as_json: bool = False
+    theme: str | None = None
+    debug: bool = False
+
+    def check(self) -> None:
+        """Refuse what does not go together."""
+        if self.agent and self.url:
+            raise ConfigurationError("--agent and --url are two partners: choose one")
+        other = "--agent" if self.agent else "--url" if self.url else ""
+        for name, given in (
+            ("--model", self.model),
+            ("--system", self.system),
+            ("--tools", self.tools),
+            ("--knowledge", self.documents),
+            ("--load", self.load),
+            ("--format", self.formats),
+        ):
+            if other and given:
+                raise ConfigurationError(f"{name} does not go with {other}, which has its own")
+        if self.url and self.resume is not None:
+            raise ConfigurationError("a server's sessions are its own: --url takes no --continue")
+        if self.load and self.resume is not None:
+            raise ConfigurationError("--load begins a session: it does not go with --continue")
+        if self.as_json and self.question is None:
+            raise ConfigurationError('--json needs a question: anabranch chat --json "..."')
+
+
+async def hold_chat(options: ChatOptions) -> int:
+    """Chat as the options say; return the exit status.
+
+    Raises `ConfigurationError` before anything is asked.
+    """
+    options.check()
+    settings = Settings.load()
+    if options.theme is not None:
+        settings = settings.model_copy(update={"theme": options.theme})
+    piped = "" if options.question is None else await asyncio.to_thread(_read_pipe)
+    async with AsyncExitStack() as stack:
+        sessions = await stack.enter_async_context(open_sessions(keep=options.history))
+        home = Home(stack, sessions, settings, options.options)
+        await _make_agent(home, options)
+        slow = 0.1 if options.debug else None
+        async with Commander(policy="isolate", slow_after=slow) as commander:
+            status = Status(AGENT, settings.priced)
+            async with _open_chat(commander, home, status, options) as chat:
+                status.follow(commander, chat.touch)
+                try:
+                    return await _talk(chat, options, piped)
+                finally:
+                    status.close()
+
+
+@asynccontextmanager
+async def _open_chat(
+    commander: Commander, home: Home, status: Status, options: ChatOptions
+) -> AsyncGenerator[Chat]:
+    """Make the chat for the terminal, or the pipe, that there is."""
+    rules = Rules()
+    dumb = os.environ.get("TERM", "dumb") == "dumb" or options.plain
+    if dumb or options.question is not None or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        silent, debug = options.as_json, options.debug
+        screen = PlainScreen(list(COMMANDS), rules, silent=silent, debug=debug)
+        yield Chat(screen, commander, home, status)
+        return
+    live = LiveScreen(rules, theme=home.settings.theme, debug=options.debug)
+    chat = Chat(live, commander, home, status)
+    async with live.standing(chat, chat.completer(), open_history()):
+        yield chat
+
+
+async def _talk(chat: Chat, options: ChatOptions, piped: str) -> int:
+    home, screen = chat.home, chat.screen
+    partner = await _find_partner(chat, options)
+    if home.sessions.trouble:
+        complain(home.sessions.trouble)
+    try:
+        if options.question is not None:
+            status = await chat.once(partner, with_piped(options.question, piped), options.images)
+        else:
+            if screen.interactive:
+                speaks = describe_partner(partner)
+                screen.note(f"anabranch {version('anabranch')}, {speaks}")
+                screen.note("/help lists the commands; Ctrl-C stops the model, or leaves")
+            status = await chat.run(partner)
+    except BrokenPipeError:
+        raise  # nobody reads on, and that is how a chat in a pipe ends
+    except BaseException:
+        _rescue(chat)
+        raise
+    if chat.is_killed:
+        _rescue(chat)
+    if options.as_json and not status:
+        last = chat.partner.messages()[-1]
+        sys.stdout.write(json.dumps(last.to_record(), ensure_ascii=False) + "\n")
+    return status
+
+
+def _rescue(chat: Chat) -> None:
+    """Save what is in memory alone: what a file has is there when the chat comes back."""
+    if chat.home.sessions.is_kept and isinstance(chat.partner, AgentPartner):
+        return
+    conversation = Conversation()
+    conversation.add(*chat.partner.messages())
+    rescue(conversation)
+
+
+def _read_pipe() -> str:
+    return read_piped(None if sys.stdin is None else sys.stdin.buffer)
+
+
+# --- who answers
+
+
+async def _make_agent(home: Home, options: ChatOptions) -> None:
+    """Make the agent that the options say; which model speaks, its session may say."""
+    if options.agent is not None or options.url is not None:
+        return
+    if options.tools is None:
+        from ...tools.examples import EXAMPLE_TOOLS
+
+        home.tools = [*EXAMPLE_TOOLS]
+    else:
+        wanted = [spec for spec in options.tools if spec != "none"]
+        home.tools = [*await home.stack.enter_async_context(open_tools(*wanted))]
+    index = None
+    if options.documents is not None:
+        index = open_index(options.documents, options.embed)
+        index = await home.stack.enter_async_context(index)
+    home.agent = Agent(
+        name=AGENT,
+        system=options.system,
+        tools=home.tools,
+        knowledge=index,
+        formats=_formats(options.formats),
+    )
+
+
+def _formats(names: list[str] | None) -> list[Format] | None:
+    for name in names or ():
+        if name not in FORMATS:
+            known = ", ".join(FORMATS)
+            raise ConfigurationError(f"there is no format {name!r}; there are: {known}")
+    return None if names is None else [FORMATS[name]() for name in names]
+
+
+async def _find_partner(chat: Chat, options: ChatOptions) -> Partner:
+    """Return whom the options name, in the session that they name."""
+    home, screen = chat.home, chat.screen
+    raw = not isinstance(screen, LiveScreen)
+    if options.url is not None:
+        return await find_server(
+            options.url, options.name, screen.choose_name, note=screen.note, raw=raw
+        )
+    if options.agent is not None:
+        found = find_partner(options.agent, screen.ask_line, raw=raw)
+        if isinstance(found, Partner):
+            return found
+        home.adopt(found)
+    return await _open_session(chat, options)
+
+
+async def _open_session(chat: Chat, options: ChatOptions) -> AgentPartner:
+    home, info = chat.home, None
+    home.doubt = chat.ask_doubt
+    if options.resume:
+        info = await home.sessions.find(options.resume)
+    elif options.resume is not None and (info := await home.sessions.newest()) is None:
+        chat.screen.note("(there is no session yet: a new one begins)")
+    if home.agent.backend is None:
+        model = options.model or (info.model if info else "") or "local"
+        if options.name:
+            model = f"{model} {options.name}"
+        await home.use(model, base_url=options.base_url)
+    if info is None:
+        conversation = None if options.load is None else Conversation.load(options.load)
+        return home.new(conversation)
+    partner = await home.open(info)
+    if options.system is None and options.agent is None:
+        home.agent.system = info.system
+    return partner
