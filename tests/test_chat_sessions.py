@@ -108,8 +108,9 @@ async def test_what_was_noted_comes_back() -> None:
     """Model, system prompt, tools and folder are there for who resumes."""
     noted = {"model": "m", "system": "Be brief.\n\ud800", "tools": "python", "folder": "/x"}
     async with memory() as sessions:
-        partner = partner_of(sessions, sessions.new(**{**noted, "system": "Be brief."}))
-        await say(partner, "hello")
+        partner = partner_of(sessions, sessions.new(**noted))
+        await say(partner, "hello \ud83d, \x1b[31m" + "x" * 100_000)
+        assert (await sessions.find(partner.info.id)).system == "Be brief.\n\ufffd"
         info = await sessions.change(partner.info.id, system=None)
         assert (info.model, info.system, info.tools, info.folder) == ("m", None, "python", "/x")
         with pytest.raises(TypeError):

@@ -14,7 +14,7 @@ from ...commander import Node
 from ...commander.errors import ConfigurationError
 from ...handlers import View
 from ...messages import Conversation, Message, Usage
-from ...store import NotPending, PendingDoubt
+from ...store import NotPending, PendingDoubt, RunBusy
 from ._partner import Partner
 from ._sessions import AGENT, SessionInfo, Sessions
 
@@ -185,11 +185,16 @@ class AgentPartner(Partner):
         if said is None and asked is not None and self._doubt is not None:
             watching = node.call_handler(_Watch(self, self._doubt))
         try:
-            return await node.call_handler(call, claim=True)
+            answer = await node.call_handler(call, claim=True)
+        except BaseException as error:
+            if not isinstance(error, RunBusy):  # else it has not begun
+                self._asked = None
+            raise
         finally:
-            self._asked = None
             if watching is not None:
                 watching.cancel()
+        self._asked = None
+        return answer
 
     async def _stop_cut(self) -> None:
         if self._asked is not None:

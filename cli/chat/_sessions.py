@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from platformdirs import user_data_path
 
 from ...commander.errors import ConfigurationError
+from ...messages.text import encodable
 from ...store import Journal, JournalError, RunNotFound
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class Sessions:
         if unknown := noted.keys() - set(NOTED):
             raise TypeError(f"of a session nothing is noted by the names {sorted(unknown)}")
         run_id = f"{AGENT}/{id}"
-        await self.journal.note(run_id, NOTE, noted)
+        await self.journal.note(run_id, NOTE, _encodable(noted))
         info = await self._read(run_id, time.time())
         assert info is not None
         return info
@@ -176,7 +177,7 @@ class Sessions:
 
     async def _note(self, info: SessionInfo) -> None:
         noted = {name: getattr(info, name) for name in NOTED}
-        await self.journal.note(info.run_id, NOTE, noted)
+        await self.journal.note(info.run_id, NOTE, _encodable(noted))
 
     async def _read(self, run_id: str, updated: float) -> SessionInfo | None:
         try:
@@ -242,6 +243,11 @@ def shorten(text: str) -> str:
     """Return the beginning of a text as a title: one line, without control characters."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return line if len(line) <= TITLE else f"{line[: TITLE - 3].rstrip()}..."
+
+
+def _encodable(noted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is noted as UTF-8 has it: a folder's name may hold half a surrogate pair."""
+    return {name: encodable(v) if isinstance(v, str) else v for name, v in noted.items()}
 
 
 def _texts(value: Any) -> Iterable[str]:
