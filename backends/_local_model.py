@@ -196,8 +196,12 @@ def _beginning(messages: Chat, sizes: Sequence[int], tokens: int) -> Chat:
 
 
 def _load(source: Source) -> Any:
-    asked = "RUST_LOG" in os.environ  # else mistralrs's log is kept off the standard output
-    os.environ.setdefault("RUST_LOG", "off")
+    # mistralrs's log is kept off the standard output. Its threads are started once in a process and
+    # wait for each other without resting: where another program takes the core of one, all are
+    # many times slower (two threads on two busy cores took 19 s for what one does in 2).
+    settings = {"RUST_LOG": "off", "RAYON_NUM_THREADS": str(_free_cores())}
+    own = [name for name in settings if name not in os.environ]
+    os.environ.update({name: settings[name] for name in own})
     try:
         import mistralrs
 
@@ -209,8 +213,18 @@ def _load(source: Source) -> Any:
     except ValueError as error:
         raise ConfigurationError(f"cannot load {source.file}: {_first_line(error)}") from error
     finally:
-        if not asked:
-            del os.environ["RUST_LOG"]
+        for name in own:
+            os.environ.pop(name, None)
+
+
+def _free_cores() -> int:
+    """Return how many of the cores that this process may use are free of late, at least 1."""
+    cores = os.cpu_count() or 1
+    try:
+        usable, busy = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    except (AttributeError, OSError):  # Windows has neither, macOS only the second
+        return cores
+    return max(1, round(usable * (1 - busy / cores)))
 
 
 @contextmanager

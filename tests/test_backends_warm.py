@@ -15,7 +15,7 @@ from test_backends_local_engine import an_engine, saying, texts
 from anabranch import Commander, Node, handler
 from anabranch.backends import Backend, Fallback
 from anabranch.backends._local_engine import LocalEngine, Work
-from anabranch.backends._local_model import Model, Source, _beginning, _shared
+from anabranch.backends._local_model import Model, Source, _beginning, _free_cores, _shared
 from anabranch.backends._prompt import Chat
 from anabranch.backends._tell import working
 from anabranch.messages import Delta, Message, Request, Working
@@ -276,6 +276,20 @@ def test_what_is_too_long_is_left_to_the_request(model: Model) -> None:
     """It is refused at once, and not read for a minute first."""
     assert list(model.read(chat("a" * 9000))) == []
     assert not model._runner.prompts
+
+
+@pytest.mark.parametrize(
+    ("cores", "usable", "load", "free"),
+    [(2, 2, 0.2, 2), (2, 2, 1.2, 1), (2, 2, 30.0, 1), (64, 8, 32.0, 4), (64, 8, 0.0, 8)],
+)
+def test_a_busy_machine_gives_the_model_fewer_threads(
+    monkeypatch: pytest.MonkeyPatch, cores: int, usable: int, load: float, free: int
+) -> None:
+    """Its threads wait for each other without resting: one too many makes all slow."""
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(usable), raising=False)
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0), raising=False)
+    assert _free_cores() == free
 
 
 def test_how_much_two_conversations_share() -> None:
