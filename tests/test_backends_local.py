@@ -131,6 +131,23 @@ async def test_a_tool_choice_that_is_none_is_an_error(choice: Any) -> None:
         await complete(ask(FRANCE, WEATHER, tool_choice=choice))
 
 
+async def test_a_warmed_model_answers_as_ever_and_reads_little() -> None:
+    """S19: what a request begins with is read before there is one; a cancel loses none of it."""
+    tools = [WEATHER, TIME]
+    async with asyncio.timeout(PATIENCE), LocalBackend() as backend:
+        warming = asyncio.create_task(backend.warm(Request([], tools)))
+        await asyncio.sleep(0)
+        warming.cancel()
+        await asyncio.gather(warming, return_exceptions=True)
+        await backend.warm(Request([], tools))
+        await backend.warm(Request([], tools))
+        message = await backend.complete(ask("What is the weather in Paris?", *tools))
+
+    assert [call.name for call in message.tool_calls] == [WEATHER.name]
+    assert message.usage is not None
+    assert message.usage.cached_input_tokens > message.usage.input_tokens * 2 // 3
+
+
 # --- options
 
 

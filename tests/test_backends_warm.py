@@ -287,7 +287,11 @@ def test_a_busy_machine_gives_the_model_fewer_threads(
 ) -> None:
     """Its threads wait for each other without resting: one too many makes all slow."""
     monkeypatch.setattr("os.cpu_count", lambda: cores)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(usable), raising=False)
+
+    def affinity(_: int) -> range:
+        return range(usable)
+
+    monkeypatch.setattr("os.sched_getaffinity", affinity, raising=False)
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0), raising=False)
     assert _free_cores() == free
 
