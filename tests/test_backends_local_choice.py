@@ -68,6 +68,9 @@ class Sorts:
         self.gain = gain
         self.memory: dict[Any, Any] = {}
 
+    def read(self, chat: list[dict[str, str]]) -> tuple[None, ...]:
+        return ()
+
     def first_tokens(self, chat: list[dict[str, str]]) -> tuple[dict[str, float], Usage]:
         gain = self.gain if chat[-1]["content"] == "?" else 0.0
         return {"weather": gain - 9, "time": -9.0, "other": -9.0}, Usage()
