@@ -404,7 +404,7 @@ ODD = {
     "a path above, encoded": (_raw("GET /v1/models/%2e%2e%2f%2e%2e%2fetc%2fpasswd HTTP/1.1"), 404),
     "bad percents": (_raw("GET /v1/models/%zz%f%ff%00%0d%0a HTTP/1.1"), 404),
     "two slashes": (_raw("GET //evil.com/ HTTP/1.1"), 404),
-    "a slash too many": (_raw("GET /runs/ HTTP/1.1"), 404),
+    "a slash at the end, which is no redirect": (_raw("GET /runs/ HTTP/1.1"), 200),
     "a number too long": (_raw(f"GET /runs/x/events?after={'9' * 5000} HTTP/1.1"), 404),
     "a name too long": (_raw(f"GET /runs/{'x' * 30_000} HTTP/1.1"), 404),
     "a head too long": (_raw("GET /v1/models HTTP/1.1", f"X: {'x' * 200_000}\r\n"), 400),
