@@ -145,10 +145,10 @@ async def test_what_cannot_even_begin_tells_nothing() -> None:
 
 
 async def test_a_server_that_has_not_begun_tells_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """Without its lifespan it answers 500, and its log says what is to be done."""
+    """Without its lifespan it answers 503, and its log says what is to be done."""
     server = serve(Agent(ScriptedBackend(), name="writer"))
     answer = await ask(server, "GET", RUNS)
-    assert answer.status == 500
+    assert answer.status == 503
     assert "mount_into" not in answer.body.decode()
     assert "mount_into" in caplog.text
 
