@@ -212,11 +212,9 @@ async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 async def stop(run: Run) -> None:
     """Cancel a run; when this returns it is over, and no restart brings it back."""
     run.cancel("a client asked for it")
-    try:
-        async for _ in run.log.batches(run.log.last):
-            pass
-    except Left:
-        raise Refusal(503, ENDING) from None
+    await run.log.over()
+    if run.log.is_left:
+        raise Refusal(503, ENDING)
 
 
 def stream_run(
