@@ -34,7 +34,7 @@ from ._sessions import SessionInfo
 if TYPE_CHECKING:
     from ._loop import Chat
 
-__all__ = ["AT_ONCE", "COMMANDS", "Leave", "describe_partner", "obey"]
+__all__ = ["AT_ONCE", "COMMANDS", "HELP", "describe_partner", "obey"]
 
 Command: TypeAlias = Callable[["Chat", str], Awaitable["Message | bool | None"]]
 """Does what the person wants; returns what the partner is to hear instead, None for nothing.
@@ -64,10 +64,6 @@ def command(usage: str, *, at_once: bool = False) -> Callable[[Command], Command
     return add
 
 
-class Leave(Exception):
-    """The person wants to leave."""
-
-
 @handler
 async def obey(node: Node[Any], chat: Chat, line: str) -> Message | bool | None:
     """Do what `line` says; return what its command does.
@@ -82,7 +78,7 @@ async def obey(node: Node[Any], chat: Chat, line: str) -> Message | bool | None:
         return None
     try:
         return await wanted(chat, argument.strip())
-    except (Leave, BrokenPipeError):
+    except BrokenPipeError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - what the person types ends no chat
         complain(error)

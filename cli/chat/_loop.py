@@ -24,7 +24,7 @@ from .._survey import Survey
 from .._terminal import LONGEST, complain, in_line
 from .._tree_view import draw
 from ._agent_partner import AgentPartner
-from ._commands import AT_ONCE, HELP, Leave, obey
+from ._commands import AT_ONCE, HELP, obey
 from ._complete import ChatCompleter, Choices
 from ._file_completer import file_completer
 from ._home import Home, read_message
@@ -90,10 +90,7 @@ class Chat:
 
     async def _talk(self) -> int:
         while (said := await self._next()) is not None:
-            try:
-                await self._take(said)
-            except Leave:
-                break
+            await self._take(said)
         return self._end()
 
     def _end(self) -> int:
