@@ -12,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from test_handlers_legible import TEXTS
 
-from anabranch.cli import _terminal
 from anabranch.cli._question import Question
-from anabranch.cli._terminal import LegibleLog, Terminal, complain, show_traceback
+from anabranch.cli._terminal import LegibleLog, complain, show_traceback
+from anabranch.cli.chat import _plain
+from anabranch.cli.chat._plain import PlainScreen
 from anabranch.messages import ToolCall
 from anabranch.tools import Decision, Illustrated, ToolResult, tool
 
@@ -29,13 +30,13 @@ def test_nothing_that_others_say_steers_the_terminal(
     capsys: pytest.CaptureFixture[str], said: str
 ) -> None:
     """Words, calls, results, errors, tracebacks and logs, on a terminal or not."""
-    terminal = Terminal([], debug=True)
+    screen = PlainScreen([], debug=True)
     error = ValueError(said)
-    terminal.write(said)
-    terminal.note(said)
-    terminal.called(ToolCall(id="", name=said, arguments={said: said}))
-    terminal.answered(ToolResult(content=said, status="failed"))
-    terminal.failed(error)
+    screen.write(said)
+    screen.note(said)
+    screen.called(ToolCall(id="", name=said, arguments={said: said}))
+    screen.answered(ToolResult(content=said, status="failed"))
+    screen.failed(error)
     complain(said)
     show_traceback(error)
     record = logging.LogRecord(said, 30, said, 1, "%s", (said,), (ValueError, error, None))
@@ -48,9 +49,9 @@ def test_what_is_said_at_length_is_cut_and_its_length_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A call, a result and an error are a piece of one line."""
-    terminal = Terminal([])
-    terminal.called(ToolCall(id="", name="send", arguments={"to": "a\tb" * 1000}))
-    terminal.answered(ToolResult(content="\n" * 1000 + "x " * 1000))
+    screen = PlainScreen([])
+    screen.called(ToolCall(id="", name="send", arguments={"to": "a\tb" * 1000}))
+    screen.answered(ToolResult(content="\n" * 1000 + "x " * 1000))
     complain("e" * 9000)
 
     lines = capsys.readouterr().err.splitlines()
@@ -67,7 +68,7 @@ def send(to: str, copies: int = 1) -> str:
 
 def at_terminal(
     monkeypatch: pytest.MonkeyPatch, choose: Callable[[str], Any], edit: str | None = None
-) -> Terminal:
+) -> PlainScreen:
     """Return a terminal with a person who answers questions by `choose`."""
 
     async def nobody_types() -> bool:
@@ -80,12 +81,12 @@ def at_terminal(
     async def edited(prompt: str, draft: str = "") -> str | None:
         return edit
 
-    terminal = Terminal([])
-    terminal.interactive = True
-    monkeypatch.setattr(_terminal, "drop_typeahead", nobody_types)
-    monkeypatch.setattr(terminal._editor, "choose", chosen)
-    monkeypatch.setattr(terminal._editor, "answer", edited)
-    return terminal
+    screen = PlainScreen([])
+    screen.interactive = True
+    monkeypatch.setattr(_plain, "drop_typeahead", nobody_types)
+    monkeypatch.setattr(screen._editor, "choose", chosen)
+    monkeypatch.setattr(screen._editor, "answer", edited)
+    return screen
 
 
 async def test_nothing_is_shown_while_a_question_stands_there(
@@ -96,15 +97,15 @@ async def test_nothing_is_shown_while_a_question_stands_there(
 
     def choose(prompt: str) -> str:
         capsys.readouterr()
-        terminal.write("run send? ")
-        terminal.note("  to: Eve")
-        terminal.answered(ToolResult(content="done"))
+        screen.write("run send? ")
+        screen.note("  to: Eve")
+        screen.answered(ToolResult(content="done"))
         shown.append("".join(capsys.readouterr()))
         return "y"
 
-    terminal = at_terminal(monkeypatch, choose)
+    screen = at_terminal(monkeypatch, choose)
     call = ToolCall(id="", name="send", arguments={"to": "Ann"})
-    both = await asyncio.gather(terminal.ask(call, send), terminal.ask(call, send))
+    both = await asyncio.gather(screen.ask(call, send), screen.ask(call, send))
 
     assert both == [Decision(True), Decision(True)]
     assert shown == ["", ""]
@@ -124,10 +125,10 @@ async def test_a_long_argument_is_laid_out_beside_the_loop(
         return rows(*given)
 
     monkeypatch.setattr(Question, "rows", laid_out)
-    terminal = at_terminal(monkeypatch, lambda prompt: "y")
+    screen = at_terminal(monkeypatch, lambda prompt: "y")
     call = ToolCall(id="", name="send", arguments={"to": "\u00e9" * 2000})
 
-    assert await terminal.ask(call, send) == Decision(True)
+    assert await screen.ask(call, send) == Decision(True)
     assert at
     assert threading.current_thread() not in at
 
@@ -135,19 +136,19 @@ async def test_a_long_argument_is_laid_out_beside_the_loop(
 @pytest.mark.parametrize("answer", [None, "", "n", "yy", "ye", "ok", "y\ny", "\uff59", "1", "yes!"])
 async def test_all_but_a_yes_is_a_no(answer: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing at all, and what only looks like one."""
-    terminal = at_terminal(monkeypatch, lambda prompt: answer)
+    screen = at_terminal(monkeypatch, lambda prompt: answer)
 
     call = ToolCall(id="", name="send", arguments={"to": "Ann"})
-    assert await terminal.ask(call, send) == Decision(False)
+    assert await screen.ask(call, send) == Decision(False)
 
 
 async def test_an_answer_in_a_burst_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As often as it comes like that."""
     answers = iter([("y", False), ("yes", False), ("n", True)])
-    terminal = at_terminal(monkeypatch, lambda prompt: next(answers))
+    screen = at_terminal(monkeypatch, lambda prompt: next(answers))
 
     call = ToolCall(id="", name="send", arguments={"to": "Ann"})
-    assert await terminal.ask(call, send) == Decision(False)
+    assert await screen.ask(call, send) == Decision(False)
     assert list(answers) == []
 
 
@@ -162,9 +163,9 @@ async def test_an_edit_is_shown_and_runs_however_alike_it_is(
 ) -> None:
     """True is not 1, whatever Python says."""
     answers = iter(["e", "y"])
-    terminal = at_terminal(monkeypatch, lambda prompt: next(answers), edited)
+    screen = at_terminal(monkeypatch, lambda prompt: next(answers), edited)
 
-    decision = await terminal.ask(ToolCall(id="", name="send", arguments=before), send)
+    decision = await screen.ask(ToolCall(id="", name="send", arguments=before), send)
 
     assert decision.arguments is not None
     assert decision.arguments["copies"] is True
@@ -174,7 +175,7 @@ async def test_an_edit_is_shown_and_runs_however_alike_it_is(
 def test_the_terminal_says_where_figures_were_saved(capsys: pytest.CaptureFixture[str]) -> None:
     """Also where the result itself is too long to be shown whole."""
     said = Illustrated("x" * 9000, files=["/tmp/plots/figure-1.png", "/tmp/plots/figure-2.png"])
-    Terminal([]).answered(ToolResult.of(ToolCall(id="", name="python", arguments={}), said))
+    PlainScreen([]).answered(ToolResult.of(ToolCall(id="", name="python", arguments={}), said))
 
     shown = capsys.readouterr().err.splitlines()[1:]
     assert shown == ["   saved: /tmp/plots/figure-1.png", "   saved: /tmp/plots/figure-2.png"]

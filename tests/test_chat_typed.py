@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import chdir
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,11 +18,13 @@ from _server import ScriptedServer, text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.cli._commands import COMMANDS
-from anabranch.cli._session import chat_session
-from anabranch.cli._terminal import Terminal
+from anabranch.backends import Backend
+from anabranch.cli.chat import ChatOptions, _home, _start, hold_chat
+from anabranch.cli.chat._commands import COMMANDS
+from anabranch.cli.chat._loop import Chat
+from anabranch.cli.chat._plain import PlainScreen
 from anabranch.commander import ConfigurationError
-from anabranch.messages import Conversation
+from anabranch.messages import Conversation, Message
 from anabranch.testing import ScriptedBackend
 from anabranch.tools import tool
 
@@ -38,24 +40,45 @@ def odd() -> str:
 
 
 async def hold(
-    lines: list[str], conversation: Conversation, *, tools: Any = (bare, odd), fault: Any = None
-) -> int:
-    """Hold a chat in which these lines are typed; after them the input ends, or raises `fault`."""
-    left = iter(lines)
+    lines: list[str], *, fault: Exception | None = None, system: str | None = "Be brief."
+) -> tuple[int, Sequence[Message]]:
+    """Type these lines into a chat that is kept in memory; after them it ends, or `fault` comes.
 
-    async def read(self: Terminal) -> str | None:
+    Return the exit status, and what was said by then.
+    """
+    left, chats = iter(lines), list[Chat]()
+
+    class Held(Chat):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            chats.append(self)
+
+    async def read(self: PlainScreen) -> str | None:
         line = next(left, None)
         if line is None and fault is not None:
             raise fault
         return line
 
-    backend = ScriptedBackend(otherwise="ok", size=None)
+    async def edit(self: PlainScreen, label: str, text: str) -> None:
+        return None
+
+    def connect(spec: str, **options: Any) -> Backend:
+        return scripted if spec == "scripted" else _connect(spec, **options)
+
+    scripted, _connect = ScriptedBackend(otherwise="ok", size=None), _home.connect
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Terminal, "read", read)
+        patch.setattr(PlainScreen, "read", read)
+        patch.setattr(PlainScreen, "edit", edit)
+        patch.setattr(_home, "connect", connect)
+        patch.setattr(_start, "Chat", Held)
+        tools = [f"{__name__}:bare", f"{__name__}:odd"]
+        options = ChatOptions(
+            model="scripted", system=system, tools=tools, plain=True, history=False
+        )
         async with asyncio.timeout(60):
-            status = await chat_session(backend, conversation, tools, debug=False)
+            status = await hold_chat(options)
     assert next(left, None) is None
-    return status
+    return status, chats[0].partner.messages()
 
 
 # No name of a real device: a chat that is at fault, run as root, would replace it.
@@ -82,28 +105,27 @@ LINES = st.one_of(
 @settings(max_examples=60)
 def test_no_line_ends_the_chat_or_loses_its_beginning(lines: list[str]) -> None:
     """Commands with any argument, right or wrong: the chat goes on to its last line."""
-    conversation = Conversation(system="Be brief.")
     with TemporaryDirectory() as folder, chdir(folder):
         os.mkfifo("fifo")
         Path("folder").mkdir()
         Path("loop").symlink_to("loop")
         Path("file").write_text("mine")
-        asyncio.run(hold(lines, conversation))
+        _, said = asyncio.run(hold(lines))
 
         assert stat.S_ISFIFO(os.stat("fifo").st_mode)
         assert Path("folder").is_dir()
         assert Path("loop").is_symlink()
-    assert conversation.messages[0].content == "Be brief."
+    if not any(line.startswith("/system") for line in lines):
+        assert said[0].content == "Be brief."
 
 
 @pytest.mark.parametrize("line", ["/tools", "/model http://[x", "/save \x00", "/retry", "/undo"])
 async def test_a_command_that_fails_changes_nothing(line: str) -> None:
     """Before the first turn too; the turn after it is answered."""
-    conversation = Conversation(system="Be brief.")
-    status = await hold([line, "hi"], conversation)
+    status, said = await hold([line, "hi"])
 
     assert status == 0
-    assert [each.content for each in conversation] == ["Be brief.", "hi", "ok"]
+    assert [each.content for each in said] == ["Be brief.", "hi", "ok"]
 
 
 @pytest.fixture(params=["fifo", "device", "folder", "link"])
@@ -165,9 +187,8 @@ async def test_a_chat_that_breaks_saves_what_was_said(
 ) -> None:
     """And says where, and how to go on with it."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    conversation = Conversation(system="Be brief.")
     with pytest.raises(type(fault)):
-        await hold(["hi"], conversation, fault=fault)
+        await hold(["hi"], fault=fault)
 
     [path] = saved(tmp_path)
     assert f"--load {path}" in capsys.readouterr().err
@@ -184,7 +205,7 @@ async def test_what_cannot_be_saved_is_shown(
 
     monkeypatch.setattr(Conversation, "save", save)
     with pytest.raises(RuntimeError):
-        await hold(["hi \x1b"], Conversation(), fault=RuntimeError("a fault of ours"))
+        await hold(["hi \x1b"], system=None, fault=RuntimeError("a fault of ours"))
 
     err = capsys.readouterr().err
     assert '["user", "hi \\u001b"]\n["assistant", "ok"]\n' in err
@@ -196,7 +217,7 @@ async def test_an_empty_chat_that_breaks_leaves_nothing(
     """There is nothing to lose."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with pytest.raises(RuntimeError):
-        await hold([], Conversation(system="x"), fault=RuntimeError("a fault of ours"))
+        await hold([], fault=RuntimeError("a fault of ours"))
 
     assert saved(tmp_path) == []
 
