@@ -37,7 +37,7 @@ def test_an_answer_streams_beside_its_tree(talk: Open) -> None:
     page.ask("How is Rome?")
     page.see("It is")
     assert page.page.locator("#send").is_hidden()
-    assert page.page.locator("#tree .running").count() > 0
+    page.page.locator("#tree .running").first.wait_for()
     page.served.do(gates.gate.set)
 
     assert re.fullmatch(r"[\d.]+ s · [\d,]+ tokens in, [\d,]+ out", page.end())
@@ -46,7 +46,7 @@ def test_an_answer_streams_beside_its_tree(talk: Open) -> None:
     assert page.page.locator("details.call.ok summary").inner_text() == (
         'weather {"city": "Rome"} → sunny in Rome'
     )
-    assert page.page.locator("#tree .running").count() == 0
+    page.page.locator("#tree .running").first.wait_for(state="detached")
     assert (
         page.page.locator("#tree .completed")
         .first.get_attribute("aria-label")
