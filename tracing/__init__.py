@@ -4,7 +4,7 @@ Events go one way: from the tree by a feed into a thread (`_feed`), there into l
 (`_line`, `_record`) or into spans (`_otel`). All that shows a run reads lines into a trace
 (`_trace`) and draws that:
 
-- `_feed`: the way from a tree to a thread
+- `_feed`: the way from a tree to a thread; `_handle`: what all have in common that follow one
 - `_line`: events as lines of JSON
 - `_record`: `record`, the file
 - `lines`: the same for rooms that send them elsewhere

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any
 
 from ..backends import Price
-from ..commander import Commander, Event
+from ..commander import Commander
 from ..commander.tap import require_here
-from ._feed import Feed, Gap
-from ._line import CONTENT_KINDS, KINDS, Lines
+from ._feed import Feed
+from ._handle import Handle, LineSink
+from ._line import CONTENT_KINDS, KINDS
 from ._trace import Trace, feed_lines
 
 __all__ = ["LiveTrace", "live"]
@@ -31,7 +31,7 @@ def live(
     return LiveTrace(commander, content=content, prices=prices)
 
 
-class LiveTrace:
+class LiveTrace(Handle):
     """A trace that grows with its tree; `live` makes it."""
 
     def __init__(
@@ -60,27 +60,14 @@ class LiveTrace:
         """Wait until the trace can have all that happened before this call."""
         self._feed.flush()
 
-    def close(self) -> None:
-        """Follow no more; in any thread. Closing twice is harmless."""
-        self._feed.close()
 
-
-class _Lines:
+class _Lines(LineSink):
     """Keeps lines until somebody reads them: the feed's thread never waits for a reader."""
 
     def __init__(self, content: bool, prices: Mapping[str, Price] | None) -> None:
-        self._content = content
-        self._prices = prices
-        self._maker: Lines | None = None
-        self._last = 0.0
+        super().__init__(content=content, prices=prices)
         self._lock = threading.Lock()
         self._unread: list[str] = []
-
-    def begin(self, start: float, epoch: float) -> None:
-        """Make the first line, before any event is taken."""
-        self._last = start
-        self._maker = Lines(start, epoch, content=self._content, prices=self._prices)
-        self._keep([self._maker.head()])
 
     def take_all(self) -> list[str]:
         """Return what has not been read yet."""
@@ -88,20 +75,6 @@ class _Lines:
             lines, self._unread = self._unread, []
         return lines
 
-    def take(self, events: list[Event]) -> None:
-        assert self._maker is not None
-        self._last = self._maker.clock_of(events[-1])
-        self._keep(self._maker.of(events))
-
-    def take_gap(self, gap: Gap) -> None:
-        assert self._maker is not None
-        self._last = gap.clock
-        self._keep([self._maker.gap(gap)])
-
-    def end(self, usage: dict[str, Any] | None) -> None:
-        assert self._maker is not None
-        self._keep(self._maker.end(self._last, usage))
-
-    def _keep(self, lines: list[str]) -> None:
+    def put(self, lines: list[str]) -> None:
         with self._lock:
             self._unread += lines

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from ..commander import Commander
 from ..commander.errors import MissingExtra
 from ..commander.tap import require_here
 from ._feed import PATIENCE, Feed, Gap
+from ._handle import Handle
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -42,8 +42,11 @@ def otel(
     )
 
 
-class Spans:
-    """The spans that are being made of a tree; `otel` makes it."""
+class Spans(Handle):
+    """The spans that are being made of a tree; `otel` makes it.
+
+    Its end, or `close`, ends those that have not ended.
+    """
 
     def __init__(
         self,
@@ -75,32 +78,3 @@ class Spans:
         A tracer provider's own `force_flush`, which exports those that have ended, comes after it.
         """
         return self._feed.flush(timeout)
-
-    def close(self) -> None:
-        """Make no more, and end those that have not ended; in any thread.
-
-        Closing twice is harmless.
-        """
-        self._feed.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._feed.leave()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._feed.leave()

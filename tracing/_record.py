@@ -9,16 +9,16 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from ..backends import Price
-from ..commander import Commander, Event
+from ..commander import Commander
 from ..commander.errors import ConfigurationError
 from ..commander.tap import require_here
-from ._feed import Feed, Gap
-from ._line import CONTENT_KINDS, HEAD, KINDS, VERSION, Lines
+from ._feed import Feed
+from ._handle import Handle, LineSink
+from ._line import CONTENT_KINDS, HEAD, KINDS, VERSION
 
 if sys.platform != "win32":
     import fcntl
@@ -62,7 +62,7 @@ def record(
     return Recorder(commander, Path(file), content=content, append=append, prices=prices)
 
 
-class Recorder:
+class Recorder(Handle):
     """A recording that is being made; `record` makes it."""
 
     def __init__(
@@ -86,15 +86,6 @@ class Recorder:
             self._feed.close()
             raise ConfigurationError(_refusal(path, error)) from None
 
-    @property
-    def error(self) -> BaseException | None:
-        """Why the recording ended before the tree did, None if it did not."""
-        return self._feed.error
-
-    def close(self) -> None:
-        """Record no more; in any thread. Closing twice is harmless."""
-        self._feed.close()
-
     def trace(self) -> Trace:
         """Read what has been recorded so far."""
         from ._trace import read
@@ -112,66 +103,23 @@ class Recorder:
         """Write the recording so far as a trace for ui.perfetto.dev or chrome://tracing."""
         self.trace().perfetto(file)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._feed.leave()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._feed.leave()
-
-
-class _Writer:
-    """Writes lines to the file, in the feed's thread; each batch reaches the system whole."""
+class _Writer(LineSink):
+    """Writes lines to the file; each batch reaches the system whole."""
 
     def __init__(
         self, file: IO[bytes], *, content: bool, prices: Mapping[str, Price] | None
     ) -> None:
+        super().__init__(content=content, prices=prices)
         self._file = file
-        self._content = content
-        self._prices = prices
-        self._lines: Lines | None = None
-        self._last = 0.0
-
-    def begin(self, start: float, epoch: float) -> None:
-        """Write the first line, before any event is taken."""
-        self._last = start
-        lines = Lines(start, epoch, content=self._content, prices=self._prices)
-        self._write([lines.head()])
-        self._lines = lines
-
-    def take(self, events: list[Event]) -> None:
-        assert self._lines is not None
-        self._last = self._lines.clock_of(events[-1])
-        self._write(self._lines.of(events))
-
-    def take_gap(self, gap: Gap) -> None:
-        assert self._lines is not None
-        self._last = gap.clock
-        self._write([self._lines.gap(gap)])
 
     def end(self, usage: dict[str, Any] | None) -> None:
         try:
-            if self._lines is not None:  # the first line could be written
-                self._write(self._lines.end(self._last, usage))
+            super().end(usage)
         finally:
             self._file.close()
 
-    def _write(self, lines: list[str]) -> None:
+    def put(self, lines: list[str]) -> None:
         data = memoryview(("\n".join(lines) + "\n").encode("utf-8", "backslashreplace"))
         try:
             while data:  # an unbuffered file may take a part
