@@ -285,8 +285,11 @@ class Tap(Listener):
         self.quiet = 0
         return Batch(taken)
 
+    def _rewind(self) -> None:
+        """Hold nothing beside the buffer: what is taken is gone from there, and is the taker's."""
+
     def _count_unread(self) -> int:
-        return len(self.buffer)  # what is taken is gone from there
+        return len(self.buffer)
 
     def attend(self, clock: float) -> None:
         """Call `notify`."""
