@@ -78,9 +78,7 @@ class AgentPartner(Partner):
                 case "system" | "developer":
                     self.agent.system = each.content
                 case "user":
-                    extra = {TURN: True}
-                    said = AgentMessage(content=each.content or "", parts=each.parts, extra=extra)
-                    memory.add(said, session_id=session)
+                    memory.add(_as_turn(each), session_id=session)
                 case "assistant" if each.tool_calls:
                     said = AgentMessage(content=each.content or "", sender=self.agent.name)
                     said.formatted, said.type = [each], TOOLS
@@ -170,9 +168,7 @@ class AgentPartner(Partner):
         session, asked = self.info.id, self._asked
         if said is not None:
             await self._stop_cut()
-            message = AgentMessage(
-                content=said.content or "", parts=list(said.parts), extra={TURN: True}
-            )
+            message = _as_turn(said)
             if not self.info.known:
                 self.info = await self.sessions.begin(self.info, message.text)
             else:
@@ -201,6 +197,19 @@ class AgentPartner(Partner):
             await self.agent.stop_cut(self.info.id)
             self._asked = None
 
+    async def _end_turn(self, said: Message | None, turns: int) -> None:
+        """Note the end of a turn, before which there were so many.
+
+        An agent forgets what it was asked if it fails before it said anything: this remembers it.
+        """
+        session = self.info.id
+        with suppress(RunBusy):
+            if said is not None and self._turns() == turns and self.info.known:
+                if await self.agent.find_cut(session) is None:
+                    self.agent.memory.add(_as_turn(said), session_id=session)
+                    await self.agent.keep(session)
+            await self._note_turns()
+
     def _turns(self) -> int:
         return sum(TURN in each.extra for each in self.agent.memory.messages(self.info.id))
 
@@ -217,7 +226,8 @@ class _Turn(Node[Any], internal=True):
         super().__init__("turn")
         self._partner = partner
         self._said = said
-        self.at_done(lambda _: partner._note_turns())
+        turns = partner._turns()
+        self.at_done(lambda _: partner._end_turn(said, turns))
 
     async def task(self) -> Any:
         """Let the agent answer."""
@@ -242,6 +252,10 @@ class _Watch(Node[None], internal=True):
                     with suppress(NotPending):  # somebody else has answered
                         await self._ask(each)
             await asyncio.sleep(LOOK)
+
+
+def _as_turn(said: Message) -> AgentMessage:
+    return AgentMessage(content=said.content or "", parts=list(said.parts), extra={TURN: True})
 
 
 def _as_message(said: list[AgentMessage]) -> Message:
