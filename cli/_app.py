@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from ..commander import ConfigurationError
 from ..dispatch.formats import FORMATS
 from ._diff import show_diff
 from ._exit import FAILED, report_errors
@@ -148,8 +149,8 @@ def chat(
 
     In the terminal, /help lists the commands and keys; Ctrl-C stops the model while it speaks and
     leaves at an empty prompt. From a pipe each line is a turn. With a question there is one answer:
-    what is piped in goes with it. Ends with status 0; 1 if a turn failed; 2 for wrong usage; 130
-    for Ctrl-C; 128 and a signal's number for that signal.
+    what is piped in goes with it. Ends with status 0; 1 if a turn failed; 2 for wrong usage or a
+    model that cannot be opened; 130 for Ctrl-C; 128 and a signal's number for that signal.
     """
     from .chat import ChatOptions, hold_chat
 
@@ -177,5 +178,5 @@ def chat(
         theme=theme,
         debug=debug,
     )
-    with report_errors(FAILED, debug):
+    with report_errors(FAILED, debug, (ConfigurationError,)):
         raise SystemExit(asyncio.run(hold_chat(chosen)))

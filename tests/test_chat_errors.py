@@ -68,7 +68,7 @@ async def test_a_folder_that_cannot_keep_the_model_is_one_line(tmp_path: Path) -
     blocked = tmp_path / "file"
     blocked.write_text("")
     status, _, err = await chat(said="hi\n", ANABRANCH_CACHE=str(blocked / "cache"))
-    assert status == 1
+    assert status == 2
     assert "ANABRANCH_CACHE" in err
     assert "Traceback" not in err
     assert len(err.splitlines()) == 1
@@ -87,7 +87,7 @@ def kept(cache: Path) -> list[str]:
 async def refused(cache: Path, **env: str) -> str:
     """Return the one line with which a chat ends that cannot fetch its model."""
     status, out, err = await chat(said="hi\n", ANABRANCH_CACHE=str(cache), **env)
-    assert (status, out) == (1, "")
+    assert (status, out) == (2, "")
     assert "Traceback" not in err
     *progress, line = err.splitlines()
     assert all("model" in each for each in progress)

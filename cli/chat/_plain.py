@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -102,7 +103,8 @@ class PlainScreen(Screen):
     def ended(self) -> None:
         """Begin a new line unless there is one."""
         if not self._at_start:
-            self.write("\n")
+            with suppress(BrokenPipeError):  # nobody reads on, which the words themselves have told
+                self.write("\n")
 
     def note(self, text: str, style: str = "dim") -> None:
         """Show something that neither the user nor the model has said."""

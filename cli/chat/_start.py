@@ -159,6 +159,13 @@ async def _talk(chat: Chat, options: ChatOptions, piped: str) -> int:
     return status
 
 
+def _load(path: Path) -> Conversation:
+    try:
+        return Conversation.load(path)
+    except OSError as error:
+        raise ConfigurationError(f"--load {path}: {error.strerror or error}") from None
+
+
 def _rescue(chat: Chat) -> None:
     """Save what is in memory alone: what a file has is there when the chat comes back."""
     if chat.home.sessions.is_kept and isinstance(chat.partner, AgentPartner):
@@ -236,8 +243,7 @@ async def _open_session(chat: Chat, options: ChatOptions) -> AgentPartner:
             model = f"{model} {options.name}"
         await home.use(model, base_url=options.base_url)
     if info is None:
-        conversation = None if options.load is None else Conversation.load(options.load)
-        return home.new(conversation)
+        return home.new(None if options.load is None else _load(options.load))
     partner = await home.open(info)
     if options.system is None and options.agent is None:
         home.agent.system = info.system
