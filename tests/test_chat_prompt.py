@@ -163,6 +163,22 @@ async def test_what_is_printed_stands_above_and_the_line_stays() -> None:
         await on.type("age", "half a message")
 
 
+async def test_what_is_printed_before_it_stands_there_is_not_lost() -> None:
+    """Nor does it hold up what is printed later."""
+    seen = Seen()
+    output = Vt100_Output(seen, lambda: Size(rows=24, columns=80), term="xterm")  # type: ignore[arg-type]
+    with create_pipe_input() as keys:
+        prompt = LivePrompt(Heard(), input=keys, output=output)
+        prompt.print("early")
+        running = asyncio.create_task(prompt.run())
+        await until(lambda: ">" in seen.text, 5)
+        prompt.print("late")
+        await until(lambda: "late" in seen.text, 5)
+        assert seen.text.index("early") < seen.text.index("late")
+        prompt.close()
+        await running
+
+
 async def test_a_write_to_the_standard_output_stands_above(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -131,6 +131,7 @@ class LivePrompt:
     async def run(self) -> None:
         """Stand there until `close`; what the program prints meanwhile stands above."""
         self._loop = asyncio.get_running_loop()
+        self._flush()  # what was printed before
         with self._streams_above():
             try:
                 await self._session.prompt_async(
