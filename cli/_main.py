@@ -6,6 +6,8 @@ import os
 import sys
 import threading
 
+from ._keys import unechoed
+
 __all__ = ["main"]
 
 INTERRUPTED = 130  # as `_exit` has it, which takes as long to be there
@@ -14,27 +16,35 @@ GRACE = 1.0  # seconds for threads that tools still keep
 
 def main() -> None:
     """Run the command line in `sys.argv`; ends the process with its exit status."""
+    # The imports take a while, in which a person begins to write.
+    with unechoed(sys.argv[1:2] == ["chat"] and "--plain" not in sys.argv):
+        ended = _run()
+    # The interpreter would wait for a thread that a tool keeps, perhaps for ever.
+    main_thread = threading.main_thread()
+    kept = [each for each in threading.enumerate() if not (each.daemon or each is main_thread)]
+    for thread in kept:
+        thread.join(GRACE / len(kept))
+    if any(thread.is_alive() for thread in kept):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        status = ended.code or 0
+        os._exit(status if isinstance(status, int) else 1)
+    raise ended
+
+
+def _run() -> SystemExit:
     try:
         from ._app import app  # which takes a while
     except KeyboardInterrupt:
-        raise SystemExit(INTERRUPTED) from None
+        return SystemExit(INTERRUPTED)
     except ImportError as error:
         if error.name is None or error.name.startswith("anabranch"):
             raise
         needed = "anabranch: the terminal needs an extra: pip install 'anabranch[cli]'"
         print(needed, file=sys.stderr)
-        raise SystemExit(2) from None
+        return SystemExit(2)
     try:
         app()
     except SystemExit as ended:
-        # The interpreter would wait for a thread that a tool keeps, perhaps for ever.
-        main_thread = threading.main_thread()
-        kept = [each for each in threading.enumerate() if not (each.daemon or each is main_thread)]
-        for thread in kept:
-            thread.join(GRACE / len(kept))
-        if any(thread.is_alive() for thread in kept):
-            sys.stdout.flush()
-            sys.stderr.flush()
-            status = ended.code or 0
-            os._exit(status if isinstance(status, int) else 1)
-        raise
+        return ended
+    return SystemExit(0)

@@ -128,7 +128,12 @@ class LiveScreen(Screen):
     @property
     def is_asking(self) -> bool:
         """Whether a question stands there."""
-        return self.prompt is not None and self.prompt.is_asked
+        return self.prompt is not None and self.prompt.is_asked and not self.is_holding_back
+
+    @property
+    def is_holding_back(self) -> bool:
+        """Whether a question waits until the person stops typing."""
+        return self.prompt is not None and self.prompt.is_holding_back
 
     def touch(self) -> None:
         """Draw what stands at the prompt anew."""

@@ -327,7 +327,10 @@ class Chat:
 
     def status_line(self, columns: int) -> str:
         """Return what is going on, in words."""
-        self.status.asks = isinstance(self.screen, LiveScreen) and self.screen.is_asking
+        if isinstance(self.screen, LiveScreen):
+            self.status.asks = self.screen.is_asking
+            if self.screen.is_holding_back:
+                return "a question for you comes when you stop typing"[:columns]
         return self.status.line(self.status.now(), columns)
 
     def tree_lines(self, columns: int, rows: int) -> list[str]:

@@ -7,15 +7,14 @@ what is typed while a model speaks is seen in the line alone. What is printed go
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import signal
-import sys
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TextIO, cast
+from itertools import groupby
+from typing import Any, Protocol, cast
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import Completer
@@ -25,10 +24,14 @@ from prompt_toolkit.formatted_text import ANSI
 from prompt_toolkit.history import History
 from prompt_toolkit.input import Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.key_binding.key_processor import KeyPress
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import Output
+from rich.cells import cell_len, set_cell_size
 
 from .._editor import terminal_output
+from .._keys import Mode
+from ._streams import Above, streams_above
 
 __all__ = ["Listener", "LivePrompt"]
 
@@ -37,6 +40,9 @@ QUIET, STOPPED = 0.15, 1.0
 
 FRAME = 0.05
 """Seconds between two drawings of what grows while a model speaks."""
+
+PASTED = 50
+"""So many letters at once are not typed but pasted, by a terminal that does not say so."""
 
 # Terminals that know this show all that lies between at once; others pass over it.
 HOLD, RELEASE = "\x1b[?2026h", "\x1b[?2026l"
@@ -100,8 +106,10 @@ class LivePrompt:
         self._asking = asyncio.Lock()
         self._last_key = 0.0
         self._pending: list[str] = []
+        self._streams: list[Above] = []
         self._held = False  # the terminal shows nothing until it is released
         self._drawing: asyncio.TimerHandle | None = None
+        self._mode: Mode | None = None
         self._drawn = 0  # columns of what stands there
         self._loop: asyncio.AbstractEventLoop | None = None
         self._session: PromptSession[str] = PromptSession(
@@ -122,7 +130,11 @@ class LivePrompt:
         app = self._session.app
         app.ttimeoutlen, app.timeoutlen = 0.05, 0.3  # after Esc, which may begin another key
         app.key_processor.before_key_press += self._note_key
-        app.before_render += self._follow_size
+        feed = app.key_processor.feed_multiple
+        app.key_processor.feed_multiple = lambda key_presses, first=False: feed(
+            _joined(key_presses), first
+        )
+        app.before_render += self._keep_terminal
         app.after_render += self._release
         app.terminal_size_polling_interval = None  # the signal is enough, and is handled here
 
@@ -132,18 +144,19 @@ class LivePrompt:
         """Stand there until `close`; what the program prints meanwhile stands above."""
         self._loop = asyncio.get_running_loop()
         self._flush()  # what was printed before
-        with self._streams_above():
+        with streams_above(self.print_threadsafe, self._touch_threadsafe) as self._streams:
             try:
                 await self._session.prompt_async(
                     handle_sigint=False,
                     set_exception_handler=False,
-                    pre_run=lambda: cast("Any", self._loop).call_soon(self._watch_size),
+                    pre_run=lambda: cast("Any", self._loop).call_soon(self._watch_signals),
                 )
             finally:
                 if self._question is not None:
                     self._settle(self._question, None)
                 if self._drawing is not None:
                     self._drawing.cancel()
+                self._end_lines()
         self._flush()
 
     def close(self) -> None:
@@ -151,25 +164,19 @@ class LivePrompt:
         if self._session.app.is_running and not self._session.app.is_done:
             self._session.app.exit(result="")
 
-    @contextmanager
-    def _streams_above(self) -> Generator[None]:
-        """Print above the prompt what anybody writes to the standard streams, from any thread."""
-        before = sys.stdout, sys.stderr
-        for name, stream in zip(("stdout", "stderr"), before, strict=True):
-            if stream.isatty():
-                setattr(sys, name, cast("TextIO", _Above(self, stream)))
-        try:
-            yield
-        finally:
-            for each in (sys.stdout, sys.stderr):
-                with suppress(OSError):
-                    each.flush()
-            sys.stdout, sys.stderr = before
-
     # --- what is shown
 
     def print(self, text: str) -> None:
         """Put text above all that stands at the prompt; it begins and ends a line of its own."""
+        self._end_lines()
+        self._put(text)
+
+    def _end_lines(self) -> None:
+        for stream in self._streams:
+            if line := stream.take():
+                self._put(line)
+
+    def _put(self, text: str) -> None:
         self._pending.append(text if text.endswith("\n") else text + "\n")
         if len(self._pending) == 1 and self._loop is not None:
             self._loop.call_soon(self._flush)
@@ -181,9 +188,15 @@ class LivePrompt:
 
     def print_threadsafe(self, text: str) -> None:
         """Print from whatever thread."""
+        self._call_threadsafe(self._put, text)
+
+    def _touch_threadsafe(self) -> None:
+        self._call_threadsafe(self.touch)
+
+    def _call_threadsafe(self, function: Callable[..., None], *given: str) -> None:
         if self._loop is not None:
             with suppress(RuntimeError):  # it is closed: the program ends
-                self._loop.call_soon_threadsafe(self.print, text)
+                self._loop.call_soon_threadsafe(function, *given)
 
     def _flush(self) -> None:
         text, self._pending = "".join(self._pending), []
@@ -223,13 +236,29 @@ class LivePrompt:
         """How many characters a line of the terminal has."""
         return self._session.app.output.get_size().columns or 80
 
-    def _watch_size(self) -> None:
+    def _watch_signals(self) -> None:
         if hasattr(signal, "SIGWINCH") and threading.current_thread() is threading.main_thread():
             with suppress(NotImplementedError, RuntimeError):  # a loop that takes no signals
                 loop = asyncio.get_running_loop()
                 loop.add_signal_handler(signal.SIGWINCH, self._session.app.invalidate)
+                loop.add_signal_handler(signal.SIGCONT, self._come_back)
 
-    def _follow_size(self, _: object = None) -> None:
+    def _come_back(self) -> None:
+        """Stand there anew, below what the shell wrote while the program was stopped."""
+        app = self._session.app
+        if app.is_running and self._mode is not None and self._mode.take_back():
+            app.renderer.reset()
+            app.output.write_raw("\r\n")
+            app.invalidate()
+
+    def _keep_terminal(self, _: object = None) -> None:
+        """Take the terminal as others have left it."""
+        if self._mode is None:
+            self._mode = Mode(self._session.app.input.fileno())
+        self._mode.take_back()
+        self._follow_size()
+
+    def _follow_size(self) -> None:
         """Erase what was drawn for another width, where the terminal has put it."""
         app = self._session.app
         columns = app.output.get_size().columns
@@ -262,6 +291,11 @@ class LivePrompt:
             # Half of the screen: what a terminal that becomes narrow wraps is to stay on it, for
             # what has gone into the scrollback cannot be erased.
             lines, label = self._listener.above(columns, (rows + 1) // 2), "> "
+            begun = [line for stream in self._streams if (line := stream.begun)]
+            lines = [
+                *(set_cell_size(line, min(cell_len(line), columns - 1)) for line in begun),
+                *lines,
+            ]
         else:
             lines, label = question.rows(columns, rows), question.label
         # Coloured, so that its last space is written too: some terminals that wrap anew lose a
@@ -317,6 +351,11 @@ class LivePrompt:
     def is_asked(self) -> bool:
         """Whether a question stands in the line, or waits until nobody is typing."""
         return self._question is not None
+
+    @property
+    def is_holding_back(self) -> bool:
+        """Whether a question waits until nobody is typing: what is typed now is no answer."""
+        return self._question is not None and self._question.draft is None
 
     def _answer(self, question: _Question, text: str) -> None:
         loop = asyncio.get_running_loop()
@@ -419,40 +458,20 @@ class LivePrompt:
             self._listener.leave()
 
 
+def _joined(keys: list[KeyPress]) -> list[KeyPress]:
+    """Make one of all letters that come at once: each key for itself takes a third of a ms."""
+    joined: list[KeyPress] = []
+    for special, run in groupby(keys, lambda each: isinstance(each.key, Keys)):
+        some = [*run]
+        if not special and len(some) >= PASTED:
+            some = [KeyPress(Keys.BracketedPaste, "".join(each.data for each in some))]
+        joined += some
+    return joined
+
+
 def _begin_line(event: KeyPressEvent) -> None:
     event.current_buffer.insert_text("\n")
 
 
 def _refuse_paste(event: KeyPressEvent) -> None:
     event.app.output.bell()
-
-
-class _Above(io.TextIOBase):
-    """Takes what is written to a stream of the terminal, line by line, and prints it above."""
-
-    def __init__(self, prompt: LivePrompt, stream: TextIO) -> None:
-        self._prompt = prompt
-        self._stream = stream
-        self._line = ""
-
-    def write(self, text: str) -> int:
-        lines, newline, self._line = (self._line + text).rpartition("\n")
-        if newline:
-            self._prompt.print_threadsafe(lines + newline)
-        return len(text)
-
-    def flush(self) -> None:
-        """Print the line that has no end yet; more of it begins another."""
-        line, self._line = self._line, ""
-        if line:
-            self._prompt.print_threadsafe(line)
-
-    def isatty(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._stream.encoding

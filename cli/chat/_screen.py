@@ -190,9 +190,10 @@ class Screen(View):
 
 def screen_size() -> tuple[int, int]:
     """Return the columns and lines of the terminal at which the person sits."""
-    with suppress(OSError, ValueError):
-        columns, lines = os.get_terminal_size(sys.stdin.fileno())
-        return columns or 80, lines or 24
+    for stream in (sys.stdin, sys.stdout):  # the prompt leaves others no input
+        with suppress(OSError, ValueError):
+            columns, lines = os.get_terminal_size(stream.fileno())
+            return columns or 80, lines or 24
     return 80, 24
 
 
