@@ -48,6 +48,7 @@ class Heard:
         self.said_: list[tuple[str, str]] = []
         self.waiting: list[str] = []
         self.lines: list[str] = []
+        self.looks = 0  # how often it was asked what stands above
 
     def said(self, text: str) -> None:
         self.said_.append(("said", text))
@@ -66,6 +67,7 @@ class Heard:
         self.said_.append(("leave", ""))
 
     def above(self, columns: int, rows: int) -> list[str]:
+        self.looks += 1
         return self.lines
 
 
@@ -262,3 +264,29 @@ async def test_a_question_at_the_end_has_no_answer() -> None:
         await until(lambda: "run it?" in on.seen.text, 5)
         on.prompt.close()
         assert await asking is None
+
+
+async def test_a_key_does_not_wait_for_what_stands_above() -> None:
+    """S19: a key is drawn below what was drawn last; that is put together once, when it changes."""
+    async with stage() as on:
+        looks = on.heard.looks
+        await on.type("a", "a")
+        await on.type("b", "ab")
+        await until(lambda: "b" in on.seen.text, 5)
+        assert on.heard.looks == looks
+        on.heard.lines = ["changed"]
+        on.prompt.touch()
+        await until(lambda: "changed" in on.seen.text, 5)
+        assert on.heard.looks == looks + 1
+
+
+async def test_nothing_is_drawn_where_nothing_has_changed() -> None:
+    """A tick of the clock that changes no word sends the terminal nothing."""
+    async with stage() as on:
+        seen, looks = on.seen.text, on.heard.looks
+        on.prompt.touch(now=True)
+        on.prompt.touch()
+        await until(lambda: on.heard.looks == looks + 2, 5)
+        on.prompt.print("a line")
+        await until(lambda: "a line" in on.seen.text, 5)
+        assert on.seen.text[len(seen) :].startswith("\x1b[?2026h")

@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ from typing import Any, Protocol, cast
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import Completer
+from prompt_toolkit.data_structures import Size
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition
-from prompt_toolkit.formatted_text import ANSI
+from prompt_toolkit.formatted_text import ANSI, StyleAndTextTuples, to_formatted_text
 from prompt_toolkit.history import History
 from prompt_toolkit.input import Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -38,8 +40,10 @@ __all__ = ["Listener", "LivePrompt"]
 QUIET, STOPPED = 0.15, 1.0
 """Seconds without a key after which nobody is typing; who has been typing gets the longer time."""
 
-FRAME = 0.05
-"""Seconds between two drawings of what grows while a model speaks."""
+FRAME, REST = 0.05, 4
+"""Seconds between two drawings of what grows while a model speaks, or so many times what one takes.
+
+Keys are shown at once, below what was drawn last."""
 
 PASTED = 50
 """So many letters at once are not typed but pasted, by a terminal that does not say so."""
@@ -110,7 +114,11 @@ class LivePrompt:
         self._held = False  # the terminal shows nothing until it is released
         self._drawing: asyncio.TimerHandle | None = None
         self._mode: Mode | None = None
-        self._drawn = 0  # columns of what stands there
+        self._drawn = Size(0, 0)  # of the terminal, when it was last drawn
+        # What stands before the line: as it was given, parsed, and how long that took.
+        self._before = ""
+        self._parsed: StyleAndTextTuples = []
+        self._took = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._session: PromptSession[str] = PromptSession(
             message=self._message,
@@ -137,13 +145,14 @@ class LivePrompt:
         app.before_render += self._keep_terminal
         app.after_render += self._release
         app.terminal_size_polling_interval = None  # the signal is enough, and is handled here
+        app.max_render_postpone_time = None  # a key is not to wait until the model says nothing
 
     # --- its life
 
     async def run(self) -> None:
         """Stand there until `close`; what the program prints meanwhile stands above."""
         self._loop = asyncio.get_running_loop()
-        self._flush()  # what was printed before
+        self._flush()  # what was printed before it stood there
         with streams_above(self.print_threadsafe, self._touch_threadsafe) as self._streams:
             try:
                 await self._session.prompt_async(
@@ -212,6 +221,7 @@ class LivePrompt:
         app.renderer.erase(leave_alternate_screen=False)
         output.write_raw(text)
         self._held = True
+        self._compose()
         app.invalidate()
 
     def _release(self, _: object = None) -> None:
@@ -223,13 +233,16 @@ class LivePrompt:
     def touch(self, *, now: bool = False) -> None:
         """Draw what stands above the prompt anew: soon, or in this turn of the loop."""
         if now:
-            self._session.app.invalidate()
+            self._draw()
         elif self._drawing is None and self._loop is not None:
-            self._drawing = self._loop.call_later(FRAME, self._draw)
+            self._drawing = self._loop.call_later(max(FRAME, REST * self._took), self._draw)
 
     def _draw(self) -> None:
-        self._drawing = None
-        self._session.app.invalidate()
+        if self._drawing is not None:
+            self._drawing.cancel()
+            self._drawing = None
+        if self._compose():
+            self._session.app.invalidate()
 
     @property
     def columns(self) -> int:
@@ -261,11 +274,13 @@ class LivePrompt:
     def _follow_size(self) -> None:
         """Erase what was drawn for another width, where the terminal has put it."""
         app = self._session.app
-        columns = app.output.get_size().columns
-        if self._drawn not in (0, columns):
-            app.output.cursor_up(self._rewrapped(columns))
+        size = app.output.get_size()
+        if self._drawn.columns not in (0, size.columns):
+            app.output.cursor_up(self._rewrapped(size.columns))
             app.renderer.erase(leave_alternate_screen=False)
-        self._drawn = columns
+        if self._drawn != size:
+            self._drawn = size
+            self._compose()
 
     def _rewrapped(self, columns: int) -> int:
         """Return how many lines more than before the cursor is below the first one.
@@ -283,7 +298,19 @@ class LivePrompt:
             more += max(cells, default=0) // columns
         return more
 
-    def _message(self) -> ANSI:
+    def _message(self) -> StyleAndTextTuples:
+        return self._parsed  # asked for ten times in a drawing
+
+    def _compose(self) -> bool:
+        """Put together what stands before the line; return whether that has changed."""
+        began = time.perf_counter()
+        before, self._before = self._before, self._text_before()
+        if changed := self._before != before:
+            self._parsed = to_formatted_text(ANSI(self._before))
+        self._took = time.perf_counter() - began
+        return changed
+
+    def _text_before(self) -> str:
         size = self._session.app.output.get_size()
         columns, rows = size.columns or 80, max(1, (size.rows or 24) - KEPT_ROWS)
         question = self._question
@@ -300,7 +327,7 @@ class LivePrompt:
             lines, label = question.rows(columns, rows), question.label
         # Coloured, so that its last space is written too: some terminals that wrap anew lose a
         # cursor that stands behind what was written.
-        return ANSI("\n".join([*lines[-rows:], f"\x1b[0;36m{label}\x1b[0m"]))
+        return "\n".join([*lines[-rows:], f"\x1b[0;36m{label}\x1b[0m"])
 
     # --- questions
 
