@@ -48,7 +48,18 @@ def show_traceback(error: BaseException) -> None:
 
 
 class LegibleLog(logging.StreamHandler[Any]):
-    """Writes what is logged to the standard error, so that it cannot steer the terminal."""
+    """Writes what is logged to the standard error, so that it cannot steer the terminal.
+
+    That is what stands for it at the moment: a prompt puts another stream in its place.
+    """
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:  # type: ignore[override]
+        """Where it writes."""
+        return sys.stderr
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as text to read, without what looks like a key."""

@@ -114,7 +114,7 @@ class LiveScreen(Screen):
             force_terminal=True,
             width=width,
             highlight=False,
-            no_color="NO_COLOR" in os.environ or None,
+            no_color=bool(os.environ.get("NO_COLOR")),
             legacy_windows=False,
         )
         console.print(what)
@@ -198,7 +198,8 @@ class LiveScreen(Screen):
             self._print(text)
 
     def _look(self, columns: int) -> Look:
-        return Look(columns, cast("Any", self.theme), links=self._links)
+        colors = not os.environ.get("NO_COLOR")
+        return Look(columns, cast("Any", self.theme), self._links, colors)
 
     def show_files(self, result: ToolResult) -> None:
         """Show the figures of a call where the terminal can, and where they are."""

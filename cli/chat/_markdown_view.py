@@ -54,6 +54,7 @@ class Look:
     width: int = 80
     theme: ColorTheme = "dark"
     links: bool = True
+    colors: bool = True  # else styles alone
 
 
 def render(block: Block, look: Look) -> str:
@@ -322,6 +323,7 @@ def _console(look: Look) -> Console:
         width=look.width,
         height=25,
         color_system=None if look.theme == "none" else "standard",
+        no_color=not look.colors,
         force_terminal=True,
         legacy_windows=False,
         theme=Theme({**_COMMON, **_STYLES[look.theme]}),
