@@ -28,6 +28,7 @@ CHAT = [sys.executable, "-m", "anabranch", "chat"]
 # What a child gets of this environment: no keys, no settings of the developer's own.
 KEPT = (
     *("PATH", "HOME", "XDG_CACHE_HOME", "ANABRANCH_CACHE"),
+    *("XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"),  # a folder of the tests' own
     *("LANG", "EDITOR", "VIRTUAL_ENV", "RAYON_NUM_THREADS"),
 )
 READ_LATER = ("ANABRANCH_", "OPENAI_")  # settings that no import looks at

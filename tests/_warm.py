@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import fcntl
 import gc
 import json
 import os
@@ -16,25 +17,22 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 from contextlib import closing
 from functools import cache
 from io import BufferedReader, BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-__all__ = ["run_warm"]
+__all__ = ["run_warm", "start_warm"]
 
 
 async def run_warm(
     arguments: list[str], folder: Path, said: str, env: dict[str, str]
 ) -> tuple[int, str, str]:
     """Run Python with `-m MODULE ...` or `-c PROGRAM`; return what `communicate` would."""
-    (stdin, says), (out, stdout), (err, stderr), (status, ended) = (os.pipe() for _ in range(4))
-    request = {"arguments": arguments, "folder": str(folder), "env": env}
-    given = [stdin, stdout, stderr, ended]
-    socket.send_fds(_warm(), [json.dumps(request).encode()], given)
-    for each in given:
-        os.close(each)
+    (stdin, says), (out, stdout), (err, stderr) = (os.pipe() for _ in range(3))
+    status = start_warm(arguments, folder, env, [stdin, stdout, stderr])
 
     def say() -> None:
         with open(says, "wb") as file:
@@ -46,7 +44,29 @@ async def run_warm(
 
     calls = [asyncio.to_thread(read, fd) for fd in (out, err, status)]
     outputs, errors, code, _ = await asyncio.gather(*calls, asyncio.to_thread(say))
-    return int(code), outputs, errors
+    return int(code.split()[1]), outputs, errors
+
+
+def start_warm(
+    arguments: list[str],
+    folder: Path,
+    env: dict[str, str],
+    streams: list[int],
+    *,
+    terminal: bool = False,
+) -> int:
+    """Start the same on these streams, which are then the program's alone.
+
+    On a `terminal` it leads the session. Returns a pipe: it gives the process's id in a line, then
+    its status when it has ended.
+    """
+    status, ended = os.pipe()
+    request = {"arguments": arguments, "folder": str(folder), "env": env, "terminal": terminal}
+    given = [*streams, ended]
+    socket.send_fds(_warm(), [json.dumps(request).encode()], given)
+    for each in given:
+        os.close(each)
+    return status
 
 
 @cache
@@ -90,6 +110,7 @@ def _tell_status(request: dict[str, Any], fds: list[int]) -> None:
         return
     for each in fds[:3]:
         os.close(each)
+    os.write(fds[3], f"{child}\n".encode())
     _, status = os.waitpid(child, 0)
     os.write(fds[3], str(os.waitstatus_to_exitcode(status)).encode())
     os._exit(0)
@@ -100,10 +121,13 @@ def become(request: dict[str, Any], streams: list[int]) -> None:
     for number, fd in enumerate(streams):
         os.dup2(fd, number)
         os.close(fd)
+    if request["terminal"]:
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     # As in any program: text in UTF-8, and errors at once.
     sys.stdin, sys.stdout, sys.stderr = (
         TextIOWrapper(BufferedReader(FileIO(0)), encoding="utf-8"),
-        TextIOWrapper(BufferedWriter(FileIO(1, "w")), encoding="utf-8"),
+        TextIOWrapper(BufferedWriter(FileIO(1, "w")), "utf-8", line_buffering=os.isatty(1)),
         TextIOWrapper(
             BufferedWriter(FileIO(2, "w")), "utf-8", "backslashreplace", line_buffering=True
         ),
@@ -127,6 +151,7 @@ if __name__ == "__main__":
     import anyio.streams.tls  # noqa: F401
 
     import anabranch.cli._app
+    import anabranch.cli.chat
     import anabranch.store
     import anabranch.testing  # noqa: F401
 

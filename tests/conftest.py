@@ -14,10 +14,12 @@ import sys
 from collections.abc import Generator
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, seed, settings
+from platformdirs import user_data_dir
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the helpers beside the tests: `import _server`
 
@@ -26,6 +28,13 @@ from _scale import LONG, SEED  # the line above has to come first
 # On a core that others use too, the small model's threads wait for each other: one is then faster,
 # by five times where it was measured.
 os.environ.setdefault("RAYON_NUM_THREADS", "1")
+
+# No test reads or writes what the developer's own programs keep.
+OWN_DATA = Path(user_data_dir("anabranch"))
+HAD_DATA = OWN_DATA.exists()
+_FOLDER = TemporaryDirectory(prefix="anabranch-tests-", ignore_cleanup_errors=True)
+for _kind in ("DATA", "STATE", "CONFIG"):
+    os.environ[f"XDG_{_kind}_HOME"] = str(Path(_FOLDER.name, _kind.lower()))
 
 # Nothing that is imported or made until the tests begin is garbage.
 gc.disable()
@@ -146,6 +155,13 @@ def postgres() -> Generator[Any]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     random.seed(SEED)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_data() -> Generator[None]:  # pyright: ignore[reportUnusedFunction]
+    """Fail if a test has made a journal of chats in the developer's own folder."""
+    yield
+    assert HAD_DATA or not OWN_DATA.exists(), f"a test has written into {OWN_DATA}"
 
 
 @pytest.fixture(autouse=True)
