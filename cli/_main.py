@@ -16,6 +16,7 @@ GRACE = 1.0  # seconds for threads that tools still keep
 
 def main() -> None:
     """Run the command line in `sys.argv`; ends the process with its exit status."""
+    open_missing_streams()
     # The imports take a while, in which a person begins to write.
     with unechoed(sys.argv[1:2] == ["chat"] and "--plain" not in sys.argv):
         ended = _run()
@@ -48,3 +49,10 @@ def _run() -> SystemExit:
     except SystemExit as ended:
         return ended
     return SystemExit(0)
+
+
+def open_missing_streams() -> None:
+    """Let a standard stream that was closed be an empty one: else a file could get its number."""
+    for name, mode in ("stdin", "r"), ("stdout", "w"), ("stderr", "w"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115

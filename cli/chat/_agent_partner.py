@@ -204,12 +204,8 @@ class AgentPartner(Partner):
         """
         session = self.info.id
         with suppress(RunBusy):
-            if (
-                said is not None
-                and self.info.known
-                and self._turns() == turns
-                and await self.agent.find_cut(session) is None
-            ):
+            forgotten = self.info.known and self._turns() == turns
+            if said and forgotten and await self.agent.find_cut(session) is None:
                 self.agent.memory.add(_as_turn(said), session_id=session)
                 await self.agent.keep(session)
             await self._note_turns()

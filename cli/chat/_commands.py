@@ -29,7 +29,7 @@ from ._export_markdown import markdown_of
 from ._home import read_message
 from ._live import LiveScreen
 from ._partner import Partner
-from ._sessions import SessionInfo
+from ._sessions import SessionInfo, shorten_title
 
 if TYPE_CHECKING:
     from ._loop import Chat
@@ -134,7 +134,7 @@ async def choose_model(chat: Chat, argument: str) -> None:
         chat.screen.note("or a server: http://localhost:8000/v1 NAME", "")
         return
     backend = await chat.home.use(argument)
-    await partner.note(model=argument)
+    await partner.note(**chat.home.speaker())
     chat.warm()
     chat.screen.note(describe_model(backend), "")
 
@@ -188,6 +188,8 @@ async def list_rules(chat: Chat, argument: str) -> None:
         return
     word, _, number = argument.partition(" ")
     there = rules.list()
+    if word not in ("", "forget"):
+        raise ConfigurationError("/approve lists the rules; /approve forget NUMBER takes one back")
     if word == "forget":
         if not (number.isdecimal() and 0 < int(number) <= len(there)):
             raise ConfigurationError("/approve forget NUMBER: one of those that /approve lists")
@@ -378,8 +380,9 @@ async def rename(chat: Chat, argument: str) -> None:
     """give this session another title"""
     if not argument:
         raise ConfigurationError("/rename TITLE: which title?")
-    await require_agent(chat).note(title=argument)
-    chat.screen.note(f"it is called {argument}")
+    partner = require_agent(chat)
+    await partner.note(title=shorten_title(argument))
+    chat.screen.note(f"it is called {partner.info.title}")
 
 
 # --- leaving

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -19,6 +20,9 @@ from ._sessions import AGENT, SessionInfo, Sessions
 from ._settings import Settings
 
 __all__ = ["Home", "read_message"]
+
+SECRET = re.compile(r"//[^/\s]*@")
+"""The user and password in an address."""
 
 
 class Home:
@@ -41,19 +45,23 @@ class Home:
         self.settings = settings
         self.options = options
         self.agent: Agent[Any] = Agent(name=AGENT)
-        self.model = ""  # as `connect_model` takes it
+        self.model = ""  # as `use` takes it
+        self.base_url: str | None = None
+        self.place = ""  # of the agent, if it is the person's own: `module:name`
         self.tools: list[AnyTool] = []
         self.doubt: AskDoubt | None = None
 
-    def adopt(self, agent: Agent[Any]) -> None:
-        """Talk to an agent of the person's own."""
-        self.agent, self.tools = agent, [*agent.tools]
+    def adopt(self, agent: Agent[Any], place: str) -> None:
+        """Talk to an agent of the person's own; its sessions are kept with the chat's."""
+        self.agent, self.tools, self.place = agent, [*agent.tools], place
         agent.name = AGENT
 
     def new(self, conversation: Conversation | None = None) -> AgentPartner:
         """Return a partner in a new session, which may begin with what was said elsewhere."""
         system = self.agent.system if isinstance(self.agent.system, str) else None
-        info = self.sessions.new(model=self.model, system=system, folder=str(Path.cwd()))
+        info = self.sessions.new(
+            **self.speaker(), system=system, folder=str(Path.cwd()), agent=self.place
+        )
         partner = AgentPartner(self.agent, self.sessions, info, doubt=self.doubt)
         if conversation is not None:
             partner.begin_with(conversation)
@@ -66,12 +74,21 @@ class Home:
         return partner
 
     async def restore(self, info: SessionInfo) -> AgentPartner:
-        """Return the same, with the model and the system prompt that the session had."""
+        """Return the same, with the model and the system prompt that the session had.
+
+        An agent of the person's own keeps what it has.
+        """
         partner = await self.open(info)
-        if info.model and info.model != self.model:
-            await self.use(info.model)
+        if self.place:
+            return partner
+        if info.model and info.speaker != self.speaker():
+            await self.use(info.model, info.base_url)
         self.agent.system = info.system
         return partner
+
+    def speaker(self) -> dict[str, str | None]:
+        """Return which model speaks, as it is noted of a session: without a password."""
+        return {"model": SECRET.sub("//", self.model), "base_url": _bare(self.base_url)}
 
     async def use(self, model: str, base_url: str | None = None) -> Backend:
         """Let another model speak from now on; the one before stays open, as it may speak now.
@@ -81,7 +98,7 @@ class Home:
         spec, _, name = model.partition(" ")
         backend = connect(spec, model=name.strip() or None, base_url=base_url, **self.options)
         self.agent.backend = await self.stack.enter_async_context(backend)
-        self.model = model
+        self.model, self.base_url = model, base_url
         return backend
 
     def costs(self, usage: Mapping[str, Usage]) -> list[str]:
@@ -113,6 +130,10 @@ async def read_message(said: str, images: Sequence[str] = ()) -> Message:
     Raises `AttachError` or `ConfigurationError` for what cannot be sent along.
     """
     return await asyncio.to_thread(_read, said, images)
+
+
+def _bare(address: str | None) -> str | None:
+    return None if address is None else SECRET.sub("//", address)
 
 
 def _read(said: str, images: Sequence[str]) -> Message:

@@ -82,6 +82,7 @@ class Chat:
     async def once(self, partner: Partner, said: str, images: Sequence[str] = ()) -> int:
         """Have one question answered; return the exit status."""
         self.partner, self._is_once = partner, True
+        self._tell_agent(partner)
         with self._signals():
             message = await read_message(said, images)
             if not self._left:
@@ -144,7 +145,8 @@ class Chat:
         try:
             again = await self.stoppable(obey(self, said))
         except NodeCancelled:
-            self.screen.note("(stopped)")
+            if not self._left:
+                self.screen.note("(stopped)")
         else:
             if again is not None:
                 await self.answer(again if isinstance(again, Message) else None)
@@ -278,12 +280,20 @@ class Chat:
         if not isinstance(partner, AgentPartner):
             return
         self.screen.show_conversation(partner.messages())
+        self._tell_agent(partner)
         info = partner.info
         if info.known:
             self.screen.note(f"({info.title}; /sessions lists all)")
         if (cut := await partner.cut()) is not None:
             asked = shorten(cut.asked.content or "", 60, placeholder=" ...")
             self.screen.note(f"(the answer to {asked!r} was cut off: /retry goes on with it)")
+
+    def _tell_agent(self, partner: Partner) -> None:
+        """Say so where another one answers than the one that the session is with."""
+        if isinstance(partner, AgentPartner) and partner.info.agent != self.home.place:
+            other = partner.info.agent
+            whom = f"--agent {other}, and now goes on without it" if other else "no --agent before"
+            self.screen.note(f"(this session was with {whom})")
 
     def warm(self) -> None:
         """Let the model read the conversation while the person writes."""

@@ -21,6 +21,8 @@ from .._question import Question, draft
 from .._terminal import LONGEST, complain, in_line, show_traceback
 from ._rules import Rules
 
+NOBODY_HERE = "nobody is there to ask"
+
 MOST_SHOWN = 30
 """How many messages of an earlier conversation are shown when it goes on."""
 
@@ -139,8 +141,10 @@ class Screen(View):
         if self.rules is not None and self.rules.allows(call, tool):
             self.note(f"({tool.name} runs: a rule allows it here; /approve lists them)")
             return True
-        if self.approvals is not None or not self.interactive:
+        if self.approvals is not None:
             return await super().ask(call, tool)
+        if not self.interactive:  # and nobody will come, so that the call is not to wait
+            return Decision(False, reason=NOBODY_HERE)
         async with self._asking:  # one question at a time, however many calls wait
             return await self._decide(call, tool)
 

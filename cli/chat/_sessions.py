@@ -22,7 +22,7 @@ from ...store import Journal, JournalError, RunNotFound
 if TYPE_CHECKING:
     from ...agents import Agent
 
-__all__ = ["AGENT", "SessionInfo", "Sessions", "UnknownSession", "open_sessions"]
+__all__ = ["AGENT", "SessionInfo", "Sessions", "UnknownSession", "open_sessions", "shorten_title"]
 
 AGENT = "chat"
 """The name of every chat's agent: its sessions are the runs "chat/ID"."""
@@ -47,10 +47,19 @@ class SessionInfo:
     system: str | None = None
     tools: str = ""
     folder: str = ""
+    base_url: str | None = None
+    """Where the model is, if not where its provider has it."""
+    agent: str = ""
+    """Who answers in it, as `--agent` names them; "" for the chat's own agent."""
     turns: int = 0
     updated: float = 0.0
     """When it was last used, in seconds since the epoch."""
     known: bool = False
+
+    @property
+    def speaker(self) -> dict[str, str | None]:
+        """Return which model speaks, as `Home.speaker` does."""
+        return {"model": self.model, "base_url": self.base_url}
 
     @property
     def run_id(self) -> str:
@@ -58,7 +67,7 @@ class SessionInfo:
         return f"{AGENT}/{self.id}"
 
 
-NOTED = ("title", "model", "system", "tools", "folder", "turns")
+NOTED = ("title", "model", "system", "tools", "folder", "base_url", "agent", "turns")
 
 
 class Sessions:
@@ -81,7 +90,7 @@ class Sessions:
         """Let the journal know of a session whose first turn begins, by default its title."""
         async with self.journal.session(info.run_id):
             pass
-        info = replace(info, title=info.title or shorten(said), turns=1, known=True)
+        info = replace(info, title=info.title or shorten_title(said), turns=1, known=True)
         await self._note(info)
         return replace(info, updated=time.time())
 
@@ -122,12 +131,12 @@ class Sessions:
         if len(found) == 1:
             return found[0]
         if not found:
-            raise UnknownSession(f"there is no session {name!r}: /sessions lists them")
+            raise UnknownSession(f"there is no session {name!r}: /sessions in a chat lists them")
         which = ", ".join(f"{each.id} ({each.title})" for each in found[:5])
         raise UnknownSession(f"{len(found)} sessions begin with {name!r}, name one: {which}")
 
     async def change(self, id: str, **noted: Any) -> SessionInfo:  # noqa: A002 - the field's name
-        """Note something else of a session: its title, model, system, tools, folder or turns."""
+        """Note something else of a session: its title, model, system, tools, folder and so on."""
         if unknown := noted.keys() - set(NOTED):
             raise TypeError(f"of a session nothing is noted by the names {sorted(unknown)}")
         run_id = f"{AGENT}/{id}"
@@ -138,7 +147,7 @@ class Sessions:
 
     async def rename(self, id: str, title: str) -> SessionInfo:  # noqa: A002 - the field's name
         """Give a session another title."""
-        return await self.change(id, title=shorten(title))
+        return await self.change(id, title=shorten_title(title))
 
     async def fork(
         self,
@@ -223,7 +232,10 @@ async def open_sessions(path: Path | None = None, *, keep: bool = True) -> Async
                 journal = await stack.enter_async_context(Journal(path, partials=PARTIALS))
             except (OSError, JournalError) as error:
                 why = error.strerror if isinstance(error, OSError) else error.why
-                trouble = f"nothing of this chat is kept: {path}: {why}"
+                trouble = (
+                    f"nothing of this chat is kept, and none of the sessions before is found:"
+                    f" {path}: {why}; mend it or move it away (--no-history does without)"
+                )
         is_kept = journal is not None
         if journal is None:
             journal = await stack.enter_async_context(Journal(MEMORY, partials=PARTIALS))
@@ -239,7 +251,7 @@ def _make(path: Path) -> None:
     path.chmod(0o600)
 
 
-def shorten(text: str) -> str:
+def shorten_title(text: str) -> str:
     """Return the beginning of a text as a title: one line, without control characters."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return line if len(line) <= TITLE else f"{line[: TITLE - 3].rstrip()}..."

@@ -27,7 +27,7 @@ from ._agent_partner import AgentPartner
 from ._attach import read_piped, with_piped
 from ._commands import COMMANDS, describe_partner
 from ._home import Home
-from ._live import LiveScreen
+from ._live import THEMES, LiveScreen
 from ._loop import Chat
 from ._partner import Partner
 from ._plain import PlainScreen
@@ -85,6 +85,12 @@ class ChatOptions:
             raise ConfigurationError("a server's sessions are its own: --url takes no --continue")
         if self.load and self.resume is not None:
             raise ConfigurationError("--load begins a session: it does not go with --continue")
+        if self.resume is not None and not self.history:
+            raise ConfigurationError("--no-history knows no sessions: it takes no --continue")
+        if self.theme is not None and self.theme not in THEMES:
+            raise ConfigurationError(f"--theme {self.theme}: there are {', '.join(THEMES)}")
+        if self.images and self.question is None:
+            raise ConfigurationError("--image goes with a question; in the chat there is /image")
         if self.as_json and self.question is None:
             raise ConfigurationError('--json needs a question: anabranch chat --json "..."')
 
@@ -99,6 +105,12 @@ async def hold_chat(options: ChatOptions) -> int:
     if options.theme is not None:
         settings = settings.model_copy(update={"theme": options.theme})
     piped = "" if options.question is None else await asyncio.to_thread(_read_pipe)
+    if (
+        options.question is not None
+        and not (options.question + piped).strip()
+        and not options.images
+    ):
+        raise ConfigurationError("the question is empty")
     async with AsyncExitStack() as stack:
         sessions = await stack.enter_async_context(open_sessions(keep=options.history))
         home = Home(stack, sessions, settings, options.options)
@@ -176,7 +188,7 @@ def _rescue(chat: Chat) -> None:
 
 
 def _read_pipe() -> str:
-    return read_piped(None if sys.stdin is None else sys.stdin.buffer)
+    return read_piped(sys.stdin.buffer)
 
 
 # --- who answers
@@ -226,25 +238,30 @@ async def _find_partner(chat: Chat, options: ChatOptions) -> Partner:
         found = find_partner(options.agent, screen.ask_line, raw=raw)
         if isinstance(found, Partner):
             return found
-        home.adopt(found)
+        home.adopt(found, options.agent)
     return await _open_session(chat, options)
 
 
 async def _open_session(chat: Chat, options: ChatOptions) -> AgentPartner:
     home, info = chat.home, None
     home.doubt = chat.ask_doubt
+    if options.resume is not None and home.sessions.trouble:
+        raise ConfigurationError(home.sessions.trouble)  # it is there, and cannot be read
     if options.resume:
         info = await home.sessions.find(options.resume)
     elif options.resume is not None and (info := await home.sessions.newest()) is None:
         chat.screen.note("(there is no session yet: a new one begins)")
     if home.agent.backend is None:
-        model = options.model or (info.model if info else "") or "local"
-        if options.name:
-            model = f"{model} {options.name}"
-        await home.use(model, base_url=options.base_url)
+        model, base_url = options.model, options.base_url
+        if model is None and info is not None and info.model:
+            model, base_url = info.model, base_url or info.base_url
+        named = f"{model or 'local'} {options.name or ''}".strip()
+        await home.use(named, base_url=base_url)
     if info is None:
         return home.new(None if options.load is None else _load(options.load))
     partner = await home.open(info)
-    if options.system is None and options.agent is None:
-        home.agent.system = info.system
+    if options.agent is None:
+        if options.system is None:
+            home.agent.system = info.system
+        await partner.note(**home.speaker(), system=home.agent.system)  # as the next `-c` has it
     return partner

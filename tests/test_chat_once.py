@@ -1,0 +1,178 @@
+"""One question at the command line: what comes back, in which session, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _chat import environment
+from _server import Reply, ScriptedServer, calls, text
+from _warm import run_warm
+
+MINE = """
+from anabranch import Agent, tool
+from anabranch.backends import connect
+
+
+@tool(approve=True)
+def wipe(path: str) -> str:
+    "Remove all."
+    open("wiped", "w").close()
+    return "wiped"
+
+
+bob = Agent(connect("{url}", model="m"), "I am Bob.", name="bob", tools=[wipe])
+"""
+
+
+class Place:
+    """A folder of its own for each test, with a server that answers."""
+
+    def __init__(self, folder: Path, server: ScriptedServer) -> None:
+        self.folder = folder
+        self.server = server
+        self.data = folder / "data" / "anabranch" / "chats.db"
+
+    async def chat(self, *options: str, said: str = "", **env: str) -> tuple[int, str, str]:
+        """Run `anabranch chat`; return status, output and errors."""
+        kept = {f"XDG_{name}_HOME": str(self.folder / name.lower()) for name in ("DATA", "STATE")}
+        kept["XDG_CONFIG_HOME"] = str(self.folder / "config")
+        arguments = ["-m", "anabranch", "chat", *options]
+        return await run_warm(arguments, self.folder, said, environment(**kept, **env))
+
+    async def ask(self, *options: str, said: str = "", **env: str) -> tuple[int, str, str]:
+        """Ask the server."""
+        return await self.chat("--model", f"{self.server.url} m", *options, said=said, **env)
+
+    def heard(self, at: int = -1) -> list[tuple[str, Any]]:
+        """Return the conversation that the server was sent."""
+        sent = self.server.requests[at].body["messages"]
+        return [(each["role"], each["content"]) for each in sent]
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncGenerator[Place]:
+    async with ScriptedServer(text("Yes.")) as server:
+        yield Place(tmp_path, server)
+
+
+async def test_a_question_is_answered_and_the_session_goes_on(place: Place) -> None:
+    """S20: `-c` has what was asked before, with the model of that session, and the next one too."""
+    assert await place.ask("One?") == (0, "Yes.\n", "")
+    assert (await place.chat("-c", "Two?", "--system", "Be brief."))[:2] == (0, "Yes.\n")
+    assert (await place.chat("-r", "One", "Three?"))[:2] == (0, "Yes.\n")
+    assert place.heard() == [
+        ("system", "Be brief."),
+        *[("user", "One?"), ("assistant", "Yes.")],
+        *[("user", "Two?"), ("assistant", "Yes.")],
+        ("user", "Three?"),
+    ]
+    assert (await place.ask("--no-history", "Four?"))[0] == 0
+    assert len(place.heard()) == 1
+
+
+async def test_json_is_one_message_and_errors_stand_beside_it(place: Place) -> None:
+    """One object on the output; where a turn fails there is nothing, and the status is 1."""
+    status, out, _ = await place.ask("--json", "One?")
+    assert (status, out.count("\n")) == (0, 1)
+    assert json.loads(out)["content"] == "Yes."
+    place.server.script(Reply.error(400, {"message": "too hot"}))
+    status, out, err = await place.ask("--json", "Two?")
+    assert (status, out) == (1, "")
+    assert "too hot" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--json"], "needs a question"),
+        ([""], "is empty"),
+        (["--image", "a.png"], "/image"),
+        (["--theme", "pink", "x"], "dark, light, none"),
+        (["--no-history", "-c", "x"], "--no-history"),
+        (["--load", "gone.json", "x"], "No such file"),
+        (["--load", "a.json", "-c", "x"], "--load"),
+        (["-r", "nothing", "x"], "no session 'nothing'"),
+    ],
+)
+async def test_wrong_usage_says_what_is_wrong(place: Place, options: list[str], word: str) -> None:
+    """Status 2, one line on the standard error, and nobody was asked."""
+    status, out, err = await place.ask(*options)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert word in err
+    assert not place.server.requests
+
+
+async def test_a_session_goes_on_where_it_was_and_nowhere_else(place: Place) -> None:
+    """With the server that `--base-url` named; a password in an address is never on disk."""
+    address = place.server.url.replace("//", "//ann:hunter2@")
+    keys = {"OPENAI_API_KEY": "sk-none-of-your-business-1234567"}
+    named = ["--model", "openai:m", "--base-url", place.server.url]
+    assert (await place.chat(*named, "One?", **keys))[:2] == (0, "Yes.\n")
+    assert (await place.chat("-c", "Two?", **keys))[:2] == (0, "Yes.\n")
+    assert place.heard()[-1] == ("user", "Two?")
+    assert (await place.chat("--model", f"{address} m", "Three?"))[0] == 0
+    assert (await place.chat("-c", "Four?"))[0] == 0
+    assert place.heard()[-1] == ("user", "Four?")
+    for path in place.data.parent.glob("chats.db*"):
+        stored = path.read_bytes() if path.is_file() else b""
+        assert b"hunter2" not in stored
+        assert b"sk-none" not in stored
+
+
+async def test_an_agent_of_ones_own_answers_in_its_sessions(place: Place) -> None:
+    """A call that wants a yes is refused where nobody sits; who goes on without the agent is told.
+
+    Such a call waited for ever, as an agent in a journal may ask somebody elsewhere.
+    """
+    (place.folder / "mine.py").write_text(MINE.format(url=place.server.url))
+    place.server.script(calls(("wipe", '{"path": "/"}')), text("I may not."))
+    status, out, err = await place.chat("--agent", "mine:bob", "Wipe!")
+    assert (status, out) == (0, "I may not.\n")
+    assert "nobody is there to ask" in err
+    assert not (place.folder / "wiped").exists()
+    assert place.heard()[0] == ("system", "I am Bob.")
+    _, _, err = await place.chat("--agent", "mine:bob", "-c", "And now?")
+    assert "--agent" not in err
+    _, _, err = await place.ask("-c", "And who are you?")
+    assert "this session was with --agent mine:bob" in err
+
+
+async def test_sessions_that_cannot_be_read_are_not_taken_for_none(place: Place) -> None:
+    """`-c` fails and says what to do; without it one chats on, and the file stays as it is."""
+    assert (await place.ask("One?"))[0] == 0
+    for each in place.data.parent.glob("chats.db-*"):
+        if each.is_file():
+            each.unlink()
+    place.data.write_bytes(b"no database")
+    status, out, err = await place.ask("-c", "Two?")
+    assert (status, out) == (2, "")
+    assert "move it away" in err
+    status, out, err = await place.ask("Two?")
+    assert (status, out) == (0, "Yes.\n")
+    assert "nothing of this chat is kept" in err
+    assert place.data.read_bytes() == b"no database"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+async def test_a_closed_stream_is_an_empty_one(place: Place, closed: str) -> None:
+    """It answers as ever, and no file gets the number of a stream."""
+    program = (
+        "import os, sys\n"
+        f"number = {'<>2'.index(closed[0])}\n"
+        "os.close(number)\n"
+        "setattr(sys, ('stdin', 'stdout', 'stderr')[number], None)\n"
+        f"sys.argv = ['anabranch', 'chat', '--model', {place.server.url + ' m'!r}, 'One?']\n"
+        "from anabranch.cli._main import main\n"
+        "main()\n"
+    )
+    kept = {f"XDG_{name}_HOME": str(place.folder) for name in ("DATA", "STATE", "CONFIG")}
+    status, out, err = await run_warm(["-c", program], place.folder, "", environment(**kept))
+    assert (status, out, err) == (0, "" if closed == ">&-" else "Yes.\n", "")
+    assert place.heard() == [("user", "One?")]
+    with sqlite3.connect(place.folder / "anabranch" / "chats.db") as database:
+        assert database.execute("select count(*) from anabranch_run").fetchone() == (1,)
