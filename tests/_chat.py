@@ -32,7 +32,7 @@ KEPT = (
     *("LANG", "EDITOR", "VIRTUAL_ENV", "RAYON_NUM_THREADS"),
 )
 READ_LATER = ("ANABRANCH_", "OPENAI_")  # settings that no import looks at
-PATIENCE = 240  # seconds; the first test of a new machine fetches the model
+PATIENCE = 120  # seconds; the first test of a new machine fetches the model
 
 
 def environment(**more: str) -> dict[str, str]:

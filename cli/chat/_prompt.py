@@ -86,6 +86,7 @@ class _Question:
     guarded: bool
     draft: Document | None = None  # what stood in the line before; None: it is not asked yet
     answered: asyncio.TimerHandle | None = None  # when the answer is known to stand alone
+    in_burst = False  # more came with an answer, and keys have come without a pause since
 
 
 class LivePrompt:
@@ -128,7 +129,6 @@ class LivePrompt:
             reserve_space_for_menu=6,
             history=history,
             key_bindings=self._bindings(),
-            enable_open_in_editor=True,
             enable_suspend=True,
             erase_when_done=True,
             prompt_continuation="  ",
@@ -388,6 +388,8 @@ class LivePrompt:
         loop = asyncio.get_running_loop()
         if not question.guarded:
             self._settle(question, text)
+        elif question.in_burst:
+            self._refuse_burst(question)
         else:  # a key that comes before this takes the answer back
             question.answered = loop.call_later(QUIET, self._settle, question, text)
 
@@ -397,14 +399,23 @@ class LivePrompt:
             question.future.set_result(text)
 
     def _note_key(self, _: object) -> None:
-        loop = asyncio.get_running_loop()
-        self._last_key = loop.time()
+        now, before = asyncio.get_running_loop().time(), self._last_key
+        self._last_key = now
         question = self._question
-        if question is not None and question.answered is not None:
+        if question is None:
+            return
+        if question.answered is not None:
             question.answered.cancel()
             question.answered = None
+            self._refuse_burst(question)
+        elif question.in_burst and now - before > QUIET:
+            question.in_burst = False
             self._session.default_buffer.reset()
-            self.print("(that came together with more; an answer is typed by itself)")
+
+    def _refuse_burst(self, question: _Question) -> None:
+        question.in_burst = True
+        self._session.default_buffer.reset()
+        self.print("(that came together with more; an answer is typed by itself)")
 
     # --- keys
 
@@ -424,6 +435,7 @@ class LivePrompt:
             self._on_ctrl_d
         )
         keys.add("escape", "enter")(_begin_line)
+        keys.add("c-x", "c-e")(_open_editor)
         keys.add("escape")(self._on_escape)
         keys.add("tab")(self._on_tab)
         guarded = asked & Condition(lambda: bool(self._question and self._question.guarded))
@@ -498,6 +510,10 @@ def _joined(keys: list[KeyPress]) -> list[KeyPress]:
 
 def _begin_line(event: KeyPressEvent) -> None:
     event.current_buffer.insert_text("\n")
+
+
+def _open_editor(event: KeyPressEvent) -> None:
+    event.current_buffer.open_in_editor()  # what it leaves stands in the line; Enter says it
 
 
 def _refuse_paste(event: KeyPressEvent) -> None:
