@@ -191,7 +191,10 @@ class LiveScreen(Screen):
 
     def _print_blocks(self, blocks: Sequence[Block]) -> None:
         for block in blocks:
-            text = render(block, self._look(self.columns))
+            try:
+                text = render(block, self._look(self.columns))
+            except Exception:  # noqa: BLE001 - the words count more than their looks
+                text = block.source
             if not block.joined and self._below_block:
                 text = "\n" + text
             self._below_block = True
@@ -232,7 +235,10 @@ class LiveScreen(Screen):
             return []
         if self._markdown.dirty or self._drawn[:2] != (columns, rows):
             self._markdown.dirty = False
-            text = tail(self._markdown.block, self._look(columns), rows)
+            try:
+                text = tail(self._markdown.block, self._look(columns), rows)
+            except Exception:  # noqa: BLE001 - as above
+                text = self._markdown.open[-columns:]
             self._drawn = columns, rows, text.split("\n")
         return self._drawn[2]
 

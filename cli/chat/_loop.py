@@ -91,7 +91,12 @@ class Chat:
 
     async def _talk(self) -> int:
         while (said := await self._next()) is not None:
-            await self._take(said)
+            try:
+                await self._take(said)
+            except Exception as error:
+                if not self.screen.interactive:
+                    raise
+                complain(error)  # whatever it was, the chat goes on
         return self._end()
 
     def _end(self) -> int:
@@ -172,11 +177,17 @@ class Chat:
         except Exception as error:  # noqa: BLE001 - whatever failed, the chat goes on
             self.screen.failed(error)
         finally:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        """Show the end of a turn; what steered it unheard comes next, also where showing fails."""
+        try:
             self.screen.ended()
             self.status.end(self.status.now())
             if isinstance(self.screen, LiveScreen):
                 self.screen.note(self.status.summary(self.status.now(), self.screen.columns - 1))
             self.heard()
+        finally:
             again, self._steering = self._steering, []
             self.waiting.extendleft(reversed(again))
 
@@ -217,7 +228,12 @@ class Chat:
         message = await self._read(text)
         if message is None:
             return
-        if self.partner.steer(message):
+        try:
+            steered = self.partner.steer(message)
+        except Exception as error:  # noqa: BLE001 - then it comes as the next turn
+            complain(error)
+            steered = False
+        if steered:
             self._steering.append(text)
             self._touch()
         else:

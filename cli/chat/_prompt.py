@@ -33,6 +33,7 @@ from rich.cells import cell_len, set_cell_size
 
 from .._editor import terminal_output
 from .._keys import Mode
+from .._terminal import in_line
 from ._streams import Above, streams_above
 
 __all__ = ["Listener", "LivePrompt"]
@@ -315,19 +316,25 @@ class LivePrompt:
         columns, rows = size.columns or 80, max(1, (size.rows or 24) - KEPT_ROWS)
         question = self._question
         if question is None or question.draft is None:
-            # Half of the screen: what a terminal that becomes narrow wraps is to stay on it, for
-            # what has gone into the scrollback cannot be erased.
-            lines, label = self._listener.above(columns, (rows + 1) // 2), "> "
-            begun = [line for stream in self._streams if (line := stream.begun)]
-            lines = [
-                *(set_cell_size(line, min(cell_len(line), columns - 1)) for line in begun),
-                *lines,
-            ]
+            lines, label = [*self._begun_lines(columns), *self._above(columns, rows)], "> "
         else:
             lines, label = question.rows(columns, rows), question.label
         # Coloured, so that its last space is written too: some terminals that wrap anew lose a
         # cursor that stands behind what was written.
         return "\n".join([*lines[-rows:], f"\x1b[0;36m{label}\x1b[0m"])
+
+    def _above(self, columns: int, rows: int) -> list[str]:
+        try:
+            # Half of the screen: what a terminal that becomes narrow wraps is to stay on it, for
+            # what has gone into the scrollback cannot be erased.
+            return self._listener.above(columns, (rows + 1) // 2)
+        except Exception as error:  # noqa: BLE001 - what cannot be shown must not end the chat
+            return [in_line(f"(not shown: {type(error).__name__}: {error})", max(columns - 40, 0))]
+
+    def _begun_lines(self, columns: int) -> list[str]:
+        """Return the lines that the program has printed without their ends."""
+        begun = [line for stream in self._streams if (line := stream.begun)]
+        return [set_cell_size(line, min(cell_len(line), columns - 1)) for line in begun]
 
     # --- questions
 
