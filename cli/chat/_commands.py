@@ -24,8 +24,6 @@ from ...messages import Conversation, Message
 from ...tools import AnyTool
 from .._terminal import complain
 from ._agent_partner import AgentPartner
-from ._export import export
-from ._export_markdown import markdown_of
 from ._home import read_message
 from ._live import LiveScreen
 from ._partner import Partner
@@ -266,6 +264,8 @@ async def copy(chat: Chat, argument: str) -> None:
         return
     text = said[-1].content or ""
     if argument == "all":
+        from ._export_markdown import markdown_of
+
         text = markdown_of(chat.partner.messages(), "Chat")
     screen = chat.screen
     if not isinstance(screen, LiveScreen):
@@ -290,6 +290,8 @@ async def save(chat: Chat, argument: str) -> None:
 @command("/export FILE")
 async def export_to(chat: Chat, argument: str) -> None:
     """write the conversation as Markdown (.md) or as a page (.html)"""
+    from ._export import export
+
     path = argument or "conversation.md"
     try:
         await asyncio.to_thread(export, chat.partner.messages(), path)

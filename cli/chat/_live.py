@@ -8,7 +8,7 @@ import io
 import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from prompt_toolkit.application import in_terminal
 from prompt_toolkit.completion import Completer
@@ -22,11 +22,13 @@ from ...tools import ToolResult
 from .._terminal import in_line
 from ._figures import Protocol as Way
 from ._figures import figures, protocol
-from ._markdown import Block, MarkdownStream
-from ._markdown_view import Look, render, tail
 from ._prompt import Listener, LivePrompt
 from ._rules import Rules
 from ._screen import Rows, Screen
+
+if TYPE_CHECKING:  # they are read with the first answer: the prompt stands sooner
+    from ._markdown import Block, MarkdownStream
+    from ._markdown_view import Look
 
 __all__ = ["THEMES", "LiveScreen", "Stage"]
 
@@ -175,6 +177,8 @@ class LiveScreen(Screen):
     def write(self, text: str) -> None:
         """Show a piece of the model's words."""
         if self._markdown is None:
+            from ._markdown import MarkdownStream
+
             self._markdown = MarkdownStream()
             if self._stage is not None:
                 self._stage.heard()
@@ -190,6 +194,8 @@ class LiveScreen(Screen):
         self._markdown = None
 
     def _print_blocks(self, blocks: Sequence[Block]) -> None:
+        from ._markdown_view import render
+
         for block in blocks:
             try:
                 text = render(block, self._look(self.columns))
@@ -201,6 +207,8 @@ class LiveScreen(Screen):
             self._print(text)
 
     def _look(self, columns: int) -> Look:
+        from ._markdown_view import Look
+
         colors = not os.environ.get("NO_COLOR")
         return Look(columns, cast("Any", self.theme), self._links, colors)
 
@@ -235,6 +243,8 @@ class LiveScreen(Screen):
             return []
         if self._markdown.dirty or self._drawn[:2] != (columns, rows):
             self._markdown.dirty = False
+            from ._markdown_view import tail
+
             try:
                 text = tail(self._markdown.block, self._look(columns), rows)
             except Exception:  # noqa: BLE001 - as above

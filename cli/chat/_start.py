@@ -32,11 +32,9 @@ from ._loop import Chat
 from ._partner import Partner
 from ._plain import PlainScreen
 from ._rules import Rules
-from ._served_partner import find_partner
 from ._sessions import AGENT, open_sessions
 from ._settings import Settings
 from ._status import Status
-from ._url_partner import find_server
 
 __all__ = ["ChatOptions", "hold_chat"]
 
@@ -231,10 +229,14 @@ async def _find_partner(chat: Chat, options: ChatOptions) -> Partner:
     home, screen = chat.home, chat.screen
     raw = not isinstance(screen, LiveScreen)
     if options.url is not None:
+        from ._url_partner import find_server
+
         return await find_server(
             options.url, options.name, screen.choose_name, note=screen.note, raw=raw
         )
     if options.agent is not None:
+        from ._served_partner import find_partner
+
         found = find_partner(options.agent, screen.ask_line, raw=raw)
         if isinstance(found, Partner):
             return found
