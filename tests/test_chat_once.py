@@ -6,10 +6,10 @@ import json
 import sqlite3
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from _chat import environment
+from _place import Place
 from _server import Reply, ScriptedServer, calls, text
 from _warm import run_warm
 
@@ -27,31 +27,6 @@ def wipe(path: str) -> str:
 
 bob = Agent(connect("{url}", model="m"), "I am Bob.", name="bob", tools=[wipe])
 """
-
-
-class Place:
-    """A folder of its own for each test, with a server that answers."""
-
-    def __init__(self, folder: Path, server: ScriptedServer) -> None:
-        self.folder = folder
-        self.server = server
-        self.data = folder / "data" / "anabranch" / "chats.db"
-
-    async def chat(self, *options: str, said: str = "", **env: str) -> tuple[int, str, str]:
-        """Run `anabranch chat`; return status, output and errors."""
-        kept = {f"XDG_{name}_HOME": str(self.folder / name.lower()) for name in ("DATA", "STATE")}
-        kept["XDG_CONFIG_HOME"] = str(self.folder / "config")
-        arguments = ["-m", "anabranch", "chat", *options]
-        return await run_warm(arguments, self.folder, said, environment(**kept, **env))
-
-    async def ask(self, *options: str, said: str = "", **env: str) -> tuple[int, str, str]:
-        """Ask the server."""
-        return await self.chat("--model", f"{self.server.url} m", *options, said=said, **env)
-
-    def heard(self, at: int = -1) -> list[tuple[str, Any]]:
-        """Return the conversation that the server was sent."""
-        sent = self.server.requests[at].body["messages"]
-        return [(each["role"], each["content"]) for each in sent]
 
 
 @pytest.fixture

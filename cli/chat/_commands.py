@@ -45,6 +45,8 @@ MOST_SESSIONS = 20
 COMMANDS: dict[str, Command] = {}
 AT_ONCE: set[str] = set()
 """The commands that are obeyed also while an answer is given; the others wait for its end."""
+ALONE: set[str] = set()
+"""The commands that take nothing after their name."""
 HELP: list[tuple[str, str]] = []
 
 
@@ -52,8 +54,10 @@ def command(usage: str, *, at_once: bool = False) -> Callable[[Command], Command
     """Make a function the command that `usage` begins with; its docstring is the help."""
 
     def add(function: Command) -> Command:
-        name = usage.split()[0]
+        name, _, takes = usage.partition(" ")
         COMMANDS[name] = function
+        if not takes:
+            ALONE.add(name)
         if at_once:
             AT_ONCE.add(name)
         HELP.append((usage, inspect.getdoc(function) or ""))
@@ -75,6 +79,8 @@ async def obey(node: Node[Any], chat: Chat, line: str) -> Message | bool | None:
         complain(f"there is no command {name}{hint} /help lists them")
         return None
     try:
+        if argument and name in ALONE:
+            raise ConfigurationError(f"{name} takes nothing after it: nothing was done")
         return await wanted(chat, argument.strip())
     except BrokenPipeError:
         raise
@@ -373,6 +379,8 @@ async def fork(chat: Chat, argument: str) -> None:
     partner = require_agent(chat)
     if argument and not argument.isdecimal():
         raise ConfigurationError("/fork, or /fork TURNS: how many turns of this session to keep")
+    if not partner.info.known:
+        raise ConfigurationError("nothing has been said here yet that could be forked")
     info = await partner.fork(int(argument) if argument else None)
     await chat.go_to(await chat.home.open(info))
 

@@ -1,0 +1,37 @@
+"""The chat in a folder of its own, with a server that answers from a script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from _chat import environment
+from _server import ScriptedServer
+from _warm import run_warm
+
+__all__ = ["Place"]
+
+
+class Place:
+    """A folder of its own for each test, with a server that answers."""
+
+    def __init__(self, folder: Path, server: ScriptedServer) -> None:
+        self.folder = folder
+        self.server = server
+        self.data = folder / "data" / "anabranch" / "chats.db"
+
+    async def chat(self, *options: str, said: str = "", **env: str) -> tuple[int, str, str]:
+        """Run `anabranch chat`; return status, output and errors."""
+        kept = {f"XDG_{name}_HOME": str(self.folder / name.lower()) for name in ("DATA", "STATE")}
+        kept["XDG_CONFIG_HOME"] = str(self.folder / "config")
+        arguments = ["-m", "anabranch", "chat", *options]
+        return await run_warm(arguments, self.folder, said, environment(**kept, **env))
+
+    async def ask(self, *options: str, said: str = "", **env: str) -> tuple[int, str, str]:
+        """Ask the server."""
+        return await self.chat("--model", f"{self.server.url} m", *options, said=said, **env)
+
+    def heard(self, at: int = -1) -> list[tuple[str, Any]]:
+        """Return the conversation that the server was sent."""
+        sent = self.server.requests[at].body["messages"]
+        return [(each["role"], each["content"]) for each in sent]
