@@ -18,14 +18,14 @@ class Place:
     def __init__(self, folder: Path, server: ScriptedServer) -> None:
         self.folder = folder
         self.server = server
+        names = ("DATA", "STATE", "CONFIG")
+        self.kept = {f"XDG_{name}_HOME": str(folder / name.lower()) for name in names}
         self.data = folder / "data" / "anabranch" / "chats.db"
 
     async def chat(self, *options: str, said: str = "", **env: str) -> tuple[int, str, str]:
         """Run `anabranch chat`; return status, output and errors."""
-        kept = {f"XDG_{name}_HOME": str(self.folder / name.lower()) for name in ("DATA", "STATE")}
-        kept["XDG_CONFIG_HOME"] = str(self.folder / "config")
         arguments = ["-m", "anabranch", "chat", *options]
-        return await run_warm(arguments, self.folder, said, environment(**kept, **env))
+        return await run_warm(arguments, self.folder, said, environment(**self.kept, **env))
 
     async def ask(self, *options: str, said: str = "", **env: str) -> tuple[int, str, str]:
         """Ask the server."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
+import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -11,7 +13,10 @@ import pytest
 from _chat import environment
 from _place import Place
 from _server import Reply, ScriptedServer, calls, text
+from _until import until
 from _warm import run_warm
+
+from anabranch.store import Journal
 
 MINE = """
 from anabranch import Agent, tool
@@ -151,3 +156,71 @@ async def test_a_closed_stream_is_an_empty_one(place: Place, closed: str) -> Non
     assert place.heard() == [("user", "One?")]
     with sqlite3.connect(place.folder / "anabranch" / "chats.db") as database:
         assert database.execute("select count(*) from anabranch_run").fetchone() == (1,)
+
+
+SLOW = """
+import asyncio
+from pathlib import Path
+
+from anabranch import tool
+
+
+@tool
+async def launch(name: str) -> str:
+    "Launch it."
+    with Path("launched").open("a") as file:
+        file.write(name)
+    await asyncio.sleep(600)
+    return "launched"
+"""
+
+
+@pytest.fixture
+async def cut(place: Place) -> Place:
+    """Return a place in which a chat was killed in its first turn, while a tool ran."""
+    (place.folder / "slow.py").write_text(SLOW)
+    place.server.script(calls(("launch", '{"name": "r"}')), text("I cannot tell."))
+    process = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-m", "anabranch", "chat", "--model", f"{place.server.url} m"],
+        *["--tools", "slow:launch", "Launch!"],
+        cwd=place.folder,
+        env=environment(**place.kept),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    await until((place.folder / "launched").exists)
+    process.kill()
+    await process.wait()
+    return place
+
+
+async def test_what_was_cut_is_not_done_again_where_nobody_can_say(cut: Place) -> None:
+    """S20: after a kill, `/retry` from a pipe goes on; the call in doubt is answered, not made."""
+    status, out, err = await cut.ask("-c", "--tools", "slow:launch", said="/retry\n")
+    assert (status, out) == (0, "I cannot tell.\n"), err
+    assert "was cut off: /retry goes on with it" in err
+    assert "nobody knows whether this was done" in cut.heard()[-1][1]
+    assert (cut.folder / "launched").read_text() == "r"
+
+
+async def test_what_was_cut_can_be_written_anew(cut: Place) -> None:
+    """`/edit` is about the question that was cut, and the call below it is forgotten."""
+    options = ["-c", "--tools", "slow:launch"]
+    status, _, err = await cut.ask(*options, said="/edit\nDo not launch!\n")
+    assert (status, cut.heard()) == (0, [("user", "Do not launch!")])
+    assert "Launch!" in err.splitlines()
+    assert (cut.folder / "launched").read_text() == "r"
+
+
+async def test_a_session_that_was_ended_for_good_is_not_gone_on_with(place: Place) -> None:
+    """`anabranch runs cancel` ends one; `-c` takes the newest of the others, and not that one."""
+    assert (await place.ask("One?"))[0] == 0
+    assert (await place.ask("Two?"))[0] == 0
+    async with Journal(place.data) as journal:
+        newest, *_ = await journal.runs()
+        await journal.cancel(newest.run_id, "no longer wanted")
+    assert (await place.ask("-c", "Three?"))[0] == 0
+    assert [said for role, said in place.heard() if role == "user"] == ["One?", "Three?"]
+    _, _, err = await place.ask(said="/sessions\n")
+    assert "Two?" not in err

@@ -226,6 +226,8 @@ async def choose_theme(chat: Chat, argument: str) -> None:
 async def retry(chat: Chat, argument: str) -> bool | None:
     """ask the model again for its last answer; or go on with a turn that was cut off"""
     partner = chat.partner
+    if isinstance(partner, AgentPartner) and await partner.cut() is not None:
+        return True
     if not any(each.role == "user" for each in partner.messages()):
         complain("there is nothing to try again yet")
         return None
@@ -248,7 +250,10 @@ async def undo(chat: Chat, argument: str) -> None:
 async def edit(chat: Chat, argument: str) -> Message | None:
     """write your last message anew in $EDITOR; its answer is forgotten"""
     partner = require_agent(chat)
-    last = next((each for each in reversed(partner.messages()) if each.role == "user"), None)
+    said = [each for each in partner.messages() if each.role == "user"]
+    if (cut := await partner.cut()) is not None:
+        said.append(cut.asked)  # which is no part of the conversation before its turn has an end
+    last = said[-1] if said else None
     if last is None:
         complain("there is nothing to edit yet")
         return None

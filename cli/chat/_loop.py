@@ -39,6 +39,7 @@ __all__ = ["Chat"]
 
 T = TypeVar("T")
 
+NOBODY_KNOWS = "nobody knows whether this was done; it is not repeated"
 TICK = 0.25
 """Seconds between two looks at the clock while something goes on."""
 
@@ -324,6 +325,9 @@ class Chat:
         def rows(columns: int, lines: int | None) -> list[str]:
             return [call_line(call), in_line(doubt.note, LONGEST)]
 
+        if not self.screen.interactive:
+            await doubt.done(NOBODY_KNOWS)
+            return
         label = "was it done? [y(es)/n(o: do it now)/Enter: nobody knows] "
         answer = (await self.screen.choose(label, rows) or "").strip().lower()
         if answer in ("y", "yes"):
@@ -332,7 +336,7 @@ class Chat:
         elif answer in ("n", "no"):
             await doubt.not_done()
         else:
-            await doubt.done("nobody knows whether this was done; it is not repeated")
+            await doubt.done(NOBODY_KNOWS)
 
     def completer(self) -> Completer:
         """Return what completes commands and files at the prompt."""

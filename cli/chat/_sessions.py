@@ -17,7 +17,7 @@ from platformdirs import user_data_path
 
 from ...commander.errors import ConfigurationError
 from ...messages.text import encodable
-from ...store import Journal, JournalError, RunNotFound
+from ...store import Journal, JournalError, RunNotFound, RunRow
 
 if TYPE_CHECKING:
     from ...agents import Agent
@@ -29,6 +29,7 @@ AGENT = "chat"
 
 NOTE = "chat"
 MEMORY = ":memory:"
+ENDED = ("completed", "failed", "cancelled")
 PARTIALS = 0.5  # seconds after which what a model says is on disk
 TITLE = 60  # characters
 
@@ -100,7 +101,7 @@ class Sessions:
         They are looked for in the title and in all that was asked and answered, as parts of words,
         in upper or lower case.
         """
-        runs = await self.journal.runs(prefix=f"{AGENT}/")
+        runs = await self._runs()
         found = await asyncio.gather(*(self._read(each.run_id, each.updated) for each in runs))
         infos = sorted((each for each in found if each), key=lambda each: -each.updated)
         if wanted := words.casefold().split():
@@ -110,7 +111,7 @@ class Sessions:
 
     async def newest(self) -> SessionInfo | None:
         """Return the session that was used last; None if there is none."""
-        runs = await self.journal.runs(prefix=f"{AGENT}/")
+        runs = await self._runs()
         for run in sorted(runs, key=lambda each: -each.updated):
             if (info := await self._read(run.run_id, run.updated)) is not None:
                 return info
@@ -183,6 +184,11 @@ class Sessions:
                 pass  # nobody else has it
             await self.journal.cancel(run_id, "deleted")
             await self.journal.purge(time.time() + 1, state="cancelled", prefix=run_id)
+
+    async def _runs(self) -> list[RunRow]:
+        """Return those that can go on: `anabranch runs cancel` ends one for good."""
+        runs = await self.journal.runs(prefix=f"{AGENT}/")
+        return [each for each in runs if each.state not in ENDED]
 
     async def _note(self, info: SessionInfo) -> None:
         noted = {name: getattr(info, name) for name in NOTED}
