@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextvars import copy_context
 from inspect import isawaitable
 from typing import Any, TypeVar
@@ -62,6 +62,11 @@ class Waiters:
     async def wait(self) -> None:
         """Wait for the next `wake`."""
         await self.begin()
+
+    def forget(self, wait: Wait) -> None:
+        """Wake one no more: it has ended by itself."""
+        if wait in self.futures:
+            self.futures.remove(wait)
 
     def wake(self) -> None:
         """Wake all that wait."""
@@ -214,14 +219,16 @@ class Channel(AsyncIterator[T]):
                 taken = context.run(take, item)
             except BaseException as error:  # noqa: BLE001 - it is the reader's
                 failure = error
-            if failure is not None or (taken is not None and isawaitable(taken)):
+            if failure is None and (taken is None or not isawaitable(taken)):
+                return True
+            if not future.done():  # `take` may have cancelled its own reader
                 future.set_result(None)
             return True
 
         while True:
             self._begin_reading()
             while self._items:
-                if isawaitable(result := take(self._next())):
+                if isawaitable(result := context.run(take, self._next())):
                     await result
             if self._ended:
                 await self._outcome()
@@ -229,8 +236,13 @@ class Channel(AsyncIterator[T]):
             future, self._taker = self._waiters.begin(), take_there
             try:
                 await future
+            except asyncio.CancelledError:
+                if failure is None:
+                    _let_go(taken)
+                    raise
             finally:
                 self._taker = None
+                self._waiters.forget(future)
             if failure is not None:
                 try:
                     raise failure
@@ -262,3 +274,11 @@ class Channel(AsyncIterator[T]):
         if self._gate.held is not None and self._size <= self._allowed:
             self._gate.look_again()
         return item
+
+
+def _let_go(taken: object) -> None:
+    """End what nobody awaits any more, as it was cancelled before it began."""
+    if isinstance(taken, asyncio.Future):
+        taken.cancel()
+    elif isinstance(taken, Coroutine):
+        taken.close()

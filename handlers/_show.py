@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable
-from inspect import isawaitable
 from typing import Any
 
 from ..commander import Node, emit
@@ -30,24 +29,16 @@ async def show(
     write = write or ConsoleView().write
     said: list[str] = []
 
-    def give(text: str) -> Awaitable[object] | None:
+    def give(text: str) -> object:
         emit(node, "text", text)
         said.append(text)
-        try:
-            written = write(text)
-        except asyncio.CancelledError as error:
-            raise RuntimeError(by_itself) from error
-        return finish(written) if written is not None and isawaitable(written) else None
+        return write(text)
 
-    async def finish(written: Awaitable[object]) -> None:
-        try:
-            await written
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():  # meant for this node
-                raise
-            raise RuntimeError(by_itself) from error
-
-    by_itself = f"{write!r:.200} raised CancelledError by itself"
-    await pour(texts, give)
+    try:
+        await pour(texts, give)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():  # meant for this node
+            raise
+        raise RuntimeError(f"{write!r:.200} raised CancelledError by itself") from error
     return "".join(said)
