@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ...messages import Message
 from ...messages.kept import read_message
@@ -25,11 +25,12 @@ def read_cut(view: RunView, name: str) -> list[AgentMessage]:
     """Return what the agent `name` had said, done and heard in the last call of a session.
 
     Nothing runs for it: a call of a tool of whose end nothing is kept is answered as interrupted.
-    What a reply that was not whole had said is the last message, in state "failed".
+    What a reply that was not whole had said is the last message that it said, in state "failed";
+    behind it stands what the call was told and no request had.
     """
     began = max(row.seq for row in view.rows if row.kind == "root")
     said: list[AgentMessage] = []
-    told: list[AgentMessage] = []
+    told: dict[str, list[AgentMessage]] = defaultdict(list)  # by the call that was told it
     rounds: list[tuple[Message, dict[str, deque[bytes]]]] = []  # the tools begun, by their name
     gave: dict[bytes, str] = {}
     names: dict[bytes, str] = {}
@@ -46,10 +47,12 @@ def read_cut(view: RunView, name: str) -> list[AgentMessage]:
             gave[row.ident] = value if isinstance(value, str) else failed
         elif row.kind == "note":
             value: Any = json.loads(row.value)
-            if isinstance(value, list):
-                said += [told[number] for number in cast("list[int]", value)]
-            elif "message" in value:
-                told += read_records([value["message"]])
+            if "message" in value:
+                told[value["of"]] += read_records([value["message"]])
+            elif "heard" in value:
+                heard = [told[value["of"]][number] for number in value["heard"]]
+                # What came of no request was heard by a later one.
+                said = [each for each in said if not any(each is again for again in heard)] + heard
         elif row.kind == "reply" and all(each in gave for each in names):
             # Else it is one of an agent that a tool has called.
             message = read_message(json.loads(row.value)["message"])
@@ -65,7 +68,8 @@ def read_cut(view: RunView, name: str) -> list[AgentMessage]:
     partial = "".join(each.text for each in view.partials[-1:] if each.number > began)
     if partial:
         said.append(AgentMessage(content=partial, sender=name, stream_state="failed"))
-    return said
+    ids = {id(each) for each in said}
+    return [*said, *(each for call in told.values() for each in call if id(each) not in ids)]
 
 
 def _answer(

@@ -34,10 +34,13 @@ def as_agent_message(message: AgentMessage | Message | Part | str) -> AgentMessa
 class Heard:
     """Messages that one request had, of one call."""
 
-    def __init__(self, steering: Steering, numbers: list[int], messages: list[AgentMessage]):
+    def __init__(self, steering: Steering, numbers: Sequence[int]) -> None:
         self._steering = steering
         self._numbers = numbers
-        self.messages = messages
+
+    async def read(self) -> list[AgentMessage]:
+        """Return them as the model reads them: through the hooks of the call."""
+        return await self._steering.read(self._numbers)
 
     def give_back(self) -> None:
         """Let them wait again: nothing has come of that request."""
@@ -103,27 +106,42 @@ class Steering:
         for message, by in early:
             self._add(message, by)
 
-    async def hear(self, request: Request, backend: Backend) -> Heard | None:
-        """Return what the model hears with this request, through the hooks; None if nothing."""
-        numbers = self._waiting
-        if self._scope is not None and (scope := scope_here()) is not None:
-            name = f"heard {self._scope.place[1]}"
-            if notes := scope.notes(name):
-                numbers = notes[-1]
-            elif not numbers or backend.has_reply(request):  # an earlier life asked it without
-                return None
-            else:
-                scope.note(name, numbers)
+    @property
+    def waits(self) -> bool:
+        """Whether it was told something that no request had."""
+        return bool(self._waiting)
+
+    def noted(self) -> list[int] | None:
+        """Return what this request had of it in an earlier life; None if it had nothing."""
+        if self._scope is None or (scope := scope_here()) is None:
+            return None
+        notes = scope.notes(self._heard_by)
+        return notes[-1]["heard"] if notes else None
+
+    def hear(self, *, asked: bool) -> Heard | None:
+        """Return what this request has of it, None if nothing.
+
+        With `asked` an earlier life has asked it, with what is `noted` and nothing else.
+        """
+        numbers = self.noted()
+        if numbers is None:
+            numbers = [] if asked else self._waiting
+            if numbers and self._scope is not None and (scope := scope_here()) is not None:
+                scope.note(self._heard_by, {"heard": numbers, "of": self._scope.place[1]})
         if not numbers:
             return None
         self._waiting = [each for each in self._waiting if each not in numbers]
+        return Heard(self, numbers)
+
+    async def read(self, numbers: Sequence[int]) -> list[AgentMessage]:
+        """Return messages as the hook has changed them."""
         assert self._hook is not None
-        try:
-            messages = [await self._hook(copy_message(self._told[each])) for each in numbers]
-        except BaseException:
-            self.wait_again(numbers)
-            raise
-        return Heard(self, numbers, messages)
+        return [await self._hook(copy_message(self._told[each])) for each in numbers]
+
+    @property
+    def _heard_by(self) -> str:
+        assert self._scope is not None
+        return f"heard {self._scope.place[1]}"
 
     def wait_again(self, numbers: Sequence[int]) -> None:
         """Take back what a request had."""
@@ -137,7 +155,8 @@ class Steering:
                     return  # the same code has told it in an earlier life
             record = json_value({name: value for name, value in message if name != "usage"})
             (message,) = read_records([record])  # as each later life reads it
-            self._scope.note(STEERED, {"message": record, "by": by})
+            of = self._scope.place[1]
+            self._scope.note(STEERED, {"message": record, "by": by, "of": of})
         self._waiting.append(len(self._told))
         self._told.append(message)
 
@@ -159,16 +178,22 @@ class Hearing:
 
     async def hear(self, request: Request) -> list[Message]:
         """Return what the model hears with this request, of the calls around, outermost first."""
-        agent, heard = self._agent, list[Heard]()
-        steering = self._steering
+        agent = self._agent
+        calls: list[Steering] = []  # the innermost first
+        while (steering := calls[-1].above if calls else self._steering) is not None:
+            calls.append(steering)
+        asked = any(each.noted() is not None for each in calls) or (
+            any(each.waits for each in calls) and self._backend.has_reply(request)
+        )
+        # All are noted before a hook runs, so that a kill leaves all of that or nothing.
+        heard = [found for each in reversed(calls) if (found := each.hear(asked=asked)) is not None]
         try:
-            while steering is not None:
-                if (found := await steering.hear(request, self._backend)) is not None:
-                    heard.insert(0, found)
-                steering = steering.above
-        finally:
-            self._heard += heard
-        told = [message for each in heard for message in each.messages]
+            told = [message for each in heard for message in await each.read()]
+        except BaseException:
+            for each in heard:
+                each.give_back()
+            raise
+        self._heard += heard
         read: list[Message] = []
         for message in told:
             agent.aggregator.append(read, message, agent.name, agent.output_format)
