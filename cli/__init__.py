@@ -1,9 +1,8 @@
-"""The terminal: the command `anabranch` and its chat.
+"""The terminal: the command `anabranch`. Its chat is the room `chat` inside.
 
 - `_main`: the entry point; `_app`: the command line and its options; `_exit`: how a command ends
-- `_session`: the chat as a job, Ctrl-C and the other signals; `_rescue`: what remains if it breaks
-- `_commands`: what the user says to the chat itself, such as `/save`
-- `_terminal`: what is shown of an exchange, and how a person is asked; `_editor` reads a line
+- `_terminal`: errors and logs as lines that cannot steer a terminal; `_editor` reads a line;
+  `_rescue`: what remains of a chat that breaks
 - `_question`: a call as a person sees it before it runs; `_exact` shows what may deceive,
   `_typeahead` drops what was typed before
 - `_knowledge`: documents put into an index, and searched
@@ -14,8 +13,6 @@
   (`_tree_view`), when and where (`_drawing`, `_screen`); `_summary`: a recording as text; `_diff`:
   two compared; `_serve`: agents, jobs and models behind a web address; `_watch_url`: a run there,
   followed
-
-What the user writes comes in through `Terminal.read`; the model's words go out through its `write`.
 """
 
 from ._main import main as main

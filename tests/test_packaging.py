@@ -39,12 +39,12 @@ def test_every_room_is_mapped_checked_and_linked() -> None:
         assert (ROOT / room / "__init__.py").is_file()
 
 
-def test_only_the_agents_have_rooms_inside() -> None:
+def test_only_the_agents_and_the_terminal_have_rooms_inside() -> None:
     """Folders are flat but there."""
     nested = {
         path.parent.parent for room in rooms() for path in (ROOT / room).glob("*/__init__.py")
     }
-    assert nested == {ROOT / "agents"}
+    assert nested == {ROOT / "agents", ROOT / "cli"}
 
 
 def test_importing_the_package_imports_no_extra_and_no_bare_room() -> None:
