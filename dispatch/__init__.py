@@ -3,7 +3,8 @@
 A source comes in by `fork` (`_reply`); text, calls and the message go out by the `Reply`.
 
 - `_source`: what a reply is read from, async or blocking; `_pump`: the node that reads it
-- `_channel`: the branches, and when a full one holds the source back
+- `_channel`: the branches, and when a full one holds the source back; `pouring`: what comes, passed
+  on item by item
 - `assembly`: from deltas to branches and to the message; also of deltas that are all there
 - `_call`, `_user_text`: one tool call while it arrives, and what the user is told in it
 - `_scan`: the incremental reader of one JSON object

@@ -10,7 +10,7 @@ come back. Around that:
 - `_runs`: all runs of a server: how many, whose, and for how long
 - `_kept`: a run that a journal keeps over a restart; `_kept_log`: its log, told once it is on disk
 - `_app`: `serve`, the ASGI application
-- `_http`: what all wires do over HTTP alike
+- `_http`: what all wires do over HTTP alike; `_frames`: server-sent events as text
 - `_auth`, `_local`: who asks, and which names and addresses are this machine's
 - `_body`: a request's body, as sound JSON
 - `_failure`: what a client is told of a run that failed

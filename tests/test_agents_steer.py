@@ -389,9 +389,7 @@ def play_lives(chosen: random.Random) -> None:
         written = {row.kind for row in rows[:kept]}
         again, left, asked = live(disk, False)
         notes: list[Any] = [json.loads(row.value) for row in rows[:kept] if row.kind == "note"]
-        texts_told: list[Any] = [
-            each["message"]["content"] for each in notes if "message" in each
-        ]
+        texts_told: list[Any] = [each["message"]["content"] for each in notes if "message" in each]
         said = [each["content"] for each in again if str(each["content"]).startswith("told")]
         assert [*said, *left] == texts_told, f"killed after {kept} rows: {written}"
         replies = sum(row.kind == "reply" for row in rows[:kept])
