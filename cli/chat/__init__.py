@@ -19,7 +19,7 @@
     _status          what the status line says, from the events of the tree
     _markdown        text that streams, cut into blocks; _markdown_view: a block as it is shown
     _figures         what a tool drew, inline where the terminal can
-    _export          a conversation as a file: _export_markdown, _export_html; _export_parts for both
+    _export          a conversation as a file: _export_markdown, _export_html, _export_parts
 
 Data flows one way: what the person writes goes from the prompt to the loop to the partner, and
 what happens comes back as calls of a view.
