@@ -117,6 +117,15 @@ async def test_a_burst_of_letters_is_one_key() -> None:
         assert len(keys) < 2000
 
 
+async def test_what_is_printed_in_any_way_keeps_its_order() -> None:
+    """S22: an error on a standard stream stands above what the chat prints after it."""
+    async with stage() as on:
+        on.prompt.print_threadsafe("an error")
+        on.prompt.print("nothing is lost")
+        await until(lambda: "nothing is lost" in on.seen.text)
+        assert on.seen.text.index("an error") < on.seen.text.index("nothing is lost")
+
+
 async def test_it_is_told_that_a_question_waits_for_the_line() -> None:
     """Who types while a question waits does not answer it, and is not told that they would."""
     async with stage() as on:

@@ -6,7 +6,7 @@ import asyncio
 import sys
 import termios
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pexpect
 import pytest
@@ -76,7 +76,7 @@ def _take(child: Any) -> None:
 
 def test_what_is_typed_before_the_prompt_stands_is_kept_and_not_echoed(tmp_path: Path) -> None:
     """S19: while the program is read, keys wait for the prompt; the terminal is as before after."""
-    child: Any = pexpect.spawn(
+    child: Any = cast("Any", pexpect).spawn(
         sys.executable,
         ["-c", MAIN],
         cwd=str(tmp_path),

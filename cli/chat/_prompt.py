@@ -122,6 +122,7 @@ class LivePrompt:
         self._parsed: StyleAndTextTuples = []
         self._took = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.get_ident()  # where the loop runs
         self._session: PromptSession[str] = PromptSession(
             message=self._message,
             completer=completer,
@@ -204,7 +205,9 @@ class LivePrompt:
         self._call_threadsafe(self.touch)
 
     def _call_threadsafe(self, function: Callable[..., None], *given: str) -> None:
-        if self._loop is not None:
+        if threading.get_ident() == self._thread:
+            function(*given)  # at once: what is printed in any way keeps its order
+        elif self._loop is not None:
             with suppress(RuntimeError):  # it is closed: the program ends
                 self._loop.call_soon_threadsafe(function, *given)
 

@@ -36,7 +36,7 @@ class Above(io.TextIOBase):
         self._put = put
         self._changed = changed
         self._line = ""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what is deleted meanwhile may print, too
 
     def write(self, text: str) -> int:
         """Take a piece of text."""
