@@ -6,13 +6,20 @@ Each test is one program with its lines on the standard input.
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
+from _chat import environment
 from _place import Place
 from _server import Reply, ScriptedServer, text
+from _warm import run_warm
+
+from anabranch.cli.chat._commands import AT_ONCE, COMMANDS
+from anabranch.cli.chat._settings import Settings
+from anabranch.store import Journal
 
 
 @pytest.fixture
@@ -126,3 +133,40 @@ async def test_a_model_that_cannot_be_opened_leaves_the_one_before(place: Place)
     assert (status, out) == (0, ["Yes."])
     assert len(err) == len(wrong)
     assert "OPENAI_API_KEY" in err[0]
+
+
+PAGE = (Path(__file__).parent.parent / "docs" / "chat.md").read_text(encoding="utf-8")
+
+
+def test_the_page_names_each_command_and_no_other() -> None:
+    """Its table, its examples of settings, and the statuses are what there is."""
+    table = PAGE.partition("| command | |")[2].partition("\n\n")[0]
+    named = set(re.findall(r"`(/\w+)", "\n".join(r.split(" | ")[0] for r in table.splitlines())))
+    assert named == {*COMMANDS}
+    sentence = re.search(r"\.\s+((?:`/\w+`[,\s]+(?:and )?)+)work while", PAGE)
+    assert sentence is not None
+    assert {*re.findall(r"`(/\w+)`", sentence[1])} == AT_ONCE - {"/exit"}
+    (settings,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    assert Settings.model_validate_json(settings).priced["gpt-5-mini"].input == 0.25
+
+
+async def test_a_session_is_removed_as_the_page_says(place: Place) -> None:
+    """Cancelled and purged by name, it is in no list, and what was said in it in no file."""
+    await say(place, "A secret that is to be forgotten")
+    await say(place, "Two?")
+    async with Journal(place.data) as journal:
+        newest, first = (each.run_id for each in await journal.runs())
+    journal_option = ["--journal", str(place.data)]
+    for command in (
+        ["cancel", *journal_option, first],
+        ["purge", *journal_option, "--before", "0s", "--yes"],
+    ):
+        arguments = ["-m", "anabranch", "runs", *command]
+        env = environment(**place.kept)
+        status, _, err = await run_warm(arguments, place.folder, "", env)
+        assert status == 0, err
+    _, _, err = await say(place, "/sessions")
+    assert len(err) == 1
+    assert err[0].startswith(newest.removeprefix("chat/"))
+    async with Journal(place.data) as journal:
+        assert [each.run_id for each in await journal.runs()] == [newest]

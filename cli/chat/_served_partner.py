@@ -36,9 +36,8 @@ def find_partner(
     """Find what `place` names: a partner for whatever can be served, an agent as it is.
 
     `ask` puts a line to the person, for the fields of a job; None: there is nobody to ask. With
-    `raw` results are shown as they came. An agent's session belongs to whoever keeps sessions: in
-    its own journal, if it has one. Raises `ConfigurationError` for what is not there, or cannot be
-    served.
+    `raw` results are shown as they came. An agent's sessions belong to whoever keeps them. Raises
+    `ConfigurationError` for what is not there, or cannot be served.
     """
     served = serve_thing(import_named(place, place))
     return served.agent or ServedPartner(served, ask, raw=raw)
