@@ -1,7 +1,7 @@
 """`anabranch chat` in a terminal of its own, with a server whose replies are scripted.
 
-Run as a program it is either of the two: `server PIECES RATE` answers each request after a pause,
-`chat FILE ARGUMENTS` is the chat, which writes to the file how late its loop was.
+Run as a program it is either of the two: `server FILE` says pieces of the text in the file, as it
+is asked to; `chat FILE ARGUMENTS` is the chat, which writes to the file how late its loop was.
 """
 
 from __future__ import annotations
@@ -123,17 +123,18 @@ def server(text: str) -> Generator[str]:
 
 def quantiles(values: Sequence[float]) -> str:
     """Return the median, the 90th and 99th percentile, and the most, in milliseconds."""
-    cuts = statistics.quantiles(values, n=100, method="inclusive")
-    shown = (statistics.median(values), cuts[89], cuts[98], max(values))
+    shown = [*(percentile(values, each) for each in (50, 90, 99)), max(values)]
     return " ".join(f"{each * 1000:8.1f}" for each in shown)
+
+
+def percentile(values: Sequence[float], number: int) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[number - 1]
 
 
 # --- the two programs
 
 
-async def _serve(path: str) -> None:
-    text = Path(path).read_text()
-
+async def _serve(text: str) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while not reader.at_eof():
             try:
@@ -213,7 +214,7 @@ def _chat(path: str) -> None:
 if __name__ == "__main__":
     kind, file, *arguments = sys.argv[1:]
     if kind == "server":
-        asyncio.run(_serve(file))
+        asyncio.run(_serve(Path(file).read_text()))
     else:
         sys.argv = ["anabranch", *arguments]
         _chat(file)

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from _chat_terminal import ASK, Terminal, environment, home, server
 
-RUNS = 7
+RUNS = 5
+DRAWN = b"\x1b[?7h\x1b[0m\x1b[?12l\x1b[?25h"  # what ends the drawing of a prompt
 SAID = ASK.format(read=0, pieces=3, rate=0)
 
 
@@ -44,7 +45,7 @@ def stands(folder: Path, source: str, arguments: list[str]) -> tuple[float, floa
     os.environ["PYTHONPATH"] = source
     began = time.perf_counter()
     terminal = Terminal([sys.executable, *arguments], folder)
-    terminal.until(b"> ")
+    terminal.until(DRAWN)
     passed, cpu = time.perf_counter() - began, terminal.cpu()
     terminal.drain(0.5)
     terminal.close()
@@ -58,6 +59,7 @@ def main() -> None:
     other = options.parse_args().against
     with server("some words that a model says") as url, home() as folder:
         chat = ["-m", "anabranch", "chat", "-m", url, "--name", "m", "-t", "none"]
+        asked = [*chat, SAID]
         programs: dict[str, Callable[[str], tuple[float, float]]] = {
             "python -c 1": lambda source: ended(folder, source, ["-c", "1"]),
             "anabranch chat --help": lambda source: ended(folder, source, [*chat[:3], "--help"]),
@@ -73,11 +75,12 @@ def main() -> None:
                     best[source] = min(least[0], cpu), min(least[1], passed)
             for source, (cpu, passed) in best.items():
                 where = "" if source == here else "  (the other)"
-                print(
-                    f"{name:28} {cpu * 1000:6.0f} ms CPU {passed * 1000:6.0f} ms{where}", flush=True
-                )
-        cpu, passed = min(ended(folder, here, [*chat, SAID]) for _ in range(RUNS))
-        print(f"{'anabranch chat QUESTION':28} {cpu * 1000:6.0f} ms CPU {passed * 1000:6.0f} ms")
+                show(name, cpu, passed, where)
+        show("anabranch chat QUESTION", *min(ended(folder, here, asked) for _ in range(RUNS)))
+
+
+def show(name: str, cpu: float, passed: float, where: str = "") -> None:
+    print(f"{name:28} {cpu * 1000:6.0f} ms CPU {passed * 1000:6.0f} ms{where}", flush=True)
 
 
 if __name__ == "__main__":
