@@ -9,6 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 from urllib.parse import urlsplit
@@ -151,6 +152,11 @@ class Part(BaseModel):
         return frozenset([self.kind] if self.url.startswith("data:") else [self.kind, "url"])
 
     @property
+    def digest(self) -> str:
+        """What tells its `url` from all others, in few characters."""
+        return sha256(self.url.encode()).hexdigest()
+
+    @property
     def data(self) -> bytes | None:
         """Its bytes, None of an address."""
         return base64.b64decode(self._base64) if self.url.startswith("data:") else None
@@ -282,7 +288,9 @@ def _checked_type(data: bytes, declared: str) -> str:
     """Return the type of bytes; raise `ValueError` if it is not of the kind that is declared."""
     if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
         raise ValueError(f"its data are bytes, not {type(data).__name__}")
-    declared = declared.lower()
+    if not isinstance(declared, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"its type is a text, not {type(declared).__name__}")
+    declared = declared.partition(";")[0].strip().lower()  # not what a server says beside it
     declared = _ALIASES.get(declared, declared)
     if not data:
         raise ValueError("it is empty")
@@ -322,6 +330,7 @@ def _checked_address(url: str) -> str:
     if not url.isascii() or any(not "!" <= each <= "~" for each in url):
         raise ValueError("an address has no spaces, control characters or letters beyond ASCII")
     where = urlsplit(url)
+    _ = where.port  # which says so if it is none
     if where.scheme != "https" or not where.hostname:
         raise ValueError(
             "an address is https://...: read anything else yourself, and give its bytes"

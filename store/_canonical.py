@@ -31,6 +31,7 @@ from pydantic_core import TzInfo
 
 from ..commander import Node
 from ..commander.remote import inputs
+from ..messages import Part
 
 __all__ = [
     "CONTENT",
@@ -237,6 +238,7 @@ _CONTAINERS: dict[type, Callable[[Any, _Walk], str]] = {
     timedelta: _of("timedelta", lambda v: v.days, lambda v: v.seconds, lambda v: v.microseconds),
     timezone: _of("timezone", lambda value: value.utcoffset(None)),
     TzInfo: _of("timezone", lambda value: value.utcoffset(None)),  # what pydantic reads
+    Part: _of("Part", lambda value: value.digest, lambda value: value.name),
     **{kind: _of(kind.__name__, str) for kind in (PosixPath, WindowsPath)},
     **{kind: _of(kind.__name__, str) for kind in (PurePosixPath, PureWindowsPath)},
 }

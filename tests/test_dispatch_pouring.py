@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
 from typing import Any
@@ -171,3 +172,80 @@ async def test_what_is_no_branch_is_read_as_ever() -> None:
     said: list[str] = []
     await pour(texts(), said.append)
     assert said == WORDS
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_writer_that_cancels_its_own_reader_harms_nobody_else(late: bool) -> None:
+    """T5, F6: the reply comes to its end, and what the writer has begun is not left behind."""
+    said: list[str] = []
+    shown: list[Node[Any]] = []
+
+    def write(text: str) -> object:
+        said.append(text)
+        if text == "b":
+            shown[0].cancel("enough")
+        return rest(text) if late else None
+
+    async def rest(text: str) -> None:
+        await asyncio.sleep(0)
+
+    @handler
+    async def showing(node: Node[Any]) -> str | None:
+        reply = fork(node, _slow())
+        shown.append(node.call_handler(show(reply.text, write)))
+        return (await reply.message).content
+
+    async with asyncio.timeout(20), Commander() as commander:
+        assert await commander.run(showing()) == "abcde"
+    gc.collect()  # a coroutine that nobody awaits is told of here
+    assert said == ["a", "b"]
+    assert shown[0].state == "cancelled"
+
+
+async def _slow() -> AsyncIterator[Delta]:
+    """Give the reader time to wait again, between any two words."""
+    for word in WORDS:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        yield Delta(text=word)
+    yield Delta(finish_reason="stop", done=True)
+
+
+async def test_the_context_is_the_same_where_items_had_to_wait() -> None:
+    """As while one is awaited: what was set for the one before is there."""
+    last: list[str] = []
+
+    def take(text: str) -> object:
+        SEEN.set(SEEN.get() + text)
+        last.append(SEEN.get())
+        return late() if text == "b" else None
+
+    async def late() -> None:
+        for _ in range(12):
+            await asyncio.sleep(0)
+
+    @handler
+    async def taking(node: Node[Any]) -> None:
+        await pour(fork(node, _slow()).text, take)
+
+    async with asyncio.timeout(20), Commander() as commander:
+        await commander.run(taking())
+    assert last == ["a", "ab", "abc", "abcd", "abcde"]
+
+
+async def test_an_async_writer_leaves_nothing_behind_each_item() -> None:
+    """However long the reply is, one wait is known at a time."""
+    known: list[int] = []
+
+    @handler
+    async def taking(node: Node[Any]) -> None:
+        branch: Any = fork(node, _slow()).text
+
+        async def take(_: str) -> None:
+            known.append(len(branch._waiters.futures))
+
+        await pour(branch, take)
+
+    async with asyncio.timeout(20), Commander() as commander:
+        await commander.run(taking())
+    assert known == [0] * len(WORDS)
