@@ -6,12 +6,14 @@ from datetime import date
 from typing import Annotated, Any, Literal
 
 import pytest
+from _pictures import PIXEL
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from anabranch.commander.errors import ToolError
-from anabranch.tools import Tool, tool
+from anabranch.messages import Part
+from anabranch.tools import Illustrated, Tool, tool
 
 
 class Place(BaseModel):
@@ -336,3 +338,19 @@ def test_a_schema_from_elsewhere_names_what_the_function_takes(
     said = str(refused.value)
     assert {name for name in "abcd" if repr(name) in said} == unknown | missing
     assert ("does not take" in said, "needs" in said) == (bool(unknown), bool(missing))
+
+
+async def test_a_tool_may_return_images_and_files() -> None:
+    """Alone or in a list: the model reads what they are, and of a text its words; no bytes."""
+
+    @tool
+    def look(many: bool) -> object:
+        """Look."""
+        return ["seen:", PIXEL, Part.from_bytes(b"words", name="a.txt")] if many else PIXEL
+
+    one, several = await look.run({"many": False}), await look.run({"many": True})
+    assert isinstance(one, Illustrated)
+    assert isinstance(several, Illustrated)
+    assert (str(one), one.parts) == (PIXEL.about, (PIXEL,))
+    assert str(several) == f'seen:\n{PIXEL.about}\n<file name="a.txt">\nwords\n</file>'
+    assert several.parts == (PIXEL,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
@@ -14,11 +14,12 @@ from pydantic_core import to_json
 
 from ..commander import Retry, ToolError, parent_here
 from ..commander.kinds import NUMBER, require
+from ..messages import Part
 from ._docstring import parse_docstring
 from ._effect import Done, EffectKind, NotDone, Reconcile, Unknown, check_effect
 from ._remote_schema import RemoteSchema
 from ._schema import Arguments, check_names
-from .results import describe_error
+from .results import Illustrated, describe_error
 
 __all__ = ["AnyTool", "Tool", "contain_exit", "result_text", "tool"]
 
@@ -215,8 +216,22 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 
 def result_text(value: object) -> str:
-    """Return a tool's result as a model reads it: a string as it is, anything else as JSON."""
-    return value if isinstance(value, str) else to_json(value, fallback=str).decode()
+    """Return a tool's result as a model reads it: a string as it is, anything else as JSON.
+
+    Of a `Part`, and of a list with some in it, it is an `Illustrated` text.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Part):
+        return Illustrated(value.text or value.about, () if value.text else (value,))
+    if isinstance(value, list | tuple):
+        given = cast("Sequence[object]", value)
+        if any(isinstance(each, Part) for each in given):
+            texts = [result_text(each) for each in given]
+            parts = [part for each in texts if isinstance(each, Illustrated) for part in each.parts]
+            files = [file for each in texts if isinstance(each, Illustrated) for file in each.files]
+            return Illustrated("\n".join(texts), parts, files)
+    return to_json(value, fallback=str).decode()
 
 
 async def _call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
