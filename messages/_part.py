@@ -320,7 +320,8 @@ def _checked_data(url: str) -> str:
         data = binascii.a2b_base64(text, strict_mode=True)
     except ValueError as error:  # `binascii.Error` is one
         raise ValueError(f"its base64 is broken: {error}") from None
-    return f"data:{_checked_type(data, declared)};base64,{text}"
+    plain = f"data:{_checked_type(data, declared)};base64,"
+    return url if url.startswith(plain) else plain + text
 
 
 def _checked_address(url: str) -> str:

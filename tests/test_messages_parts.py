@@ -124,6 +124,15 @@ def test_bytes_that_lie_about_their_type_are_refused(
         Part.from_url(url)
 
 
+def test_what_a_browser_says_beside_a_type_is_passed_over() -> None:
+    """A charset, as with a file that was sent by a form; what is no text is refused."""
+    sent = Part.from_bytes(b"a,b", "text/csv; charset=utf-8")
+    assert sent == Part.from_bytes(b"a,b", "text/csv")
+    wrong: Any = 3
+    with pytest.raises(ConfigurationError, match="its type is a text"):
+        Part.from_bytes(b"a,b", wrong)
+
+
 def test_an_image_of_another_kind_than_its_name_says_gets_its_own_type(tmp_path: Path) -> None:
     """Renamed pictures are common, and some models refuse a wrong type."""
     file = tmp_path / "photo.png"
@@ -207,6 +216,8 @@ def test_a_file_that_grows_while_it_is_read_is_refused(
         "https://pictures.test/ö.png",
         "https:///cat.png",
         "https://[/cat.png",
+        "https://pictures.test:port/cat.png",
+        "https://pictures.test:99999/cat.png",
         "https://pictures.test/report.pdf",
         "https://pictures.test/" + "a" * 5000,
         "data:image/png,hello",
