@@ -229,7 +229,8 @@ class Journal:
     async def notes(self, run_id: str, name: str) -> list[Any]:
         """Return what `note` has kept under this name, oldest first. Raises `RunNotFound`."""
         kept = [each for each in await self._file.letters(run_id) if each.kind == NOTE]
-        return [json.loads(each.value) for each in kept if each.name == name]
+        codec = Codec(Any, f"the note {name!r}")
+        return [codec.decode(each.value) for each in kept if each.name == name]
 
     async def cancel(self, run_id: str, reason: str = "") -> None:
         """Cancel a run, whoever drives it; also one that nobody does. It stays cancelled.

@@ -107,10 +107,9 @@ class Session(KeptRun):
     def begin(self, inputs: Any) -> SessionCall:
         """Keep that a call is made, with these inputs, plain JSON; `make` then makes it."""
         ledger, number = self._ledger, len(self.calls) + 1
-        text = Codec(Any, f"what {ledger.run_id} is called with").encode(inputs).decode()
-        ident = digest("call", number)
-        root = {"name": f"call {number}", "inputs": json.loads(text)}
-        data = ledger.append(ident, "root", json.dumps(root).encode(), find=True)
+        text = Codec(Any, f"what {ledger.run_id} is called with").encode(inputs)
+        ident, name = digest("call", number), json.dumps(f"call {number}").encode()
+        data = ledger.append(ident, "root", b'{"name":%b,"inputs":%b}' % (name, text), find=True)
         self.calls.append(SessionCall(ledger, ident, json.loads(data)["inputs"]))
         return self.calls[-1]
 

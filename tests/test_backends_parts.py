@@ -35,6 +35,7 @@ from anabranch.handlers import respond
 from anabranch.messages import Request
 from anabranch.serve import serve
 from anabranch.store import Durable, Journal
+from anabranch.store._canonical import canonical
 from anabranch.testing import ScriptedBackend
 from anabranch.tracing import record
 
@@ -163,6 +164,16 @@ async def test_a_journal_keeps_an_image_once(tmp_path: Path) -> None:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     database.close()
     assert file.stat().st_size < 1.5 * len(picture.url)
+
+
+async def test_who_is_called_with_an_image_is_known_by_a_digest_of_it() -> None:
+    """Whoever is called with another image, or another name of it, is somebody else."""
+    big, other = PNG + bytes(300_000), PNG + bytes(299_999) + b"1"
+    parts = [Part.from_bytes(big), Part.from_bytes(big, name="a.png"), Part.from_bytes(other)]
+    texts = [canonical([AgentMessage(content="", parts=[part])]) for part in parts]
+    assert canonical([AgentMessage(content="", parts=[Part.from_bytes(big)])]) == texts[0]
+    assert len({*texts}) == len(parts)
+    assert all(whole and len(text) < 1000 for text, whole in texts)
 
 
 def test_images_are_counted_in_limits() -> None:

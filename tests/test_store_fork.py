@@ -3,6 +3,7 @@
 import sqlite3
 import time
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +187,15 @@ async def test_a_name_that_was_purged_begins_anew_with_the_same_keys(tmp_path: P
             keys.append([*KEYS])
             assert await journal.purge(time.time() + 1) == 1
     assert keys[0] == keys[1] != []
+
+
+async def test_a_note_is_read_as_it_was_kept(tmp_path: Path) -> None:
+    """Also what JSON itself has no way to write: an infinity, keys that are no text."""
+    values: list[Any] = [1, "a", None, [1.5, {"b": True}], {"c": inf}, {1: "d"}, {"$dict": 2}]
+    async with Journal(tmp_path / "runs.db") as journal:
+        async with journal.session("a/s"):
+            pass
+        for value in values:
+            await journal.note("a/s", "kept", value)
+        assert await journal.notes("a/s", "kept") == values
+        assert await journal.notes("a/s", "other") == []
