@@ -50,9 +50,10 @@ def read_cut(view: RunView, name: str) -> list[AgentMessage]:
             if "message" in value:
                 told[value["of"]] += read_records([value["message"]])
             elif "heard" in value:
-                heard = [told[value["of"]][number] for number in value["heard"]]
+                numbers: list[int] = value["heard"]
+                heard = {id(each): each for each in (told[value["of"]][each] for each in numbers)}
                 # What came of no request was heard by a later one.
-                said = [each for each in said if not any(each is again for again in heard)] + heard
+                said = [*(each for each in said if id(each) not in heard), *heard.values()]
         elif row.kind == "reply" and all(each in gave for each in names):
             # Else it is one of an agent that a tool has called.
             message = read_message(json.loads(row.value)["message"])
