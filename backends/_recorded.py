@@ -59,10 +59,16 @@ def key_of(request: Request) -> str:
 
 
 def _short(part: dict[str, Any]) -> dict[str, Any]:
-    text = "" if part["type"] == "text" else json.dumps(part, sort_keys=True)
-    if len(text) < LONGEST_PART:
+    if (kind := part["type"]) == "text":
         return part
-    return {"type": part["type"], "sha256": sha256(text.encode()).hexdigest()}
+    said: dict[str, str] = part[kind]
+    return {"type": kind, kind: {name: _digest_of(value) for name, value in said.items()}}
+
+
+def _digest_of(text: str) -> str:
+    if len(text) < LONGEST_PART:
+        return text
+    return f"sha256:{sha256(text.encode()).hexdigest()}"
 
 
 def note_taken(model: str, usage: Usage) -> None:
