@@ -13,8 +13,9 @@ from typing import Any
 
 import pexpect
 import pytest
-from _chat import PATIENCE, at_prompt, chat, ended, environment, leave, terminal
+from _chat import PATIENCE, chat, ended, environment
 from _server import ScriptedServer, text, vectors
+from _terminal import open_chat
 
 from anabranch.knowledge import Index, KnowledgeError
 
@@ -216,30 +217,20 @@ def test_ctrl_c_in_a_long_add_keeps_what_was_read(folder: Path):
     assert {each["pieces"] for each in read if "rivers" not in each["name"]} <= {1, 32}
 
 
+KNOWING = ("--tools", "none", "--knowledge", "notes.db")
+
+
 async def test_a_chat_shows_what_its_answers_cite(folder: Path):
     """Below each answer; where the model cites nothing, what was found. Nothing steers."""
     await fill(folder / "notes.db", "ri\x1b[31mver.md", "# The \x9bNile\n\nThe Nile is long.")
-
-    def talk(url: str) -> None:
-        options = ("--name", "m", "--tools", "none", "--knowledge", "notes.db")
-        child = terminal("--model", url, *options, folder=folder)
-        child.logfile_read = io.StringIO()
-        at_prompt(child)
-        child.sendline("How long is the Nile?")
-        child.expect_exact("Long [1].")
-        child.expect_exact(
-            "[1] ri\N{REPLACEMENT CHARACTER}[31mver.md:3 (The \N{REPLACEMENT CHARACTER}Nile)"
-        )
-        at_prompt(child)
-        child.sendline("And the nile again?")
-        child.expect_exact("I do not know.")
-        child.expect_exact("(it cites nothing; found: ri\N{REPLACEMENT CHARACTER}[31mver.md:3)")
-        leave(child)
-        assert "\x1b[31mver" not in child.logfile_read.getvalue()
-        assert "\x9b" not in child.logfile_read.getvalue()
-
-    async with ScriptedServer(text("Long [1]."), text("I do not know.")) as server:
-        await asyncio.to_thread(talk, server.url)
+    name = "ri\N{REPLACEMENT CHARACTER}[31mver.md:3"
+    answers = (text("Long [1]."), text("I do not know."))
+    async with open_chat(folder, *answers, options=KNOWING) as (on, server):
+        await on.say("How long is the Nile?")
+        await on.shows("Long [1].", f"[1] {name} (The \N{REPLACEMENT CHARACTER}Nile)")
+        await on.say("And the nile again?")
+        await on.shows("I do not know.", f"(it cites nothing; found: {name})")
+        await on.leave()
     asked, *_, found = server.requests[0].body["messages"]
     assert (asked["role"], found["role"]) == ("user", "tool")
     assert "The Nile is long." in found["content"]
@@ -248,22 +239,13 @@ async def test_a_chat_shows_what_its_answers_cite(folder: Path):
 async def test_a_chat_says_when_a_search_fails(folder: Path):
     """And why; the model answers without, and the chat goes on."""
     await fill(folder / "notes.db", "rivers.md", RIVERS)
-
-    def talk(url: str) -> None:
-        options = ("--name", "m", "--tools", "none", "--knowledge", "notes.db")
-        child = terminal("--model", url, *options, folder=folder)
-        at_prompt(child)
+    async with open_chat(folder, text("I do not know."), options=KNOWING) as (on, _):
         for part in folder.glob("notes.db*"):
             part.unlink()
-        child.sendline("How long is the Nile?")
-        child.expect_exact(
-            "(the search failed: Error: KnowledgeError: the index 'notes.db' was taken"
-        )
-        child.expect_exact("I do not know.")
-        leave(child)
-
-    async with ScriptedServer(text("I do not know.")) as server:
-        await asyncio.to_thread(talk, server.url)
+        await on.say("How long is the Nile?")
+        await on.shows("(the search failed: Error: KnowledgeError: the index 'notes.db' was taken")
+        await on.shows("I do not know.")
+        await on.leave()
 
 
 async def test_a_chat_needs_an_index_that_is_there(folder: Path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -15,6 +15,7 @@ from ...commander.errors import ConfigurationError
 from ...handlers import View
 from ...messages import Conversation, Message, Usage
 from ...store import NotPending, PendingDoubt, RunBusy
+from .._terminal import LONGEST, in_line
 from ._partner import Partner
 from ._sessions import AGENT, SessionInfo, Sessions
 
@@ -117,6 +118,21 @@ class AgentPartner(Partner):
     def messages(self) -> list[Message]:
         """Return the conversation, from the system prompt on."""
         return self.agent.aggregate(self.info.id)
+
+    def sources(self, answer: object) -> Iterator[str]:
+        """Yield a line for each document that an answer cites; if it cites none, what was found."""
+        knowledge: Any = self.agent.knowledge
+        if knowledge is None or self.agent.knowledge_tool is None:
+            return
+        cited = answer.extra.get("citations", ()) if isinstance(answer, AgentMessage) else ()
+        for each in cited:
+            heading = f" ({each['heading']})" if "heading" in each else ""
+            yield in_line(f"[{each['number']}] {each['place']}{heading}", LONGEST)
+        name = self.agent.knowledge_tool.name
+        found = [each.content or "" for each in self.messages() if each.name == name]
+        if found and not cited:
+            places = ", ".join(each["place"] for each in knowledge.cited(None, found[-1:]))
+            yield in_line(f"(it cites nothing; found: {places or 'nothing'})", LONGEST)
 
     def usage(self) -> dict[str, Usage]:
         """Return what the session has taken in all its lives, by model."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from textwrap import shorten
 from typing import Any, TypeVar
 
 from prompt_toolkit.completion import Completer
 
-from ...agents import AgentMessage
 from ...commander import AnabranchError, Commander, ConfigurationError, Node, NodeCancelled
 from ...handlers import View, handler
 from ...messages import Message, Request, ToolCall, Usage
@@ -173,7 +172,7 @@ class Chat:
         try:
             answer = await self.stoppable(self.partner.answer(said, self.screen))
             self.screen.ended()
-            for line in cited(answer):
+            for line in self.partner.sources(answer):
                 self.screen.note(line)
         except Exception as error:  # noqa: BLE001 - whatever failed, the chat goes on
             self.screen.failed(error)
@@ -419,14 +418,6 @@ async def _warm(node: Node[Any], partner: AgentPartner) -> None:
     if backend is not None:
         with suppress(Exception):  # whatever it is, the question itself will tell
             await backend.warm(Request(partner.messages(), tools=partner.agent.tools))
-
-
-def cited(answer: Any) -> Iterator[str]:
-    """Yield a line for each document that an answer cites."""
-    extra = answer.extra if isinstance(answer, AgentMessage) else {}
-    for each in extra.get("citations", ()):
-        heading = f" ({each['heading']})" if "heading" in each else ""
-        yield in_line(f"[{each['number']}] {each['place']}{heading}", LONGEST)
 
 
 def is_command(text: str) -> bool:

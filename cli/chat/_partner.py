@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...commander import Node
@@ -37,3 +37,7 @@ class Partner(ABC):
     @abstractmethod
     def messages(self) -> Sequence[Message]:
         """Return the conversation, oldest first: what is kept, exported and copied."""
+
+    def sources(self, answer: object) -> Iterator[str]:
+        """Yield a line for each document on which an answer, the result of its node, rests."""
+        yield from ()

@@ -23,6 +23,9 @@ from ._rules import Rules
 
 NOBODY_HERE = "nobody is there to ask"
 
+LOOK_UP = "look_up_"
+"""What the ids of calls begin with that no model has made: a search for each question."""
+
 MOST_SHOWN = 30
 """How many messages of an earlier conversation are shown when it goes on."""
 
@@ -104,11 +107,16 @@ class Screen(View):
                     self.called(call)
 
     def called(self, call: ToolCall) -> None:
-        """Show a call."""
-        self.note(call_line(call), "cyan")
+        """Show a call of the model's."""
+        if not call.id.startswith(LOOK_UP):
+            self.note(call_line(call), "cyan")
 
     def answered(self, result: ToolResult) -> None:
         """Show what a call gave, and where the figures are that it has drawn."""
+        if (result.tool_call_id or "").startswith(LOOK_UP):
+            if result.status != "ok":
+                self.note(in_line(f"(the search failed: {result.content})", LONGEST), "yellow")
+            return
         style = "dim" if result.status == "ok" else "yellow"
         self.note(f"   ->  {in_line(result.content or '', LONGEST)}", style)
         self.show_files(result)

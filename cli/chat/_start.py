@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...agents import Agent
-from ...commander import Commander, ConfigurationError
+from ...commander import AnabranchError, Commander, ConfigurationError
 from ...dispatch import Format
 from ...dispatch.formats import FORMATS
 from ...messages import Conversation
@@ -205,8 +205,11 @@ async def _make_agent(home: Home, options: ChatOptions) -> None:
         home.tools = [*await home.stack.enter_async_context(open_tools(*wanted))]
     index = None
     if options.documents is not None:
-        index = open_index(options.documents, options.embed)
-        index = await home.stack.enter_async_context(index)
+        try:
+            index = open_index(options.documents, options.embed)
+            index = await home.stack.enter_async_context(index)
+        except AnabranchError as error:
+            raise ConfigurationError(str(error)) from error
     home.agent = Agent(
         name=AGENT,
         system=options.system,
