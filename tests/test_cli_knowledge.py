@@ -236,12 +236,16 @@ async def test_a_chat_shows_what_its_answers_cite(folder: Path):
     assert "The Nile is long." in found["content"]
 
 
+def take_away(folder: Path) -> None:
+    for part in folder.glob("notes.db*"):
+        part.unlink()
+
+
 async def test_a_chat_says_when_a_search_fails(folder: Path):
     """And why; the model answers without, and the chat goes on."""
     await fill(folder / "notes.db", "rivers.md", RIVERS)
     async with open_chat(folder, text("I do not know."), options=KNOWING) as (on, _):
-        for part in folder.glob("notes.db*"):
-            part.unlink()
+        take_away(folder)
         await on.say("How long is the Nile?")
         await on.shows("(the search failed: Error: KnowledgeError: the index 'notes.db' was taken")
         await on.shows("I do not know.")
