@@ -224,3 +224,24 @@ async def test_a_session_that_was_ended_for_good_is_not_gone_on_with(place: Plac
     assert [said for role, said in place.heard() if role == "user"] == ["One?", "Three?"]
     _, _, err = await place.ask(said="/sessions\n")
     assert "Two?" not in err
+
+
+async def test_a_disk_that_fills_up_is_told_and_takes_no_turn_before(place: Place) -> None:
+    """S20: what had ended by then is there once there is room; no traceback is shown."""
+    program = (
+        "import resource, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        f"sys.argv = ['anabranch', 'chat', '--model', {place.server.url + ' m'!r}]\n"
+        "from anabranch.cli._main import main\n"
+        "main()\n"
+    )
+    said = "\n".join(["One?", "x" * 200_000, "Three?"]) + "\n"
+    env = environment(**place.kept)
+    status, out, err = await run_warm(["-c", program], place.folder, said, env)
+    assert (status, out.splitlines()[0]) == (1, "Yes.")
+    assert "Traceback" not in err
+    assert "anabranch chat -c has them" in err
+    assert (await place.ask("-c", "Four?"))[0] == 0
+    said_then = [text for role, text in place.heard() if role == "user"]
+    assert (said_then[0], said_then[-1]) == ("One?", "Four?")

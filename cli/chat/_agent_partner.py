@@ -14,7 +14,7 @@ from ...commander import Node
 from ...commander.errors import ConfigurationError
 from ...handlers import View
 from ...messages import Conversation, Message, Usage
-from ...store import NotPending, PendingDoubt, RunBusy
+from ...store import JournalError, NotPending, PendingDoubt, RunBusy
 from .._terminal import LONGEST, in_line
 from ._partner import Partner
 from ._sessions import AGENT, SessionInfo, Sessions
@@ -219,7 +219,7 @@ class AgentPartner(Partner):
         An agent forgets what it was asked if it fails before it said anything: this remembers it.
         """
         session = self.info.id
-        with suppress(RunBusy):
+        with suppress(RunBusy, JournalError):  # which the turn itself has told
             forgotten = self.info.known and self._turns() == turns
             if said and forgotten and await self.agent.find_cut(session) is None:
                 self.agent.memory.add(_as_turn(said), session_id=session)

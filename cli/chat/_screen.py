@@ -15,6 +15,7 @@ from typing import Any, cast
 from ...commander import NodeCancelled
 from ...handlers import View
 from ...messages import Message, ToolCall
+from ...store import JournalError
 from ...tools import AnyTool, Decision, ToolResult
 from .._exact import exact
 from .._question import Question, draft
@@ -138,7 +139,9 @@ class Screen(View):
         if self._debug:
             show_traceback(error)
         complain(error)
-        if self.interactive:
+        if isinstance(error, JournalError):
+            self.note("the turns before are kept; once that is mended, anabranch chat -c has them")
+        elif self.interactive:
             self.note("nothing is lost: /retry tries this turn again, /undo forgets it")
 
     async def ask(self, call: ToolCall, tool: AnyTool) -> bool | Decision:

@@ -240,7 +240,7 @@ async def open_sessions(path: Path | None = None, *, keep: bool = True) -> Async
                 why = error.strerror if isinstance(error, OSError) else error.why
                 trouble = (
                     f"nothing of this chat is kept, and none of the sessions before is found:"
-                    f" {path}: {why}; mend it or move it away (--no-history does without)"
+                    f" {path}: {why}; see to it or move it away; --no-history does without"
                 )
         is_kept = journal is not None
         if journal is None:
