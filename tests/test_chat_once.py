@@ -19,7 +19,7 @@ from _warm import run_warm
 from anabranch.store import Journal
 
 MINE = """
-from anabranch import Agent, tool
+from anabranch import Agent, Job, tool
 from anabranch.backends import connect
 
 
@@ -28,6 +28,14 @@ def wipe(path: str) -> str:
     "Remove all."
     open("wiped", "w").close()
     return "wiped"
+
+
+class Add(Job[int]):
+    a: int
+    b: int = 2
+
+    async def task(self):
+        return self.a + self.b
 
 
 bob = Agent(connect("{url}", model="m"), "I am Bob.", name="bob", tools=[wipe])
@@ -120,6 +128,28 @@ async def test_an_agent_of_ones_own_answers_in_its_sessions(place: Place) -> Non
     assert "--agent" not in err
     _, _, err = await place.ask("-c", "And who are you?")
     assert "this session was with --agent mine:bob" in err
+
+
+async def test_an_agent_of_ones_own_keeps_what_it_has_in_another_session(place: Place) -> None:
+    """`/resume` brings what was said there, and neither the model nor the instructions."""
+    (place.folder / "mine.py").write_text(MINE.format(url=place.server.url))
+    assert (await place.ask("--system", "Be brief.", "One?"))[0] == 0
+    status, _, err = await place.chat("--agent", "mine:bob", said="/resume One\nTwo?\n")
+    assert status == 0
+    assert "this session was with no --agent before" in err
+    assert [said for _, said in place.heard()] == ["I am Bob.", "One?", "Yes.", "Two?"]
+
+
+async def test_a_job_answers_and_says_what_it_does_not_take(place: Place) -> None:
+    """No session, no image, no option of a model: none of them is left out in silence."""
+    (place.folder / "mine.py").write_text(MINE.format(url=place.server.url))
+    (place.folder / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(30))
+    job = ["--agent", "mine:Add"]
+    status, out, _ = await place.chat(*job, "--json", "3")
+    assert (status, json.loads(out)["content"]) == (0, "5")
+    for more, failed in (["-c"], 2), (["--temperature", "1"], 2), (["--image", "a.png"], 1):
+        status, out, err = await place.chat(*job, *more, "3")
+        assert (status, out, err.count("\n")) == (failed, "", 1)
 
 
 async def test_sessions_that_cannot_be_read_are_not_taken_for_none(place: Place) -> None:

@@ -84,6 +84,8 @@ class ServedPartner(RunPartner):
         said = self._messages[-1]
         if not self._served.fields:
             return Question(self._messages)
+        if said.parts:
+            raise Refused("it takes fields, and neither images nor files as such")
         self._filled = await fill(self._served.fields, said.content or "", self._filled, self._ask)
         return Question((), self._filled)
 

@@ -76,6 +76,8 @@ class ChatOptions:
             ("--knowledge", self.documents),
             ("--load", self.load),
             ("--format", self.formats),
+            ("--base-url", self.base_url),
+            ("--temperature or --max-tokens", self.options),
         ):
             if other and given:
                 raise ConfigurationError(f"{name} does not go with {other}, which has its own")
@@ -242,6 +244,8 @@ async def _find_partner(chat: Chat, options: ChatOptions) -> Partner:
 
         found = find_partner(options.agent, screen.ask_line, raw=raw)
         if isinstance(found, Partner):
+            if options.resume is not None:
+                raise ConfigurationError(f"{options.agent} keeps no sessions: leave --continue out")
             return found
         home.adopt(found, options.agent)
     return await _open_session(chat, options)
