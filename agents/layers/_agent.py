@@ -396,8 +396,8 @@ class Agent(Generic[F]):
         """End the call that was cut in a session as it stands; say whether there was one.
 
         What it was asked, what it had said and what its tools gave is remembered, as of a call that
-        was cancelled; nothing runs for it. Where the journal keeps `partials`, so is what it was
-        about to say. Raises as `keep`.
+        was cancelled, and all that it was told by `steer`; nothing runs for it. Where the journal
+        keeps `partials`, so is what it was about to say. Raises as `keep`.
         """
         return await self._journaled().stop_cut(session_id)
 
