@@ -130,7 +130,8 @@ class Steering:
                 scope.note(self._heard_by, {"heard": numbers, "of": self._scope.place[1]})
         if not numbers:
             return None
-        self._waiting = [each for each in self._waiting if each not in numbers]
+        heard = {*numbers}  # of perhaps thousands
+        self._waiting = [each for each in self._waiting if each not in heard]
         return Heard(self, numbers)
 
     async def read(self, numbers: Sequence[int]) -> list[AgentMessage]:
