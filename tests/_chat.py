@@ -15,11 +15,9 @@ from _warm import run_warm
 __all__ = [
     "CHAT",
     "PATIENCE",
-    "at_prompt",
     "chat",
     "ended",
     "environment",
-    "leave",
     "messages",
     "terminal",
 ]
@@ -66,11 +64,12 @@ async def ended(
 
 
 def terminal(*options: str, folder: Path, **env: str) -> Any:
+    kept = {f"XDG_{kind}_HOME": str(folder / ".kept") for kind in ("DATA", "STATE", "CONFIG")}
     child = pexpect.spawn(
         CHAT[0],
         [*CHAT[1:], *options],
         cwd=str(folder),
-        env={**environment(XDG_STATE_HOME=str(folder)), "TERM": "xterm", **env},
+        env={**environment(**kept), "TERM": "xterm", **env},
         encoding="utf-8",
         timeout=PATIENCE,
         dimensions=(40, 200),
@@ -79,20 +78,5 @@ def terminal(*options: str, folder: Path, **env: str) -> Any:
     return child
 
 
-def at_prompt(child: Any, prompt: str = ">") -> None:
-    """Wait until the line editor reads: of what is sent before, some keys would be lost."""
-    child.expect_exact("\x1b[?2004h")
-    child.expect_exact(prompt.rstrip())
-
-
 def messages(path: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text())["messages"]
-
-
-def leave(child: Any) -> None:
-    """End the chat at its prompt; it has gone well."""
-    at_prompt(child)
-    child.sendline("/exit")
-    child.expect(pexpect.EOF)
-    child.close()
-    assert child.exitstatus == 0

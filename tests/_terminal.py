@@ -108,10 +108,10 @@ class Terminal:
         """Write a line and press Enter."""
         await self.press(f"{text}\r")
 
-    async def wait(self, condition: Callable[[], object]) -> None:
+    async def wait(self, condition: Callable[[], object], patience: float = 30) -> None:
         """Wait until what is shown makes something so."""
         try:
-            await until(condition, 30)
+            await until(condition, patience)
         except TimeoutError:
             raise AssertionError(f"it did not come to be; there stands:\n{self.text}") from None
 
@@ -123,9 +123,9 @@ class Terminal:
         """Wait until this stands in the line."""
         await self.wait(lambda: self.line == line)
 
-    async def over(self, turns: int = 1) -> None:
+    async def over(self, turns: int = 1, patience: float = 30) -> None:
         """Wait until so many turns are over: what each took is a line."""
-        await self.wait(lambda: len(TOOK.findall(self.text)) >= turns)
+        await self.wait(lambda: len(TOOK.findall(self.text)) >= turns, patience)
 
     def resize(self, columns: int, rows: int) -> None:
         """Make the window another size."""

@@ -8,9 +8,9 @@ import signal
 import sys
 from pathlib import Path
 
-import pexpect
-from _chat import CHAT, PATIENCE, at_prompt, chat, environment, messages, terminal
+from _chat import CHAT, PATIENCE, chat, environment, messages
 from _server import DONE, Reply, ScriptedServer, Step, chunk, text
+from _terminal import CTRL_C, open_terminal
 
 
 async def test_a_question_from_a_pipe_is_answered() -> None:
@@ -20,34 +20,24 @@ async def test_a_question_from_a_pipe_is_answered() -> None:
     assert "Paris" in out
 
 
-def test_a_real_chat_in_a_real_terminal(tmp_path: Path) -> None:
+async def test_a_real_chat_in_a_real_terminal(tmp_path: Path) -> None:
     """Answered, a tool called and its result sent back, interrupted with the part kept, left."""
-    child = terminal(folder=tmp_path)
-    child.expect("/help lists the commands")
-    at_prompt(child)
-    child.sendline("What is the capital of France?")
-    child.expect("The capital of France is Paris")
-
-    at_prompt(child)
-    child.sendline("What is the weather in Paris?")
-    child.expect(r"\[tool\] get_current_weather\(")
-    child.expect("-> .*18 degrees")
-
-    at_prompt(child)
-    child.sendline("Tell me a long story about a fox.")
-    child.expect_exact("\x1b[?2004l")  # the line editor has let go of the terminal
-    child.expect("[A-Za-z]+ [a-z]+ [a-z]+")
-    child.sendintr()
-    child.expect(r"\(stopped; what it said is kept\)")
-
-    at_prompt(child)
-    child.sendline("/save talk.json")
-    child.expect(r"saved \d+ messages to talk.json")
-    at_prompt(child)
-    child.sendline("/exit")
-    child.expect(pexpect.EOF)
-    child.close()
-    assert child.exitstatus == 0
+    async with open_terminal(folder=tmp_path) as on:
+        await on.shows("/help lists the commands")
+        await on.say("What is the capital of France?")
+        await on.wait(lambda: "The capital of France is Paris" in on.text, PATIENCE)
+        await on.over()
+        await on.say("What is the weather in Paris?")
+        await on.wait(lambda: "[tool] get_current_weather(" in on.text, PATIENCE)
+        await on.shows("18 degrees")
+        await on.over(2, PATIENCE)
+        await on.say("Tell me a long story about a fox.")
+        await on.wait(lambda: "fox" in on.text.partition("story about a fox.")[2], PATIENCE)
+        await on.press(CTRL_C)
+        await on.shows("(stopped; what it said is kept)")
+        await on.say("/save talk.json")
+        await on.wait(lambda: re.search(r"saved \d+ messages to talk.json", on.text))
+        await on.leave()
 
     saved = messages(tmp_path / "talk.json")
     called = next(message for message in saved if message.get("tool_calls"))
@@ -56,10 +46,8 @@ def test_a_real_chat_in_a_real_terminal(tmp_path: Path) -> None:
     assert result["role"] == "tool"
     assert "18 degrees" in result["content"]
     assert saved[saved.index(result) + 1]["role"] == "assistant"
-    assert saved[-2]["role"] == "user"
-    assert saved[-1]["role"] == "assistant"
+    assert [each["role"] for each in saved[-2:]] == ["user", "assistant"]
     assert saved[-1]["content"]
-    assert "finish_reason" not in saved[-1] or saved[-1]["finish_reason"] is None
 
 
 # --- a scripted server

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import chdir
@@ -13,8 +12,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from _chat import at_prompt, messages, terminal
-from _server import ScriptedServer, text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -220,23 +217,3 @@ async def test_an_empty_chat_that_breaks_leaves_nothing(
         await hold([], fault=RuntimeError("a fault of ours"))
 
     assert saved(tmp_path) == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
-async def test_a_terminal_that_is_closed_saves_what_was_said(number: int, tmp_path: Path) -> None:
-    """The status is that of a program which the signal has ended."""
-
-    def talk(url: str) -> None:
-        child = terminal("--model", url, "--name", "m", folder=tmp_path)
-        at_prompt(child)
-        child.sendline("hi")
-        child.expect_exact("Hello!")
-        at_prompt(child)
-        child.kill(number)
-        child.wait()
-        assert child.exitstatus == 128 + number
-
-    async with ScriptedServer(text("Hello!")) as server:
-        await asyncio.to_thread(talk, server.url)
-    [path] = saved(tmp_path)
-    assert [each["content"] for each in messages(path)] == ["hi", "Hello!"]
