@@ -18,7 +18,7 @@ from ..dispatch.assembly import assemble
 from ..messages import Delta, Message, Request
 from ..messages.options import check_options
 from ._recorded import keep_replies, key_of
-from ._takes import can_take, fit_parts
+from ._takes import fit_parts
 from .limits import Limits
 
 __all__ = ["Backend", "Recipe"]
@@ -67,7 +67,7 @@ class Backend(ABC):
 
         "url" says that an image may be an address. None: nobody knows, and all is sent. A request
         with anything else is a `ConfigurationError` before it is sent; in what was answered
-        before, as by another model, a note stands in the place of such a part.
+        before, as by another model, and in what a tool gave, a note stands in its place.
         """
         return None
 
@@ -131,9 +131,13 @@ class Backend(ABC):
         It is played then, and asks for nothing. Outside a durable run there is none.
         """
         scope = scope_here(any_loop=True)
-        if scope is None or not can_take(self, request):
+        if scope is None:
             return False
-        return scope.has_reply(key_of(fit_parts(self, request)), self.redact)
+        try:
+            fitted = fit_parts(self, request)
+        except ConfigurationError:
+            return False
+        return scope.has_reply(key_of(fitted), self.redact)
 
     async def complete(self, request: Request) -> Message:
         """Answer `request` with the whole message. Raises and is cancelled as `stream` is."""

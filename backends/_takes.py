@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 __all__ = ["can_take", "fit_parts"]
 
 
-def fit_parts(backend: Backend, request: Request) -> Request:
+def fit_parts(backend: Backend, request: Request, *, strict: bool = False) -> Request:
     """Return a request without the parts that a model is known not to take.
 
-    A part of what was answered before, as by another model, becomes a note that it was there. One
-    of what is asked now raises `ConfigurationError`: it would be lost unseen.
+    A part of what was answered before, as by another model, becomes a note that it was there; so
+    does one that a tool gave, unless it is `strict`. One of what is asked now raises
+    `ConfigurationError`: it would be lost unseen.
     """
     takes = backend.takes
     if takes is None or not any(message.parts for message in request.messages):
@@ -28,7 +29,7 @@ def fit_parts(backend: Backend, request: Request) -> Request:
     for number, message in enumerate(request.messages):
         sent = message.role != "tool" or options.get("tool_images")
         refused = [part for part in message.parts if sent and not part.needs <= takes]
-        if refused and (number > answered or message.role == "tool"):
+        if refused and number > answered and (strict or message.role != "tool"):
             what = "as an address: give its bytes" if refused[0].kind in takes else "at all"
             raise ConfigurationError(
                 f"{backend!r} cannot take {refused[0].about} {what}; "
@@ -46,9 +47,9 @@ def fit_parts(backend: Backend, request: Request) -> Request:
 
 
 def can_take(backend: Backend, request: Request) -> bool:
-    """Say whether `fit_parts` refuses nothing."""
+    """Say whether nothing of what is new in a request would be lost."""
     try:
-        fit_parts(backend, request)
+        fit_parts(backend, request, strict=True)
     except ConfigurationError:
         return False
     return True

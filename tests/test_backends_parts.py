@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from _asgi import ask, body_of
-from _pictures import MP3, PDF, PIXEL, PNG
+from _pictures import MP3, PDF, PIXEL, PNG, WAV
 
 from anabranch import (
     Agent,
@@ -37,6 +37,7 @@ from anabranch.serve import serve
 from anabranch.store import Durable, Journal
 from anabranch.store._canonical import canonical
 from anabranch.testing import ScriptedBackend
+from anabranch.tools import Illustrated, ToolResult
 from anabranch.tracing import record
 
 NOTE = "pixel.png (image/png, 70 bytes)"
@@ -125,6 +126,28 @@ async def test_a_fallback_passes_over_those_that_cannot() -> None:
         await Fallback([blind, seeing]).complete(asking(Part.from_bytes(PDF)))
     assert Fallback([blind, seeing]).takes == {"image"}
     assert Fallback([blind, down]).takes is None
+
+
+async def test_what_a_tool_gives_and_a_model_cannot_take_is_a_note_to_it() -> None:
+    """The call goes on with what it can see, or with another model, if there is one that can."""
+
+    @tool
+    def look() -> list[Part]:
+        """Look."""
+        return [PIXEL, Part.from_bytes(WAV, name="sea.wav")]
+
+    call = Message(role="assistant", tool_calls=[ToolCall(id="1", name="look", arguments={})])
+    backend = ScriptedBackend(call, "I saw it.", takes=["image"])
+    agent = Agent(backend, tools=[look], tool_images=True)
+    assert (await agent("Look.")).text == "I saw it."
+    given = backend.requests[1].messages[-1]
+    assert given.parts == [PIXEL]
+    assert (given.content or "").endswith("[sea.wav (audio/wav, 20 bytes), which you cannot see]")
+    hearing = ScriptedBackend("I heard it.", takes=["image", "audio"])
+    result = ToolResult.of(ToolCall(id="1", name="look", arguments={}), Illustrated("", [PIXEL]))
+    talk = Request([*backend.requests[1].messages[:-1], result], options={"tool_images": True})
+    answer = await Fallback([ScriptedBackend("No.", takes=()), hearing]).complete(talk)
+    assert answer.content == "I heard it."
 
 
 async def test_a_cassette_finds_a_request_by_its_parts(tmp_path: Path) -> None:
