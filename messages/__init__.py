@@ -15,6 +15,7 @@ requests. In between they are:
 - `kept`: messages as rows of a journal have them
 - `options`: the names that options have, and what is said of a misspelt one
 - `mask`: values without what looks like a key, for those who show or write them
+- `whole`: a file of the user's own, written whole or not at all
 - `arguments`, `text`: for the rooms above: a call's arguments as text, and text that can be encoded
 """
 

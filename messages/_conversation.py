@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
@@ -15,6 +13,7 @@ from ..commander.errors import ConfigurationError
 from ._message import Message
 from ._request import Request, ToolSchema
 from .text import quote
+from .whole import write_whole
 
 __all__ = ["Conversation"]
 
@@ -111,24 +110,7 @@ class Conversation:
         `ConfigurationError` if no file can have this name.
         """
         # ASCII only: a lone surrogate, which a model can send, has no UTF-8.
-        text = json.dumps(self.to_record(), indent=2)
-        target = Path(path)
-        try:
-            if target.exists() and not target.is_file():
-                raise OSError(errno.EINVAL, "this is no file that could be replaced", str(path))
-            target = target.resolve()  # a link keeps pointing at the file it names
-        except (ValueError, RuntimeError) as error:  # a NUL in it; a link to itself
-            raise ConfigurationError(f"{str(path)!r} cannot name a file: {error}") from None
-        descriptor, name = tempfile.mkstemp(prefix=".conversation.", dir=target.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, target)
-        except BaseException:
-            os.unlink(name)
-            raise
+        write_whole(path, json.dumps(self.to_record(), indent=2))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

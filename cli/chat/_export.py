@@ -6,14 +6,13 @@ message ends its own place or takes another's role.
 
 from __future__ import annotations
 
-import errno
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ...commander.errors import ConfigurationError
 from ...messages import Message
+from ...messages.whole import write_whole
 from ._export_html import html_of
 from ._export_markdown import markdown_of
 
@@ -39,20 +38,4 @@ def export(messages: Sequence[Message], path: str | os.PathLike[str], title: str
     write = _WRITERS.get(target.suffix.lower())
     if write is None:
         raise ConfigurationError(f"{str(path)!r} is to end in one of {', '.join(_WRITERS)}")
-    text = write(messages, title)
-    try:
-        if target.exists() and not target.is_file():
-            raise OSError(errno.EINVAL, "this is no file that could be replaced", str(path))
-        target = target.resolve()  # a link keeps pointing at the file it names
-    except (ValueError, RuntimeError) as error:  # a NUL in it; a link to itself
-        raise ConfigurationError(f"{str(path)!r} cannot name a file: {error}") from None
-    descriptor, name = tempfile.mkstemp(prefix=".chat.", dir=target.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, target)
-    except BaseException:
-        os.unlink(name)
-        raise
+    write_whole(path, write(messages, title))

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from platformdirs import user_config_path
 
 from ...commander.errors import ConfigurationError
 from ...messages import ToolCall
+from ...messages.whole import write_whole
 from ...tools import AnyTool
 
 __all__ = ["Rule", "Rules"]
@@ -94,18 +92,8 @@ class Rules:
 
     def _save(self, rules: list[Rule]) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        text = json.dumps({"rules": [asdict(each) for each in rules]}, indent=1)
-        descriptor, name = tempfile.mkstemp(prefix=".approvals.", dir=self.path.parent)  # 0600
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, self.path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(name)
-            raise
+        rules_as_json = [asdict(each) for each in rules]
+        write_whole(self.path, json.dumps({"rules": rules_as_json}, indent=1))
 
 
 def definition_of(tool: AnyTool) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -13,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...backends.limits import Price
 from ...commander import ConfigurationError
+from ...messages.whole import write_whole
 
 __all__ = ["Settings"]
 
@@ -66,7 +65,4 @@ class Settings(BaseModel):
             kept: dict[str, Any] = {}
             with suppress(OSError, ValueError):
                 kept = cast("dict[str, Any]", json.loads(path.read_bytes()))
-            descriptor, name = tempfile.mkstemp(prefix=".chat.", dir=path.parent)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(json.dumps({**kept, **changes}, indent=2) + "\n")
-            os.replace(name, path)
+            write_whole(path, json.dumps({**kept, **changes}, indent=2) + "\n")
