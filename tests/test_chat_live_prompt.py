@@ -130,11 +130,11 @@ async def test_it_is_told_that_a_question_waits_for_the_line() -> None:
     """Who types while a question waits does not answer it, and is not told that they would."""
     async with stage() as on:
         await on.type("half", "half")
-        asked = asyncio.create_task(on.prompt.ask("run it? "))
-        await until(lambda: on.prompt.is_holding_back)
+        asked = asyncio.create_task(on.prompt.asking.ask("run it? "))
+        await until(lambda: on.prompt.asking.is_holding_back)
         await on.type(" a message", "half a message")
-        assert on.prompt.is_holding_back
-        await until(lambda: on.prompt.is_asked and not on.prompt.is_holding_back)
+        assert on.prompt.asking.is_holding_back
+        await until(lambda: on.prompt.asking.is_asked and not on.prompt.asking.is_holding_back)
         on.keys.send_text("y\r")
         assert await asked == "y"
         assert on.line == "half a message"

@@ -15,7 +15,7 @@ from prompt_toolkit.data_structures import Size
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output.vt100 import Vt100_Output
 
-from anabranch.cli.chat import _prompt
+from anabranch.cli.chat import _asking
 from anabranch.cli.chat._prompt import LivePrompt
 
 
@@ -197,10 +197,10 @@ async def test_a_write_to_the_standard_output_stands_above(
 
 async def test_a_question_waits_until_nobody_is_typing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was being written is no answer; it comes back when the question is answered."""
-    monkeypatch.setattr(_prompt, "STOPPED", 0.3)
+    monkeypatch.setattr(_asking, "STOPPED", 0.3)
     async with stage() as on:
         await on.type("yes, but", "yes, but")
-        asking = asyncio.create_task(on.prompt.ask("run it? "))
+        asking = asyncio.create_task(on.prompt.asking.ask("run it? "))
         on.keys.send_text(" f")
         await until(lambda: on.line == "yes, but f", 5)
         await until(lambda: "run it?" in on.seen.text and on.line == "", 5)
@@ -213,14 +213,14 @@ async def test_a_question_waits_until_nobody_is_typing(monkeypatch: pytest.Monke
 async def test_a_burst_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that comes together with more is none; a paste is not even taken."""
     async with stage() as on:
-        asking = asyncio.create_task(on.prompt.ask("run it? "))
+        asking = asyncio.create_task(on.prompt.asking.ask("run it? "))
         await until(lambda: "run it?" in on.seen.text, 5)
         on.keys.send_text("y\rand more\ry\r")
         await until(lambda: on.seen.text.count("typed by itself") == 3, 5)
         on.keys.send_text("y\x1b[200~y\n\x1b[201~")
         await until(lambda: on.line == "y", 5)
-        loop, last = asyncio.get_running_loop(), on.prompt._last_key  # type: ignore[attr-defined]
-        await until(lambda: loop.time() - last > _prompt.QUIET, 5)
+        loop, last = asyncio.get_running_loop(), on.prompt.asking._last_key  # type: ignore[attr-defined]
+        await until(lambda: loop.time() - last > _asking.QUIET, 5)
         assert not asking.done()
         on.keys.send_text("n\r")  # what was left of the burst goes
         assert await asking == "n"
@@ -230,7 +230,7 @@ async def test_a_burst_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_question_may_be_left_unanswered(key: str) -> None:
     """Ctrl-C, Ctrl-D and Esc give no answer; the chat goes on."""
     async with stage() as on:
-        asking = asyncio.create_task(on.prompt.ask("run it? "))
+        asking = asyncio.create_task(on.prompt.asking.ask("run it? "))
         await until(lambda: "run it?" in on.seen.text, 5)
         on.keys.send_text(key)
         assert await asking is None
@@ -240,7 +240,7 @@ async def test_a_question_may_be_left_unanswered(key: str) -> None:
 async def test_questions_come_one_after_the_other() -> None:
     """However many wait, each has its own answer, in their order."""
     async with stage() as on:
-        asking = [asyncio.create_task(on.prompt.ask(f"number {n}? ")) for n in range(3)]
+        asking = [asyncio.create_task(on.prompt.asking.ask(f"number {n}? ")) for n in range(3)]
         for number, each in enumerate(asking):
             await until(lambda number=number: f"number {number}?" in on.seen.text, 5)  # type: ignore[misc]
             on.keys.send_text(f"{number}\r")
@@ -251,7 +251,7 @@ async def test_a_question_that_is_cancelled_gives_the_line_back() -> None:
     """A call that is cancelled while its question stands there leaves no question behind."""
     async with stage() as on:
         await on.type("draft", "draft")
-        asking = asyncio.create_task(on.prompt.ask("run it? "))
+        asking = asyncio.create_task(on.prompt.asking.ask("run it? "))
         await until(lambda: "run it?" in on.seen.text and on.line == "", 5)
         asking.cancel()
         await until(lambda: on.line == "draft", 5)
@@ -262,7 +262,7 @@ async def test_a_question_that_is_cancelled_gives_the_line_back() -> None:
 async def test_a_question_at_the_end_has_no_answer() -> None:
     """Whoever closes the prompt ends its question too."""
     async with stage() as on:
-        asking = asyncio.create_task(on.prompt.ask("run it? "))
+        asking = asyncio.create_task(on.prompt.asking.ask("run it? "))
         await until(lambda: "run it?" in on.seen.text, 5)
         on.prompt.close()
         assert await asking is None

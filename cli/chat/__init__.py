@@ -14,7 +14,8 @@
 
     _screen          what is shown, and how a yes is asked for; _rules: calls that need none
     _live            a terminal: finished blocks above, what grows at the prompt
-    _prompt          the line that is always live; _streams: what others print goes above it
+    _prompt          the line that is always live; _asking: questions in it
+    _streams         what others print goes above it
     _plain           line by line: a pipe, a dumb terminal, `--plain`
     _status          what the status line says, from the events of the tree
     _markdown        text that streams, cut into blocks; _markdown_view: a block as it is shown

@@ -130,12 +130,12 @@ class LiveScreen(Screen):
     @property
     def is_asking(self) -> bool:
         """Whether a question stands there."""
-        return self.prompt is not None and self.prompt.is_asked and not self.is_holding_back
+        return self.prompt is not None and self.prompt.asking.standing is not None
 
     @property
     def is_holding_back(self) -> bool:
         """Whether a question waits until the person stops typing."""
-        return self.prompt is not None and self.prompt.is_holding_back
+        return self.prompt is not None and self.prompt.asking.is_holding_back
 
     def touch(self) -> None:
         """Draw what stands at the prompt anew."""
@@ -256,13 +256,13 @@ class LiveScreen(Screen):
 
     async def choose(self, label: str, rows: Rows) -> str | None:
         """Ask in the line, below what is asked; what was being written comes back afterwards."""
-        return None if self.prompt is None else await self.prompt.ask(label, rows)
+        return None if self.prompt is None else await self.prompt.asking.ask(label, rows)
 
     async def edit(self, label: str, text: str) -> str | None:
         """Let the person change a text in the line."""
         if self.prompt is None:
             return None
-        return await self.prompt.ask(label, draft=text, guarded=False)
+        return await self.prompt.asking.ask(label, draft=text, guarded=False)
 
 
 def _fit(line: str, columns: int) -> str:

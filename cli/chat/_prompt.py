@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol, cast
 
@@ -34,12 +33,10 @@ from rich.cells import cell_len, set_cell_size
 from .._editor import terminal_output
 from .._keys import Mode
 from .._terminal import in_line
+from ._asking import Asking
 from ._streams import Above, streams_above
 
 __all__ = ["Listener", "LivePrompt"]
-
-QUIET, STOPPED = 0.15, 1.0
-"""Seconds without a key after which nobody is typing; who has been typing gets the longer time."""
 
 FRAME, REST = 0.05, 4
 """Seconds between two drawings of what grows while a model speaks, or so many times what one takes.
@@ -79,17 +76,6 @@ class Listener(Protocol):
         ...
 
 
-@dataclass
-class _Question:
-    label: str
-    rows: Callable[[int, int], list[str]]
-    future: asyncio.Future[str | None]
-    guarded: bool
-    draft: Document | None = None  # what stood in the line before; None: it is not asked yet
-    answered: asyncio.TimerHandle | None = None  # when the answer is known to stand alone
-    in_burst = False  # more came with an answer, and keys have come without a pause since
-
-
 class LivePrompt:
     """Reads what a person writes, for as long as `run` runs; all calls belong to its loop.
 
@@ -108,9 +94,9 @@ class LivePrompt:
         output: Output | None = None,
     ) -> None:
         self._listener = listener
-        self._question: _Question | None = None
-        self._asking = asyncio.Lock()
-        self._last_key = 0.0
+        self.asking = Asking(
+            lambda: self._session.default_buffer, lambda: self.touch(now=True), self.print
+        )
         self._pending: list[str] = []
         self._streams: list[Above] = []
         self._held = False  # the terminal shows nothing until it is released
@@ -139,7 +125,7 @@ class LivePrompt:
         )
         app = self._session.app
         app.ttimeoutlen, app.timeoutlen = 0.05, 0.3  # after Esc, which may begin another key
-        app.key_processor.before_key_press += self._note_key
+        app.key_processor.before_key_press += self.asking.note_key
         feed = app.key_processor.feed_multiple
         app.key_processor.feed_multiple = lambda key_presses, first=False: feed(
             _joined(key_presses), first
@@ -163,8 +149,7 @@ class LivePrompt:
                     pre_run=lambda: cast("Any", self._loop).call_soon(self._watch_signals),
                 )
             finally:
-                if self._question is not None:
-                    self._settle(self._question, None)
+                self.asking.end()
                 if self._drawing is not None:
                     self._drawing.cancel()
                 self._end_lines()
@@ -317,8 +302,8 @@ class LivePrompt:
     def _text_before(self) -> str:
         size = self._session.app.output.get_size()
         columns, rows = size.columns or 80, max(1, (size.rows or 24) - KEPT_ROWS)
-        question = self._question
-        if question is None or question.draft is None:
+        question = self.asking.standing
+        if question is None:
             lines, label = [*self._begun_lines(columns), *self._above(columns, rows)], "> "
         else:
             lines, label = question.rows(columns, rows), question.label
@@ -339,98 +324,10 @@ class LivePrompt:
         begun = [line for stream in self._streams if (line := stream.begun)]
         return [set_cell_size(line, min(cell_len(line), columns - 1)) for line in begun]
 
-    # --- questions
-
-    async def ask(
-        self,
-        label: str,
-        rows: Callable[[int, int], list[str]] = lambda columns, rows: [],
-        draft: str = "",
-        *,
-        guarded: bool = True,
-    ) -> str | None:
-        """Ask something in the line, below `rows(columns, rows)`; None for no answer.
-
-        It is asked once nobody is typing, and what was written by then comes back afterwards.
-        A guarded one is answered by a line that was typed by itself: what comes in a burst with
-        more, as what is pasted does, is no answer. One question at a time, in the order of calls.
-        """
-        async with self._asking:
-            loop = asyncio.get_running_loop()
-            question = _Question(label, rows, loop.create_future(), guarded)
-            self._question = question
-            try:
-                await self._until_quiet()
-                buffer = self._session.default_buffer
-                question.draft = buffer.document
-                buffer.reset(Document(draft))
-                self.touch(now=True)
-                return await question.future
-            finally:
-                self._question = None
-                if question.answered is not None:
-                    question.answered.cancel()
-                if question.draft is not None:
-                    self._session.default_buffer.reset(question.draft)
-                self.touch(now=True)
-
-    async def _until_quiet(self) -> None:
-        loop = asyncio.get_running_loop()
-        typed = loop.time() - self._last_key < STOPPED
-        while True:
-            begun = loop.time()
-            await asyncio.sleep(STOPPED if typed else QUIET)
-            if self._last_key < begun:
-                return
-            typed = True
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether a question stands in the line, or waits until nobody is typing."""
-        return self._question is not None
-
-    @property
-    def is_holding_back(self) -> bool:
-        """Whether a question waits until nobody is typing: what is typed now is no answer."""
-        return self._question is not None and self._question.draft is None
-
-    def _answer(self, question: _Question, text: str) -> None:
-        loop = asyncio.get_running_loop()
-        if not question.guarded:
-            self._settle(question, text)
-        elif question.in_burst:
-            self._refuse_burst(question)
-        else:  # a key that comes before this takes the answer back
-            question.answered = loop.call_later(QUIET, self._settle, question, text)
-
-    def _settle(self, question: _Question, text: str | None) -> None:
-        self._last_key = 0.0  # the keys of an answer do not hold up the next question
-        if not question.future.done():
-            question.future.set_result(text)
-
-    def _note_key(self, _: object) -> None:
-        now, before = asyncio.get_running_loop().time(), self._last_key
-        self._last_key = now
-        question = self._question
-        if question is None:
-            return
-        if question.answered is not None:
-            question.answered.cancel()
-            question.answered = None
-            self._refuse_burst(question)
-        elif question.in_burst and now - before > QUIET:
-            question.in_burst = False
-            self._session.default_buffer.reset()
-
-    def _refuse_burst(self, question: _Question) -> None:
-        question.in_burst = True
-        self._session.default_buffer.reset()
-        self.print("(that came together with more; an answer is typed by itself)")
-
     # --- keys
 
     def _is_completing(self) -> bool:
-        if self.is_asked:
+        if self.asking.is_asked:
             return False
         before = self._session.default_buffer.document.text_before_cursor
         word = before.split()[-1:] if before[-1:].strip() else []
@@ -438,7 +335,6 @@ class LivePrompt:
 
     def _bindings(self) -> KeyBindings:
         keys = KeyBindings()
-        asked = Condition(lambda: self._question is not None and self._question.draft is not None)
         for key, function in (("enter", self._on_enter), ("c-c", self._on_ctrl_c)):
             keys.add(key)(function)
         keys.add("c-d", filter=Condition(lambda: not self._session.default_buffer.text))(
@@ -448,14 +344,17 @@ class LivePrompt:
         keys.add("c-x", "c-e")(_open_editor)
         keys.add("escape")(self._on_escape)
         keys.add("tab")(self._on_tab)
-        guarded = asked & Condition(lambda: bool(self._question and self._question.guarded))
-        keys.add(Keys.BracketedPaste, filter=guarded)(_refuse_paste)
+        keys.add(Keys.BracketedPaste, filter=Condition(self._is_guarded))(_refuse_paste)
         return keys
+
+    def _is_guarded(self) -> bool:
+        question = self.asking.standing
+        return question is not None and question.guarded
 
     def _take(self) -> str:
         buffer = self._session.default_buffer
         text = buffer.text.encode("utf-8", "replace").decode()  # bytes that were no text
-        buffer.reset(append_to_history=bool(text.strip()) and not self.is_asked)
+        buffer.reset(append_to_history=bool(text.strip()) and not self.asking.is_asked)
         return text
 
     def _on_enter(self, event: KeyPressEvent) -> None:
@@ -468,9 +367,8 @@ class LivePrompt:
             buffer.delete_before_cursor()
             buffer.insert_text("\n")
             return
-        question = self._question
-        if question is not None and question.draft is not None:
-            self._answer(question, buffer.text)
+        if (question := self.asking.standing) is not None:
+            self.asking.answer(question, buffer.text)
         elif (text := self._take()).strip():
             self._listener.said(text)
 
@@ -480,30 +378,26 @@ class LivePrompt:
             buffer.complete_next()
         elif self._is_completing():
             buffer.start_completion(insert_common_part=True)
-        elif not self.is_asked and buffer.text.strip():
+        elif not self.asking.is_asked and buffer.text.strip():
             self._listener.queued(self._take())
 
     def _on_escape(self, event: KeyPressEvent) -> None:
         buffer = event.current_buffer
         if buffer.complete_state:
             buffer.cancel_completion()
-        elif self._question is not None and self._question.draft is not None:
-            self._settle(self._question, None)
-        elif (text := self._listener.take_back()) is not None:
+        elif not self.asking.dismiss() and (text := self._listener.take_back()) is not None:
             buffer.document = Document(f"{text}\n{buffer.text}" if buffer.text else text)
 
     def _on_ctrl_c(self, event: KeyPressEvent) -> None:
-        if self._question is not None and self._question.draft is not None:
-            self._settle(self._question, None)
-        elif event.current_buffer.text:
+        if self.asking.dismiss():
+            return
+        if event.current_buffer.text:
             event.current_buffer.reset()
         else:
             self._listener.interrupt()
 
     def _on_ctrl_d(self, event: KeyPressEvent) -> None:
-        if self._question is not None and self._question.draft is not None:
-            self._settle(self._question, None)
-        else:
+        if not self.asking.dismiss():
             self._listener.leave()
 
 
