@@ -35,9 +35,10 @@ class Tmux:
         kept = {f"XDG_{kind}_HOME": str(folder / ".kept") for kind in ("DATA", "STATE", "CONFIG")}
         env = [f"{name}={value}" for name, value in environment(**kept).items()]
         command = shlex.join(["env", *env, *CHAT, *options])
+        # Before there is a window: those that are there keep their limit.
+        limit = ("start-server", ";", "set-option", "-g", "history-limit", "50000", ";")
         size = ("-x", str(columns), "-y", "30")
-        self._tmux("new-session", "-d", *size, "-c", str(folder), command)
-        self._tmux("set-option", "-g", "history-limit", "50000")
+        self._tmux(*limit, "new-session", "-d", *size, "-c", str(folder), command)
 
     @property
     def text(self) -> str:
@@ -92,7 +93,7 @@ def streamed(pieces: list[str]) -> tuple[Reply, list[asyncio.Event]]:
 
 
 def shown(text: str) -> list[str]:
-    return re.findall(r"P\d\d\d(?= has)", text)
+    return re.findall(r"P\d+(?= has)", text)
 
 
 @pytest.mark.parametrize("columns", [80, 200])
