@@ -3,9 +3,8 @@
 Messages come in by a call of an agent and are remembered; an aggregator makes a request of the
 memory, `handlers.respond` asks the model and runs its tools, a parser reads the reply.
 
-- `_agent`: `Agent`; `_call`: one call as a node; `_answer`: its steps
+- `_agent`: `Agent`; `_describe`: it in words; `_call`: one call as a node; `_answer`: its steps
 - `_sessions`: sessions that a journal keeps; `_cut`: what a call had said when it was cut
-- `_knowledge`: documents that are searched before the model is asked
 - `_steer`: what calls are told while they are made
 - `_usage`: what calls take, counted for their agents and sessions
 - `_sequential`: agents one after the other, as one

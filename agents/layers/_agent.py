@@ -25,6 +25,7 @@ from ._actions import AgentStep, check_formats, list_steps
 from ._aggregators import Aggregator, System, read_system
 from ._answer import answer
 from ._call import ROUND, AgentCall, KeptCall, run_in_tree, stream_call
+from ._describe import describe_agent
 from ._hooks import (
     AgentHook,
     AgentHookHandle,
@@ -498,17 +499,4 @@ class Agent(Generic[F]):
         }
 
     def __repr__(self) -> str:
-        def describe(agent: Agent[Any], above: tuple[int, ...]) -> str:
-            parts = [repr(agent.name)]
-            parts += [repr(agent.backend)] if agent.backend is not None else []
-            parts += [f"tools={[tool.name for tool in agent.tools]}"] if agent.tools else []
-            head = f"{type(agent).__name__}({', '.join(parts)})"
-            if id(agent) in above:
-                return f"{head} ..."
-            below = (
-                f"({name}): {describe(each, (*above, id(agent)))}"
-                for name, each in agent.named_children()
-            )
-            return head + "".join("\n  " + lines.replace("\n", "\n  ") for lines in below)
-
-        return describe(self, ())
+        return describe_agent(self)
