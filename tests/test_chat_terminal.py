@@ -410,3 +410,31 @@ async def test_a_chat_that_keeps_no_history_is_saved_when_it_is_ended(tmp_path: 
         assert await on.ended() == 128 + signal.SIGTERM
     [path] = sorted(tmp_path.rglob("chat-*.json"))  # noqa: ASYNC240 - it is over
     assert [each["content"] for each in messages(path)] == ["hi", "Hello!"]
+
+
+async def test_what_cannot_be_said_comes_back_into_the_line(tmp_path: Path) -> None:
+    """A message whose file cannot be attached is not lost, and can be changed."""
+    (tmp_path / "noise.bin").write_bytes(b"\0\1\2" * 100)
+    async with open_chat(tmp_path, text("Fine.")) as (on, server):
+        await on.say("what is in @noise.bin and why?")
+        await on.shows("noise.bin cannot be attached")
+        await on.writes("what is in @noise.bin and why?")
+        await on.press("\x15hello\r")
+        await on.over()
+        await on.leave()
+    assert said(server) == ["hello"]
+
+
+async def test_what_waits_when_the_chat_ends_is_named(tmp_path: Path) -> None:
+    """What was queued and never said stands in the scrollback."""
+    reply, events = slow("One", " two.")
+    async with open_chat(tmp_path, reply) as (on, _):
+        await on.say("go")
+        events[0].set()
+        await on.shows("One")
+        await on.press("for later" + TAB)
+        await on.shows("queued: for later")
+        await on.kill(signal.SIGTERM)
+        assert await on.ended() == 128 + signal.SIGTERM
+        await on.shows("One", "(not said: for later)")
+        assert "queued: for later" not in on.text  # what stood at the prompt is gone

@@ -137,6 +137,11 @@ class LiveScreen(Screen):
         """Whether a question waits until the person stops typing."""
         return self.prompt is not None and self.prompt.asking.is_holding_back
 
+    def bring_back(self, text: str) -> None:
+        """Put a text into the line again, before what was written since."""
+        if self.prompt is not None:
+            self.prompt.bring_back(text)
+
     def touch(self) -> None:
         """Draw what stands at the prompt anew."""
         if self.prompt is not None:

@@ -100,6 +100,8 @@ class Chat:
         return self._end()
 
     def _end(self) -> int:
+        for text in [*self._steering, *self.waiting]:
+            self.screen.note(in_line(f"(not said: {text})", LONGEST))
         if self._killed:
             return KILLED + self._killed
         if self._interrupted:
@@ -162,6 +164,7 @@ class Chat:
             return await read_message(said)
         except (AnabranchError, OSError) as error:
             complain(error)
+            self.screen.bring_back(said)
             return None
 
     async def answer(self, said: Message | None) -> None:

@@ -197,11 +197,13 @@ class LivePrompt:
                 self._loop.call_soon_threadsafe(function, *given)
 
     def _flush(self) -> None:
+        app, output = self._session.app, self._session.app.output
+        if app.is_running and app.is_done:
+            return  # it is about to erase what stands there: `run` prints the rest behind that
         text, self._pending = "".join(self._pending), []
         if not text:
             return
-        app, output = self._session.app, self._session.app.output
-        if not app.is_running or app.is_done:
+        if not app.is_running:
             output.write_raw(text)
             output.flush()
             return
@@ -326,6 +328,11 @@ class LivePrompt:
 
     # --- keys
 
+    def bring_back(self, text: str) -> None:
+        """Put a text into the line, before what stands there."""
+        buffer = self._session.default_buffer
+        buffer.document = Document(f"{text}\n{buffer.text}" if buffer.text else text)
+
     def _is_completing(self) -> bool:
         if self.asking.is_asked:
             return False
@@ -386,7 +393,7 @@ class LivePrompt:
         if buffer.complete_state:
             buffer.cancel_completion()
         elif not self.asking.dismiss() and (text := self._listener.take_back()) is not None:
-            buffer.document = Document(f"{text}\n{buffer.text}" if buffer.text else text)
+            self.bring_back(text)
 
     def _on_ctrl_c(self, event: KeyPressEvent) -> None:
         if self.asking.dismiss():

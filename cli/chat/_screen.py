@@ -91,6 +91,9 @@ class Screen(View):
     def show_said(self, text: str, *, again: bool = False) -> None:
         """Show what the person has said, where the screen has not; `again`: in earlier times."""
 
+    def bring_back(self, text: str) -> None:
+        """Give a text back that could not be said, so that it can be changed."""
+
     def show_conversation(self, messages: Sequence[Message]) -> None:
         """Show what was said before, the end of it if that is long."""
         said = [each for each in messages if each.role in ("user", "assistant", "tool")]
