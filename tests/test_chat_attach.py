@@ -310,7 +310,7 @@ def test_every_offer_is_read_by_attach(folder: Path) -> None:
 
 def test_what_git_ignores_is_not_offered(folder: Path) -> None:
     """Rules of the folder and of those above it, to where git's own folder is."""
-    pytest.importorskip("pathspec")
+    pytest.importorskip("pathspec", reason="what git ignores: not tested, without pathspec")
     (folder / ".gitignore").write_text("*.png\n/src/out/\n")
     (folder / "src" / "out").mkdir()
     (folder / "src" / ".gitignore").write_text("main.*\n")

@@ -308,7 +308,7 @@ def _tool_there(name: str, where: str) -> Tool[..., Any]:
     """Return what a person sees of a tool that is a server's."""
 
     async def runs_there(**arguments: Any) -> None:
-        raise NotImplementedError
+        raise ConfigurationError(f"{name} runs on {where}, and can be shown here alone")
 
     there = Tool(runs_there, name=name, description="", approve=True, parameters={"type": "object"})
     there.source = where
