@@ -24,6 +24,9 @@ __all__ = ["ProcessCall", "ThreadCall", "TreeInMain", "check_cancelled", "descri
 
 T = TypeVar("T")
 
+MOMENT = 0.5  # seconds, for what a process has left behind to end by itself
+LOOKS = 20
+
 # Set in a process that runs a `ProcessCall`: whether it has been told to stop.
 process_told: bool | None = None
 # Whether such a process is running the program's main file, to find what it defines.
@@ -91,7 +94,8 @@ class ThreadCall(_Call[T], internal=True):
             raise asyncio.CancelledError
 
         WORKING_FOR.set(notice)  # the thread has a copy of this context
-        ended = asyncio.ensure_future(call())
+        # Not by the loop's task factory, which may fail or drop what it is given.
+        ended = asyncio.Task(call(), loop=asyncio.get_running_loop())
         WORKING_FOR.set(None)
         try:
             result = await asyncio.shield(ended)
@@ -124,7 +128,10 @@ class ProcessCall(_Call[T], internal=True):
         self._grace = grace
 
     async def task(self) -> T:
-        """Wait for the process; cancelled, tell it, and kill it after the grace period."""
+        """Wait for the process; cancelled, tell it, and kill it after the grace period.
+
+        So it is with what the process has started and left behind.
+        """
         from multiprocessing.spawn import get_preparation_data  # slow to import, rarely needed
 
         preparation = get_preparation_data(self._name)
@@ -152,40 +159,80 @@ class ProcessCall(_Call[T], internal=True):
             with suppress(ConnectionError):  # it died: the exit status below says how
                 process.stdin.write(len(work).to_bytes(8, "big") + work)
                 await process.stdin.drain()
-            answer = await process.stdout.read()
-            status = await process.wait()
+            answer = await _read_answer(process.stdout)
+            # Now it may only end; it might wait for a process that the function has started.
+            late = None if answer is None else self._kill_later(process)
+            try:
+                status = await process.wait()
+            finally:
+                if late is not None:
+                    late.cancel()
         finally:
             # Left open until here: its end tells the process that nobody waits for it any more.
             process.stdin.close()
             if process.returncode is None:
                 await self._end(process)
+            await _end_group(process)
         return self._answer(answer, status)
 
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
-        def kill_group() -> None:
-            with suppress(ProcessLookupError):
-                if hasattr(os, "killpg"):
-                    os.killpg(process.pid, signal.SIGKILL)
-                else:
-                    process.kill()
+    def _kill_later(self, process: asyncio.subprocess.Process) -> asyncio.TimerHandle:
+        loop = asyncio.get_running_loop()
+        return loop.call_later(self._grace, _signal_group, process, "SIGKILL")
 
-        waiting = asyncio.ensure_future(process.wait())
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        waiting = asyncio.Task(process.wait(), loop=asyncio.get_running_loop())
         with suppress(ProcessLookupError):
             process.terminate()
-        timer = asyncio.get_running_loop().call_later(self._grace, kill_group)
+        late = self._kill_later(process)
         await outlast(waiting)
-        timer.cancel()
+        late.cancel()
 
-    def _answer(self, answer: bytes, status: int) -> T:
-        if len(answer) < 8 or len(answer) - 8 < int.from_bytes(answer[:8], "big"):
+    def _answer(self, answer: bytes | None, status: int) -> T:
+        if answer is None:
             raise WorkerLost(
                 self.path, f"its process ended by {describe_exit(status)} without a result"
             )
-        succeeded, value, trace = pickle.loads(answer[8:])  # noqa: S301 - our own process wrote it
+        succeeded, value, trace = pickle.loads(answer)  # noqa: S301 - our own process wrote it
         if succeeded:
             return value
         note(value, trace)
         raise value
+
+
+async def _read_answer(stream: asyncio.StreamReader) -> bytes | None:
+    """Return what the process has written; None if it ended before all of it had come.
+
+    Not up to the end of the pipe, which another process may keep open.
+    """
+    try:
+        return await stream.readexactly(int.from_bytes(await stream.readexactly(8), "big"))
+    except asyncio.IncompleteReadError:
+        return None
+
+
+async def _end_group(process: asyncio.subprocess.Process) -> None:
+    """Tell what a process that has ended left behind, and kill it a moment later."""
+    if not _signal_group(process, "SIGTERM"):
+        return
+    try:
+        for _ in range(LOOKS):
+            await asyncio.sleep(MOMENT / LOOKS)
+            if not _signal_group(process):
+                return
+    finally:
+        _signal_group(process, "SIGKILL")
+
+
+def _signal_group(process: asyncio.subprocess.Process, name: str = "") -> bool:
+    """Send a signal to a process and all that it has started; return whether any is there."""
+    try:
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, getattr(signal, name, 0))
+        else:
+            process.kill()
+    except (ProcessLookupError, PermissionError):  # the latter on macOS, of what has just ended
+        return False
+    return True
 
 
 def describe_exit(status: int) -> str:

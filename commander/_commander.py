@@ -10,10 +10,10 @@ from contextvars import Context, copy_context
 from inspect import isawaitable
 from operator import index
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 
 from . import _blocking
-from ._cancel import cancel_subtrees
+from ._cancel import Sweep, cancel_subtrees
 from ._end import finish
 from ._entry import enter
 from ._event import EventKind, Origin
@@ -44,6 +44,9 @@ from ._waits import Waits
 from ._watch import Watch
 from .errors import NodeCancelled
 from .waiting import Host, observe, outcome, outlast
+
+if TYPE_CHECKING:
+    from ..messages import Usage  # what backends charge; the engine itself adds up any type
 
 __all__ = ["Commander", "Tree"]
 
@@ -91,8 +94,22 @@ class Tree:
         self.exited: asyncio.Future[None] | None = None
         # Of the last long path that was asked for: a node's id, its depth, the uppermost segments.
         self.landmark: tuple[int, int, str] = (-1, 0, "")
+        # The cancellation of many nodes that is under way; `marking` until all are marked.
+        self.sweep: Sweep | None = None
+        self.marking: Sweep | None = None
         # Looks what nodes wait for; None while nobody has asked for it.
         self.waits: Waits | None = None
+
+    @property
+    def in_block(self) -> bool:
+        """Whether this runs in the task that uses the block, whose end the tree waits for."""
+        host = self.root.task
+        return isinstance(host, Host) and host.is_current
+
+    def observe_newest(self) -> asyncio.Future[None] | None:
+        """Return a future that is done when the newest top-level node is; None without any."""
+        children = self.root.children
+        return observe(next(reversed(children.values())).node) if children else None
 
     def tell_waits(self) -> None:
         """Let those who listen hear what nodes wait for, from now on or from the block's begin."""
@@ -465,7 +482,7 @@ class Commander(Node[Any], internal=True):
         found = explain(record_of(self if node is None else node))
         return found if data else draw_explanations(found)
 
-    def usage(self, node: Node[Any] | None = None) -> dict[str, Any]:
+    def usage(self, node: Node[Any] | None = None) -> dict[str, Usage]:
         """Return what `node` (default: the whole tree) and all below it have spent so far.
 
         The keys are the models' names, the values `Usage`s: what backends charge for each reply.
@@ -478,8 +495,9 @@ class Commander(Node[Any], internal=True):
         """Listen to what happens to the nodes from now on, until the commander ends.
 
         An async iterator of `Event`s, in the order in which they happen; all kinds, or those
-        given. `capacity` is the number of events kept for a listener that is slow: beyond it the
-        oldest are dropped, and a `missed` event says how many. Raises `ValueError` for a kind that
-        there is not.
+        given. In the commander's own block it ends once all nodes have ended. `capacity` is the
+        number of events kept for a listener that is slow: beyond it the oldest are dropped, and a
+        `missed` event says how many, if that kind is asked for. Text is not dropped for one that
+        names this kind, but merged, node by node. Raises `ValueError` for a kind that there is not.
         """
         return Events(self._tree, kinds, capacity)

@@ -46,7 +46,11 @@ def finish(
     while True:
         if not called:
             record.open = False  # before a predicate or a log handler could put a child
-            if record.special and not decided and not _decide(record):
+            if (
+                record.special
+                and not decided
+                and not (_decide(record) and _may_end(record, at_home))
+            ):
                 return
             record.closing = True
             if record.callback is not None and not _run_callbacks(record, at_home):
@@ -139,6 +143,25 @@ def _decide(record: Record) -> bool:
             record.callback = record.more_callbacks = None
         _keep(record, partial(scope.close, leaving=leaves(record.tree)))
     return True
+
+
+def _may_end(record: Record, at_home: bool) -> bool:
+    """Say whether a node ends now; if not, its run lets it end later, in its turn."""
+    if record.scope is None or record.cancelled is not None:
+        return True
+    record.closing = True  # so no cancel reaches it: its outcome is kept
+    if record.scope.may_end(record.node, _end_in_turn):
+        return True
+    if at_home:
+        record.context = copy_context()
+    record.state = CLOSING[record.state]
+    return False
+
+
+def _end_in_turn(node: NodeBase) -> None:
+    record = node._node_record
+    assert record is not None
+    finish(record, decided=True)
 
 
 def _keep(record: Record, keep: Callable[..., Any]) -> None:

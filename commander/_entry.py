@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from asyncio import _get_running_loop
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
+from ._event import KeyedName
 from ._events import publish
 from ._life import replay
 from ._limits import NodeLimits, check_limits
 from ._place import On, find_place
-from ._policy import Policy, Quorum, Restart, Retry, check_policy
+from ._policy import (
+    Policy,
+    Quorum,
+    Restart,
+    Retry,
+    check_policy,
+    check_retry,
+    check_timeout,
+)
 from ._record import (
     DEFAULTS,
     DONE,
@@ -23,6 +31,7 @@ from ._record import (
     wrong_loop,
 )
 from .errors import NodeClosed, NotDurable
+from .private import running_loop
 from .scope import Scope, find_scope
 
 if TYPE_CHECKING:
@@ -64,7 +73,7 @@ def enter(
     if not parent.open:
         _require_next_round(parent)
     tree = parent.tree
-    if _get_running_loop() is not tree.loop:  # None where none runs
+    if running_loop() is not tree.loop:  # None where none runs
         call = "put_job" if node._node_queued else "call_handler"
         raise wrong_loop(parent, f"commander.{call}_threadsafe(...)")
     doomed = False
@@ -93,7 +102,7 @@ def enter(
     record.children = record.waiters = record.context = None
     record.open = True
     record.claimed = claim
-    record.name = node._node_name if key is None else f"{node._node_name}[{key}]"
+    record.name = node._node_name if key is None else KeyedName(node._node_name, key)
     record.node = node
     record.parent_node = above
     record.tree = tree
@@ -159,8 +168,8 @@ def _require_next_round(parent: Record) -> None:
 def _take_options(
     record: Record,
     node: Node[Any],
-    timeout: object,
-    retry: object,
+    timeout: float | None,
+    retry: Retry | Restart | None,
     policy: Policy | None,
     on: On | None,
     limits: NodeLimits | None,
@@ -170,10 +179,12 @@ def _take_options(
         policy = node.policy
     check_policy(policy)
     # What raises later, between two attempts, would have nobody to raise to.
-    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout == timeout):
-        raise TypeError(f"timeout must be a number of seconds or None, not {timeout!r}")
-    if retry is not None and not isinstance(retry, (Retry, Restart)):
-        raise TypeError(f"retry must be a Retry, a Restart or None, not {retry!r}")
+    check_timeout(timeout)
+    check_retry(retry)
+    if timeout is None:
+        timeout = node._node_timeout
+    if retry is None:
+        retry = node._node_retry
     check_limits(limits)
     if on is None and node._node_queued:
         on = node.on

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 if TYPE_CHECKING:
     from ._record import Actor
 
-__all__ = ["Blocked", "Event", "EventKind", "EventSource", "Origin"]
+__all__ = ["Blocked", "Event", "EventKind", "EventSource", "KeyedName", "Origin"]
 
 EventKind: TypeAlias = Literal[
     "put",
@@ -33,6 +33,25 @@ EventKind: TypeAlias = Literal[
     "slow",
     "missed",
 ]
+
+
+class KeyedName(str):
+    """The name of a node that was put with a key, `Feed[KEY]`, and what it is made of."""
+
+    __slots__ = ("key", "node_name")
+
+    node_name: str
+    key: str
+
+    def __new__(cls, node_name: str, key: object) -> KeyedName:
+        """Make the name; a key that is no text is shown as text."""
+        text = f"{key}"
+        self = super().__new__(cls, f"{node_name}[{text}]")
+        self.node_name, self.key = node_name, text
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KeyedName, (self.node_name, self.key)
 
 
 class Blocked(NamedTuple):
@@ -127,8 +146,18 @@ class Event(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What the node goes by."""
+        """What the node goes by: its class or function, with the key of its put (`Feed[KEY]`)."""
         return self.source.name
+
+    @property
+    def node_name(self) -> str:
+        """The name without the key: that of the node's class or function."""
+        return getattr(self.source.name, "node_name", self.source.name)
+
+    @property
+    def key(self) -> str | None:
+        """The key with which the node was put, None without one."""
+        return getattr(self.source.name, "key", None)
 
     @property
     def agent(self) -> str | None:

@@ -7,7 +7,6 @@ its own: a slow one loses the oldest events, is told how many, and never slows t
 from __future__ import annotations
 
 import asyncio
-from asyncio import _get_running_loop
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import repeat
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 from ._event import Event, EventKind, EventSource
 from ._reach import LocalFuture
 from ._record import DONE, Actor, NodeBase, Record, record_of, require_loop
+from .private import running_loop
 
 if TYPE_CHECKING:
     from ._commander import Tree
@@ -66,12 +66,48 @@ def _events_of(fields: Iterator[Any]) -> Iterator[Event]:
     return map(_new, repeat(Event), zip(*[fields] * WIDTH, strict=True))
 
 
+class _Text(list[str]):
+    """The pieces of a node's text that nobody has read yet, as the data of one event."""
+
+
+def _condense(fields: list[Any], room: int) -> list[Any]:
+    """Return unread events with the text of each node merged, at most `room` fields if possible.
+
+    Text does not move past another event of its node. Then the oldest events that are no text are
+    left out.
+    """
+    events: list[tuple[Any, ...]] = []
+    last: dict[int, _Text | None] = {}  # each node's last event, if it is text
+    for kind, source, clock, data, cpu in zip(*[iter(fields)] * WIDTH, strict=True):
+        node = source.id
+        pieces: _Text | None = None
+        if kind == "text":
+            pieces = data if type(data) is _Text else _Text([data])
+            if (before := last.get(node)) is not None:
+                before += pieces
+                continue
+        last[node] = pieces
+        events.append((kind, source, clock, data if pieces is None else pieces, cpu))
+    over = len(events) - room // WIDTH
+    kept: list[Any] = []
+    for event in events:
+        if over > 0 and event[0] != "text":
+            over -= 1
+        else:
+            kept += event
+    return kept
+
+
 class Listener:
     """What a tree keeps of a listener: the newest events, until they are read.
 
     `publish` writes to it: `buffer` holds the fields of the newest events, behind those of events
-    that have been read; while it is no longer than `quiet`, a new event needs no attention.
+    that have been read; while it is no longer than `quiet`, a new event needs no attention. Where
+    "text" is among the `kinds`, the text of a slow listener is merged and not dropped.
     """
+
+    # Whether it may wait for text, and so merges it.
+    _reads = True
 
     def __init__(self, tree: Tree, kinds: Collection[EventKind] | None, capacity: int) -> None:
         if capacity < 1:
@@ -81,6 +117,9 @@ class Listener:
             known = ", ".join(get_args(EventKind))
             raise ValueError(f"{kinds!r}: there are no events of kind {unknown[0]!r}, only {known}")
         self._tree = tree
+        self._merges = self._reads and self.kinds is not None and "text" in self.kinds
+        # How many fields were unread after text was merged, if there is more of that than room.
+        self._merged = 0
         # At most `_room` of the unread are kept when they are looked at; in between there may be
         # more.
         self.buffer: list[Any] = []
@@ -115,6 +154,9 @@ class Listener:
     def trim(self) -> None:
         """Drop what was read, and the oldest of what is beyond the room."""
         buffer, unread = self.buffer, self._count_unread()
+        if self._merges:
+            self._merge(unread)
+            return
         dropped = max(0, unread - self._room)
         if dropped or len(buffer) > 2 * self._room:
             del buffer[: len(buffer) - unread + dropped]
@@ -122,6 +164,26 @@ class Listener:
         self.count_missed(dropped // WIDTH)
         self._gap += dropped // WIDTH
         self.quiet = 2 * self._room
+
+    def _merge(self, unread: int) -> None:
+        """Drop what was read; merge text if there is twice as much as there should be.
+
+        Not sooner, so that each event is looked at a few times only, however slow the reader is.
+        """
+        buffer = self.buffer
+        if unread > 2 * max(self._room, self._merged):
+            fields = buffer[len(buffer) - unread :]
+            texts = fields[::WIDTH].count("text")
+            buffer[:] = _condense(fields, self._room)
+            self._rewind()
+            self._merged = len(buffer)
+            dropped = (unread - len(buffer)) // WIDTH - (texts - buffer[::WIDTH].count("text"))
+            self.count_missed(dropped)
+            self._gap += dropped
+        elif len(buffer) > 2 * max(unread, self._room):
+            del buffer[: len(buffer) - unread]
+            self._rewind()
+        self.quiet = len(buffer) + self._room
 
     def _count_unread(self) -> int:
         return length_hint(self._unread)
@@ -140,16 +202,23 @@ class Listener:
         """Return the next event, or None if all are read."""
         if len(self.buffer) > self._room:
             self.trim()
-        if self._gap:
+        if self._gap and self.hears("missed"):
             return self._take_gap()
         for event in self._events:
+            if self._merges and type(event[3]) is _Text:
+                return event._replace(data="".join(event[3]))
             return event
         self._clear()
         return None
 
+    def hears(self, kind: EventKind) -> bool:
+        """Whether it has asked for events of this kind, by its name or for all."""
+        return self.kinds is None or kind in self.kinds
+
     def _clear(self) -> None:
         self.buffer.clear()
         self._rewind()
+        self._merged = 0
 
     def _take_gap(self) -> Event:
         gap, self._gap = self._gap, 0
@@ -157,11 +226,14 @@ class Listener:
         source = EventSource(tree.root.id, None, "events", tree.origin, "events")
         return Event("missed", source, tree.clock(), gap)
 
-    async def wait(self) -> None:
-        """Wait for an event, or for the end."""
+    def require_one_reader(self) -> None:
+        """Raise `RuntimeError` if another task waits for the next event, or on another loop."""
         if self._waiter is not None:
             raise RuntimeError("another task waits for this listener's next event already")
         require_loop(self._tree.root, "a listener on that loop")
+
+    async def wait(self) -> None:
+        """Wait for an event, or for the end."""
         self.quiet = 0
         self._asleep = True
         self._waiter = LocalFuture(loop=asyncio.get_running_loop())
@@ -176,12 +248,13 @@ class Listener:
         if self._asleep:
             self._asleep = False
             if clock - self._woken < BREATH:
-                self._tree.loop.call_later(BREATH, self._wake)
+                self._tree.loop.call_later(BREATH, self.wake)
             else:
-                self._wake()
+                self.wake()
         self.trim()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let whoever waits look again."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             self._woken = self._tree.loop.time()
@@ -193,7 +266,7 @@ class Listener:
             self.closed = True
             others = [each for each in self._tree.listeners if each is not self]
             self._tree.listeners = others
-            self._wake()
+            self.wake()
 
     def leave(self) -> None:
         """Close, as nobody can read on: at any moment, and in any thread."""
@@ -210,16 +283,22 @@ class Listener:
 class Events:
     """An async iterator over a commander's events, from its making to the commander's end.
 
+    Read in the commander's own block, which has to end before the commander can, it ends once all
+    nodes have ended.
+
     Each gap, of events that this listener was too slow for, is reported by an event of kind
-    `missed` in its place. A listener that waits learns of an event at once, and of those in the
-    next millisecond together at its end. It lives as long as somebody holds this iterator: one
-    that an `async for` was left early and nobody else holds costs nothing more; `close` ends it at
-    once.
+    `missed` in its place, if that kind is asked for. A listener that waits learns of an event at
+    once, and of those in the next millisecond together at its end. It lives as long as somebody
+    holds this iterator: one that an `async for` was left early and nobody else holds costs nothing
+    more; `close` ends it at once.
     """
 
     def __init__(self, tree: Tree, kinds: Collection[EventKind] | None, capacity: int) -> None:
         # The tree holds this and not the iterator: so it is seen when that is dropped.
+        self._tree = tree
         self._listener = Listener(tree, kinds, capacity)
+        # The end of some node, waited for by whoever reads in the block.
+        self._end: asyncio.Future[None] | None = None
 
     def __del__(self) -> None:
         if hasattr(self, "_listener"):
@@ -238,8 +317,24 @@ class Events:
         while (event := listener.next()) is None:
             if listener.closed:
                 raise StopAsyncIteration
+            listener.require_one_reader()
+            if self._tree.in_block and not self._wake_at_an_end():
+                raise StopAsyncIteration
             await listener.wait()
         return event
+
+    def _wake_at_an_end(self) -> bool:
+        """Wake the listener when some node has ended; False if there is none.
+
+        A listener need not hear of the last node's end by an event.
+        """
+        listener = self._listener
+        if self._end is None or self._end.done():
+            self._end = self._tree.observe_newest()
+            if self._end is None:
+                return False
+            self._end.add_done_callback(lambda _: listener.wake())
+        return True
 
     def close(self) -> None:
         """Take no more events; what is buffered can still be read. Closing twice is harmless."""
@@ -250,8 +345,11 @@ class Tap(Listener):
     """A listener that does not wait: `notify` is called with the first event after each `take`.
 
     It is called again when events would be dropped: if it takes them then, none is ever lost.
-    `on_close` is called when no more events come. Neither may raise.
+    `on_close` is called when no more events come. Neither may raise. Gaps are told whatever kinds
+    it asks for.
     """
+
+    _reads = False
 
     def __init__(
         self,
@@ -333,7 +431,7 @@ def relay(tree: Tree, event: Event) -> None:
     for listener in tree.listeners:
         if missed:
             listener.count_missed(event.data)
-        if missed or listener.kinds is None or event.kind in listener.kinds:
+        if listener.hears(event.kind) or (missed and isinstance(listener, Tap)):
             listener.buffer += event
             if len(listener.buffer) > listener.quiet:
                 listener.attend(tree.clock())
@@ -358,7 +456,7 @@ def emit(node: NodeBase, kind: EventKind, data: object) -> None:
     tree = record.tree
     if not tree or not tree.listeners:
         return
-    if tree.loop is _get_running_loop():
+    if tree.loop is running_loop():
         publish(record, kind, data)
     else:
         with suppress(RuntimeError):  # the loop is closed

@@ -65,6 +65,7 @@ def body_failed(record: Record, error: BaseException) -> None:
         return
     record.failure = error
     if record.policy == "fail_fast" or isinstance(record.policy, Quorum):
+        record.abort = error  # children that are put from now on do not run either
         cancel_subtrees(record.living, f"failure: {describe(error)}", failed=True)
 
 

@@ -56,12 +56,15 @@ async def _drive(record: Record, *, later: bool = False) -> None:
             await TURN
         if record.special and record.task is not asyncio.current_task(record.tree.loop):
             return  # it has another task, or will have: the queue has called the job back
-        node = record.node
+        node, tree = record.node, record.tree
+        if tree.marking is not None and tree.marking.start_later(record, copy_context()):
+            record.task = None
+            return
         CURRENT.set(node)
         if not record.special:
             record.state = STARTED[record.state]  # `advance`, written out
-            record.since = record.tree.clock()
-            if record.tree.listeners:
+            record.since = tree.clock()
+            if tree.listeners:
                 publish(record, "started")
             result = await node.task()
         elif record.rare.cancelled is None and record.rare.abort is None:
@@ -149,7 +152,7 @@ async def _attempt(record: Record) -> Any:
     if scope is not None:
         if scope.cancelled is not None:
             return await scope.wait_for_cancel(node)
-        await scope.wait_for_turn()
+        await scope.wait_for_turn(node)
     left = timeout = None if attempts is None else attempts.timeout
     if attempts is not None:
         attempts.starts.append(record.tree.loop.time())

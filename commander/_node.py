@@ -6,8 +6,8 @@ This file is the public face; what the engine keeps of a node is its `Record`.
 from __future__ import annotations
 
 import inspect
-from asyncio import _get_running_loop
 from collections.abc import Awaitable, Callable, Generator, Iterator
+from difflib import get_close_matches
 from operator import index
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
@@ -15,9 +15,10 @@ from ._cancel import cancel_subtrees
 from ._entry import enter
 from ._limits import NodeLimits
 from ._place import On
-from ._policy import Policy, Restart, Retry, check_policy
+from ._policy import Policy, Restart, Retry, check_policy, check_retry, check_timeout
 from ._record import DONE, Callback, Moment, NodeBase, NodeState, enclosing, record_of, require_loop
 from ._report import type_name
+from .private import running_loop
 from .waiting import outcome, wait_for_end
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def current_node() -> Node[Any]:
     """
     for node in enclosing():
         record = record_of(node)
-        if record.parent_node is not None or _get_running_loop() in (None, record.tree.loop):
+        if record.parent_node is not None or running_loop() in (None, record.tree.loop):
             return node
     raise LookupError("there is no current node: this code does not run in a tree")
 
@@ -60,6 +61,9 @@ class Node(NodeBase, Generic[T_co]):
     on: ClassVar[On | None] = None
     """Where a job's body runs, if not here: `"ray"` or a place; also an argument of `put_job`."""
 
+    # A class may set `retry` and `timeout` too. They are not declared here, since a job may have
+    # fields of these names.
+
     def __init__(self, name: str = "") -> None:
         """Make a node that goes by `name` in paths, events and logs, by default its class's."""
         if name:
@@ -68,7 +72,11 @@ class Node(NodeBase, Generic[T_co]):
     def __init_subclass__(
         cls, *, internal: bool = False, name: str = "", queued: bool | None = None, **kwargs: Any
     ) -> None:
+        options = {each: kwargs.pop(each) for each in CLASS_OPTIONS if each in kwargs}
+        _refuse_unknown(cls, kwargs)
         super().__init_subclass__(**kwargs)
+        for own in options.keys() & {*OVERRIDABLE}:
+            setattr(cls, own, options[own])
         fields: dict[str, Any] = inspect.get_annotations(cls)
         for own in () if internal else (*cls.__dict__, *fields):
             reserved = own in PUBLIC_NAMES or own.startswith("_node_")
@@ -77,10 +85,12 @@ class Node(NodeBase, Generic[T_co]):
                     f"{cls.__name__}.{own} would hide the node's own {own!r}: rename it"
                 )
         check_policy(cls.policy)
+        _set_attempts(cls, options)
         cls._node_name = name or cls.__name__
         if queued is not None:
             cls._node_queued = queued
-        cls._node_bare = cls.policy == "fail_fast" and cls.on is None
+        attempts = cls._node_timeout is not None or cls._node_retry is not None
+        cls._node_bare = cls.policy == "fail_fast" and cls.on is None and not attempts
         cls._node_plain = cls._node_bare and not cls._node_durable
 
     def task(self) -> Awaitable[T_co]:
@@ -295,7 +305,9 @@ class Node(NodeBase, Generic[T_co]):
         """
         from ._blocking import ThreadCall
 
-        return self.call_handler(ThreadCall(function, args, kwargs, abandon=abandon))
+        call = ThreadCall(function, args, kwargs, abandon=abandon)
+        call._node_work = self._node_work
+        return self.call_handler(call)
 
     def in_process(
         self, function: Callable[..., R], *args: Any, grace: float = 5.0, **kwargs: Any
@@ -309,12 +321,15 @@ class Node(NodeBase, Generic[T_co]):
         """
         from ._blocking import ProcessCall
 
-        return self.call_handler(ProcessCall(function, args, kwargs, grace=grace))
+        call = ProcessCall(function, args, kwargs, grace=grace)
+        call._node_work = self._node_work
+        return self.call_handler(call)
 
     def cancel(self, reason: str = "") -> None:
         """Cancel this node and everything below it.
 
-        The whole subtree is marked at once and told deepest first. Bodies see
+        The whole subtree is marked and told deepest first, over several turns of the loop if it is
+        large; no node below this one starts from now on. Bodies see
         `asyncio.CancelledError`; children added from now on are cancelled before they run; each
         node ends `cancelled` whatever its body then does. A second call, or one on a node that is
         done, does nothing: clean-up is not disturbed. Whoever awaits the node gets
@@ -367,6 +382,47 @@ def _too_late(node: Node[Any]) -> RuntimeError:
     return RuntimeError(f"{node!r} is done: a callback added now would never run")
 
 
+def _refuse_unknown(cls: type[Node[Any]], keywords: dict[str, Any]) -> None:
+    """Refuse keywords of a class statement that no class takes, and name what was meant."""
+    if not keywords:
+        return
+    bases = [base for base in cls.__mro__[1:] if "__init_subclass__" in base.__dict__]
+    above = bases[bases.index(Node) + 1 :]
+    if not {*above} <= {Generic, object}:
+        return  # they may be meant for one of these
+    known = {*CLASS_OPTIONS}
+    for base in bases[: bases.index(Node) + 1]:
+        method: Any = base.__dict__["__init_subclass__"]
+        parameters = inspect.signature(method.__func__).parameters.values()
+        known |= {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+    known -= INTERNAL
+    keyword = next(iter(keywords))
+    close = get_close_matches(keyword, known, n=1)
+    meant = f"did you mean {close[0]}=?" if close else f"it takes {', '.join(sorted(known))}"
+    raise TypeError(f"{cls.__name__} has no class keyword {keyword!r}: {meant}")
+
+
+def _set_attempts(cls: type[Node[Any]], options: dict[str, Any]) -> None:
+    """Take the `retry` and the `timeout` of a class: keywords, or attributes that are no fields."""
+    for name, check in (("retry", check_retry), ("timeout", check_timeout)):
+        found, value = name in options, options.get(name)
+        for base in () if found else cls.__mro__:
+            if f"_node_{name}" in base.__dict__:
+                break  # it has been looked at, and is inherited
+            if name in base.__dict__:
+                value = base.__dict__[name]
+                field = inspect.get_annotations(base).get(name, ClassVar)
+                # A method, a property and a field of this name are the user's own.
+                found = "ClassVar" in str(field) and not hasattr(value, "__get__")
+                break
+        if found:
+            try:
+                check(value)
+            except TypeError as error:
+                raise TypeError(f"{cls.__name__}: {error}") from None
+            setattr(cls, f"_node_{name}", value)
+
+
 def add_callback(node: N, moment: Moment, callback: Callback) -> N:
     """Let `callback` be called at `moment`, one of the final ones. Returns the node."""
     record = node._node_record or record_of(node)
@@ -383,6 +439,10 @@ def add_callback(node: N, moment: Moment, callback: Callback) -> N:
 
 # What a subclass may set, but not declare as a field.
 OVERRIDABLE = ("task", "policy", "on")
+# What a class statement may have as a keyword, or its body as an attribute.
+CLASS_OPTIONS = ("policy", "on", "retry", "timeout")
+# Keywords of the package's own classes.
+INTERNAL = {"internal", "queued"}
 
 PUBLIC_NAMES = frozenset(
     name for name in vars(Node) if not name.startswith("_") and name not in OVERRIDABLE

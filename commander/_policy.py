@@ -19,7 +19,8 @@ class Quorum:
 
     The rest are then cancelled, and children added later are cancelled before they run; the body
     goes on. If fewer than `n` have completed at the join, the node fails with `QuorumNotMet`;
-    otherwise the failures of the others are logged as warnings.
+    otherwise the failures of the others are logged as warnings. If the body fails, the children are
+    cancelled and the node fails with the body's exception, however many have completed.
     """
 
     n: int
@@ -45,6 +46,18 @@ def check_policy(policy: object) -> None:
         raise ValueError(
             f"policy must be 'fail_fast', 'collect', 'isolate' or quorum(n), not {policy!r}"
         )
+
+
+def check_timeout(timeout: object) -> None:
+    """Raise a `TypeError` unless `timeout` is a number of seconds or None."""
+    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout == timeout):
+        raise TypeError(f"timeout must be a number of seconds or None, not {timeout!r}")
+
+
+def check_retry(retry: object) -> None:
+    """Raise a `TypeError` unless `retry` is a `Retry`, a `Restart` or None."""
+    if retry is not None and not isinstance(retry, (Retry, Restart)):
+        raise TypeError(f"retry must be a Retry, a Restart or None, not {retry!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

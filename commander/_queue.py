@@ -7,7 +7,6 @@ in the same turn of the loop, those that have not begun are called back and wait
 from __future__ import annotations
 
 import asyncio
-import sys
 from bisect import insort
 from collections import deque
 from contextvars import Context, copy_context
@@ -33,6 +32,10 @@ PATIENCE = 0.5
 RESIGN = 10.0
 # When all has been still for so long it looks no more.
 DAY = 86_400.0
+
+
+def _number(entry: Entry) -> int:
+    return entry[0].id
 
 
 class Queue:
@@ -116,17 +119,20 @@ class Queue:
             self._last = ref(job)
             self._tree.spawn(job, context)
 
-    def put_first(self, job: Record, context: Context) -> None:
-        """Let a job that is tried again wait ahead of all that have not started."""
+    def put_again(self, job: Record, context: Context) -> None:
+        """Let a job that is tried again wait where it would, had it not started yet."""
         job.context = context  # as in `put`; until now it was the last attempt's
-        self._append(sys.maxsize, (job, context))
+        self._append(job.priority, (job, context))
 
     def _append(self, priority: int, entry: Entry) -> None:
         lane = self._lanes.get(priority)
         if lane is None:
             lane = self._lanes[priority] = deque()
             insort(self._priorities, priority)
-        lane.append(entry)
+        if lane and lane[-1][0].id > entry[0].id:
+            insort(lane, entry, key=_number)  # in the order in which the jobs were put
+        else:
+            lane.append(entry)
         entry[0].since = self._tree.clock()
         self._fill_soon()
         self._watch()
@@ -143,7 +149,7 @@ class Queue:
             job, context = lane.popleft()
             if not lane:
                 del self._lanes[self._priorities.pop()]
-            if job.state != "pending" or job.task is not None:
+            if job.state != "pending" or job.task is not None or (job.special and job.ending):
                 continue  # cancelled while it waited: its end is under way
             if self._limited:
                 self.free -= 1

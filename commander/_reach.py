@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from ._stack import chain, frame_of, frames
+from ._stack import awaited_by, chain, frame_of, frames
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -20,7 +20,9 @@ __all__ = [
     "ends_here",
     "gathering",
     "goes_on",
+    "is_lock",
     "reach",
+    "relays",
     "waits_for_tree",
 ]
 
@@ -48,15 +50,30 @@ def waits_for_tree(task: asyncio.Task[Any]) -> bool:
 
 
 def reach(
-    coroutine: object, future: asyncio.Future[Any] | None
+    coroutine: object,
+    future: asyncio.Future[Any] | None,
+    work_of: Callable[[Wait], list[asyncio.Task[Any]] | None] | None = None,
 ) -> tuple[dict[asyncio.Task[Any], None], list[Wait], list[End]]:
     """Return all tasks for which a coroutine waits that stands at `future`, and their `Wait`s.
 
     Third come the other ends of the search: futures of which nobody knows who ends them, with the
     coroutine that stands there.
 
-    It goes through tasks, `gather`, `wait`, `wait_for`, `shield`, `as_completed`, task groups of
-    asyncio and anyio and their handles; what is awaited by other means is not seen.
+    `work_of` may give the tasks behind a `Wait`, which the search then goes through: if there are
+    none of them now, it is an end.
+
+    The search follows these waits and no others; any other future is an end:
+
+    - a task, awaited directly, also inside `asyncio.timeout` or a cancel scope of anyio
+    - `asyncio.gather` and `asyncio.shield`
+    - `asyncio.wait` and `asyncio.wait_for`
+    - `asyncio.as_completed`; before Python 3.13 only where the task that iterates over it awaits
+    - the end of an `asyncio.TaskGroup`
+    - the end of an anyio task group, and its `start`
+    - a `TaskHandle` of anyio: awaited, or by its `wait`
+
+    `HOLDS` names the frames that wait this way. A wait is an end too if a private name of asyncio
+    or anyio that it needs is missing.
     """
     tasks: dict[asyncio.Task[Any], None] = {}
     waits: list[Wait] = []
@@ -68,10 +85,14 @@ def reach(
         if future is None or future in seen or future.done():
             continue
         seen.add(future)
+        behind: Sequence[asyncio.Future[Any]] | None
         if isinstance(future, Wait):
-            waits.append(future)
-            continue
-        behind = _behind(coroutine, future)
+            behind = None if work_of is None else work_of(future)
+            if behind is None:
+                waits.append(future)
+                continue
+        else:
+            behind = _behind(coroutine, future)
         if not behind:
             ends.append((coroutine, future))
         for other in behind:
@@ -86,21 +107,26 @@ def reach(
 
 def awaited(task: asyncio.Task[Any]) -> asyncio.Future[Any] | None:
     """Return the future at which `task` is suspended; None if it runs or is about to."""
-    return getattr(task, "_fut_waiter", None)
+    try:
+        return getattr(task, WAITER)
+    except AttributeError:  # what its innermost coroutine awaits is an iterator of that future
+        things = list(chain(task.get_coro()))
+        iterator = awaited_by(things[-1]) if things else None
+        return next(iter(_futures([gc.get_referents(iterator)])), None)
 
 
 def _behind(coroutine: object, future: asyncio.Future[Any]) -> list[asyncio.Future[Any]]:
     """Return the futures that bring about `future`, at which `coroutine` stands if it is given."""
     if isinstance(future, asyncio.Task):
         return [future]
-    if isinstance(future, GATHERING):
-        return cast("Any", future)._children
+    if GATHERING is not None and isinstance(future, GATHERING):
+        return _futures([getattr(future, "_children", None)])
     for callback, _ in getattr(future, "_callbacks", None) or ():
         if getattr(callback, "__code__", None) in SHIELDS:
-            return _futures(cell.cell_contents for cell in callback.__closure__)
+            return _futures([_closed_over(callback, "inner")])
     if coroutine is None:
         return []
-    return [each for each in _futures(_held_by_library(coroutine)) if each is not future]
+    return [each for each in _futures(_held(coroutine)) if each is not future]
 
 
 def gathering(wait: asyncio.Future[Any]) -> asyncio.Future[Any] | None:
@@ -116,7 +142,16 @@ def gathering(wait: asyncio.Future[Any]) -> asyncio.Future[Any] | None:
     code = getattr(hears, "__code__", None)
     if getattr(coroutine, "__name__", "") != WRAPPER or code not in GATHERS:
         return None
-    return hears.__closure__[code.co_freevars.index("outer")].cell_contents
+    return _closed_over(hears, "outer")
+
+
+def relays(wait: asyncio.Future[Any]) -> int:
+    """Return how many tasks in a row do nothing but hand on that `wait` is done."""
+    count = 0
+    while isinstance(task := getattr(_only_callback(wait), "__self__", None), asyncio.Task):
+        count += 1
+        wait = cast("asyncio.Task[Any]", task)
+    return count
 
 
 def _only_callback(future: object) -> object:
@@ -124,48 +159,73 @@ def _only_callback(future: object) -> object:
     return callbacks[0][0] if len(callbacks) == 1 else None
 
 
-def _held_by_library(coroutine: object) -> Iterator[object]:
-    """Yield what the innermost frames hold, as far as they are asyncio's or anyio's.
+def _closed_over(function: Any, name: str) -> Any:
+    """Return a variable of the function around `function`; None if it uses none of that name."""
+    names = function.__code__.co_freevars
+    return function.__closure__[names.index(name)].cell_contents if name in names else None
 
-    A group, a set of tasks to wait for: for these they wait, and for nothing else.
-    """
+
+def _held(coroutine: object) -> Iterator[object]:
+    """Yield what the innermost frame of a coroutine waits for, if `HOLDS` names that frame."""
     things = list(chain(coroutine))
     for at, thing in reversed(list(enumerate(things))):
         frame = frame_of(thing)
-        if frame is None or frame.f_globals.get("__name__", "").split(".")[0] not in LIBRARIES:
+        if frame is None:
             return
-        values = frame.f_locals
-        if frame.f_code.co_qualname == "as_completed.<locals>._wait_for_one":
-            # Before Python 3.13 only a generator knows the set, which the caller's loop holds.
-            for held in gc.get_referents(*things[:at]):
-                inner = getattr(held, "gi_frame", None)
-                if inner is not None and inner.f_locals.get("done") is values.get("done"):
+        where = (frame.f_globals.get("__name__", ""), frame.f_code.co_qualname)
+        if where == AS_COMPLETED:
+            # Only a generator knows the set, and the loop that iterates over it holds that.
+            done = frame.f_locals.get("done")
+            for each in gc.get_referents(*things[:at]):
+                inner = getattr(each, "gi_frame", None)
+                if inner is not None and inner.f_locals.get("done") is done:
                     yield inner.f_locals.get("todo")
-        yield from values.values()
-        if (owner := values.get("self")) is not None:
-            yield from getattr(owner, "__dict__", {}).values()
-            # An anyio handle of a task knows it by the scope in which it runs.
-            yield getattr(getattr(owner, "_cancel_scope", None), "_host_task", None)
+        for local, *attributes in HOLDS.get(where, ()):
+            held = frame.f_locals.get(local)
+            for attribute in attributes:
+                held = getattr(held, attribute, None)
+            yield held
+        if where not in PASSES:
+            return
 
 
-LIBRARIES = ("asyncio", "anyio")
-GATHERING: type[asyncio.Future[Any]] = cast("Any", asyncio.tasks)._GatheringFuture
+ANYIO = "anyio._backends._asyncio"
+# The frames that wait for futures or tasks, by module and qualified name: the local variables, and
+# the attributes from there, that hold these. Other locals may hold tasks that nobody waits for, as
+# anyio's function for threads holds the program's main task.
+HOLDS: dict[tuple[str, str], list[list[str]]] = {
+    ("asyncio.tasks", "_wait"): [["fs"]],
+    ("asyncio.tasks", "wait_for"): [["fut"]],  # before Python 3.12
+    ("asyncio.tasks", "_cancel_and_wait"): [["fut"]],
+    ("asyncio.tasks", "_AsCompletedIterator._wait_for_one"): [["self", "_todo"]],
+    ("asyncio.taskgroups", "TaskGroup.__aexit__"): [["self", "_tasks"]],
+    ("asyncio.taskgroups", "TaskGroup._aexit"): [["self", "_tasks"]],  # from 3.12.8 and 3.13.1 on
+    (ANYIO, "TaskGroup.__aexit__"): [["self", "_tasks"]],
+    (ANYIO, "TaskGroup.start"): [["task"], ["handle", "_cancel_scope", "_host_task"]],  # 4.14 on
+    ("anyio._core._tasks", "TaskHandle.wait"): [["self", "_cancel_scope", "_host_task"]],
+    ("anyio._core._tasks", "TaskHandle.__await__"): [["self", "_cancel_scope", "_host_task"]],
+}
+AS_COMPLETED = ("asyncio.tasks", "as_completed.<locals>._wait_for_one")  # before Python 3.13
+# What such a frame may await in turn.
+PASSES = {("asyncio.queues", "Queue.get"), ("asyncio.locks", "Event.wait"), (ANYIO, "Event.wait")}
+
+
+def _nested_code(function: object, name: str) -> set[CodeType]:
+    """Return the code of the functions of this name inside `function`; none if it has no code."""
+    constants = getattr(getattr(function, "__code__", None), "co_consts", ())
+    return {each for each in constants if isinstance(each, CodeType) and each.co_name == name}
+
+
+WAITER = "_fut_waiter"
+GATHERING: type[asyncio.Future[Any]] | None = getattr(asyncio.tasks, "_GatheringFuture", None)
 # The task that `gather` makes for what is no future, and its callback of each.
-WRAPPER = cast("Any", asyncio.tasks)._wrap_awaitable.__name__
-GATHERS = {
-    const
-    for const in asyncio.gather.__code__.co_consts
-    if isinstance(const, CodeType) and const.co_name == "_done_callback"
-}
+WRAPPER = "_wrap_awaitable"
+GATHERS = _nested_code(asyncio.gather, "_done_callback")
 # The callback of `shield` that knows what is behind the future which it returns.
-SHIELDS = {
-    const
-    for const in asyncio.shield.__code__.co_consts
-    if isinstance(const, CodeType) and const.co_name == "_outer_done_callback"
-}
+SHIELDS = _nested_code(asyncio.shield, "_outer_done_callback")
 
 
-def _futures(values: Iterator[object]) -> list[asyncio.Future[Any]]:
+def _futures(values: Iterable[object]) -> list[asyncio.Future[Any]]:
     found: list[asyncio.Future[Any]] = []
     for value in values:
         if isinstance(value, asyncio.Future):
@@ -185,13 +245,20 @@ def ends_here(end: End) -> bool:
     coroutine, future = end
     if isinstance(future, LocalFuture):
         return True
-    innermost = list(frames(coroutine))[-1:]
-    if not innermost:
-        return False
-    module, name = innermost[0].f_globals.get("__name__"), innermost[0].f_code.co_qualname
+    stand = [
+        (each.f_globals.get("__name__"), each.f_code.co_qualname) for each in frames(coroutine)
+    ]
+    if stand[-1:] == [("asyncio.locks", "Event.wait")] and stand[:-1] and stand[-2][0] == ANYIO:
+        stand.pop()  # anyio waits so for a socket, too
+    module, name = stand[-1] if stand else ("", "")
     return module in ("asyncio.locks", "asyncio.queues") or (
-        module == "anyio._backends._asyncio" and name.startswith(("Lock.", "Semaphore."))
+        module == ANYIO and name.startswith(("Lock.", "Semaphore.", "CapacityLimiter.", "Event."))
     )
+
+
+def is_lock(end: End) -> bool:
+    """Say whether a coroutine stands where it acquires a lock, a semaphore or a limiter."""
+    return any(frame.f_code.co_name.startswith("acquire") for frame in frames(end[0]))
 
 
 def goes_on(task: asyncio.Task[Any]) -> bool:

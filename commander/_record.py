@@ -8,7 +8,7 @@ it; from its end on it does not, or the two would be a circle that only the garb
 from __future__ import annotations
 
 import asyncio
-from asyncio import _get_running_loop, current_task
+from asyncio import current_task
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import Context, ContextVar, copy_context
 from itertools import islice
@@ -28,6 +28,7 @@ from typing import (
 
 from ._policy import Policy, Restart, Retry
 from .errors import NodeCancelled
+from .private import running_loop
 
 if TYPE_CHECKING:
     from ._commander import Tree
@@ -86,11 +87,17 @@ class NodeBase:
     _node_name: str = "Node"
     # Jobs wait in the commander's queue and count against its limit; other nodes do neither.
     _node_queued: ClassVar[bool] = False
+    # What its class says of its attempts; the options of the put go before these.
+    _node_timeout: ClassVar[float | None] = None
+    _node_retry: ClassVar[Retry | Restart | None] = None
     # Whether it may run in a run alone, as its outcome is to be kept; such a node is not plain.
     _node_durable: ClassVar[bool] = False
     # Whether it only reads for others, who see what came before a cancel: one that was cancelled in
     # a run reads again in the run's next life.
     _node_reads: ClassVar[bool] = False
+    # Whether it does work of the node above it, as a step does: a job that waits for it keeps its
+    # slot.
+    _node_work: bool = False
     # Whether the class has no policy and no place of its own.
     _node_bare: ClassVar[bool] = True
     # Whether it is not durable either.
@@ -131,7 +138,7 @@ class Attempts:
             self.timer = None
             context = self.context.copy()
             if record.node._node_queued:
-                record.tree.queue.put_first(record, context)
+                record.tree.queue.put_again(record, context)
             else:
                 record.tree.spawn(record, context)
 
@@ -294,6 +301,9 @@ class Record:
     cpu: Rare[float | None] = Rare(None)
     # Its place in a run that is kept in a journal, and so that of all that it puts.
     scope: Rare[Scope | None] = Rare(None)
+    # How many waits for others are under way in a node that does work of a job's: while there are
+    # any, the job lends its slot all the same.
+    lends: Rare[int] = Rare(0)
     # This job's seat under a limit, from its start to the end of its body.
     seat: Rare[Seat | None] = Rare(None)
 
@@ -434,7 +444,7 @@ def parent_here() -> Node[Any] | None:
     That is the innermost around this code that lives on the running loop; None if there is none:
     such a call needs a commander of its own.
     """
-    loop = _get_running_loop()
+    loop = running_loop()
     for node in enclosing():
         if record_of(node).tree.loop is loop:
             return node
@@ -460,7 +470,7 @@ def require_loop(record: Record, instead: str) -> None:
     """
     if record.tree:
         loop = record.tree.loop
-        if _get_running_loop() is not loop:
+        if running_loop() is not loop:
             if loop.is_running():
                 raise wrong_loop(record, instead)
         elif current_task(loop) is None:

@@ -16,9 +16,10 @@ from ._entry import enter
 from ._failure import log_lost
 from ._limits import NodeLimits
 from ._node import Node, require_kind
-from ._policy import Policy
+from ._policy import Policy, check_timeout
 from ._record import Record, record_of
 from ._report import is_a
+from .private import running_loop, silence_unfinished
 from .thread import at_cancel
 from .waiting import outcome
 
@@ -35,6 +36,7 @@ def run(
     policy: Policy | None = None,
     slow_after: float | None = 0.1,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+    timeout: float | None = None,
     limits: NodeLimits | None = None,
     journal: Any = None,
     run_id: str | None = None,
@@ -49,6 +51,7 @@ def run(
     `policy="fail_fast"` lets it end the run.
     `max_concurrency` counts jobs whose bodies run, no handlers and no job that waits for the tree;
     to limit requests to models, use `Limits(concurrency=)`. `limits` are those of the commander.
+    `timeout` is that of the job, in seconds, as in `commander.run`.
 
     With `journal`, a file's name or a `Journal`, a `Durable` job is kept there under the name
     `run_id`: the same call goes on where an earlier one was ended, by whatever it was, and gives
@@ -61,7 +64,8 @@ def run(
     `in_thread`, as a plain tool's, a cancel of its node cancels the tree. Futures of other threads
     are answered in each case. Inside a running loop, a `RuntimeError`.
     """
-    if asyncio._get_running_loop() is not None:
+    check_timeout(timeout)
+    if running_loop() is not None:
         raise RuntimeError("a loop is running here: use 'async with Commander() as commander'")
     if not isinstance(job, Node):  # pyright: ignore[reportUnnecessaryIsInstance]
         require_kind(job, "a job or a handler")
@@ -78,7 +82,7 @@ def run(
         max_concurrency=max_concurrency, policy=policy, slow_after=slow_after, limits=limits
     )
     tree = commander._tree
-    main = asyncio.Task(_main(commander, tree, job, auto_exit, kept), loop=loop)
+    main = asyncio.Task(_main(commander, tree, job, timeout, auto_exit, kept), loop=loop)
     received, stopped = _Received(), None
     # What may end it from outside: signals, or a cancel of the node whose thread this is.
     in_main = threading.current_thread() is threading.main_thread()
@@ -118,23 +122,25 @@ def run(
             # It may have been left before its end, and the pool's threads wait for an answer.
             tree.requests.close()
         finally:
-            _close(loop, abandoned=not main.done())
+            # The second interrupt may have ended the main task, and left the tree as it was.
+            _close(loop, abandoned=not main.done() or received.interrupts > 1)
 
 
 async def _main(
     commander: Commander,
     tree: Tree,
     job: Node[T],
+    timeout: float | None,
     auto_exit: bool,
     kept: AbstractAsyncContextManager[scope.KeptRun] | None,
 ) -> T:
     if kept is not None:
         async with kept as run, commander:
-            await run.drive(commander)
+            await run.drive(commander, timeout=timeout)
         return run.outcome() if tree.exit is None else tree.exit[0]
     try:
         async with commander:
-            record = enter(commander, job, claim=True)
+            record = enter(commander, job, timeout, claim=True)
             record.waiters = [tree.loop.create_future()]  # the outcome is taken below
             if not auto_exit and tree.exit is None:
                 tree.exited = tree.loop.create_future()
@@ -184,7 +190,10 @@ def _signals(
     handlers: dict[signal.Signals, Any] = {signal.SIGINT: interrupt, signal.SIGTERM: terminate}
     for number, handler in handlers.items():
         if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
-            mine.append((number, signal.signal(number, handler)))
+            try:
+                mine.append((number, signal.signal(number, handler)))
+            except ValueError:  # in a subinterpreter: the main one gets the signals
+                break
     try:
         yield
     finally:
@@ -198,7 +207,8 @@ def _close(loop: asyncio.AbstractEventLoop, *, abandoned: bool) -> None:
         tasks = asyncio.all_tasks(loop)
         if abandoned:
             for task in tasks:  # left as they are, without a warning for each
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                silence_unfinished(task)
+            _stop_threads(loop)
             return
         for task in tasks:  # the user's own; the tree's have ended
             task.cancel()
@@ -209,3 +219,15 @@ def _close(loop: asyncio.AbstractEventLoop, *, abandoned: bool) -> None:
     finally:
         asyncio.set_event_loop(None)
         loop.close()
+
+
+def _stop_threads(loop: asyncio.AbstractEventLoop) -> None:
+    """Let the worker threads of anyio end, which otherwise wait for the end of `run`'s main task.
+
+    That task never ends here, and Python waits for all threads when the program exits.
+    """
+    for thread in threading.enumerate():
+        stop = getattr(thread, "stop", None)
+        is_worker = type(thread).__module__.startswith("anyio.")
+        if is_worker and getattr(thread, "loop", None) is loop and callable(stop):
+            stop()

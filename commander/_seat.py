@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Generator
 from types import coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ._reach import LocalFuture, Wait, ends_here, reach
 from ._record import Record
 from ._stack import drives, sleeps
 
 if TYPE_CHECKING:
+    from ._node import Node
     from ._queue import Queue
 
 __all__ = ["Loan", "Seat"]
@@ -22,7 +23,8 @@ class Seat:
 
     Whenever the body is stepped it is held. It is lent while the body is suspended and what it
     awaits leads, by itself or through other tasks, to a `Wait`; so what other tasks of the job do
-    while the body runs, or waits for something else, does not count.
+    while the body runs, or waits for something else, does not count. A `Wait` for the job's own
+    work, as a step is, leads on to what that waits for.
     """
 
     __slots__ = (
@@ -83,7 +85,7 @@ class Seat:
                     return end.value
                 if isinstance(on, asyncio.Future):  # a bare yield goes on in the next turn
                     self._body, self._on, self._since = body, on, self.loop.time()
-                    if isinstance(on, Wait):
+                    if isinstance(on, Wait) and self._work_of(on) is None:
                         self._rest_on(on)
                     else:
                         self.look()
@@ -116,10 +118,37 @@ class Seat:
         """Lend the slot if what the suspended body awaits leads to the tree."""
         if self._on is None:
             return
-        self._reached, waits, _ = reach(self._body, self._on)
+        self._reached, waits, _ = reach(self._body, self._on, self._work_of)
         for wait in waits:
             self._rest_on(wait)
         self.doubt()
+
+    def _work_of(self, wait: Wait) -> list[asyncio.Task[Any]] | None:
+        """Return the tasks of the job's own work for which `wait` waits; None if of anything else.
+
+        Work that has ended and waits for its children is done by those of them that are work too.
+        """
+        node: Node[Any] | None = getattr(wait, "node", None)  # gone once its coroutine was closed
+        if node is None or not node._node_work:
+            return None
+        tasks: list[asyncio.Task[Any]] = []
+        records = [node._node_record]
+        while records:
+            if (record := records.pop()) is None or not self._is_work(record):
+                return None
+            if record.task is not None:
+                tasks.append(record.task)
+            else:
+                records += record.living
+        return tasks
+
+    def _is_work(self, record: Record) -> bool:
+        if record.lends or (record.scope is not None and record.scope.cancelled is not None):
+            return False  # it waits for others
+        above: Record | None = record
+        while above is not None and above.node._node_work:
+            above = above.parent
+        return above is self._job
 
     def doubt(self) -> None:
         """Have the slot looked at again, if it is held while the body is suspended."""
@@ -137,7 +166,7 @@ class Seat:
         """Lend the slot if the body has long stood where only other code here can wake it."""
         if self._on is None or not self.held or self.loop.time() - self._since < patience:
             return False
-        ends = reach(self._body, self._on)[2]
+        ends = reach(self._body, self._on, self._work_of)[2]
         if not ends or not all(map(ends_here, ends)):
             return False
         self._rest_on(self._on)
@@ -158,10 +187,21 @@ class Seat:
             if not self._rests:
                 self.queue.ask(self)
 
-    def loan(self) -> Loan:
-        """Return a `Wait` for the current task, which belongs to this job."""
+    def resume(self) -> None:
+        """Ask for the slot again if work of this job that has waited for others goes on."""
+        self._rests.clear()
+        self.look()
+        if not self._rests and not self.held:
+            self.queue.ask(self)
+
+    def loan(self, node: Node[Any]) -> Wait:
+        """Return a `Wait` for `node`, for the current task, which belongs to this job."""
         loan = Loan(self)
-        self.note(loan)
+        loan.node = node
+        if not node._node_work or self._work_of(loan) is None:
+            self.note(loan)
+        else:
+            self.queue.loop.call_soon(self.look)  # this work may wait for the tree from now on
         return loan
 
     def note(self, wait: asyncio.Future[Any]) -> None:
@@ -188,6 +228,7 @@ class Seat:
         self._calls.append(call)
         yield from call
 
+    @coroutine
     def hold_back(self) -> Generator[Any, None, None]:
         """Wait, in another task of the job than the body's, while the slot is wanted again."""
         while self.wanted:
@@ -228,6 +269,6 @@ class Loan(Wait):
                 yield from super().__await__()
             finally:
                 self._seat.over(self)
-            yield from self._seat.hold_back()
+            yield from cast("Generator[Any, None, None]", self._seat.hold_back())
 
     __iter__ = __await__

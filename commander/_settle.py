@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from inspect import isawaitable, iscoroutine
 from typing import TypeVar
 
-from ._failure import take_failure
+from ._failure import log_lost, take_failure
 from ._node import Node, current_node
 from ._record import DONE, record_of, require_loop
 from .errors import QuorumNotMet
@@ -68,8 +68,10 @@ async def settle(*awaitables: Awaitable[T], at_least: int = 0) -> list[T | Excep
             # One elsewhere may wait for the current node: if that is cancelled too, none waits.
             if node.parent is parent or record_of(parent).cancelled is None:
                 await outlast(observe(node))
-            if record_of(node).state == "failed":
-                take_failure(record_of(node))  # by the time of the cancel; nobody else is to know
+            record = record_of(node)
+            if record.state == "failed" and record.failure is not None:
+                take_failure(record)  # it reaches no policy, and nobody gets the outcomes
+                log_lost(record, record.failure, "%s failed, and settle was cancelled")
         raise
     failures = [each for each in outcomes if isinstance(each, Exception)]
     completed = len(outcomes) - len(failures)
@@ -79,6 +81,8 @@ async def settle(*awaitables: Awaitable[T], at_least: int = 0) -> list[T | Excep
 
 
 class _Awaited(Node[T], internal=True, name="settle"):
+    _node_work = True  # as in a task of the body's
+
     def __init__(self, awaitable: Awaitable[T]) -> None:
         self._awaitable = awaitable
         if iscoroutine(awaitable):  # one that never began must not warn that nobody awaited it

@@ -12,7 +12,16 @@ from pathlib import Path
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
 from typing import Any, TypeVar
 
-__all__ = ["chain", "drives", "frame_of", "frames", "is_library", "is_python", "sleeps"]
+__all__ = [
+    "awaited_by",
+    "chain",
+    "drives",
+    "frame_of",
+    "frames",
+    "is_library",
+    "is_python",
+    "sleeps",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,6 +68,11 @@ def frame_of(thing: object) -> FrameType | None:
     return getattr(thing, NAMES[type(thing)][0])
 
 
+def awaited_by(thing: object) -> object:
+    """Return what one thing of a chain awaits; None if it runs, or has not begun."""
+    return getattr(thing, NAMES[type(thing)][1])
+
+
 # What has a frame: the names under which it keeps that, and what it awaits.
 NAMES: dict[type, tuple[str, str]] = {
     CoroutineType: ("cr_frame", "cr_await"),
@@ -72,6 +86,7 @@ NAMES: dict[type, tuple[str, str]] = {
 PATHS = sysconfig.get_paths()
 PYTHON = (PATHS["stdlib"], PATHS["platstdlib"], "<frozen")
 PACKAGES = (PATHS["purelib"], PATHS["platlib"])
+SITES = {"site-packages", "dist-packages"}
 ENGINE = str(Path(__file__).parent)
 # All rooms of this package.
 ROOT = str(Path(__file__).parent.parent) + os.sep
@@ -80,7 +95,7 @@ ROOT = str(Path(__file__).parent.parent) + os.sep
 @cache
 def is_library(filename: str) -> bool:
     """Say whether a file belongs to Python, to an installed package or to this room."""
-    return filename.startswith((*PYTHON, *PACKAGES, ENGINE))
+    return filename.startswith((*PYTHON, ENGINE)) or _is_installed(filename)
 
 
 @cache
@@ -88,4 +103,10 @@ def is_python(filename: str) -> bool:
     """Say whether a file belongs to Python itself or to this room, and to no other package."""
     if filename.startswith(ENGINE):
         return True
-    return filename.startswith(PYTHON) and not filename.startswith(PACKAGES)
+    return filename.startswith(PYTHON) and not _is_installed(filename)
+
+
+def _is_installed(filename: str) -> bool:
+    # A `.pth` file, the user's site and the system's add folders that `PATHS` does not name.
+    folders = Path(filename).parts
+    return filename.startswith(PACKAGES) or not SITES.isdisjoint(folders)

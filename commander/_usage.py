@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from asyncio import _get_running_loop
 from collections.abc import Iterator
 from contextlib import suppress
 from threading import RLock
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ._events import publish
 from ._limits import NodeLimits
 from ._record import enclosing, record_of
+from .private import running_loop
 
 if TYPE_CHECKING:
     from ._commander import Tree
@@ -68,7 +68,7 @@ def charge_as(
             told = record.tree
             if news and record.tree.listeners:
                 loop = record.tree.loop
-                if loop is _get_running_loop():
+                if loop is running_loop():
                     publish(record, kind, {account: amount})
                 else:  # it was spent in a thread that works for the node
                     with suppress(RuntimeError):  # the loop is closed

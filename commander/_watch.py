@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
 import threading
 import time
+from collections import Counter
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,15 +39,36 @@ CALLERS = tuple(each.__code__.co_filename for each in (_life.spawn, _end.finish)
 class Watch:
     """Watches the running loop, in the thread that makes it, until it is closed.
 
-    `after` is in seconds. Each block is reported once.
+    `after` is in seconds. Each block is reported once, however many watch the loop: after the
+    shortest of their times.
     """
 
     def __init__(self, after: float) -> None:
         if after <= 0:
             raise ValueError(f"slow_after must be above 0 seconds or None, not {after!r}")
         self.after = after
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
+        self._looks = _watcher.add(asyncio.get_running_loop(), after)
+        self._closed = False
+
+    def close(self) -> None:
+        """Stop watching."""
+        if not self._closed:
+            self._closed = True
+            _watcher.remove(self._looks, self.after)
+
+    def look(self, now: float) -> None:
+        """Ask the loop for a sign of life, or report that none has come."""
+        self._looks.look(now)
+
+
+class _Looks:
+    """What all watches of a loop have in common."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.thread = threading.get_ident()
+        self.times = Counter[float]()  # of all watches
+        self.after = math.inf  # the shortest of them
         # Whether the loop has been asked for a sign of life that has not come yet.
         self._asked = False
         # The task seen to run since then, and since when: a turn of the loop runs many tasks, and
@@ -54,23 +79,21 @@ class Watch:
         # Whom it has reported, the line, and since when; told when the loop has time again. Other
         # tasks may have run in that turn since.
         self._blocked: tuple[Record, str, float] | None = None
-        _watcher.add(self)
-
-    def close(self) -> None:
-        """Stop watching."""
-        _watcher.remove(self)
 
     def look(self, now: float) -> None:
-        """Ask the loop for a sign of life, or report that none has come."""
-        task = asyncio.current_task(self._loop)
-        if task is None:
+        if asyncio.current_task(self.loop) is None:
             return
         if not self._asked:
             try:
-                self._loop.call_soon_threadsafe(self._answer)
+                # The loop's thread may run on in this call: no task may be held here meanwhile, or
+                # its node would outlive its end.
+                self.loop.call_soon_threadsafe(self._answer)
             except RuntimeError:  # it is closed, perhaps at this moment
                 return
             self._asked = True
+        task = asyncio.current_task(self.loop)
+        if task is None:
+            return
         if self._task is None or self._task() is not task:
             # No longer than it lives: its context leads to its node.
             self._task, self._since, self._reported = ref(task), now, False
@@ -89,7 +112,7 @@ class Watch:
     def _report(self) -> None:
         # A line of the user's own, else one of a package. None if the loop runs something else, or
         # the engine itself is at work: closing a chain of many thousands takes its time.
-        frame = sys._current_frames().get(self._thread)
+        frame = sys._current_frames().get(self.thread)
         own: FrameType | None = None
         package: FrameType | None = None
         loaded = ""  # what this package imports, which is none of the user's doing
@@ -132,32 +155,56 @@ class Watch:
 class _Watcher:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._watches: set[Watch] = set()
+        self._loops: dict[asyncio.AbstractEventLoop, _Looks] = {}
         self._thread: threading.Thread | None = None
         self._changed = threading.Event()
 
-    def add(self, watch: Watch) -> None:
+    def add(self, loop: asyncio.AbstractEventLoop, after: float) -> _Looks:
         with self._lock:
-            self._watches.add(watch)
-            if self._thread is None or not self._thread.is_alive():  # a fork leaves it behind
+            looks = self._loops.get(loop)
+            if looks is None:
+                looks = self._loops[loop] = _Looks(loop)
+            looks.thread = threading.get_ident()
+            looks.times[after] += 1
+            is_sooner = after < looks.after
+            looks.after = min(looks.times)
+            left_behind = self._thread is None or not self._thread.is_alive()  # as by a fork
+            if left_behind and _in_main_interpreter():
                 self._thread = threading.Thread(target=self._run, name="anabranch", daemon=True)
                 self._thread.start()
-        self._changed.set()
+        if is_sooner:
+            self._changed.set()
+        return looks
 
-    def remove(self, watch: Watch) -> None:
+    def remove(self, looks: _Looks, after: float) -> None:
         with self._lock:
-            self._watches.discard(watch)
+            looks.times[after] -= 1
+            if not looks.times[after]:
+                del looks.times[after]
+            if looks.times:
+                looks.after = min(looks.times)
+            else:
+                del self._loops[looks.loop]
 
     def _run(self) -> None:
         while True:
             with self._lock:
-                watches = tuple(self._watches)
+                loops = tuple(self._loops.values())
             now = time.monotonic()
-            for watch in watches:
-                watch.look(now)
+            for looks in loops:
+                looks.look(now)
             # Woken when one is added: it may want to be looked at more often.
-            self._changed.wait(min((watch.after / 4 for watch in watches), default=None))
+            self._changed.wait(min((looks.after / 4 for looks in loops), default=None))
             self._changed.clear()
+
+
+def _in_main_interpreter() -> bool:
+    """Say whether a daemon thread may be started: a subinterpreter cannot end while it runs."""
+    for name in ("_interpreters", "_xxsubinterpreters"):  # from Python 3.13 on, and before
+        with suppress(ImportError, AttributeError):
+            module: Any = import_module(name)
+            return module.get_current() == module.get_main()
+    return True
 
 
 _watcher = _Watcher()

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from importlib.util import find_spec
 from multiprocessing.spawn import prepare
 from pathlib import Path
@@ -36,17 +37,26 @@ def main() -> None:
     def leave_with_parent() -> None:
         _read(parent, 1)
         if not _blocking.process_told:
+            if hasattr(os, "killpg"):
+                os.killpg(0, signal.SIGKILL)  # with all that the function has started
             os._exit(1)
+
+    def let_go() -> None:
+        # In a fork that the function makes: else the parent would wait for that, too.
+        channel.close()
+        os.close(parent)
 
     signal.signal(signal.SIGTERM, stop)
     _blocking.process_told = False
     parent, channel = os.dup(0), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=let_go)
     work = _read(parent, int.from_bytes(_read(parent, 8), "big"))
     threading.Thread(target=leave_with_parent, daemon=True).start()
     outcome = _run(work)
-    with channel:
+    with suppress(BrokenPipeError), channel:  # the parent has ended, and nobody needs the outcome
         channel.write(len(outcome).to_bytes(8, "big") + outcome)
 
 

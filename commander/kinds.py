@@ -24,6 +24,9 @@ def require(given: object, kind: type | UnionType, wanted: str, *, like: str = "
         like and not isinstance(made, type) and callable(getattr(made, like, None))
     ):
         return
-    is_class = isinstance(made, type) and issubclass(made, kind)
+    try:
+        is_class = isinstance(made, type) and issubclass(made, kind)
+    except TypeError:  # a protocol with attributes, from Python 3.12 on
+        is_class = False
     remedy = f": make one, {made.__name__}(...)" if is_class else ""
     raise TypeError(f"{wanted}, not {given!r:.200}{remedy}")

@@ -67,4 +67,6 @@ def _registered(group: str) -> list[EntryPoint]:
 
 
 def _package(point: EntryPoint) -> str:
-    return (point.dist and point.dist.name) or "unknown"
+    # Not `dist.name`, which warns from Python 3.12 on if the package has no metadata.
+    about = None if point.dist is None else point.dist.metadata
+    return (about["Name"] if about and "Name" in about else "") or "unknown"

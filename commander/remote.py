@@ -111,7 +111,10 @@ class SubtreeCommander(Commander, internal=True):
         """
         tree = self._tree
         tree.count = number - 1
-        enter(self, node, policy=policy, claim=True).waiters = [tree.loop.create_future()]
+        record = enter(self, node, policy=policy, claim=True)
+        record.waiters = [tree.loop.create_future()]
+        if record.attempts is not None:
+            record.attempts = None  # the class's retry and timeout are counted where it was put
         tree.count = below
 
     def cancel_all(self, reason: str) -> None:

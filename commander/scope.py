@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias,
 
 from ._cancel import cancel_subtrees, leaves
 from ._limits import NodeLimits
-from ._reach import gathering
+from ._reach import gathering, relays
 from ._record import CURRENT, Callback, node_in, parent_here, record_of
 from ._usage import charge_as, limits_around, payer
 
 if TYPE_CHECKING:
     from ._node import Node
     from ._record import Record
+    from ._seat import Seat
     from .kept import Effect, KeptReply
 
 __all__ = [
@@ -35,16 +36,23 @@ __all__ = [
     "adopt",
     "cancel_again",
     "charge_again",
+    "fails_parent",
     "find_scope",
+    "has_siblings",
     "hearer",
     "is_aside_here",
     "is_leaving",
     "leaves_here",
+    "may_be_awaited",
     "once",
+    "parent_runs",
+    "parent_wants_slot",
     "put_of",
+    "relays_of",
     "scope_here",
     "scope_of",
     "spent",
+    "until_parent_has_slot",
 ]
 
 T = TypeVar("T")
@@ -53,8 +61,11 @@ T = TypeVar("T")
 class KeptRun(Protocol):
     """A run that was claimed."""
 
-    async def drive(self, commander: Node[Any]) -> None:
-        """Put what is unfinished below `commander`, and wait for its end."""
+    async def drive(self, commander: Node[Any], *, timeout: float | None = None) -> None:
+        """Put what is unfinished below `commander`, and wait for its end.
+
+        `timeout` is that of the job with which it began.
+        """
 
     def outcome(self) -> Any:
         """Give its result, or raise its failure."""
@@ -124,6 +135,11 @@ class Scope(ABC):
 
     @property
     @abstractmethod
+    def limits(self) -> NodeLimits | None:
+        """The limits of the whole run, which each of its roots has."""
+
+    @property
+    @abstractmethod
     def counted(self) -> Iterable[NodeLimits]:
         """The limits that have counted what the run had spent, before this life of it began."""
 
@@ -155,7 +171,7 @@ class Scope(ABC):
         """
 
     @abstractmethod
-    async def wait_for_turn(self) -> None:
+    async def wait_for_turn(self, node: Node[Any]) -> None:
         """Wait, before the body begins, for what has ended in an earlier life and ends first."""
 
     @abstractmethod
@@ -201,14 +217,27 @@ class Scope(ABC):
         """
 
     @abstractmethod
+    def may_end(self, node: Node[Any], end: Callable[[Node[Any]], None]) -> bool:
+        """Say whether a node that `close` has kept may end now, before its final callbacks.
+
+        If not, `end(node)` is called when it is its turn. No cancel reaches the node until then.
+        """
+
+    @abstractmethod
+    def give_up(self, waiter: Scope | None) -> None:
+        """Take note that `waiter`, which goes on, does not await the node any more: it was late."""
+
+    @abstractmethod
     def lose(self, error: BaseException) -> None:
         """Take note of a failure, its own or a child's, that no code has received when it ends."""
 
     @abstractmethod
-    def abort(self, error: BaseException, *, timed_out: bool = False) -> None:
+    def abort(
+        self, error: BaseException, *, timed_out: bool = False, awaited: bool = False
+    ) -> None:
         """Keep that this attempt fails with a child's failure, or as it `timed_out`.
 
-        With an interrupt, the run is suspended.
+        `awaited` says that somebody awaits the node. With an interrupt, the run is suspended.
         """
 
     @abstractmethod
@@ -247,8 +276,11 @@ class Scope(ABC):
         *,
         harmless: bool = False,
         early: bool = False,
+        key: str | None = None,
     ) -> Effect:
         """Return what the node does outside under this name and with these inputs.
+
+        With a `key` it is known by that in the run, whatever node calls it, by whatever name.
 
         One that is `harmless` may be done again wherever it is not known what it gave, as what only
         reads; what it gave counts in its attempt alone. Replies that are still coming to the node
@@ -363,6 +395,8 @@ def find_scope(parent: Record, node: Node[Any], record: Record, key: str | None)
     root = putter is not parent and _scope(parent) is None
     aside = not putter.closing and putter.task is not asyncio.current_task(loop)
     retried = own is not None and own.retry is not None
+    if root and scope.limits is not None and record.limits is None:
+        record.limits = scope.limits
     # By place: Python takes twice as long for a call by keywords, and every node comes by.
     return scope.enter(node, key, loop, root, aside, retried, putter.closing)
 
@@ -409,6 +443,55 @@ def hearer(node: Node[Any]) -> object | None:
     if record is None or not (waiters := record.waiters):
         return None
     return (len(waiters) == 1 and gathering(waiters[0])) or node
+
+
+def relays_of(node: Node[Any]) -> int:
+    """Return through how many tasks the end of `node` reaches whoever does something with it."""
+    return max(map(relays, record_of(node).waiters or ()), default=0)
+
+
+def may_be_awaited(node: Node[Any]) -> bool:
+    """Say whether nobody awaits `node` yet, and its parent's body may still do so."""
+    return not record_of(node).waiters and parent_runs(node)
+
+
+def parent_runs(node: Node[Any]) -> bool:
+    """Say whether the body of the node's parent runs, and was not told to end."""
+    above = None if node.parent is None else record_of(node.parent)
+    return above is not None and above.task is not None and not above.ending
+
+
+async def until_parent_has_slot(node: Node[Any]) -> None:
+    """Wait while the body of the node's parent could go on, but for a slot."""
+    if (seat := _parent_seat(node)) is not None:
+        await seat.hold_back()
+
+
+def parent_wants_slot(node: Node[Any]) -> bool:
+    """Say whether the body of the node's parent could go on, but for a slot."""
+    seat = _parent_seat(node)
+    return seat is not None and seat.wanted
+
+
+def _parent_seat(node: Node[Any]) -> Seat | None:
+    return None if node.parent is None else record_of(node.parent).seat
+
+
+def fails_parent(node: Node[Any]) -> bool:
+    """Say whether a failure of `node` would go to the policy of its parent at once, and abort that.
+
+    It would not if somebody awaits the node, or has said that it will.
+    """
+    record, above = record_of(node), node.parent
+    return not (record.waiters or record.claimed or above is None) and (
+        record_of(above).policy == "fail_fast"
+    )
+
+
+def has_siblings(node: Node[Any]) -> bool:
+    """Say whether the parent of `node` has other unfinished children."""
+    above = node.parent
+    return above is not None and len(record_of(above).children or ()) > 1
 
 
 def charge_again(

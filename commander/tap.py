@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from asyncio import _get_running_loop
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,6 +13,7 @@ from ._events import Tap as _Tap
 from ._record import Actor, Record, record_of
 from ._report import type_name
 from ._stack import is_library
+from .private import running_loop
 
 if TYPE_CHECKING:
     from ._limits import NodeLimits
@@ -67,7 +67,7 @@ def require_here(commander: Commander, call: str) -> None:
         raise RuntimeError(
             f"{call} is called inside the commander's block: async with Commander() as commander:"
         )
-    if _get_running_loop() is not record.tree.loop:
+    if running_loop() is not record.tree.loop:
         raise RuntimeError(f"{call} is called on the commander's own loop, in its thread")
 
 

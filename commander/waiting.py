@@ -7,16 +7,17 @@ bring it: so slots under a limit, full branches and `explain` know what a task w
 from __future__ import annotations
 
 import asyncio
-from asyncio import _get_running_loop, get_running_loop
-from collections.abc import Callable, Container, Generator
-from contextlib import suppress
+from asyncio import get_running_loop
+from collections.abc import AsyncGenerator, Callable, Container, Generator
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ._entry import enter
 from ._failure import take_failure, untake_failure
-from ._reach import LocalFuture, Wait, awaited, reach, waits_for_tree
+from ._reach import LocalFuture, Wait, awaited, is_lock, reach, waits_for_tree
 from ._record import CURRENT, DONE, enclosing, node_in, parent_here, record_of
 from ._stack import drives, frames, sleeps
+from .private import running_loop
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -28,14 +29,15 @@ __all__ = [
     "begin_wait",
     "drives",
     "frames",
+    "lending_slot",
     "note_outside_wait",
     "observe",
     "outcome",
     "outlast",
     "sleeps",
     "wait_for_end",
+    "waits_for",
     "waits_for_tree",
-    "waits_only_for",
 ]
 
 T = TypeVar("T")
@@ -46,14 +48,33 @@ def begin_wait(node: Node[Any]) -> Wait:
     loop = get_running_loop()
     seat = _current_seat(loop)
     if seat is not None:
-        wait: Wait = seat.loan()
-    else:
-        wait = Wait(loop=loop)
-        record = node._node_record
-        if record is not None and record.tree.max_concurrency is not None:
-            record.tree.queue.stir()
+        return seat.loan(node)
+    wait = Wait(loop=loop)
+    record = node._node_record
+    if record is not None and record.tree.max_concurrency is not None:
+        record.tree.queue.stir()
     wait.node = node
     return wait
+
+
+@asynccontextmanager
+async def lending_slot() -> AsyncGenerator[None]:
+    """Wait in the block for others: the job whose work the current node does lends its slot.
+
+    It has the slot again before what follows on the block.
+    """
+    node, seat = CURRENT.get(None), _current_seat(get_running_loop())
+    if node is None or seat is None:
+        yield
+        return
+    record = record_of(node)
+    record.lends += 1
+    try:
+        yield
+    finally:
+        record.lends -= 1
+        seat.resume()
+    await seat.hold_back()
 
 
 def note_outside_wait(future: asyncio.Future[Any]) -> None:
@@ -73,27 +94,34 @@ def _current_seat(loop: asyncio.AbstractEventLoop) -> Seat | None:
         record = record.tree.outer._node_record  # a commander's block may stand in a job's body
     if record is None or record.tree.max_concurrency is None:
         return None  # without a limit nobody has a seat
+    while record is not None and record.node._node_work:
+        record = record.parent
+    if record is None:
+        return None
     # A job's context may be carried to other loops.
     seat = record.seat
     return seat if seat is not None and seat.loop is loop else None
 
 
-def waits_only_for(
-    node: Node[Any], nodes: Container[Node[Any]], futures: Container[asyncio.Future[Any]]
-) -> bool:
-    """Say whether the body of `node` waits, and can go on by nothing but these.
+def waits_for(
+    node: Node[Any], futures: Container[asyncio.Future[Any]], *, locks: bool = False
+) -> list[Node[Any]] | None:
+    """Return the nodes for which the body of `node` waits; None if it may go on without them.
 
-    One that runs, or has not begun, does not wait. The task that asks counts as one of these.
+    It may if it runs, has not begun, or waits for anything but nodes, `futures` and, with `locks`,
+    locks. The task that asks counts as one that waits for `futures`.
     """
     task = record_of(node).task
     if task is None or task.done():
-        return False
+        return None
     tasks, waits, ends = reach(task.get_coro(), awaited(task))
     for each in (task, *tasks):
         future = awaited(each)
         if each is not asyncio.current_task() and (future is None or future.done()):
-            return False
-    return all(wait.node in nodes for wait in waits) and all(end[1] in futures for end in ends)
+            return None
+    if all(end[1] in futures or (locks and is_lock(end)) for end in ends):
+        return [wait.node for wait in waits]
+    return None
 
 
 # --- awaiting a node
@@ -111,6 +139,11 @@ class Host:
         # The block may stand in the clean-up of a task that has been cancelled.
         self._cancels_before = self._task.cancelling()
         self._cancels = 0
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this runs in the task."""
+        return self._task is asyncio.current_task()
 
     @property
     def over(self) -> bool:
@@ -186,6 +219,8 @@ def wait_for_end(node: Node[Any]) -> Generator[Any, None, None]:
     except asyncio.CancelledError:
         if wait.done() and not wait.cancelled():
             untake_failure(record)  # it ended in the very turn in which this wait was cancelled
+        if record.scope is not None and around is not None and not around.ending:
+            record.scope.give_up(around.scope)
         raise
     finally:
         del wait.node  # the loop keeps the future until it has gone on to the next step
@@ -206,9 +241,11 @@ def outcome(node: Node[T]) -> T:
         for waiter in enclosing():
             current = record_of(waiter)
             block = current.parent_node is None
-            if block and current.tree.loop is not _get_running_loop():
+            if block and current.tree.loop is not running_loop():
                 continue
             if current.cancelled is not None and not current.closing:
+                if current.tree.sweep is not None:
+                    current.tree.sweep.meet(current)
                 raise asyncio.CancelledError
             if not block:  # which may stand in a body
                 break

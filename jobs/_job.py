@@ -24,6 +24,14 @@ class Job(Node[T_co], internal=True, queued=True):
 
     Fields behave as dataclass fields do, with defaults and `field()`, positional or keyword. A
     class that writes its own `__init__` has that one instead; it need not call ours.
+
+    A class sets defaults for the options of `put_job` as attributes or as keywords:
+
+        class Feed(Job[str], retry=Retry(attempts=3), timeout=10, policy="collect"):
+            url: str
+
+    These are `policy`, `on`, `retry` and `timeout`; `name` is a keyword alone. An option of the put
+    goes before that of the class. An attribute with an annotation is a field, not an option.
     """
 
     # A class that writes its own `__init__` keeps it, and so do its subclasses.

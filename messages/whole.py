@@ -24,6 +24,8 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
         if target.exists() and not target.is_file():
             raise OSError(errno.EINVAL, "this is no file that could be replaced", str(path))
         target = target.resolve()  # a link keeps pointing at the file it names
+        if target.is_symlink():  # Python 3.13 and later do not raise
+            raise RuntimeError("a link to itself")
     except (ValueError, RuntimeError) as error:  # a NUL in it; a link to itself
         raise ConfigurationError(f"{str(path)!r} cannot name a file: {error}") from None
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
+from ..commander.private import running_loop, silence_unfinished
 from ._deadlock import Deadlock
 from ._loop import SeededLoop
 
@@ -31,7 +32,7 @@ def run_seeded(
     whatever `main` raises; and if `main` succeeds, what callbacks and forgotten tasks have raised
     meanwhile, which a loop would only log. Tasks that are left are cancelled and waited for.
     """
-    if asyncio._get_running_loop() is not None:
+    if running_loop() is not None:
         raise RuntimeError("a loop is running here: call this from a test that is no coroutine")
     loop = SeededLoop(seed, patience=patience, turns=turns)
     before = random.getstate()
@@ -107,4 +108,4 @@ def _wind_up(loop: SeededLoop) -> None:
         loop.run_until_complete(loop.shutdown_default_executor())
     except (Deadlock, TimeoutError):
         for task in asyncio.all_tasks(loop):  # they cannot be ended: left without a warning each
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            silence_unfinished(task)

@@ -11,11 +11,12 @@ import selectors
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import Context
 from types import FrameType
 from typing import Any, cast
 
+from ..commander.private import running_loop
 from ._choices import Choices
 from ._deadlock import Deadlock, describe
 
@@ -26,6 +27,8 @@ LOOK = 0.02
 # The engine's watch over slow bodies, and what writes recordings and spans: these never bring a
 # loop anything to do.
 WATCHERS = ("anabranch", "anabranch-tracing")
+# The innermost frames of a thread that waits for an event.
+EVENT_WAIT = ["Condition.wait", "Event.wait"]
 # How often the timers that only look at a tree fire with nothing else to come, before it is a
 # deadlock: they may still tell somebody who acts on it.
 LOOKS = 40
@@ -80,8 +83,12 @@ class SeededLoop(asyncio.SelectorEventLoop):
         self._turns = self._turns_left = turns
         # What other threads have handed in since the last turn.
         self._inbox: deque[asyncio.Handle] = deque()
+        # What this loop has handed to pools of threads, and has not been answered yet.
+        self._in_pools: list[asyncio.Future[Any]] = []
         self._threads_before = frozenset(threading.enumerate())
-        super().__init__(_Selector(self))
+        self._polled = _Selector(self)
+        super().__init__(self._polled)
+        _require_private(self)
         self._ready = cast("deque[asyncio.Handle]", _Ready(None if seed is None else self.choices))
 
     def time(self) -> float:
@@ -92,13 +99,20 @@ class SeededLoop(asyncio.SelectorEventLoop):
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         """Call back at the beginning of the next turn; from the loop's own thread, `call_soon`."""
-        if not self.is_running() or threading.get_ident() == self._thread_id:  # type: ignore[attr-defined]
+        if not self.is_running() or running_loop() is self:
             return super().call_soon_threadsafe(callback, *args, context=context)
-        self._check_closed()  # type: ignore[attr-defined]
         handle = asyncio.Handle(callback, args, self, context)
         self._inbox.append(handle)
-        self._write_to_self()  # type: ignore[attr-defined]
+        # Without this name an idle loop looks into its inbox every LOOK seconds.
+        getattr(self, "_write_to_self", _nothing)()
         return handle
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+        """Run a function in a thread of a pool."""
+        future = super().run_in_executor(executor, func, *args)
+        self._in_pools = [each for each in self._in_pools if not each.done()]
+        self._in_pools.append(future)
+        return future
 
     def allow_more(self) -> None:
         """Begin to count the turns anew."""
@@ -112,26 +126,30 @@ class SeededLoop(asyncio.SelectorEventLoop):
 
     def _may_be_called(self) -> bool:
         """Say whether anything outside this thread may still call in."""
-        watched: Mapping[Any, Any] = cast("Any", self)._selector.get_map()
-        return len(watched) > 1 or bool(self._working())  # one is the loop's own pipe
+        if len(self._polled.get_map()) > 1 or self._working():  # one is the loop's own pipe
+            return True
+        # A pool's thread that has taken a call off its queue looks idle until it begins the call.
+        unanswered = sum(not each.done() for each in self._in_pools)
+        return unanswered > sum(_names(each)[:2] == EVENT_WAIT for each in self._own_threads())
 
     def _only_looks(self) -> bool:
         """Say whether no timer is set but those that look what trees wait for, again and again."""
-        timers = cast("list[Any]", cast("Any", self)._scheduled)
+        timers: list[Any] = cast("Any", self)._scheduled
         return bool(timers) and all(
-            each._cancelled
+            each.cancelled()
             or getattr(getattr(each._callback, "__self__", None), "only_looks", False)
             for each in timers
         )
 
     def _working(self) -> list[threading.Thread]:
         """Return the threads that are at work and may still call in."""
+        return [each for each in self._own_threads() if _at_work(each)]
+
+    def _own_threads(self) -> list[threading.Thread]:
         return [
             thread
             for thread in threading.enumerate()
-            if thread not in self._threads_before
-            and thread.name not in WATCHERS
-            and _at_work(thread)
+            if thread not in self._threads_before and thread.name not in WATCHERS
         ]
 
 
@@ -140,17 +158,14 @@ def _at_work(thread: threading.Thread) -> bool:
 
     That is one that waits for an event, without a timeout, or in a pool, asyncio's or anyio's.
     """
-    stack: list[FrameType] = []
-    frame = sys._current_frames().get(thread.ident or 0)
-    while frame is not None and len(stack) < 3:
-        stack.append(frame)
-        frame = frame.f_back
+    stack = _stack(thread)
     names = [frame.f_code.co_qualname for frame in stack]
     idle = False
     if names[:1] == ["_worker"]:  # of concurrent.futures
         pool = stack[0].f_locals
-        idle = pool.get("work_item") is None and pool["work_queue"].qsize() == 0
-    elif names[:2] == ["Condition.wait", "Event.wait"]:
+        queue = pool.get("work_queue")
+        idle = pool.get("work_item") is None and queue is not None and queue.qsize() == 0
+    elif names[:2] == EVENT_WAIT:
         wait = stack[1].f_locals
         idle = wait["timeout"] is None and not wait["self"].is_set()
     elif names[:1] == ["Bell.wait"]:  # of a journal
@@ -160,6 +175,34 @@ def _at_work(thread: threading.Thread) -> bool:
         idle = stack[1].f_locals["self"].qsize() == 0
     # It may have been woken meanwhile, and have taken what it was woken for.
     return not idle or sys._current_frames().get(thread.ident or 0) is not stack[0]
+
+
+def _stack(thread: threading.Thread) -> list[FrameType]:
+    """Return the innermost frames of a thread."""
+    stack: list[FrameType] = []
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None and len(stack) < 3:
+        stack.append(frame)
+        frame = frame.f_back
+    return stack
+
+
+def _names(thread: threading.Thread) -> list[str]:
+    return [frame.f_code.co_qualname for frame in _stack(thread)]
+
+
+def _require_private(loop: asyncio.AbstractEventLoop) -> None:
+    """Refuse a Python on which no seed would order anything, or no deadlock be found."""
+    handle = asyncio.Handle(_nothing, (), loop)
+    for owner, name in ((loop, "_ready"), (loop, "_scheduled"), (handle, "_callback")):
+        if not hasattr(owner, name):
+            raise NotImplementedError(
+                f"{type(owner).__name__} has no {name} on this Python ({sys.version.split()[0]}): "
+                "run the test with asyncio.run, or on a Python that this version was tested with"
+            )
+
+
+def _nothing() -> None: ...
 
 
 class _Ready(deque[asyncio.Handle]):

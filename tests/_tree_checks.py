@@ -31,6 +31,9 @@ LETTERS = {
 COURSE = re.compile(r"p(s?j?r)*s?j?[CFX]")
 
 
+# For how many turns a job may wait for a slot that is free.
+PATIENCE = 4
+
 LINKS = ("__context__", "__cause__")
 
 
@@ -47,8 +50,9 @@ def check_turn(world: World) -> None:
             _check_marks(part)
             _check_timeout(world, part)
     _check_places(world)
-    if not world.faults:  # an odd factory may take its time
-        _check_order_of_starts(world)
+    # An odd factory may take its time.
+    if not world.faults and world.turn > 2 and world.commander._tree.marking is None:
+        _check_queue(world)
 
 
 def _check_state(part: Part) -> None:
@@ -76,11 +80,15 @@ def _check_links(part: Part) -> None:
 
 def _check_marks(part: Part) -> None:
     node = part.node
+    record = record_of(node)
+    under_way = part.world.commander._tree.sweep is not None
+    if node.state == "pending" and record.ending and not under_way:
+        assert record.task is not None, f"{part} waits for its turn in order to end"
     if record_of(node).cancelled is None or node.state in DONE:
         return
     if not part.closing:
         part.must_cancel = True
-    if part.must_cancel:
+    if part.must_cancel and not under_way:
         for child in node.children:
             record = record_of(child)
             assert record.cancelled is not None or record.closing, f"{child} is not cancelled"
@@ -91,8 +99,7 @@ def _check_timeout(world: World, part: Part) -> None:
     if part.timeout is None or part.closing or not (part.in_body or node.state == "joining"):
         return
     if part.attempts and world.loop.time() > part.attempt_began + part.timeout + 0.01:
-        record = record_of(node)
-        assert record.ending or record.failure, f"{part} outlives its timeout"
+        assert record_of(node).ending, f"{part} outlives its timeout"
 
 
 def _check_places(world: World) -> None:
@@ -108,26 +115,48 @@ def _check_places(world: World) -> None:
     assert len(holding) <= world.limit, f"{holding} hold {world.limit} slots"
 
 
-def _tried(part: Part) -> bool:
-    attempts = record_of(part.node).attempts
-    return bool(part.starts) or (attempts is not None and bool(attempts.starts))
+def _check_queue(world: World) -> None:
+    """A free slot goes to a job whose wait is over, then to the first of those that queue."""
+    placed = [part for part in world.parts if part.is_job and part.node.parent is not None]
+    jobs = [part for part in placed if part.node.state not in DONE]
+    queued: list[Part] = []
+    resuming: list[Part] = []
+    started: list[Part] = []
+    for part in jobs:
+        record = record_of(part.node)
+        pausing = record.attempts is not None and record.attempts.timer is not None
+        waits = part.node.state == "pending" and record.task is None
+        if waits and not pausing and not record.ending:
+            queued.append(part)
+            part.queued_turns += 1
+        else:
+            if part.queued_turns and not record.ending:
+                started.append(part)
+            part.queued_turns = 0
+        if part.in_body and part.waits and all(node.state in DONE for node in part.waits):
+            resuming.append(part)
+            part.resuming_turns += 1
+        else:
+            part.resuming_turns = 0
+    busy = [part for part in jobs if part.node.state == "running" and not part.waits]
+    free = world.limit is None or len(busy) < world.limit
+    waiting = [*queued, *resuming]
+    world.idle_turns = world.idle_turns + 1 if free and waiting == world.waiting else 0
+    world.waiting = waiting
+    stuck = waiting and world.idle_turns > PATIENCE
+    assert not stuck, f"{queued} and {resuming} wait, though only {busy} hold {world.limit} slots"
+    late = [part for part in resuming if part.resuming_turns > PATIENCE]
+    assert not (started and late), f"{started} started before {late} went on"
+    early = [part for part in queued if part.queued_turns > PATIENCE]
+    if started and early:
+        # One that is tried again has kept its place.
+        first = min(early, key=_rank)
+        last = max(started, key=_rank)
+        assert _rank(last) < _rank(first), f"{last} started before {first}"
 
 
-def _check_order_of_starts(world: World) -> None:
-    jobs = [part for part in world.parts if part.is_job and part.node.parent is not None]
-    waiting = [
-        part
-        for part in jobs
-        if part.start_turn < 0
-        and not _tried(part)
-        and part.node.state == "pending"
-        and record_of(part.node).cancelled is None
-    ]
-    for early in waiting:
-        for late in jobs:
-            if late.start_turn > early.put_turn + 3:
-                ahead = (-early.priority, early.node.node_id) < (-late.priority, late.node.node_id)
-                assert not ahead, f"{late} started before {early}"
+def _rank(job: Part) -> tuple[int, int]:
+    return -job.priority, job.node.node_id
 
 
 # --- at the end
@@ -135,6 +164,7 @@ def _check_order_of_starts(world: World) -> None:
 
 def check_end(world: World) -> None:
     """Check each node's course and outcome, and that no failure was lost."""
+    assert world.turn > 1, "nobody has looked at the tree while it ran"
     check_turn(world)
     assert not world.tasks_left, f"left on the loop: {world.tasks_left}"
     assert world.commander.state in DONE
@@ -173,6 +203,12 @@ def _check_callbacks(part: Part) -> None:
         assert node.state == "cancelled", f"{part} was cancelled before its end"
 
 
+def _tries(part: Part) -> int:
+    """Return how many attempts there were, also those that ended before the body began."""
+    attempts = record_of(part.node).attempts
+    return part.attempts if attempts is None else max(part.attempts, len(attempts.starts))
+
+
 def _check_attempts(part: Part) -> None:
     if part.doomed:
         assert part.attempts == 0, f"{part} was put below an ending node and ran"
@@ -182,7 +218,7 @@ def _check_attempts(part: Part) -> None:
     how, what = part.outcome
     by_body = how == "raised" and what is first and issubclass(type(first), Exception)
     if part.node.state == "failed" and by_body and not part.undecided:
-        assert part.attempts == allowed, f"{part} was tried {part.attempts} times of {allowed}"
+        assert _tries(part) == allowed, f"{part} was tried {_tries(part)} times of {allowed}"
 
 
 def _check_outcome(world: World, part: Part) -> None:
@@ -229,6 +265,8 @@ def _inside(error: BaseException | None, seen: int = 0) -> Iterator[BaseExceptio
     if error is None or seen > 50:
         return
     yield error
+    if type(error) is TimeoutError:  # the body had failed before
+        yield from _inside(error.__cause__, seen + 1)
     if issubclass(type(error), BaseExceptionGroup):
         for inner in error.exceptions:
             yield from _inside(inner, seen + 1)
@@ -279,7 +317,7 @@ def _adopted(part: Part, error: BaseException) -> bool:
 
 
 def _handed_up(world: World, part: Part, parent: Part, error: BaseException) -> bool:
-    if part.parent_attempt < parent.attempts or (part.early and parent.retry is not None):
+    if part.parent_attempt < _tries(parent) or (part.early and parent.retry is not None):
         return True  # it was tried again after this
     if parent.retry is not None and "terminate" in parent.ran[0]:
         return True  # cancelled before it could be tried again

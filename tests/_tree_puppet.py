@@ -13,6 +13,7 @@ from _clock import virtual_seconds
 from _odd import ERRORS, Closed, Nameless, truth
 
 from anabranch.commander import Node, NodeCancelled, NodeClosed, QuorumNotMet, Retry, quorum
+from anabranch.commander._record import record_of
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 from anabranch.testing import pause
@@ -70,7 +71,7 @@ class Part:
         self.priority = a // 48 % 3 - 1 if self.is_job else 0
         self.policy = POLICIES[b % len(POLICIES)]
         self.doomed = False
-        self.timeout = (None, None, None, 1, 3)[b // 6 % 5]
+        self.timeout = (1, 3)[b // 6 % 2] if world.hurry else (None, None, None, 1, 3)[b // 6 % 5]
         self.retry = (None, None, None, Retry(attempts=2), Retry(attempts=3, backoff=2))[
             b // 30 % 5
         ]
@@ -90,6 +91,8 @@ class Part:
         self.in_body = False
         self.outcome: tuple[str, Any] = ("never", None)
         self.waits: list[Node[Any]] = []
+        # For how many turns it has queued, and its body could have gone on.
+        self.queued_turns = self.resuming_turns = 0
         # Who was handed its failure: those who awaited it at its end, and anybody, late ones too.
         self.takers = self.receivers = 0
         # Whether anybody has awaited it while it was alive, successfully or not.
@@ -135,6 +138,10 @@ class Part:
     def begin(self) -> None:
         expect = self.world.expect
         expect(not self.in_body, f"{self} runs twice at once")
+        for above in self.node.ancestors:
+            record = record_of(above)
+            late = record.cancelled is not None and not self.starts
+            expect(not late, f"{self} begins below {above}, which is cancelled")
         self.attempts += 1
         for child in self.children:
             late = child.node.state not in DONE and child.parent_attempt < self.attempts
@@ -253,7 +260,7 @@ class Part:
 
     def add_callback(self, moment: str, kind: int) -> None:
         label = f"{moment}{len(self.added)}"
-        callback = self.make_callback(moment, label, kind % 10)
+        callback = self.make_callback(moment, label, kind % 12)
         getattr(self.node, f"at_{moment}")(callback)
         self.added.append((moment, label))
 
@@ -292,8 +299,19 @@ class Part:
             if kind == 9:
                 with suppress(*FAILURES):
                     await self.world.await_node(self.world.pick(self.number * 7), self)
+            if kind > 9:
+                await self.outlast_timeouts(node)
 
         return plain if kind < 6 else later
+
+    async def outlast_timeouts(self, node: Node[Any]) -> None:
+        """Take longer than any timeout; the node's own does not count here."""
+        try:
+            await virtual_seconds(5)
+        except asyncio.CancelledError:
+            cut = self.killed or record_of(node).cancelled is not None
+            self.world.expect(cut, f"a final callback of {self} was cut short, but not {self}")
+            raise
 
     def recover(self, node: Node[Any], value: object) -> None:
         if node.error is None or issubclass(type(node.error), NodeCancelled):
@@ -306,14 +324,16 @@ class Part:
         async def start(node: Node[Any]) -> None:
             self.world.expect(not self.in_body, f"{self} has a start callback beside its body")
             self.starts.append(self.attempts)
-            if kind % 4 == 1:
+            if kind % 5 == 1:
                 await pause(3)
-            if kind % 4 == 2:
+            if kind % 5 == 2:
                 raise self.world.error(self)
-            if kind % 4 == 3:
+            if kind % 5 == 3:
                 node.cancel("at its start")
+            if kind % 5 == 4:
+                await virtual_seconds(2)
 
-        self.node.at_start(start)
+        (self.node.at_retry if kind // 5 % 2 else self.node.at_start)(start)
 
     def add_end(self) -> None:
         def at_end(node: Node[Any]) -> None:

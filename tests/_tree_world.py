@@ -12,13 +12,21 @@ import logging
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import Any
+from unittest.mock import patch
 
 from _clock import virtual_seconds
 from _odd import FACTORIES, broken_log, plain
 from _tree_puppet import DONE, FAILURES, MOMENTS, ODD_KINDS, Operation, Part, Told
 from _until import settled, turns
 
-from anabranch.commander import Commander, Node, NodeCancelled, NodeClosed, current_node
+from anabranch.commander import (
+    Commander,
+    Node,
+    NodeCancelled,
+    NodeClosed,
+    _cancel,
+    current_node,
+)
 from anabranch.commander._record import record_of
 from anabranch.commander._report import describe
 from anabranch.testing import SeededLoop
@@ -34,9 +42,9 @@ class CheckedLoop(SeededLoop):
 
     on_turn: Callable[[], None] = staticmethod(lambda: None)
 
-    def _count_turn(self) -> None:
-        super()._count_turn()
+    def _run_once(self) -> None:
         self.on_turn()
+        super()._run_once()  # type: ignore[misc]
 
 
 class World:
@@ -52,6 +60,8 @@ class World:
         ending: int = 0,
         listen: bool = False,
         faults: bool = False,
+        hurry: bool = False,
+        sweep: int = 500,
     ) -> None:
         self.program = program
         self.loop = CheckedLoop(seed, turns=20_000)
@@ -61,6 +71,10 @@ class World:
         self.listen = listen
         # Exceptions, predicates, log handlers and task factories are odd ones, drawn at each step.
         self.faults = faults
+        # All nodes have a timeout.
+        self.hurry = hurry
+        # How many nodes a turn cancels.
+        self.sweep = sweep
         self.commander: Commander = None  # type: ignore[assignment]
         self.parts: list[Part] = []
         self.errors: list[tuple[Told, Part, int]] = []
@@ -71,6 +85,9 @@ class World:
         self.finishing = False
         self.exited = False
         self.turn = 0
+        # The jobs that wait for a slot; for how many turns they have while one was free.
+        self.waiting: list[Part] = []
+        self.idle_turns = 0
         self.made = 0
         self.events: Any = None
         self.block_error: BaseException | None = None
@@ -227,7 +244,8 @@ class World:
         if self.faults:
             self.loop.set_task_factory(self._make_task)
         try:
-            with broken_log() if self.faults else nullcontext():
+            per_turn = patch.object(_cancel, "NODES_PER_TURN", self.sweep)
+            with per_turn, broken_log() if self.faults else nullcontext():
                 self.loop.run_until_complete(self._main())
         finally:
             logger.removeHandler(handler)

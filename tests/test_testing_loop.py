@@ -16,7 +16,16 @@ import pytest
 
 from anabranch.commander import Commander, NodeCancelled
 from anabranch.handlers import handler
-from anabranch.testing import Deadlock, VirtualClock, advance, explore, pause, run_seeded
+from anabranch.testing import (
+    Deadlock,
+    SeededLoop,
+    VirtualClock,
+    _loop,
+    advance,
+    explore,
+    pause,
+    run_seeded,
+)
 from anabranch.tracing import read, record
 
 
@@ -516,3 +525,34 @@ def test_a_cancelled_node_gives_the_same_error_under_every_order() -> None:
             return await commander.run(root())
 
     assert set(explore(main, range(200))) == {"completed", "cancelled"}
+
+
+def test_a_pool_thread_that_looks_idle_while_it_begins_a_call_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For an instant it has taken the call off its queue and stands where an idle one stands."""
+    monkeypatch.setattr(_loop, "_at_work", lambda _: False)
+
+    async def main() -> float:
+        await asyncio.wait_for(asyncio.to_thread(time.sleep, 0.1), 60)
+        return asyncio.get_running_loop().time()
+
+    assert run_seeded(main) < 60
+
+
+def test_a_call_in_a_pool_that_waits_for_an_event_is_not_waited_for() -> None:
+    """Whoever sets the event is waited for, if anybody is there who may."""
+    event = threading.Event()
+
+    async def main() -> bool:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SeededLoop)
+        calls = [loop.run_in_executor(None, event.wait) for _ in range(2)]
+        give_up = time.monotonic() + 30
+        while (waited_for := loop._may_be_called()) and time.monotonic() < give_up:
+            time.sleep(0.001)  # noqa: ASYNC251 - the loop is to have nothing else to do
+        event.set()
+        await asyncio.gather(*calls)
+        return waited_for
+
+    assert not run_seeded(main)

@@ -101,6 +101,24 @@ def test_no_request_is_made_with_two_tools_of_one_name() -> None:
         Conversation().request(tools=[careful, careless])
 
 
+def test_the_second_of_a_thousand_names_is_found_at_once() -> None:
+    """A request of a client may have as many: no name is compared with all others."""
+    compared = 0
+
+    class Name(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    tools = [{"name": Name(f"f{number}")} for number in [*range(1000), 999]]
+    with pytest.raises(ConfigurationError, match="two tools called 'f999'"):
+        Conversation().request(tools=tools)
+    assert compared < 5000
+
+
 def test_a_toolkit_with_two_tools_of_one_name_has_none() -> None:
     """Whoever reads its tools is told."""
     with pytest.raises(ConfigurationError, match=r"Twins\.one and from .*Twins\.two"):

@@ -22,8 +22,10 @@ pytestmark = pytest.mark.usefixtures("light_heap")
 class Branch(Node[None]):
     """A node of a random tree; some say whose work they do."""
 
-    def __init__(self, depth: int, seen: dict[int, tuple[str, Actor | None]]) -> None:
-        super().__init__(random.choice(["a", "b"]))
+    key: str | None = None
+
+    def __init__(self, depth: int, seen: dict[int, tuple[str, Actor | None, Any]]) -> None:
+        super().__init__(random.choice(["a", "b", "a[b]"]))
         self.depth, self.seen = depth, seen
         self.own = Actor(f"agent{random.randint(0, 9)}", random.choice([None, 7]))
         self.acts = random.random() < 0.3
@@ -34,17 +36,19 @@ class Branch(Node[None]):
         above = self.parent.actor if isinstance(self.parent, Branch) else None
         self.actor = self.own if self.acts else above
         assert actor_of(self) == self.actor
-        self.seen[self.node_id] = self.path, self.actor
+        self.seen[self.node_id] = self.path, self.actor, self.key
         await asyncio.sleep(random.randint(0, 2))
         for _ in range(random.randint(0, 3) if self.depth else 0):
-            self.call_handler(Branch(self.depth - 1, self.seen))
+            child = Branch(self.depth - 1, self.seen)
+            child.key = random.choice([None, "7", "a]", "[", "b[c]", ""])
+            self.call_handler(child, key=child.key)
 
 
-def test_every_event_knows_its_path_and_its_agent() -> None:
+def test_every_event_knows_its_path_its_agent_and_its_key() -> None:
     """As the node itself does, of random trees; also when the nodes are gone, and pickled."""
 
     async def main() -> int:
-        seen: dict[int, tuple[str, Actor | None]] = {}
+        seen: dict[int, tuple[str, Actor | None, Any]] = {}
         async with Commander() as commander:
             events = commander.events()
             commander.call_handler(Branch(4, seen))
@@ -52,8 +56,11 @@ def test_every_event_knows_its_path_and_its_agent() -> None:
         gc.collect()
         for event in found + [pickle.loads(pickle.dumps(each)) for each in found]:
             if event.node_id:
-                path, actor = seen[event.node_id]
+                path, actor, key = seen[event.node_id]
                 assert event.path == path
+                assert event.key == key
+                assert event.node_name in ("a", "b", "a[b]")
+                assert event.name == event.node_name + ("" if key is None else f"[{key}]")
                 assert (event.agent, event.session_id) == (actor or (None, None))
         return len(found)
 

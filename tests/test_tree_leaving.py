@@ -176,6 +176,15 @@ def test_run_raises_the_jobs_failure():
         run(fail())
 
 
+def test_run_ends_a_job_after_its_timeout():
+    """As `commander.run` does: the job fails with `TimeoutError`; what is no number is refused."""
+    with pytest.raises(TimeoutError):
+        run(hang(), timeout=0.01)
+    assert run(give(1), timeout=10) == 1
+    with pytest.raises(TypeError, match="timeout must be a number"):
+        run(give(1), timeout="10")
+
+
 def test_run_returns_exits_value_if_that_was_called():
     """Also if the job had a result of its own by then."""
 
@@ -326,6 +335,33 @@ def test_the_second_sigint_is_immediate(program):
     assert "KeyboardInterrupt" in output
     assert "destroyed" not in output
     assert process.returncode == 0
+
+
+def test_the_second_sigint_leaves_no_thread_that_the_program_waits_for(program):
+    """Threads of anyio wait for work, which no longer comes; Python waits for all threads."""
+    process = program(
+        """
+        @handler
+        async def works(node):
+            await node.in_thread(pow, 2, 3)
+            print("ready", flush=True)
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                print("cleaning", flush=True)
+                await asyncio.sleep(3600)
+
+        try:
+            run(works())
+        except KeyboardInterrupt:
+            print("KeyboardInterrupt", flush=True)
+        """
+    )
+    process.send_signal(signal.SIGINT)
+    read_until(process, "cleaning")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    assert output.split()[-1] == "KeyboardInterrupt"
 
 
 def test_an_interrupt_ends_a_body_that_blocks_the_loop_at_the_second_one(program):

@@ -22,6 +22,12 @@ pytestmark = pytest.mark.usefixtures("light_heap")
 PROGRAMS = many(3_000, 30_000)
 COMMON = ("new", "turns", "callback", "time", "cancel", "await", "await_new", "fail", "return")
 NAMES = (*STEPS, *COMMANDS, *COMMANDS, *COMMON, *COMMON)
+# What meets timeouts, and what takes and gives the slots of a limit.
+LATE = ("new", "put", "put", "fail", "fail", "time", "time", "turns", "callback", "start", "cancel")
+SLOTS = (
+    *("new", "new", "new", "put", "await", "await_new", "await_two", "run", "turns"),
+    *("return", "return_new", "fail", "sleep", "time", "cancel", "callback", "start"),
+)
 POLICIES = ("isolate", "isolate", "collect", "fail_fast", quorum(2))
 NUMBERS = st.integers(0, 999)
 
@@ -29,7 +35,8 @@ NUMBERS = st.integers(0, 999)
 def draw(seed: int) -> tuple[list[Operation], dict[str, Any]]:
     """Return a program and the setting in which it is played."""
     chance = random.Random(seed)
-    names = NAMES if chance.random() < 0.5 else chance.sample(NAMES, 12)
+    theme = chance.choice(("any", "some", "late", "slots"))
+    names = {"any": NAMES, "late": LATE, "slots": SLOTS}.get(theme) or chance.sample(NAMES, 12)
     if chance.random() < 0.8:
         names = [name for name in names if name != "exit"]
     length = chance.choice((5, 10, 20, 40))
@@ -38,10 +45,12 @@ def draw(seed: int) -> tuple[list[Operation], dict[str, Any]]:
         (chance.choice(names), a, b, c) for a, b, c in zip(numbers, numbers, numbers, strict=True)
     ]
     setting = {
-        "limit": chance.choice((None, None, 1, 2)),
+        "limit": chance.choice((1, 2, 3) if theme == "slots" else (None, None, 1, 2)),
         "policy": chance.choice(POLICIES),
         "ending": chance.choice((0, 0, 0, 0, 1, 2, 3, 4, 5)),
         "listen": chance.random() < 0.4,
+        "hurry": theme == "late",
+        "sweep": chance.choice((1, 2, 5, 500, 500)),
     }
     return program, setting
 

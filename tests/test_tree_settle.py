@@ -128,6 +128,33 @@ def test_cancelling_it_ends_all_that_it_waits_for() -> None:
     assert set(explore(main, seeds(200))) == {"late", "in time"}
 
 
+def test_failures_that_a_cancelled_settle_had_collected_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each of them, whenever the cancel comes: nobody gets the outcomes."""
+
+    async def main() -> int:
+        caplog.clear()
+        nodes = [work(number, "fails") for number in range(3)]
+        given = []
+        async with Commander() as commander:
+
+            @handler
+            async def desk(node: Node[Any]) -> None:
+                given.extend(await settle(*nodes))
+
+            task = commander.call_handler(desk())
+            await asyncio.sleep(random.uniform(0, 4))
+            task.cancel()
+        seen = [each for each in given if isinstance(each, KeyError)]
+        seen += [each.exc_info[1] for each in caplog.records if each.exc_info]
+        failed = [node for node in nodes if node.state == "failed"]
+        assert {id(node.error) for node in failed} == {id(each) for each in seen}
+        return len(failed)
+
+    assert {0, 1, 2, 3} <= set(explore(main, seeds(100)))
+
+
 def test_what_can_never_be_met_is_refused() -> None:
     """Before anything starts."""
 

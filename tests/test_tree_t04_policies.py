@@ -7,7 +7,7 @@ import pytest
 from _nodes import drop, fail, give, hang, notes
 from _until import settled
 
-from anabranch.commander import Commander
+from anabranch.commander import Commander, quorum
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
@@ -64,6 +64,47 @@ async def test_fail_fast_is_the_default_for_nodes_and_cancels_children_of_a_fail
         with pytest.raises(ValueError):
             await commander.run(parent())
     assert ended == ["child"]
+
+
+@pytest.mark.parametrize("policy", ["fail_fast", quorum(1)])
+async def test_what_is_put_below_a_failing_body_does_not_run(policy):
+    """A child that cleans up starts its follow-up beside it: that is cancelled, as it is itself."""
+
+    @handler
+    async def careful(node):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            later.append(node.call_handler(hang(), parent=node.parent))
+
+    @handler
+    async def parent(node):
+        node.call_handler(careful())
+        await settled()
+        raise ValueError
+
+    later = []
+    async with asyncio.timeout(5), Commander() as commander:
+        with pytest.raises(ValueError):
+            await commander.run(parent(), policy=policy)
+    assert [node.state for node in later] == ["cancelled"]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_the_failure_of_a_body_counts_under_a_quorum_whether_it_is_met_or_not(n):
+    """The children that are left are cancelled; the node fails with the body's exception."""
+
+    @handler
+    async def parent(node):
+        children.extend(node.call_handler(each) for each in (give(), hang()))
+        await settled()
+        raise ValueError
+
+    children = []
+    async with asyncio.timeout(5), Commander() as commander:
+        with pytest.raises(ValueError):
+            await commander.run(parent(), policy=quorum(n))
+    assert [node.state for node in children] == ["completed", "cancelled"]
 
 
 async def test_fail_fast_goes_up_the_tree_with_the_same_exception(caplog):

@@ -3,10 +3,12 @@
 import asyncio
 
 import pytest
-from _nodes import Careful, cancel_running, give
-from _until import settled
+from _nodes import Careful, cancel_running, give, hang
+from _until import settled, turns
 
 from anabranch.commander import Commander, NodeCancelled
+from anabranch.commander._cancel import NODES_PER_TURN
+from anabranch.commander._record import record_of
 from anabranch.handlers import handler
 from anabranch.jobs import Job
 
@@ -246,3 +248,130 @@ async def test_cancelling_from_a_childs_callback_reaches_the_parent():
         with pytest.raises(NodeCancelled, match="by the child"):
             await commander.run(node)
     assert seen == ["terminate"]
+
+
+# --- many nodes
+
+
+@handler
+async def fan(node, count):
+    """Await so many children that hang, all at once."""
+    await asyncio.gather(*(node.call_handler(hang(), timeout=3600) for _ in range(count)))
+
+
+@handler
+async def branch(node, depth):
+    """Await two nodes like this one, down to so many levels."""
+    await asyncio.gather(*(branch(depth - 1) for _ in range(2 if depth else 0)), hang())
+
+
+class Queued(Job[None]):
+    async def task(self):
+        await asyncio.Event().wait()
+
+
+@handler
+async def queue(node, count):
+    for _ in range(count):
+        node.put_job(Queued())
+
+
+def records_below(record):
+    found, stack = [], [record]
+    while stack:
+        found.append(stack.pop())
+        stack += found[-1].living
+    return found
+
+
+@pytest.mark.parametrize("starts", [False, True])
+@pytest.mark.parametrize("make", [lambda: fan(4_000), lambda: branch(10), lambda: queue(4_000)])
+async def test_a_cancel_of_many_nodes_is_spread_over_the_turns_of_the_loop(make, starts):
+    """Each turn marks, cancels and ends so many at most, whether they run or have not started."""
+    async with asyncio.timeout(60), Commander(max_concurrency=3, slow_after=None) as commander:
+        top = make()
+        commander.call_handler(top, claim=True)
+        await (settled() if starts else turns(3))
+        records = records_below(record_of(top))
+        assert len(records) > 4_000 or not starts
+        top.cancel("enough")
+        most, last = [0, 0], [0, 0]
+        while top.state != "cancelled":
+            seen = [0, 0]
+            for record in records:
+                seen[0] += record.cancelled is not None
+                seen[1] += record.state == "cancelled"
+            most = [max(most[at], seen[at] - last[at]) for at in (0, 1)]
+            last = seen
+            await asyncio.sleep(0)
+        assert max(most) <= 2 * NODES_PER_TURN
+        assert {record.cancelled for record in records} == {"enough"}
+        assert commander._tree.sweep is commander._tree.marking is None
+        with pytest.raises(NodeCancelled):
+            await top
+
+
+@pytest.mark.parametrize(("depth", "width"), [(5, 4), (1, 5 * NODES_PER_TURN)])
+@pytest.mark.parametrize("how", ["gather", "one by one"])
+async def test_of_many_nodes_each_body_is_cancelled_once_and_sees_no_other_end(depth, width, how):
+    """Those whose children have ended turns before them too; none starts any more, none is left."""
+    seen = []
+
+    @handler
+    async def parent(node, depth):
+        try:
+            children = [node.call_handler(parent(depth - 1)) for _ in range(width if depth else 0)]
+            if how == "gather":
+                await asyncio.gather(*children)
+            for child in reversed(children):
+                await child
+            await asyncio.Event().wait()
+        except BaseException as error:
+            seen.append(type(error))
+            node.call_handler(give().at_start(lambda _: seen.append("started")))
+            await turns(20 if depth else 0)
+            seen.append("cleaned up")
+            raise
+
+    async with asyncio.timeout(60), Commander(slow_after=None) as commander:
+        top = commander.call_handler(parent(depth))
+        await settled()
+        count = len(records_below(record_of(top)))
+        assert count > 2 * NODES_PER_TURN
+        top.cancel()
+    assert seen.count(asyncio.CancelledError) == seen.count("cleaned up") == count
+    assert len(seen) == 2 * count
+
+
+async def test_the_rest_of_a_tree_goes_on_while_many_nodes_are_cancelled():
+    """What is put elsewhere meanwhile starts when all are marked, in its order."""
+    order = []
+
+    class Note(Job[None]):
+        number: int
+
+        async def task(self):
+            order.append(self.number)
+
+    async with asyncio.timeout(60), Commander(slow_after=None) as commander:
+        top = commander.call_handler(fan(5 * NODES_PER_TURN))
+        await settled()
+        top.cancel()
+        for number in range(10):
+            commander.put_job(Note(number))
+            await turns(1)
+    assert order == [*range(10)]
+
+
+async def test_a_commander_s_cancel_of_many_nodes_ends_its_block():
+    """The task of the block is cancelled as otherwise; another cancel meanwhile changes nothing."""
+    with pytest.raises(NodeCancelled, match="enough"):
+        async with asyncio.timeout(60), Commander(slow_after=None) as commander:
+            top = commander.call_handler(fan(5 * NODES_PER_TURN))
+            await settled()
+            commander.cancel("enough")
+            await turns(2)
+            top.cancel("again")
+            await top
+    assert top.state == "cancelled"
+    assert asyncio.current_task().cancelling() == 0

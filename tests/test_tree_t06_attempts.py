@@ -59,6 +59,76 @@ async def test_a_timeout_counts_for_the_whole_subtree():
 
 
 @jumping
+@pytest.mark.parametrize("policy", ["collect", "isolate"])
+async def test_a_timeout_ends_the_wait_for_children_of_a_failed_body(policy):
+    """The body's failure is its `__cause__`; the next attempt has all of its time."""
+    began, failures = [], []
+
+    @handler
+    async def parent(node):
+        began.append(asyncio.get_running_loop().time())
+        node.call_handler(hang())
+        failures.append(ValueError("body"))
+        raise failures[-1]
+
+    options = {"timeout": 10, "retry": Retry(attempts=2), "policy": policy}
+    async with asyncio.timeout(60), Commander() as commander:
+        node = parent().at_exception(lambda each: began.append(type(each.error)))
+        with pytest.raises(TimeoutError) as caught:
+            await commander.run(node, **options)
+        assert caught.value.__cause__ is failures[1]
+    assert began == [0, 10, TimeoutError]
+
+
+@jumping
+async def test_the_failure_of_a_body_stays_where_it_has_cancelled_the_children():
+    """Under `fail_fast` the node already ends by it, however long the clean-up takes."""
+
+    @handler
+    async def careful(node):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await virtual_seconds(20)
+
+    @handler
+    async def parent(node):
+        node.call_handler(careful())
+        await settled()
+        raise ValueError
+
+    async with asyncio.timeout(60), Commander() as commander:
+        with pytest.raises(ValueError):
+            await commander.run(parent(), timeout=10)
+
+
+@jumping
+async def test_a_timeout_does_not_cut_final_callbacks_short():
+    """It is over with the last attempt; that of a node above cancels them, as it does a body."""
+    seen = []
+
+    async def slow(node):
+        try:
+            await virtual_seconds(30)
+            seen.append("whole")
+        except asyncio.CancelledError:
+            seen.append("cut")
+            raise
+
+    @handler
+    async def parent(node):
+        node.call_handler(give().at_end(slow))
+
+    async with asyncio.timeout(120), Commander() as commander:
+        assert await commander.run(give(1).at_end(slow), timeout=10) == 1
+        with pytest.raises(TimeoutError):
+            await commander.run(hang().at_exception(slow), timeout=10)
+        with pytest.raises(TimeoutError):
+            await commander.run(parent(), timeout=10)
+    assert seen == ["whole", "whole", "cut"]
+
+
+@jumping
 async def test_a_timeout_waits_for_the_clean_up():
     """The node is not done before its body is."""
     cleaned = []

@@ -5,7 +5,8 @@ from contextlib import suppress
 
 import anyio
 import pytest
-from _nodes import wait_for
+from _clock import jumping, virtual_seconds
+from _nodes import fail, wait_for
 from _until import settled, turns
 
 from anabranch.commander import Commander, NodeCancelled, Retry
@@ -69,10 +70,20 @@ async def test_jobs_of_higher_priority_start_first(limit):
     """The default is 0; equals keep their order; negative ones come last."""
     log = []
     async with asyncio.timeout(5), Commander(max_concurrency=limit) as commander:
-        for name, priority in (("low", -1), ("a", 0), ("high", 5), ("b", 0), ("higher", 7)):
+        put = (("low", -1), ("a", 0), ("high", 5), ("b", 0), ("higher", 7), ("low 2", -1), ("c", 0))
+        for name, priority in put:
             commander.put_job(Note(name, log), priority=priority)
-        commander.put_job(Note("c", log))
-    assert log == ["higher", "high", "a", "b", "c", "low"]
+    assert log == ["higher", "high", "a", "b", "c", "low", "low 2"]
+
+
+@pytest.mark.parametrize("limit", [None, 1, 3])
+async def test_equals_keep_their_order_if_one_of_them_calls_others_back(limit):
+    """Without a limit, one that is put in the same turn calls those of lower priority back."""
+    log = []
+    async with asyncio.timeout(5), Commander(max_concurrency=limit) as commander:
+        for name, priority in (("a", 1), ("low", 0), ("b", 1)):
+            commander.put_job(Note(name, log), priority=priority)
+    assert log == ["a", "b", "low"]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 7])
@@ -386,6 +397,45 @@ async def test_a_job_that_is_tried_again_needs_a_place_again():
         commander.put_job(Note("meanwhile", log))
         await flaky
     assert log == ["try", "meanwhile", "try"]
+
+
+@jumping
+async def test_a_job_that_is_tried_again_keeps_its_place_in_the_queue():
+    """Behind those of higher priority, and before those that were put after it."""
+    log, release = [], asyncio.Event()
+
+    class Flaky(Job[None]):
+        name: str
+
+        async def task(self):
+            log.append(self.name)
+            if log.count(self.name) == 1:
+                raise ValueError
+
+    async with asyncio.timeout(5), Commander(max_concurrency=1) as commander:
+        for name in ("a", "b"):
+            commander.put_job(Flaky(name), retry=Retry(backoff=1, jitter=0), priority=1)
+        commander.put_job(Hold(release), priority=1)
+        await settled()
+        commander.put_job(Note("late", log), priority=1)
+        commander.put_job(Note("high", log), priority=2)
+        await virtual_seconds(2)
+        release.set()
+    assert log == ["a", "b", "high", "a", "b", "late"]
+
+
+async def test_a_job_in_the_queue_fails_at_once_with_a_child_of_its_own():
+    """It ends without its body, for which it would need a place."""
+    release = asyncio.Event()
+    async with asyncio.timeout(5), Commander(max_concurrency=1) as commander:
+        commander.put_job(Hold(release))
+        late = commander.put_job(Note("late", []), claim=True)
+        commander.call_handler(fail(ValueError()), parent=late)
+        await settled()
+        assert late.state == "failed"
+        release.set()
+        with pytest.raises(ValueError):
+            await late
 
 
 @pytest.mark.parametrize("limit", [1, 2])

@@ -194,7 +194,7 @@ async def test_a_slow_listener_is_told_how_many_it_missed():
     """The oldest give way; a `missed` event in their place says how many."""
     async with asyncio.timeout(5):
         async with Commander() as commander:
-            events = commander.events(["completed"], capacity=3)
+            events = commander.events(["completed", "missed"], capacity=3)
             for number in range(10):
                 await commander.run(give(number))
             first = await anext(events)

@@ -108,7 +108,7 @@ async def test_a_second_reader_of_one_listener_is_refused_and_takes_nothing():
 async def test_a_listener_that_nobody_reads_holds_what_it_may_and_no_more():
     """However much happens its buffer is bounded, and what is read is the newest."""
     async with asyncio.timeout(20), Commander() as commander:
-        events = commander.events(["completed"], capacity=10)
+        events = commander.events(["completed", "missed"], capacity=10)
         most = 0
         for number in range(1, 201):
             await commander.run(give(number))
@@ -124,7 +124,7 @@ def test_each_event_is_read_once_and_in_order_or_counted_as_missed(room, steps):
 
     async def main():
         async with Commander() as commander:
-            events = commander.events(["completed"], capacity=room)
+            events = commander.events(["completed", "missed"], capacity=room)
             unread, sent, missed = [], 0, 0
             for writes, reads in steps:
                 for _ in range(writes):

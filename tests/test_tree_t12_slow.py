@@ -1,11 +1,14 @@
 """T12: a body that blocks the loop is named."""
 
 import asyncio
+import gc
 import inspect
 import logging
 import sys
 import threading
 import time
+import weakref
+from contextlib import AsyncExitStack
 
 import pytest
 from _until import settled, until
@@ -128,6 +131,22 @@ async def test_each_block_is_warned_of_once(caplog):
         await commander.run(blocking())
         await commander.run(blocking())
     assert len(caplog.records) == 2
+
+
+async def test_a_block_is_warned_of_once_however_many_commanders_the_loop_has(caplog):
+    """Also of other times; when one is closed, the loop is watched by those that are left."""
+    async with asyncio.timeout(30), AsyncExitStack() as stack:
+        for number in range(50):
+            await stack.enter_async_context(Commander(slow_after=AFTER * (1 + number % 3)))
+        commander = await stack.enter_async_context(Commander(slow_after=1_000))
+        await commander.run(blocking())
+        assert len(caplog.records) == 1
+        assert f"{AFTER:g} s" in caplog.text
+        async with Commander(slow_after=AFTER / 2) as inner:
+            await inner.run(blocking())
+        await commander.run(blocking())
+    assert [f"{each:g} s at" in caplog.text for each in (AFTER, AFTER / 2)] == [True, True]
+    assert len(caplog.records) == 3
 
 
 async def test_a_body_that_waits_is_not_named(caplog):
@@ -331,3 +350,30 @@ async def test_who_blocks_a_server_is_named_once(caplog):
         waiting.set()
         await until(lambda: server.runs.running == 0)
     assert sum("blocks the event loop" in message for message in caplog.messages) == 1
+
+
+async def test_the_watch_keeps_no_node_that_has_ended(monkeypatch):
+    """Also not while it asks the loop for a sign of life: the loop may run on in that call."""
+    loop = asyncio.get_running_loop()
+    ask, asks, may_go_on = loop.call_soon_threadsafe, threading.Event(), threading.Event()
+
+    def ask_slowly(*args, **options):
+        if threading.current_thread().name == "anabranch":
+            asks.set()
+            may_go_on.wait(5)
+        return ask(*args, **options)
+
+    @handler
+    async def until_it_asks(node):
+        assert asks.wait(5)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", ask_slowly)
+    async with asyncio.timeout(10), Commander() as commander:
+        node = until_it_asks()
+        reference = weakref.ref(node)
+        await commander.run(node)
+        del node
+        gc.collect()
+        is_kept = reference() is not None
+        may_go_on.set()
+    assert not is_kept

@@ -67,10 +67,11 @@ class Everything(Job[list[str]]):
                 said.append(type(error).__name__)
         await urgent
         said.append(await give("adopted"))
+        said.append(await self.in_thread("thread".lower))
         return said
 
 
-EXPECTED = {"start", "flaky", "late joining", "TimeoutError", "NodeCancelled", "adopted"}
+EXPECTED = {"start", "flaky", "late joining", "TimeoutError", "NodeCancelled", "adopted", "thread"}
 
 
 @pytest.mark.parametrize("limit", [None, 1])

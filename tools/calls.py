@@ -60,14 +60,16 @@ def start_call(parent: Node[object], call: ToolCall, tool: AnyTool, ask: Ask) ->
     return _put(parent, node, tool)
 
 
-def effect_of(parent: Node[Any], tool: AnyTool, arguments: Mapping[str, Any]) -> Effect | None:
+def effect_of(
+    parent: Node[Any], tool: AnyTool, arguments: Mapping[str, Any], key: str | None = None
+) -> Effect | None:
     """Claim a call of a tool as an effect of `parent`; None outside a durable run."""
     scope = scope_of(parent)
     if scope is None:
         return None
     harmless = tool.read_only or tool.effect == "nested"
     early = tool.read_only and not tool.approve
-    return scope.effect(tool.name, arguments, harmless=harmless, early=early)
+    return scope.effect(tool.name, arguments, harmless=harmless, early=early, key=key)
 
 
 def _put(parent: Node[object], node: CallNode, tool: AnyTool) -> CallNode:

@@ -26,6 +26,8 @@ from anabranch.commander import (
 )
 from anabranch.handlers import Handler, handler
 from anabranch.jobs import Job
+from anabranch.messages import Usage
+from anabranch.store import Durable
 
 V = TypeVar("V")
 
@@ -105,6 +107,26 @@ class Puts(Job[None]):
         assert_type(call, Handler[str])
         assert_type(await call, str)
         self.put_job(Own(1), retry=Restart(max=3, within=60), policy=quorum(2))
+
+
+# --- a class sets defaults for its jobs
+
+
+class Feed(Job[str], retry=Retry(attempts=3, on=OSError), timeout=10):
+    url: str
+
+
+class Slow(Feed, policy="collect"):
+    timeout = 60
+    retry = Restart(max=3)
+
+
+class Timed(Durable[float], timeout=1.5):
+    timeout: float = 10  # a field, as its annotation says
+
+
+assert_type(run(Slow("https://example.org")), str)
+assert_type(Timed(3).timeout, float)
 
 
 # --- handlers: functions and methods keep their parameters
@@ -197,10 +219,12 @@ async def application() -> None:
         assert_type(await commander.drain(1.0), bool)
         async for event in commander.events(["text", "failed"]):
             assert_type(event, Event)
+            assert_type((event.node_name, event.key), tuple[str, str | None])
+        assert_type(commander.usage(), dict[str, Usage])
 
 
 assert_type(run(Shout("hi")), str)
-assert_type(run(upper("hi"), auto_exit=False, max_concurrency=1), str)
+assert_type(run(upper("hi"), auto_exit=False, max_concurrency=1, timeout=5), str)
 
 
 # --- agents: what a parser makes is what an answer's `formatted` is

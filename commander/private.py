@@ -1,0 +1,34 @@
+"""Private names of asyncio that several packages use, each with a substitute where it is missing.
+
+`tests/test_private_names.py` lists every private name of Python and of other libraries that this
+package uses, and runs the package with and without each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any, cast
+
+__all__ = ["running_loop", "silence_unfinished"]
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+# Returns the loop that runs in this thread, or None. Every put of a node asks for it, and the
+# public function raises an exception where no loop runs.
+running_loop = getattr(asyncio, "_get_running_loop", _running_loop)
+
+
+def silence_unfinished(task: asyncio.Task[Any]) -> None:
+    """Prevent the warning that asyncio logs when an unfinished task is garbage collected.
+
+    Without the attribute asyncio logs the warning.
+    """
+    with suppress(AttributeError):
+        cast("Any", task)._log_destroy_pending = False
