@@ -327,6 +327,9 @@ def signal(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The signal's name.")],
     value: Annotated[str, typer.Argument(metavar="VALUE", help="JSON, or else a text.")] = "null",
     text: Annotated[bool, typer.Option("--text", help="VALUE is a text, not JSON.")] = False,
+    key: Annotated[
+        str | None, typer.Option(help="An idempotency key: a repeated one sends nothing.")
+    ] = None,
     journal: File = DEFAULT,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -334,14 +337,17 @@ def signal(
     """Send a value to a run; it is kept until the run asks for it."""
 
     async def work(file: Journal) -> None:
-        await _look(file, run)
         sent: Any = value
         if not text:
             with suppress(ValueError, RecursionError):
                 found = json.loads(value)
                 json.dumps(found, allow_nan=False)  # which is no JSON, though Python reads it
                 sent = found
-        await file.signal(run, name, sent)
+        try:
+            await file.signal(run, name, sent, key=key)
+        except RunNotFound:
+            await _look(file, run)
+            raise
         if as_json:
             print_json({"run_id": run, "signal": name, "value": sent})
         else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import logging
 import os
 from contextlib import (
@@ -26,7 +25,7 @@ from ..messages.mask import mask
 from ..store import Journal, JournalError, RunView, Wait
 from ._exit import FAILED, KILLED, handle_signals
 from ._named import import_named, import_users_module
-from ._runs_view import count, describe_wait, print_json
+from ._runs_view import count, describe_wait, print_json, read_json
 from ._terminal import LegibleLog, complain, in_line, show_traceback
 
 __all__ = ["bring", "resume_run"]
@@ -83,7 +82,7 @@ async def resume_run(
 
 def _print_end(view: RunView, as_json: bool) -> int:
     """Print what a run has given: a text as it is, anything else as JSON."""
-    result: Any = None if view.result is None else json.loads(view.result)
+    result: Any = None if view.result is None else read_json(view.result)
     if as_json:
         found = {"run_id": view.run.run_id, "state": view.run.state, "result": result}
         print_json({**found, "error": view.error})

@@ -29,6 +29,7 @@ __all__ = [
     "describe_view",
     "describe_wait",
     "print_json",
+    "read_json",
     "say",
     "show_run",
     "show_runs",
@@ -194,7 +195,7 @@ def show_run(
                 _moment(letter.time),
                 letter.kind,
                 Text(in_line(letter.name, 40) if letter.kind == "signal" else ""),
-                Text(shown(_read(letter.value))),
+                Text(shown(read_json(letter.value))),
                 Text(
                     f"refused: {in_line(why, 200)}" if (why := view.refused.get(letter.id)) else ""
                 ),
@@ -238,7 +239,7 @@ def describe_view(view: RunView, *, rows: bool) -> dict[str, Any]:
             "kind": row.kind,
             "ident": row.ident.hex(),
             "name": view.names.get(row.ident),
-            "value": _read(row.value),
+            "value": read_json(row.value),
         }
         for row in view.rows
     ]
@@ -248,14 +249,14 @@ def describe_view(view: RunView, *, rows: bool) -> dict[str, Any]:
             "time": _iso(each.time),
             "kind": each.kind,
             "name": each.name,
-            "value": _read(each.value),
+            "value": read_json(each.value),
             "refused": view.refused.get(each.id),
         }
         for each in view.letters
     ]
     return found | {
-        "inputs": _read(view.run.inputs),
-        "result": None if view.result is None else _read(view.result),
+        "inputs": read_json(view.run.inputs),
+        "result": None if view.result is None else read_json(view.result),
         "usage": view.usage,
         "gone": view.gone,
         "letters": letters,
@@ -276,13 +277,13 @@ def _facts(view: RunView) -> Iterable[tuple[str, Text]]:
     yield "state", state
     for name, when in ("began", run.created), ("updated", run.updated):
         yield name, Text(f"{datetime.fromtimestamp(when):%Y-%m-%d %H:%M:%S}, {age(now - when)} ago")
-    inputs: dict[str, Any] = _read(run.inputs)
+    inputs: dict[str, Any] = read_json(run.inputs)
     lines = [f"{name}: {shown(value)}" for name, value in mask(inputs).items()]
     yield "inputs", Text("\n".join(lines) if lines else "none")
     if view.error is not None:
         yield "error", Text(shown(view.error, 2000), COLOURS.get(run.state, ""))
     if view.result is not None:
-        yield "result", Text(shown(_read(view.result), 2000))
+        yield "result", Text(shown(read_json(view.result), 2000))
     if view.usage:
         each = [f"{legible(model)}: {_usage(taken)}" for model, taken in view.usage.items()]
         yield "usage", Text("\n".join(each))
@@ -332,7 +333,7 @@ def _show_history(console: Console, view: RunView, *, every: bool) -> None:
             _moment(row.time),
             Text(legible(row.kind), KINDS.get(row.kind, "")),
             Text(in_line(name.rpartition(":")[2], 60)),
-            Text(shown(_say_row(row.kind, _read(row.value)))),
+            Text(shown(_say_row(row.kind, read_json(row.value)))),
         )
     console.print()
     if len(rows) < len(view.rows):
@@ -362,7 +363,8 @@ def _say_message(value: Any) -> Any:
     if said is None:
         return f"the reply of row {value['reply']}"
     calls = ", ".join(f"{each['name']}(...)" for each in said.get("tool_calls", ()))
-    text = " ".join(filter(None, [said.get("content"), calls and f"[calls {calls}]"]))
+    content = f"the result of row {value['gave']}" if "gave" in value else said.get("content")
+    text = " ".join(filter(None, [content, calls and f"[calls {calls}]"]))
     return f"{said.get('role', 'tool')}: {text}"
 
 
@@ -383,7 +385,7 @@ _ROWS: dict[str, Callable[[Any], Any]] = {
     "attempt": lambda value: f"failed; tries again at {_moment(value['due'])}",
     "usage": lambda value: "; ".join(f"{name}: {_usage(each)}" for name, each in value.items()),
     "letter": lambda value: (
-        "in time came none" if value["id"] is None else _read(value["value"].encode())
+        "in time came none" if value["id"] is None else read_json(value["value"].encode())
     ),
     "question": lambda value: (
         f"may it run? {shown(value['arguments'])}"
@@ -406,10 +408,10 @@ def _usage(taken: Mapping[str, Any]) -> str:
     return ", ".join(counts) or "nothing"
 
 
-def _read(value: bytes) -> Any:
-    """Return the JSON value, or the text where it is none."""
+def read_json(value: bytes) -> Any:
+    """Return the JSON value, or the text where it is none; `$exact` matters to programs alone."""
     try:
-        return json.loads(value) if value else None
+        return json.loads(value, object_hook=lambda it: it.get("$exact", it)) if value else None
     except ValueError:
         return value.decode(errors="replace")
 

@@ -14,10 +14,12 @@ The files, on the way from a user's job to the disk:
 - `_session`: a run that stays open, and is called again and again
 - `_scope`: a node of a run: what becomes of it, as rows
 - `_identity`: who that node is, and what the journal has of it
-- `_endings`: in which order nodes end whose outcome the journal has
+- `_endings`: the order in which durable nodes end, the same in each execution
 - `_held`: nodes whose cancel the journal has, until they are cancelled again
 - `_effect`: what a node does outside
 - `_call`: a tool that the run's own code calls: an effect whose result is typed
+- `_claim`: which recorded effect a call is
+- `_unreplayed`: recorded effects that an execution has not replayed yet
 - `_approvals`: the questions that runs have for a person, and the answers
 - `_reply`: what models said
 - `_conversation`: conversations whose messages are rows
@@ -32,10 +34,13 @@ The files, on the way from a user's job to the disk:
 - `_keys`: what is cut out of all that is written
 - `_canonical`: inputs as a text, and the digests of which identities are made
 - `_codec`: values as JSON, by their types
+- `_lost_fields`: fields that a stored value has and its class has not
 - `_failure`: exceptions as JSON
 - `_file`: the journal's file: runs, rows and letters, in SQL
+- `_purge`: removing runs in small transactions
 - `_watch`: waiting until the file has changed
 - `_lock`: who has a run
+- `_mark`: what was committed last, so that a lost WAL is noticed
 - `_writer`: the one thread that reads and writes the file
 - `_seal`: values as they stand there: through the user's codec, with a sum of their bytes
 - `_schema`: the tables, how they are made, and what can be wrong with a file

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast, get_type_hints
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from ..commander import Node, ToolError
+from ..commander.scope import scope_of
 from ..tools import AnyTool, Illustrated
 from ..tools.calls import do_once, effect_of, read_text, write_text
 from ._canonical import canonical_inputs
@@ -29,16 +30,23 @@ def call_tool(
 ) -> Node[Any]:
     """Put a call of `tool` below `caller`, as an effect of the caller's; it fails as the tool does.
 
+    `key` among the keywords names the effect, unless the tool has such a parameter itself.
+
     Raises `InvalidArguments` for arguments that the tool does not take, `NotStorable` for those, or
     a type of result, that cannot be written.
     """
-    given = {**inspect.signature(tool.function).bind_partial(*args).arguments, **kwargs}
+    signature, kwargs = inspect.signature(tool.function), dict(kwargs)
+    own = {*signature.parameters, *tool.parameters.get("properties", {})}
+    key = None if "key" in own else kwargs.pop("key", None)
+    if key is not None and (type(key) is not str or not key):
+        raise TypeError(f"key= of a call is a name in the run, not {key!r}")
+    given = {**signature.bind_partial(*args).arguments, **kwargs}
     try:
         arguments = to_jsonable_python(given)
     except PydanticSerializationError as error:
         raise NotStorable(f"the arguments of the tool {tool.name}: {error}") from error
     tool.check(arguments)
-    effect = cast("KeptEffect", effect_of(caller, tool, arguments))
+    effect = cast("KeptEffect", effect_of(caller, tool, arguments, key))
     call = _Call(tool, effect, _codec(tool))
     return caller.call_handler(_Called(arguments, call))
 
@@ -93,7 +101,7 @@ class _Call:
         said = [json.dumps(value)] + ([value] if isinstance(value, str) else [])
         for data in said:
             try:
-                return self.write(codec.decode(data.encode()))
+                return self.write(codec.decode(data.encode(), foreign=True))
             except (JournalMismatch, NotStorable):
                 continue
         raise ValueError(f"{self.tool.name} does not return {value!r:.200}")
@@ -115,6 +123,7 @@ class _Called(Node[Any], internal=True):
     """A call, after a person's yes if the tool wants one; it ends alike in each life."""
 
     _node_durable = True
+    _node_work = True
 
     def __init__(self, arguments: Mapping[str, Any], call: _Call) -> None:
         super().__init__(f"call:{call.tool.name}")
@@ -153,6 +162,8 @@ class _Called(Node[Any], internal=True):
 class _Once(Node[Any], internal=True):
     """An attempt; in a later life it gives what it gave."""
 
+    _node_work = True
+
     def __init__(self, arguments: Mapping[str, Any], call: _Call) -> None:
         super().__init__(call.tool.name)
         self._arguments = arguments
@@ -161,4 +172,9 @@ class _Once(Node[Any], internal=True):
     async def task(self) -> Any:
         call, tool = self._node_call, self._node_call.tool
         kept = await do_once(call.effect, tool, call.give, self._arguments, call.write, call.check)
-        return call.read(kept)
+        try:
+            return call.read(kept)
+        except JournalMismatch as mismatch:  # it stops the run, and is no failure of this call
+            scope: Any = scope_of(self)
+            scope.ledger.fail(mismatch)
+            raise

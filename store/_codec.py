@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from base64 import b64decode, b64encode
+from collections import deque
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -20,6 +21,7 @@ from math import isfinite
 from types import SimpleNamespace, UnionType
 from typing import (
     Any,
+    NamedTuple,
     NoReturn,
     TypeVar,
     Union,
@@ -37,6 +39,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import to_jsonable_python
 
 from ._canonical import CONTENT, SCALARS, canonical
+from ._lost_fields import find_lost, older_readers
 from ._seal import check_size
 from .errors import JournalMismatch, NotStorable
 
@@ -52,9 +55,12 @@ class Codec:
 
     A codec keeps what it takes: the value that comes back is of the same types all the way down,
     with all its fields, or `encode` refuses it. A model's subclass is therefore refused where the
-    model is annotated, `"3"` and `True` where an `int` is. One thing changes: an integer where a
-    `float` is annotated comes back as a float. Without an annotation, or under `Any`, only what is
-    JSON is taken: a tuple, a set, a date or a model would come back as something else.
+    model is annotated, `"3"` and `True` where an `int` is. Without an annotation, or under `Any`,
+    only what is JSON is taken: a tuple, a set, a date or a model would come back as something else.
+
+    pydantic reads an integer as a float where a `float` is annotated. A value with such integers is
+    therefore written as `{"$exact": ...}`, and its integers are put back when it is read. Without
+    that tag, as earlier versions wrote it, it has floats there.
     """
 
     def __init__(
@@ -70,6 +76,10 @@ class Codec:
         # And how they stand in the text of a node's inputs.
         self.scalars: dict[type, Callable[[Any], str]] = {}
         self._adapter: TypeAdapter[Any] | None = None
+        # Whether it holds models or other classes with fields, which may lose one; and those of
+        # them that may read older forms.
+        self._has_fields = False
+        self._older: set[type | None] = set()
         self._resolve(last=False)
 
     @property
@@ -86,17 +96,26 @@ class Codec:
         adapter = self._adapter or self._resolve(last=True)
         try:
             plain = adapter.dump_python(value, by_alias=False, round_trip=True, warnings="error")
-            data = dump(pack(plain, exact=self._exact))
+            packed = pack(plain, exact=self._exact)
+            data = dump(packed)
             back = self._read(adapter, data)
             same = _same(value, back)
+            if not same and _same(value, back, numbers=True):
+                data = dump({EXACT: packed})
+                back = self._read(adapter, data)
+                same = _same(value, back)
         except Exception as error:  # noqa: BLE001 - a user's serializers, validators and `__eq__`
             self._refuse(value, _why(error), error)
         if not same:
             self._refuse(value, f"it would come back as another, of the type {_shown(type(back))}")
         return data
 
-    def decode(self, data: bytes) -> Any:
-        """Return what was encoded; raise `JournalMismatch` if the annotation does not allow it."""
+    def decode(self, data: bytes, *, foreign: bool = False) -> Any:
+        """Return what was encoded; raise `JournalMismatch` if the annotation does not allow it.
+
+        A class that has lost a field since then is refused, as it would drop the field's value.
+        `foreign` data was written by somebody else, and may have more fields.
+        """
         if self.plain:
             try:
                 value, end = _scan(text := data.decode(), 0)
@@ -106,17 +125,27 @@ class Codec:
                 pass
         adapter = self._adapter or self._resolve(last=True)
         try:
-            return self._read(adapter, data)
+            value = self._read(adapter, data)
+            lost = (
+                None if foreign or not self._has_fields else self._lost_field(adapter, data, value)
+            )
         except Exception as error:
             raise JournalMismatch(
                 f"{self.where}: what the journal has of it does not fit {_shown(self.annotation)}"
                 f" any more: {_why(error)}"
             ) from error
+        if lost is not None:
+            raise JournalMismatch(
+                f"{self.where}: the journal has a field {lost!r} of it, which"
+                f" {_shown(self.annotation)} has no more: give the class that field again, or a"
+                " validator (mode='before') that reads the value without it"
+            )
+        return value
 
     def misfit(self, data: bytes) -> str | None:
         """Say why `decode` refuses this, in words that tell nothing of the value; None if not."""
         try:
-            self.decode(data)
+            self.decode(data, foreign=True)
         except JournalMismatch as error:
             cause = error.__cause__
             if not isinstance(cause, ValidationError):
@@ -126,7 +155,19 @@ class Codec:
         return None
 
     def _read(self, adapter: TypeAdapter[Any], data: bytes) -> Any:
-        return adapter.validate_python(unpack(data), by_alias=False, by_name=True)
+        plain = unpack(data)
+        if exact := plain.__class__ is _Exact:
+            plain = plain.value
+        value = adapter.validate_python(plain, by_alias=False, by_name=True)
+        return _put_integers_back(value, plain) if exact else value
+
+    def _lost_field(self, adapter: TypeAdapter[Any], data: bytes, value: Any) -> str | None:
+        """Return the name of a field that the journal has of a value and its class has not."""
+        stored = json.loads(data)
+        if stored.__class__ is dict and EXACT in stored:
+            stored = stored[EXACT]
+        plain = adapter.dump_python(value, by_alias=False, round_trip=True)
+        return find_lost(stored, pack(plain, exact=self._exact), value, self._older)
 
     def _refuse(self, value: object, why: str, error: Exception | None = None) -> NoReturn:
         raise NotStorable(
@@ -158,6 +199,8 @@ class Codec:
         if '"writeOnly": true' in schema:
             raise self._unfit("it is a secret, or holds one")
         self._exact = hint not in (Any, object) and not isinstance(hint, TypeVar)
+        self._older = older_readers(adapter.core_schema)
+        self._has_fields = '"properties"' in schema and None not in self._older
         kinds = tuple(_WRITERS)
         plain: tuple[Any, ...] = kinds if hint in (Any, object) else (hint,)
         if get_origin(hint) in (Union, UnionType):
@@ -315,6 +358,8 @@ WARNS = "Pydantic serializer warnings:\n  PydanticSerializationUnexpectedValue("
 # What pydantic says with these may have a part of the value in it.
 _TELLING = frozenset({"value_error", "assertion_error", "union_tag_invalid"})
 
+EXACT = "$exact"  # the tag of a value whose integers may stand where a float is annotated
+
 # How each is written, and read again.
 _TAGS: dict[type, tuple[Callable[[Any, Callable[[Any], Any]], Any], Callable[[Any], Any]]] = {
     bytes: (lambda value, again: b64encode(value).decode(), b64decode),
@@ -336,23 +381,58 @@ _TAGS: dict[type, tuple[Callable[[Any, Callable[[Any], Any]], Any], Callable[[An
     ),
 }
 
+
+class _Exact(NamedTuple):
+    """A value whose integers stay integers; a dict that has the tag as a key of its own is none."""
+
+    value: Any
+
+
 _READERS: dict[str, Callable[[Any], Any]] = {
     **{f"${kind.__name__}": read for kind, (_, read) in _TAGS.items()},
     "$int": lambda text: int(text, 16),
     "$float": float,
     "$dict": dict,
+    EXACT: _Exact,
 }
 
 
 # --- what is said of values
 
 
-def _same(value: Any, back: Any) -> bool:
+def _same(value: Any, back: Any, *, numbers: bool = False) -> bool:
     if type(value) in (str, int) and type(back) is type(value):
         return back == value
-    text, whole = canonical(value, numbers=True)
-    again, _ = canonical(back, numbers=True)
+    text, whole = canonical(value, numbers=numbers)
+    again, _ = canonical(back, numbers=numbers)
     return text == again and (whole or bool(value == back))
+
+
+def _put_integers_back(value: Any, plain: Any) -> Any:
+    """Return `value`, which was read of `plain`, with an integer for each that `plain` has."""
+    kind: Any = type(cast("object", value))
+    again: Any = _put_integers_back
+    if kind is float:
+        return plain if type(plain) is int else value
+    if issubclass(kind, tuple):
+        make = cast("Any", tuple).__new__
+        return make(kind, map(again, value, plain))  # also of a `NamedTuple`
+    if value.__class__ in (set, frozenset):
+        return kind(plain) if value == plain else value
+    if issubclass(kind, list | deque):
+        for index, each in enumerate(plain):
+            value[index] = again(value[index], each)
+    elif issubclass(kind, dict):
+        keys = {each: each for each in plain}
+        items = [(again(key, keys[key]), again(each, plain[key])) for key, each in value.items()]
+        value.clear()
+        value.update(items)
+    elif isinstance(plain, dict):
+        for name, each in cast("dict[str, Any]", plain).items():
+            before = getattr(value, name)
+            if (after := again(before, each)) is not before:
+                object.__setattr__(value, name, after)  # also of a frozen class
+    return value
 
 
 def _shown(annotation: Any) -> str:

@@ -3,6 +3,11 @@
 The body of a job that is taken up runs again from its start, and so adds its messages again: they
 are found in the journal, by who adds them, and compared. What was added by nodes that do not run
 again is applied where it stood. So the messages always stand in the order of their rows.
+
+A row stores no text twice: a message that is a model's reply names the row of the reply, and a
+tool's result names the row of what the tool gave. To find the messages below a node, a row names
+the node that adds it and the nodes above that one, up to the first that an earlier row of the run
+names. So a row stays small however deep its node is.
 """
 
 from __future__ import annotations
@@ -17,7 +22,8 @@ from ..commander import ConfigurationError
 from ..commander.scope import is_aside_here, scope_here
 from ..messages import Conversation, Message, Request, ToolSchema
 from ..messages.kept import read_message, write_json, write_message
-from ..tools import ToolResult
+from ..tools import Illustrated, ToolResult
+from ..tools.calls import read_text
 from ._canonical import digest
 from .errors import JournalError, NotDurable, NotStorable
 
@@ -28,7 +34,10 @@ if TYPE_CHECKING:
 
 __all__ = ["KeptConversation", "Talks"]
 
-TAG = 4  # bytes of an identity that say who is above the adder of a message
+# Bytes of an identity that name a node in the row of a message: under "by", and under "above",
+# where earlier versions named all the nodes above it in each row.
+TAG, OLD_TAG = 8, 4
+RESULT = ("content", "parts", "files")  # the fields of a `ToolResult` that the tool gave
 
 
 class Talks:
@@ -37,8 +46,8 @@ class Talks:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._open: dict[str, KeptConversation] = {}
-        # The row of each reply, by its message, for messages that are replies.
-        self._heard: dict[bytes, int] = {}
+        # The tag of each node that a row names, and the tag of the node above it, "" at a root.
+        self._parents: dict[str, str] = {}
 
     def open(self, scope: NodeScope, name: str, system: str | None = None) -> KeptConversation:
         """Return the one of this name as it was when the root above `scope` began, or later."""
@@ -49,7 +58,7 @@ class Talks:
             )
         talk.apply(self._ledger.first_row(scope.root))
         if system is not None and not len(talk):
-            talk.keep(Message(role="system", content=system), digest("talk", name, "system"), "")
+            talk.keep(Message(role="system", content=system), digest("talk", name, "system"))
         return talk
 
     def catch_up(self, scope: NodeScope, until: float = inf) -> None:
@@ -59,11 +68,15 @@ class Talks:
         """
         if not self._entries:
             return
-        tag = scope.ident[:TAG].hex()
-        for name, entries in self._entries.items():
-            below = (entry.seq for entry in entries if tag in entry.above and entry.seq < until)
-            if last := max(below, default=0):
-                self.open(scope, name).apply(last)
+        tags = (scope.ident[:TAG].hex(), scope.ident[:OLD_TAG].hex())
+        for name, last in self._last.items():
+            number = max(last.get(tag, 0) for tag in tags)
+            if number >= until:
+                before = [entry for entry in self._entries[name] if entry.seq < until]
+                last = self._last_below(before)
+                number = max(last.get(tag, 0) for tag in tags)
+            if number:
+                self.open(scope, name).apply(number)
 
     def clean(self, message: Message) -> Message:
         """Return a message without keys: a reply is played without them, and has to be the same."""
@@ -72,43 +85,116 @@ class Talks:
         return message if cleaned == said else read_message(cleaned, _kind(message))
 
     def hear(self, number: int, text: bytes) -> None:
-        """Take note of a reply that was kept in the row of this number."""
-        self._heard[_digest(json.loads(text)["message"])] = number
+        """Note that the row of this number has a model's reply."""
+        self._sources[_digest(json.loads(text)["message"])] = number
 
-    def find_reply(self, fields: Mapping[str, Any]) -> int | None:
-        """Return the number of the row of the reply that this message is."""
-        self._entries  # noqa: B018 - which hears what is in the journal
-        return self._heard.get(_digest(fields))
+    def note_result(self, number: int, gave: Any) -> None:
+        """Note that the row of this number has what a tool gave."""
+        if (fields := _result_fields(gave)) is not None:
+            self._sources[_digest(fields)] = number
+
+    def write(self, kind: type[Message], said: dict[str, Any]) -> dict[str, Any]:
+        """Return what the row of a message says of it: it names the row that has its text."""
+        if kind is Message:
+            number = self._sources.get(_digest(said))
+            return {"message": said} if number is None else {"reply": number}
+        given = {name: said[name] for name in RESULT if name in said}
+        number = self._sources.get(_digest(given))
+        if number is None:
+            return {"result": said}
+        return {"result": {k: v for k, v in said.items() if k not in RESULT}, "gave": number}
+
+    def path(self, scope: NodeScope) -> list[str]:
+        """Return the tags of a node and of those above it, up to the first that a row names."""
+        tags: list[str] = []
+        each: Any = scope
+        while each is not None and not each.is_root:
+            tags.append(each.ident[:TAG].hex())
+            if tags[-1] in self._parents:
+                break
+            each = each.parent
+        return tags
+
+    def note_path(self, tags: Sequence[str]) -> None:
+        """Note the nodes that a row names."""
+        for tag, above in zip(tags, [*tags[1:], ""], strict=False):
+            self._parents.setdefault(tag, above)
 
     @cached_property
     def _entries(self) -> dict[str, list[_Entry]]:
-        replies: dict[int, dict[str, Any]] = {}
-        for row in self._ledger.of_kind("reply"):
-            replies[row.seq] = json.loads(row.value)["message"]
-            self._heard[_digest(replies[row.seq])] = row.seq
         found: dict[str, list[_Entry]] = {}
-        for row in self._ledger.of_kind("message"):
+        rows = self._ledger.of_kind("message")
+        texts = [*self._ledger.of_kind("reply"), *self._ledger.of_kind("gave")] if rows else []
+        sources = {row.seq: row for row in texts}
+        for row in rows:
             value = json.loads(row.value)
-            found.setdefault(value["talk"], []).append(_Entry(row, value, replies))
+            entry = _Entry(row, value, sources)
+            found.setdefault(value["talk"], []).append(entry)
+            if "by" in value:
+                self.note_path(entry.path)
         return found
+
+    @cached_property
+    def _sources(self) -> dict[bytes, int]:
+        """The rows that have the text of messages, by a digest of that."""
+        found: dict[bytes, int] = {}
+        for row in self._ledger.of_kind("reply"):
+            found[_digest(json.loads(row.value)["message"])] = row.seq
+        for row in self._ledger.of_kind("gave"):
+            if (fields := _result_fields(json.loads(row.value))) is not None:
+                found[_digest(fields)] = row.seq
+        return found
+
+    @cached_property
+    def _last(self) -> dict[str, dict[str, int]]:
+        """By conversation: the last row below each node."""
+        return {name: self._last_below(entries) for name, entries in self._entries.items()}
+
+    def _last_below(self, entries: list[_Entry]) -> dict[str, int]:
+        """Return the number of the last of these rows below each node, by the node's tag."""
+        last: dict[str, int] = {}
+        for entry in reversed(entries):
+            for tag in entry.path:
+                last.setdefault(tag, entry.seq)
+            above = self._parents.get(entry.path[-1]) if entry.path else None
+            while above and above not in last:  # if one has its last row, so have all above it
+                last[above] = entry.seq
+                above = self._parents.get(above)
+        return last
 
 
 def _digest(fields: Mapping[str, Any]) -> bytes:
     return digest(write_json(fields))
 
 
+def _result_fields(gave: Any) -> dict[str, Any] | None:
+    """Return the fields of a `ToolResult` that say what a tool gave; None for a kept value."""
+    if isinstance(gave, str):
+        return {"content": gave}
+    if not isinstance(gave, dict) or "text" not in gave:
+        return None
+    text = read_text(gave)
+    parts, files = (text.parts, text.files) if isinstance(text, Illustrated) else ((), ())
+    said = write_message(ToolResult(content=str(text), parts=[*parts], files=[*files]))
+    return {name: said[name] for name in RESULT if name in said}
+
+
 class _Entry:
     """A message that the journal has."""
 
-    def __init__(self, row: Row, value: dict[str, Any], replies: dict[int, dict[str, Any]]) -> None:
+    def __init__(self, row: Row, value: dict[str, Any], sources: Mapping[int, Row]) -> None:
         self.ident = row.ident
         self.seq = row.seq
-        above: str = value.get("above", "")
-        self.above = {above[start : start + 2 * TAG] for start in range(0, len(above), 2 * TAG)}
+        path, size = (value["by"], TAG) if "by" in value else (value.get("above", ""), OLD_TAG)
+        # The tags of the node that has added it and of those above it, as far as the row says.
+        self.path = [path[start : start + 2 * size] for start in range(0, len(path), 2 * size)]
         self.after = value["after"]
         self.kind = ToolResult if "result" in value else Message
-        said = value.get("result") or value.get("message")
-        self.said: dict[str, Any] = replies[value["reply"]] if said is None else said
+        self.said: dict[str, Any] = value.get("result") or value.get("message") or {}
+        if "gave" in value:
+            self.said |= _result_fields(json.loads(sources[value["gave"]].value)) or {}
+        elif "reply" in value:
+            self.said = json.loads(sources[value["reply"]].value)["message"]
 
 
 class _Messages(list[Message]):
@@ -209,19 +295,14 @@ class KeptConversation(Conversation):
         if scope is None or scope.ledger is not self._ledger:
             raise NotDurable(f"{self.thread_id!r} is added to outside the nodes of its run")
         self._require_one_answer(scope)
-        above: list[str] = []
-        each = scope
-        while each is not None and not each.is_root:
-            above.append(each.ident[:TAG].hex())
-            each = each.parent
         for message in map(self._talks.clean, plain.messages):
             what = f"message {self._name}"
             if is_aside_here():  # tasks beside the body have no order that would come again
                 what += _chain("", _kind(message), write_message(message))
             ident = digest(scope.now, what, scope.number(what))
-            self.keep(message, ident, "".join(above))
+            self.keep(message, ident, scope)
 
-    def keep(self, message: Message, ident: bytes, above: str) -> None:
+    def keep(self, message: Message, ident: bytes, by: NodeScope | None = None) -> None:
         """Add a message, if it does not stand there already from an earlier life."""
         kind, said = _kind(message), write_message(message)
         entry = self._by_ident.get(ident)
@@ -240,14 +321,12 @@ class KeptConversation(Conversation):
             return
         self.apply(inf)
         if not self._ledger.suspended:  # else it is not: this is done again in the next life
-            number = self._talks.find_reply(said)
+            path = [] if by is None else self._talks.path(by)
             value: dict[str, Any] = {"talk": self._name, "after": self._chain}
-            value |= {"above": above} if above else {}
-            if number is not None and kind is Message:
-                value["reply"] = number
-            else:
-                value["result" if kind is ToolResult else "message"] = said
+            value |= {"by": "".join(path)} if path else {}
+            value |= self._talks.write(kind, said)
             self._ledger.append(ident, "message", write_json(value).encode())
+            self._talks.note_path(path)
             self._chain = _chain(self._chain, kind, said)
         self._messages.put(message)
 

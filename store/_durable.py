@@ -254,6 +254,12 @@ class DurableCalls:
     ) -> Node[T]: ...
     @overload
     def call(self, tool: _Called[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Node[T]: ...
+    @overload
+    def call(
+        self, tool: _Called[..., Coroutine[Any, Any, T]], /, *args: Any, key: str, **kwargs: Any
+    ) -> Node[T]: ...
+    @overload
+    def call(self, tool: _Called[..., T], /, *args: Any, key: str, **kwargs: Any) -> Node[T]: ...
     def call(self, tool: Any, /, *args: Any, **kwargs: Any) -> Node[Any]:
         """Call a tool as a child of the job, once in the life of the run; await the result.
 
@@ -261,6 +267,11 @@ class DurableCalls:
         `approve`, `retry`, `timeout`. It gives what the tool returns, by its return annotation, and
         raises what the tool raises, or a `ToolError` if a person does not allow it. Replies that
         `fork` reads for this job, or for one above it, are waited for: see docs/durable.md.
+
+        `key=` names the call in its run: `call(charge, order, key="charge")`. The journal then
+        finds the call by this name alone, also after an edit that moves it to another job, renames
+        the tool or changes the inputs. Two calls of one run with the same key are a
+        `ConfigurationError`. A parameter `key` of the tool itself takes precedence.
         """
         if not isinstance(tool, Tool):
             raise TypeError(f"{tool!r} is no tool: mark it with @tool, or make it a step")
@@ -302,7 +313,7 @@ class DurableCalls:
         ident = self._ident(f"signal {name}")
         with self._waiting(ident, "signal", name, timeout, type=codec.shown) as due:
             data = await self._scope.ledger.take_letter(ident, "signal", name, due, codec)
-        return codec.decode(data)
+        return codec.decode(data, foreign=True)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[Transaction]:
@@ -386,6 +397,7 @@ class Step(Node[T_co], internal=True):
     """One call of a function whose result is kept."""
 
     _node_durable = True
+    _node_work = True
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         super().__init__(getattr(function, "__name__", type(function).__name__))

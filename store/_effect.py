@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..commander import (
     ConfigurationError,
@@ -20,11 +20,12 @@ from ..commander import (
     current_node,
 )
 from ..commander.kept import Effect
-from ..commander.scope import is_aside_here, scope_of
-from ..commander.waiting import waits_only_for
+from ..commander.scope import scope_of
+from ..commander.waiting import lending_slot
 from ..tools.results import describe_error
 from ._approvals import APPROVAL, DOUBT, write_question
 from ._canonical import canonical, digest
+from ._claim import Claim
 from ._failure import encode_failure, mark
 from .errors import NotStorable
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["KeptEffect", "Limited", "storable"]
 
 PATIENCE = 60.0  # seconds that reconcile gets at least, before a person is asked
-LOOK = 0.01  # seconds between two looks whether one that is held may go on
 
 # Whether this code is the work of an effect, which the run's suspension waits for.
 _INSIDE: ContextVar[bool] = ContextVar("anabranch_inside_effect", default=False)
@@ -45,12 +45,8 @@ _INSIDE: ContextVar[bool] = ContextVar("anabranch_inside_effect", default=False)
 class KeptEffect(Effect):
     """An effect of a node: first its intent is written, then what it gave.
 
-    Who it is: a call of its caller's, by its place among equal ones, whatever attempt that is in.
-    If that call is new in an attempt, it is one with the same name and inputs that an earlier
-    attempt below the same durable or retried node has begun, as long as there is one that nobody
-    else has taken. Whatever is taken from an earlier attempt is written, so that it is the same in
-    each life. It is claimed when it is made; what is asked about it, and the inputs that it gets by
-    that, belong to it. A `harmless` one belongs to its attempt.
+    Which one it is says its `Claim`, which is made with it. What is asked about it, and the inputs
+    that it gets by that, belong to it.
 
     In its place may come those with `changed` inputs, each another effect of the same call.
 
@@ -65,6 +61,7 @@ class KeptEffect(Effect):
         inputs: Mapping[str, Any],
         harmless: bool,
         coming: Iterable[ReplyRow],
+        key: str | None = None,
     ) -> None:
         coming = [*coming]
         if any(reply.reader is asyncio.current_task() for reply in coming):
@@ -83,34 +80,16 @@ class KeptEffect(Effect):
         # By their inputs: those in its place.
         self._others: dict[str, KeptEffect] = {}
         self._gave: Any = None
-        # Where the next attempt looks for it: below what, and in which attempt it is.
-        self._shared: dict[str, str] = {}
-        self.ident = self._call = self._identify()
-        self._ledger.claimed.add(self.ident)
+        self._claim = Claim(caller, name, self._text, harmless=harmless, key=key)
+        # Where the next attempt looks for it; and in whose place it is, if its inputs are changed.
+        self._shared = self._claim.shared
+        self._original: KeptEffect | None = None
 
-    def _identify(self) -> bytes:
-        caller, ledger, name, text = self._caller, self._ledger, self._name, self._text
-        number = caller.number(f"effect {name} {text}", aside=is_aside_here())
-        here = digest(caller.now, "effect", name, text, number)
-        mine = digest(caller.free, "effect", name, text, number)
-        if self._harmless or not caller.retried:
-            return here if self._harmless else mine
-        holder = caller.holder
-        attempt, of = holder.now.hex(), digest(holder.free, name, text).hex()
-        self._shared = {"of": of, "in": attempt}
-        if (row := ledger.find(here, "takes")) is not None:
-            return bytes.fromhex(json.loads(row.value)["effect"])
-        begun, taken = ledger.begun[of], ledger.taken_effects
-        if begun.get(mine) == attempt:
-            return mine
-        left = [each for each in begun if begun[each] != attempt and taken.get(each) != attempt]
-        if not left:
-            return mine if mine not in begun else here
-        found = mine if mine in left else left[0]
-        taken[found] = attempt
-        value = {"effect": found.hex(), "in": attempt}
-        ledger.append(here, "takes", json.dumps(value).encode())
-        return found
+    @property
+    def ident(self) -> bytes:
+        if self._original is None:
+            return self._claim.ident
+        return digest(self._original.ident, "changed", self._text)
 
     @property
     def key(self) -> str:
@@ -118,7 +97,7 @@ class KeptEffect(Effect):
 
     @property
     def forgotten(self) -> bool:
-        return any(name == self._name for _, name in self._ledger.intents)
+        return self._name in self._ledger.intents.names
 
     def given(self, ident: bytes) -> Any:
         """Return what the effect of this identity gave: itself, or one in its place."""
@@ -135,7 +114,7 @@ class KeptEffect(Effect):
         if (other := self._others.get(text)) is None:
             other = self._others[text] = copy(self)
             other._inputs, other._text, other._others, other._shared = inputs, text, {}, {}
-            other.ident = digest(self.ident, "changed", text)
+            other._original = self
         return other
 
     async def ask(
@@ -151,6 +130,7 @@ class KeptEffect(Effect):
                 f"the arguments of {self._name} about which a person is to be asked: {error}"
             ) from error
         await self._until_replies_are_whole()
+        await self._claim.settle()
         ident = digest(self.ident, APPROVAL)
         while ident in self._ledger.unanswered:
             ident = digest(ident, "again")
@@ -177,9 +157,14 @@ class KeptEffect(Effect):
         check: Callable[[Mapping[str, Any]], Any] | None = None,
     ) -> Any:
         ledger = self._ledger
+        await self._claim.settle()
+        while (doing := ledger.doing.get(self.ident)) is not None:
+            await asyncio.wait([doing])  # a round that an earlier attempt has put does it now
         if (row := ledger.find(self.ident, "gave")) is not None:
             self._gave = json.loads(row.value)
         if self._gave is not None:
+            if (scope := cast("NodeScope", scope_of(current_node()))) is not self._caller:
+                scope.skips = True
             return self._gave
         failures = [json.loads(row.value) for row in ledger.every(self.ident, "failed")]
         for failed in failures:
@@ -195,17 +180,20 @@ class KeptEffect(Effect):
             if known is not False:
                 return self._keep(known)
         elif doubt is None and not failures:
-            await self._until_unclaimed_is_none()
+            await self._caller.until_on_course()
+            await self._claim.wait_for_unreplayed()
         if ledger.suspending and not _INSIDE.get():
-            await asyncio.get_running_loop().create_future()  # until the tree is cancelled
+            async with lending_slot():
+                await asyncio.get_running_loop().create_future()  # until the tree is cancelled
         ended = asyncio.get_running_loop().create_future()
         ledger.under_way.add(ended)
+        ledger.doing[self.ident] = ended
         inside = _INSIDE.set(True)
         try:
             if doubt is None or not again:
-                intent = {"by": self._caller.now.hex(), "name": self._name, **self._shared}
-                if self.ident != self._call:
-                    intent["call"] = self._call.hex()
+                intent = {**self._claim.intent(), **self._shared}
+                if self._original is not None:
+                    intent["call"] = self._claim.ident.hex()
                 self._append("intent", intent)
                 if self._shared:
                     ledger.begun[self._shared["of"]][self.ident] = self._shared["in"]
@@ -214,6 +202,7 @@ class KeptEffect(Effect):
         finally:
             _INSIDE.reset(inside)
             ledger.under_way.discard(ended)
+            del ledger.doing[self.ident]
             ended.set_result(None)
 
     async def _work(self, work: Callable[[], Awaitable[Any]], timeout: float | None) -> Any:
@@ -239,12 +228,13 @@ class KeptEffect(Effect):
         """Write what it gave, and return that as it will be read."""
         data = self._append("gave", gave)
         self._gave = json.loads(data)
+        self._ledger.talks.note_result(self._ledger.last, self._gave)
         return self._gave
 
     def _attempt(self) -> str:
         """Say which attempt this is: of its caller, and of the node in which it is done."""
         scope: Any = scope_of(current_node())
-        return f"{self._caller.now.hex()} {scope.attempt}"
+        return f"{self._claim.attempt()} {scope.attempt}"
 
     def _append(self, kind: str, value: Any) -> bytes:
         data = json.dumps(value).encode()
@@ -320,6 +310,7 @@ class KeptEffect(Effect):
                 note = f"what was said that it gave cannot be: {error}"
                 ident = digest(ident, "again")
 
+    @lending_slot()
     async def _wait_for_answer(
         self,
         ident: bytes,
@@ -363,58 +354,16 @@ class KeptEffect(Effect):
         ledger = self._ledger
         await ledger.file.post(ledger.run_id, "answer", ident.hex(), json.dumps(answer).encode())
 
+    @lending_slot()
     async def _until_replies_are_whole(self) -> None:
         for reply in self._because:
             await reply.whole()
 
-    # --- changed code
-
-    async def _until_unclaimed_is_none(self) -> None:
-        """Hold a new effect while its caller could still come to a recorded one of its tool.
-
-        Once the caller's body waits only for what is held, or has returned, it never will: code or
-        inputs have changed under the run, and to do this would do again what was done. Nothing of
-        the run goes on then.
-        """
-        ledger, caller = self._ledger, self._caller
-        if not self._unclaimed():
-            return
-        # The nodes from here up to the caller's, which may wait for them.
-        nodes: set[Node[Any]] = set()
-        here = current_node()
-        node: Node[Any] | None = here
-        while node is not None and scope_of(node) is not caller:
-            nodes.add(node)
-            node = node.parent
-        held = ledger.held.setdefault(caller.now, (set(), set()))
-        future = asyncio.get_running_loop().create_future()
-        held[0].update(nodes)
-        held[1].add(future)
-        try:
-            while left := self._unclaimed():
-                await asyncio.wait([future], timeout=LOOK)
-                if (
-                    node is None
-                    or node.state == "joining"
-                    or waits_only_for(node, held[0], held[1])
-                ) and self._unclaimed():
-                    raise ledger.mismatch(
-                        f"{here.path} would do something that is not in the journal, while"
-                        f" {len(left)} recorded calls of {self._name!r} by the same caller were"
-                        " not made again"
-                    )
-        finally:
-            held[0].difference_update(nodes)
-            held[1].discard(future)
-
-    def _unclaimed(self) -> list[bytes]:
-        ledger = self._ledger
-        intents = ledger.intents.get((self._caller.now.hex(), self._name), ())
-        return [ident for ident in intents if ident not in ledger.claimed]
-
 
 class Limited(Node[Any], internal=True, name="work"):
     """What an effect does, where that is limited in time."""
+
+    _node_work = True
 
     def __init__(self, work: Callable[[], Awaitable[Any]]) -> None:
         self._work = work

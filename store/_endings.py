@@ -1,32 +1,82 @@
-"""In which order nodes end whose outcome is in the journal: in that of their rows."""
+"""The completion order of durable nodes, which every execution repeats: that of their rows.
+
+Code that waits for the first of several sees which of them have ended by then. So the ends of one
+parent's nodes are kept apart, in the first execution as in each later one: whoever waits for one of
+them goes on before the next one ends. Only a crowd ends together, and the journal says so.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import json
+from collections import defaultdict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..commander import Node
-from ..commander.scope import hearer
+from ..commander.scope import (
+    fails_parent,
+    has_siblings,
+    hearer,
+    may_be_awaited,
+    parent_runs,
+    parent_wants_slot,
+    relays_of,
+    scope_of,
+    until_parent_has_slot,
+)
+from ..commander.waiting import Wait, begin_wait
+from ._failure import was_awaited
+from .errors import JournalError, LeaseLost
 
-__all__ = ["Endings"]
+if TYPE_CHECKING:
+    from ._scope import NodeScope
 
-# Turns of the loop for which recorded ends wait where others can tell one from the next: tasks that
-# are made together with the nodes come to await them meanwhile, as they had when these first ended,
-# and what waits for the first of several goes on before there is a second.
+__all__ = ["PAUSE", "Endings", "until_awaited"]
+
+# Turns of the loop between two ends where others can tell one from the next, besides one for each
+# task that only hands on the first: what waits for the first of several goes on before the next.
 TURNS = 5
-AT_ONCE = 500  # recorded nodes that end in one turn of the loop
+# Turns before an end of which nobody hears yet: tasks that are made together with the nodes come to
+# await them in that time, through one another.
+START = 10
+# Nodes that end one by one; of more that wait at once, all end together. It bounds the delay.
+CROWD = 32
+# Seconds in which a failure that was awaited before is awaited again, and the pauses meanwhile. It
+# would make the parent fail if it came before the parent awaits it.
+AWAITED_WITHIN, PAUSE = 5.0, 0.01
+LATE = 2.0  # times as long as it took before, after which a wait is not given up any more
+AT_ONCE = 500  # nodes that end in one turn of the loop
+
+
+async def until_awaited(node: Node[Any], goes_on: Callable[[], bool] = lambda: True) -> None:
+    """Wait until somebody awaits `node`; not for ever, and no longer than `goes_on` says so."""
+    loop = asyncio.get_running_loop()
+    turns, late = 5 * START, loop.time() + AWAITED_WITHIN
+    while goes_on() and may_be_awaited(node) and loop.time() < late:
+        turns -= 1
+        await asyncio.sleep(0 if turns > 0 else PAUSE)
+
+
+def _scope(node: Node[Any]) -> NodeScope:
+    return cast("NodeScope", scope_of(node))
 
 
 class Endings:
-    """Those that one node has put and that are to end: of an earlier row first."""
+    """The nodes that one node has put and that are to end: of an earlier row first."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        # Ends a node: the engine gives it with each of them.
-        self._end: Callable[[Node[Any]], None]
+    def __init__(self, parent: NodeScope) -> None:
+        self._parent = parent
+        self._loop = parent.ledger.loop
+        # Whether bodies that begin wait, as ends of earlier executions are still to be repeated.
+        self.replays = False
+        # How many of those that wait have their outcome from an earlier execution.
+        self._recorded = 0
+        # End a node of an earlier execution, and one of this: the engine gives them with each node.
+        self._end_recorded: Callable[[Node[Any]], None]
+        self._end_own: Callable[[Node[Any]], None]
         # The nodes, and the numbers of the rows of their outcomes. Two lists, and not one of pairs,
         # which the garbage collector would have to go through.
         self._waiting: deque[Node[Any]] = deque()
@@ -35,44 +85,94 @@ class Endings:
         self._sorted = True
         # Whether the loop calls `_end_some`.
         self._called = False
+        # Whether a recorded one waits, and it was not looked whether there are others beside it.
+        self._is_first = False
         # For how many more turns they wait.
         self._turns = 0
-        # Set when all of these have ended; None if nobody waits for that.
-        self._over: asyncio.Event | None = None
+        # The failure that nobody awaited in time; and what waits for that.
+        self._given_up: Node[Any] | None = None
+        self._holding: asyncio.Task[None] | None = None
+        # The `gather` that alone awaited the last one: it cannot tell another of its own from that.
+        self._gather: object | None = None
+        # The waits of bodies for the last of these nodes.
+        self._waits: defaultdict[Node[Any], list[Wait]] = defaultdict(list)
 
     def add(
         self, number: int, node: Node[Any], fails: bool, end: Callable[[Node[Any]], None]
     ) -> None:
-        """Let `end(node)` be called in its turn."""
-        numbers = self._numbers
-        if numbers:
-            self._turns = TURNS
-            if numbers[-1] > number:
-                self._sorted = False
+        """Let `end(node)` be called in its turn, of a node that ended in an earlier execution."""
+        if self._numbers:
+            self._turns = START
         elif fails:
-            self._turns = TURNS
-        numbers.append(number)
+            self._turns = TURNS if fails_parent(node) else START
+        else:
+            self._is_first = True
+        self.replays = True
+        self._recorded += 1
+        self._end_recorded = end
+        self._push(number, node)
+
+    def may_end(
+        self, number: int, node: Node[Any], fails: bool, end: Callable[[Node[Any]], None]
+    ) -> bool:
+        """Say whether a node whose outcome is a row now may end; if not, `end(node)` is called."""
+        if fails and fails_parent(node):
+            return True  # nobody awaits it, and others are cut short at once
+        heard = hearer(node)
+        if not (self._waiting or self._turns or _scope(node).given_up or parent_wants_slot(node)):
+            if heard is not None and self._gather in (None, heard):
+                self._keep_apart(node if fails else heard, node, relays_of(node))
+                return True
+            # Somebody may be about to await it; or what was told of the last one is to go on first.
+            self._gather, self._turns = None, START if heard is None else TURNS
+        self._end_own = end
+        self._push(number, node)
+        return False
+
+    def failures(self) -> list[bytes]:
+        """Return the identities of the nodes that have failed and are to end."""
+        return [_scope(node).ident for node in self._waiting if self._fails(node)]
+
+    def hold(self) -> None:
+        """Let them wait, as other tasks may put more."""
+        self._turns = START
+        self._call()
+
+    async def over(self) -> None:
+        """Wait until the recorded ones have ended, and who waited for them has gone on."""
+        while self._recorded or self._turns:
+            if not self._waiting:
+                await asyncio.sleep(0)
+                continue
+            # In this wait a job lends its slot, which the parent may need to go on.
+            wait = begin_wait(self._waiting[-1])
+            self._waits[self._waiting[-1]].append(wait)
+            await wait
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        if not self._recorded:
+            self.replays = False  # who begins later has nobody to wait for
+
+    def _push(self, number: int, node: Node[Any]) -> None:
+        if self._numbers and self._numbers[-1] > number:
+            self._sorted = False
+        self._numbers.append(number)
         self._waiting.append(node)
-        self._end = end
+        self._call()
+
+    def _call(self) -> None:
         if not self._called:
             self._called = True
             self._loop.call_soon(self._end_some)
 
-    def hold(self) -> None:
-        """Let them wait, as other tasks may put more."""
-        self._turns = TURNS
-
-    async def over(self) -> None:
-        """Wait until all have ended, and who waited for them has gone on."""
-        while self._waiting:
-            if self._over is None:
-                self._over = asyncio.Event()
-            await self._over.wait()
-        for _ in range(TURNS):
-            await asyncio.sleep(0)
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
+    def _keep_apart(self, told: object, node: Node[Any], relays: int) -> None:
+        """Let the next one wait until whoever was told of this end has gone on."""
+        if told is node or self._waiting:
+            self._gather = None
+            self._turns = TURNS + relays
+            self._call()
+        else:
+            self._gather = told
 
     def _end_some(self) -> None:
         """End the next ones; other tasks go on in between.
@@ -80,33 +180,133 @@ class Endings:
         Of two that are awaited already the second waits: the first may have decided something. What
         one `gather` awaits ends at once, up to one that fails: nobody can tell one from the next.
         """
-        waiting, numbers, end, told = self._waiting, self._numbers, self._end, None
+        self._called = False
+        if self._is_first:
+            self._is_first = False
+            node = self._waiting[0]
+            if not self._turns and hearer(node) is None and has_siblings(node):
+                self._turns = START
+        if self._turns:
+            self._turns -= 1
+            if self._turns or self._waiting:
+                self._call()
+            return
+        if self._waiting and parent_wants_slot(self._waiting[0]):
+            self._let_parent_go_on(self._waiting[0])
+            return
+        waiting, numbers, told, last = self._waiting, self._numbers, None, None
+        first: int | None = None
+        together: int | None = None
+        relays = 0
         try:
-            if self._turns:
-                self._turns -= 1
-                return
-            for _ in range(min(len(waiting), AT_ONCE)):
+            for ended in range(min(len(waiting), AT_ONCE)):
                 if not self._sorted:
                     self._sort()
-                node = waiting[0]
+                node, number = waiting[0], numbers[0]
+                if self._is_early(node):
+                    if not ended:
+                        self._hold_first(node)
+                    break
+                first = number if first is None else first
                 if (heard := hearer(node)) is not None:
                     if told is not None and told is not heard:
-                        break
+                        if together is None:
+                            together = self._together(first, AT_ONCE - ended)
+                        if number > together:
+                            break
+                    if told is not heard:
+                        relays = max(relays, relays_of(node))
                     told = heard
                 waiting.popleft()
                 numbers.popleft()
-                end(node)
+                last = node
+                for wait in self._waits.pop(node, ()):
+                    if not wait.done():
+                        wait.set_result(None)
+                _scope(node).stray()
+                if number <= self._parent.ledger.before:
+                    self._recorded -= 1
+                    self._end_recorded(node)
+                else:
+                    self._end_own(node)
                 if heard is not None and node.state != "completed":
                     told = node
-            if told is not None and waiting:
-                self._turns = TURNS
         finally:
-            self._called = bool(waiting)
+            if told is not None and last is not None:
+                self._keep_apart(told, last, relays)
             if waiting:
-                self._loop.call_soon(self._end_some)
-            elif self._over is not None:
-                self._over.set()
-                self._over = None
+                self._call()
+
+    def _fails(self, node: Node[Any]) -> bool:
+        scope = _scope(node)
+        kept = scope.kept_as
+        return (kept[1] if kept else scope.outcome and scope.outcome.kind) == "failure"
+
+    def _is_early(self, node: Node[Any]) -> bool:
+        """Say whether a recorded failure that was awaited is not awaited yet in this execution.
+
+        Or whether a wait for the node is still to be given up, as it was before the node ended.
+        """
+        scope = _scope(node)
+        if node is self._given_up:
+            return False
+        if scope.given_up is not None:
+            return True
+        row = scope.outcome
+        return (
+            row is not None
+            and row.kind == "failure"
+            and may_be_awaited(node)
+            and was_awaited(row.value)
+        )
+
+    def _hold_first(self, node: Node[Any]) -> None:
+        """Let no more end until `node` may, or until another one is put that ended before."""
+
+        async def hold() -> None:
+            scope = _scope(node)
+            if scope.given_up is None:
+                await until_awaited(node, lambda: self._sorted)
+            while self._sorted and (wait := scope.given_up) is not None and parent_runs(node):
+                if self._loop.time() > scope.ledger.start + LATE * wait["after"] + 1:
+                    break
+                await asyncio.sleep(PAUSE)
+            if self._sorted:
+                self._given_up = node
+            self._called = False
+            self._call()
+
+        self._called = True
+        self._holding = self._loop.create_task(hold())
+
+    def _let_parent_go_on(self, node: Node[Any]) -> None:
+        """Let no more end until the parent has its slot: it has not seen yet what has ended."""
+
+        async def wait() -> None:
+            await until_parent_has_slot(node)
+            self._turns, self._called = TURNS, False
+            self._call()
+
+        self._called = True
+        self._holding = self._loop.create_task(wait())
+
+    def _together(self, first: int, most: int) -> int:
+        """Return the number of the last row of the crowd that ends in this turn; 0 if none does.
+
+        It begins with the row `first`, and at most so many of those that wait still belong to it.
+        """
+        ledger, numbers = self._parent.ledger, self._numbers
+        if numbers[0] <= ledger.before:
+            rows = ledger.every(self._parent.ident, "together")
+            crowds: list[list[int]] = [json.loads(row.value) for row in rows]
+            return max((end for begin, end in crowds if begin <= numbers[0] <= end), default=0)
+        if len(numbers) <= CROWD:
+            return 0
+        crowd = [first, numbers[min(len(numbers), most) - 1]]
+        if not ledger.suspended:
+            with suppress(JournalError, LeaseLost):  # which stops the run
+                ledger.append(self._parent.ident, "together", json.dumps(crowd).encode())
+        return crowd[1]
 
     def _sort(self) -> None:
         pairs = sorted(zip(self._numbers, self._waiting, strict=True), key=itemgetter(0))

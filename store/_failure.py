@@ -18,7 +18,7 @@ from ._canonical import class_name, named
 from ._codec import Codec, dump, pack, unpack
 from .errors import JournalMismatch, NotStorable
 
-__all__ = ["decode_failure", "encode_failure", "mark", "marks", "message_of"]
+__all__ = ["decode_failure", "encode_failure", "mark", "marks", "message_of", "was_awaited"]
 
 MARK = "__anabranch_kept__"  # the attribute of an exception that says in which rows it is kept
 MARKS = 100  # that one error may have
@@ -36,8 +36,10 @@ _own: Any = type.__dict__["__dict__"].__get__
 _qualname: Any = type.__dict__["__qualname__"].__get__
 
 
-def encode_failure(error: BaseException) -> bytes:
+def encode_failure(error: BaseException, *, awaited: bool = False) -> bytes:
     """Return what is kept of `error`; `decode_failure` makes one of it that is equal.
+
+    `awaited` says that somebody awaited the node when it failed: see `was_awaited`.
 
     Equal means: of the same type, with the same arguments, attributes, text and notes; the members
     of a group too. All of these have to be data. The traceback is not kept, and of causes a note.
@@ -49,6 +51,8 @@ def encode_failure(error: BaseException) -> bytes:
         data = dump(written)
         if _write(_read(unpack(data, _READERS))) != written:
             raise NotStorable("made again from its arguments and attributes it is another")
+        if awaited:
+            data = dump({**written, "awaited": True})
     except Exception as fault:
         why = fault if type(fault) is NotStorable else f"on the way, {class_name(type(fault))}"
         raise NotStorable(
@@ -73,6 +77,11 @@ def decode_failure(data: bytes) -> BaseException:
         )
         mismatch.__cause__ = fault
         return mismatch
+
+
+def was_awaited(data: bytes) -> bool:
+    """Say whether somebody awaited the node when it failed; unknown in older journals."""
+    return "awaited" in json.loads(data)
 
 
 def mark(error: BaseException, *idents: bytes) -> None:

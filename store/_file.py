@@ -14,8 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ..commander import ConfigurationError
+from ._canonical import digest
 from ._keys import Keys
 from ._lock import RunLock
+from ._purge import remove_some
+from ._rows import clock_at_end
 from ._schema import MEMORY
 from ._seal import BytesCodec, Row, Seal, check_size
 from ._watch import Watch
@@ -37,6 +40,7 @@ _RUN = """select run_id, class_name, version, state, inputs, queue, created,
     from anabranch_run """
 _ROWS = """select ident, kind, value, digest, seq, time from anabranch_row
     where run = ? order by seq"""
+_KEY = "select 1 from anabranch_key where digest = ?"
 
 
 class RunRow(NamedTuple):
@@ -216,52 +220,78 @@ class JournalFile:
         of one that died, its last row is all that is known. Raises `RunNotFound`, or `RunBusy`
         while another process, another journal or this one has it.
         """
+        locks: list[RunLock] = []
         made: list[Claim] = []
+
+        def lock(sql: sqlite3.Connection) -> None:
+            self._key(sql, run_id)
+            if run_id in self._claims:
+                raise RunBusy(run_id, os.getpid())
+            if self.name != MEMORY:
+                locks.append(RunLock(self._writer.path, run_id))
 
         def take(sql: sqlite3.Connection) -> tuple[RunRow, list[Row]]:
             key = self._key(sql, run_id)
             if run_id in self._claims:
                 raise RunBusy(run_id, os.getpid())
-            lock = RunLock(self._writer.path, run_id) if self.name != MEMORY else None
-            try:
-                old = self._run(sql, run_id)
-                # Rows that each life may add again take a run no further: what a reply says while
-                # it grows, an effect that is begun and does not end.
-                sql.execute(
-                    "update anabranch_run set fence = fence + 1, state = 'running', owner = ?1,"
-                    " updated = ?2, claimed_at_row = ?3, recoveries = case when exists (select 1"
-                    " from anabranch_row where run = id and seq > claimed_at_row"
-                    " and kind not in ('partial', 'intent', 'withdrawn', 'ended'))"
-                    " then 0 else recoveries + ?4 end,"
-                    " clock = clock + ?4 * (?6 - updated) where id = ?5",
-                    (owner, time.time(), old.rows, old.state == "running", key, old.updated),
-                )
-                run, rows = self._run(sql, run_id), self._rows(sql, key)
-            except BaseException:
-                if lock is not None:
-                    lock.release()
-                raise
-            made.append(Claim(key, run_id, run.fence, run.rows, lock))
+            old, rows = self._run(sql, run_id), self._rows(sql, key)
+            clock = old.clock
+            if old.state == "running":
+                claim = "select claimed_at_row, updated from anabranch_run where id = ?"
+                claimed_at, claimed = sql.execute(claim, (key,)).fetchone()
+                clock = clock_at_end(rows, claimed_at, clock, claimed)
+            # Rows that each life may add again take a run no further: what a reply says while
+            # it grows, an effect that is begun and does not end.
+            sql.execute(
+                "update anabranch_run set fence = fence + 1, state = 'running', owner = ?,"
+                " updated = ?, claimed_at_row = ?, recoveries = case when exists (select 1"
+                " from anabranch_row where run = id and seq > claimed_at_row"
+                " and kind not in ('partial', 'intent', 'withdrawn', 'ended', 'clock'))"
+                " then 0 else recoveries + ? end, clock = ? where id = ?",
+                (owner, time.time(), old.rows, old.state == "running", clock, key),
+            )
+            run = self._run(sql, run_id)
+            made.append(Claim(key, run_id, run.fence, run.rows, *locks or [None]))
             self._claims[run_id] = made[0]
             return run, rows
 
+        def undo(sql: sqlite3.Connection) -> None:
+            for each in made:
+                self._let_go(sql, each, "suspended")
+            for each in locks:
+                each.release()
+
         try:
+            # In a transaction that only reads: an owner that was stopped in the middle of a commit
+            # keeps every other process from writing.
+            await self.call(lock, writes=False)
             return await self.call(take)
         except asyncio.CancelledError:
-            # Whoever asked is gone, and the claim is made or will be: it is given back.
-            self._writer.follow(lambda sql: [self._let_go(sql, each, "suspended") for each in made])
+            self._writer.follow(undo)  # the claim is made by now, or will be
+            raise
+        except BaseException:
+            if not made:
+                for each in locks:
+                    each.release()
             raise
 
     async def release(
-        self, run_id: str, fence: int, state: str, error: bytes | None = None
+        self,
+        run_id: str,
+        fence: int,
+        state: str,
+        error: bytes | None = None,
+        *,
+        clock: float | None = None,
     ) -> None:
         """Give a run back in a new state, in one commit with the rows before it.
 
-        From this call on nothing more can be appended for it. Raises `LeaseLost`.
+        `clock` is what the run's clock says, by default what the wall's clock says of it. From this
+        call on nothing more can be appended for the run. Raises `LeaseLost`.
         """
         claim = self._claim(run_id, fence)
         claim.left = True
-        await self.call(lambda sql: self._let_go(sql, claim, state, error))
+        await self.call(lambda sql: self._let_go(sql, claim, state, error, clock))
 
     async def runs(
         self, state: str | None = None, prefix: str | None = None, limit: int | None = None
@@ -270,10 +300,10 @@ class JournalFile:
 
         def select(sql: sqlite3.Connection) -> list[RunRow]:
             found = sql.execute(
-                _RUN + "where (?1 is null or state = ?1)"
-                " and (?2 is null or run_id >= ?2 and run_id < ?2 || char(0x10ffff))"
-                " order by id desc limit ?3",
-                (state, prefix, -1 if limit is None else limit),
+                _RUN + "where (:state is null or state = :state) and (:prefix is null"
+                " or run_id >= :prefix and run_id < :prefix || char(0x10ffff))"
+                " order by id desc limit :limit",
+                {"state": state, "prefix": prefix, "limit": -1 if limit is None else limit},
             )
             return [self._read_run(columns) for columns in found]
 
@@ -312,66 +342,60 @@ class JournalFile:
         return await self.call(copy)
 
     async def purge(
-        self,
-        before: float,
-        batch: int = 100,
-        states: Sequence[str] = ENDED,
-        prefix: str | None = None,
+        self, before: float, states: Sequence[str] = ENDED, prefix: str | None = None
     ) -> int:
-        """Remove runs that ended so before a time, so many in a transaction; return how many."""
+        """Remove runs that ended so before a time; return how many.
 
-        def remove(sql: sqlite3.Connection) -> int:
-            marks = ", ".join("?" * len(states))
-            keys = sql.execute(
-                f"select id from anabranch_run where state in ({marks}) and updated < ?"  # noqa: S608
-                " and (? is null or run_id >= ? and run_id < ? || char(0x10ffff)) limit ?",
-                (*states, before, prefix, prefix, prefix, batch),
-            ).fetchall()
-            digests = [
-                digest
-                for key in keys
-                for digest in sql.execute(
-                    "select distinct digest from anabranch_row"
-                    " where run = ? and digest is not null",
-                    key,
-                )
-            ]
-            sql.executemany("delete from anabranch_row where run = ?", keys)
-            sql.executemany("delete from anabranch_mail where run = ?", keys)
-            sql.executemany("delete from anabranch_run where id = ?", keys)
-            sql.executemany(
-                "delete from anabranch_blob where digest = ?1"
-                " and not exists (select 1 from anabranch_row where digest = ?1)",
-                digests,
-            )
-            return len(keys)
-
-        purged = 0
-        while removed := await self.call(remove):
+        Each transaction is short, and a pause as long follows it, in which others can write.
+        """
+        purged, more = 0, True
+        while more:
+            began = time.monotonic()
+            removed, more = await self.call(lambda sql: remove_some(sql, before, states, prefix))
             purged += removed
+            if more:
+                await asyncio.sleep(time.monotonic() - began)
         return purged
 
     # What comes from elsewhere
 
     async def post(
-        self, run_id: str, kind: str, name: str, value: bytes, *, wakes: bool = True
+        self,
+        run_id: str,
+        kind: str,
+        name: str,
+        value: bytes,
+        *,
+        wakes: bool = True,
+        key: str | None = None,
+        check: Callable[[RunRow], object] | None = None,
     ) -> int:
         """Send something into a run; it is on disk when this returns its number.
 
         Anybody may, also from another process. What the run does not wait for need not wake those
-        who wait for letters here. Raises `RunNotFound`.
+        who wait for letters here. What has the same `key` as an earlier one is not sent again, and
+        has the number 0. `check` is called with the run, in the same transaction, and may refuse by
+        an exception. Raises `RunNotFound`.
         """
         if run_id in self.keys:
             value = self.keys[run_id].cut_json(value)
         check_size(value)
+        known = b"" if key is None or not _is_name(run_id) else digest(run_id, kind, name, key)
 
         def insert(sql: sqlite3.Connection) -> int:
             now = time.time()
+            if known and sql.execute(_KEY, (known,)).fetchone() is not None:
+                return 0
+            run = self._key(sql, run_id)
+            if check is not None:
+                check(self._run(sql, run_id))
+            if known:
+                sql.execute("insert into anabranch_key values (?, ?, ?)", (known, run, now))
             sealed = self._seal.write(value, f"{kind} {name} {now}".encode())
             (number,) = sql.execute(
                 "insert into anabranch_mail (run, kind, name, value, time)"
                 " values (?, ?, ?, ?, ?) returning id",
-                (self._key(sql, run_id), kind, name, sealed, now),
+                (run, kind, name, sealed, now),
             ).fetchone()
             return number
 
@@ -438,22 +462,29 @@ class JournalFile:
         ]
 
     def _let_go(
-        self, sql: sqlite3.Connection, claim: Claim, state: str, error: bytes | None = None
+        self,
+        sql: sqlite3.Connection,
+        claim: Claim,
+        state: str,
+        error: bytes | None = None,
+        clock: float | None = None,
     ) -> None:
         """Give a run back, in the writer's thread."""
         if self._claims.get(claim.run_id) is claim:
             del self._claims[claim.run_id]
         try:
             changed = sql.execute(
-                "update anabranch_run set state = ?1, error = ?2, owner = '', lease_until = null,"
-                " clock = clock + max(0, ?3 - updated), updated = ?3 where id = ?4 and fence = ?5",
-                (
-                    state,
-                    error and self._seal.write(error, b""),
-                    time.time(),
-                    claim.key,
-                    claim.fence,
-                ),
+                "update anabranch_run set state = :state, error = :error, owner = '',"
+                " lease_until = null, clock = coalesce(:clock, clock + max(0, :now - updated)),"
+                " updated = :now where id = :key and fence = :fence",
+                {
+                    "state": state,
+                    "error": error and self._seal.write(error, b""),
+                    "clock": clock,
+                    "now": time.time(),
+                    "key": claim.key,
+                    "fence": claim.fence,
+                },
             )
             if not changed.rowcount:
                 raise LeaseLost(claim.run_id)

@@ -57,8 +57,14 @@ class Gone:
         for ident in [each for each in ledger.by_ident if each not in ledger.claimed]:
             if len(ident) > OWN and ident not in rounds and ledger.outcome(ident) is not None:
                 self._recorded[ident[DIGEST:OWN]][ident] = child_name(ident)
-        for (by, name), idents in ledger.intents.items():
-            self._recorded[bytes.fromhex(by)[: OWN - DIGEST]].update(dict.fromkeys(idents, name))
+        for by, intents in ledger.intents.by_caller.items():
+            names = {each.ident: each.name for each in intents.values()}
+            self._recorded[bytes.fromhex(by)[: OWN - DIGEST]].update(names)
+
+    def unreplayed(self, putter: bytes) -> list[str]:
+        """Return the names of what a putter has put and done, and did not come to so far."""
+        recorded = self._recorded.get(putter[: OWN - DIGEST], {})
+        return [name for ident, name in recorded.items() if ident not in self._ledger.claimed]
 
     def report(self, putter: bytes, path: str) -> None:
         """Say what a putter that has ended did not come to, in the log and in a row."""
@@ -70,7 +76,9 @@ class Gone:
 
     def _report(self, putter: bytes, path: str, recorded: dict[bytes, str]) -> None:
         ledger = self._ledger
-        gone = Counter(name for ident, name in recorded.items() if ident not in ledger.claimed)
+        left = [ident for ident in recorded if not self._is_replayed(ident)]
+        effects = [ident.hex() for ident in left if len(ident) == OWN]  # nodes have a name there
+        gone = Counter(recorded[ident] for ident in left)
         for name in [*gone]:
             gone.pop(f"call:{name}", None)  # the node of `durable.call` with that effect
         if not gone or ledger.find(putter, "gone") is not None:
@@ -78,9 +86,21 @@ class Gone:
         names = [f"{name} ({n} times)" if n > 1 else name for name, n in gone.items()]
         if len(names) > MOST:
             names[MOST:] = [f"{len(names) - MOST} others"]
-        ledger.append(putter, "gone", json.dumps({"by": path, "what": names}).encode(), find=True)
+        value = {"by": path, "what": names, "effects": effects}
+        ledger.append(putter, "gone", json.dumps(value).encode(), find=True)
+        ledger.intents.lost.update(map(bytes.fromhex, effects))
         logger.warning(
             "the run %r goes on without what its journal has below %s and its code does not come"
             " to any more: %s",
             *(ledger.run_id, path, ", ".join(names)),
         )
+
+    def _is_replayed(self, ident: bytes) -> bool:
+        ledger = self._ledger
+        if ident in ledger.claimed:
+            return True
+        # The node of a `durable.call` says which effect it was: that may have moved, with its key.
+        if not child_name(ident).startswith("call:"):
+            return False
+        row = ledger.find(ident, "result")
+        return row is not None and bytes.fromhex(json.loads(row.value)) in ledger.claimed

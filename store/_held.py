@@ -7,16 +7,17 @@ whoever waits for the first of several would then go another way than in the fir
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, cast
 
-from ..commander.waiting import waits_only_for
+from ..commander import Node
+from ..commander.waiting import waits_for
 
 if TYPE_CHECKING:
-    from ..commander import Node
     from ._ledger import Ledger
     from ._scope import NodeScope
 
-__all__ = ["end_again"]
+__all__ = ["Stuck", "end_again"]
 
 LOOK, LONGEST = 0.01, 0.25  # seconds between two looks whether anybody else can go on
 LATE = 2.0  # times as long as it took before, after which a cancel is not waited for any more
@@ -32,7 +33,7 @@ async def end_again(scope: NodeScope, node: Node[Any]) -> None:
     decision = ledger.doomed[node] = ledger.cancelled[scope.ident]
     if not scope.is_root and ledger.runs_again(decision.by):
         await asyncio.sleep(ledger.start + LATE * decision.after + 1 - ledger.loop.time())
-    while not (scope.is_root or node.parent is None or node.parent in _Stuck(ledger)):
+    while not (scope.is_root or node.parent is None or node.parent in Stuck(ledger, doomed=True)):
         await asyncio.sleep(pause)
         pause = min(2 * pause, LONGEST)
     for each in [each for each, why in ledger.doomed.items() if why == decision]:
@@ -40,22 +41,48 @@ async def end_again(scope: NodeScope, node: Node[Any]) -> None:
     await asyncio.get_running_loop().create_future()
 
 
-class _Stuck:
-    """The nodes that can go on by nothing but what is held."""
+class Stuck:
+    """The nodes that cannot go on before an effect does that is held.
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._known = dict.fromkeys(ledger.doomed, True)
-        self._futures: set[asyncio.Future[Any]] = set()
-        for nodes, futures in ledger.held.values():
-            self._known |= dict.fromkeys(nodes, True)
-            self._futures |= futures
+    With `doomed`, nodes that wait to be cancelled again count among these; with `locks`, those that
+    wait for a lock.
+    """
+
+    def __init__(self, ledger: Ledger, *, doomed: bool = False, locks: bool = False) -> None:
+        self._known = dict.fromkeys(ledger.doomed if doomed else (), True)
+        self._futures = ledger.held
+        self._locks = locks
 
     def __contains__(self, node: object) -> bool:
-        known: Any = node
-        if known not in self._known:
-            self._known[known] = True  # while it is looked at: what waits in a circle is stuck
-            if known.state == "joining":
-                self._known[known] = all(child in self for child in known.children)
+        if node not in self._known:
+            self._find(cast("Node[Any]", node))
+        return self._known[cast("Node[Any]", node)]
+
+    def _find(self, node: Node[Any]) -> None:
+        """Find out about a node and all that it waits for, without recursion: chains are long."""
+        stack = [node]
+        seen: set[Node[Any]] = set()
+        moving: list[Node[Any]] = []
+        waiters: defaultdict[Node[Any], list[Node[Any]]] = defaultdict(list)
+        while stack:
+            each = stack.pop()
+            if each in seen:
+                continue
+            seen.add(each)
+            if each in self._known:
+                below = list[Node[Any]]() if self._known[each] else None
+            elif each.state == "joining":
+                below = list(each.children)
             else:
-                self._known[known] = waits_only_for(known, self, self._futures)
-        return self._known[known]
+                below = waits_for(each, self._futures, locks=self._locks)
+            if below is None:
+                moving.append(each)
+                continue
+            stack += below
+            for other in below:
+                waiters[other].append(each)
+        while moving:
+            self._known[moving[-1]] = False
+            moving += [each for each in waiters.pop(moving.pop(), ()) if each not in self._known]
+        for each in seen:  # what waits in a circle is stuck
+            self._known.setdefault(each, True)

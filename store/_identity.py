@@ -8,11 +8,13 @@ life whatever else ran beside it, in whatever order.
 from __future__ import annotations
 
 import asyncio
+import json
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from ..commander import ConfigurationError, NodeLimits
+from ..commander.private import running_loop
 from ..commander.scope import Attempt, Scope
 from ._canonical import digest
 from ._file import Row
@@ -49,6 +51,13 @@ class NodeIdentity(Scope):
     _spent: Row | None = None
     # Whether it, or a node above it, may be tried again.
     retried = False
+    # The identity without attempts that earlier releases gave it, where they gave it another one:
+    # below a durable node, and in a second attempt. Their journals name effects by it.
+    free_before: bytes | None = None
+    # A wait for it that an earlier execution gave up before it ended, and this one not yet.
+    given_up: dict[str, Any] | None = None
+    # Whether it gives what the effect that it is for gave before: nothing below it is put again.
+    skips = False
     # What others know its attempt by.
     _attempt: Attempt | None = None
 
@@ -106,6 +115,8 @@ class NodeIdentity(Scope):
                 usage = row
             elif kind == "over":
                 self.walked = True
+            elif kind == "given up":
+                self.given_up = json.loads(row.value)
 
     @property
     def now(self) -> bytes:
@@ -113,6 +124,17 @@ class NodeIdentity(Scope):
         if self._now is None:
             self._now = digest(self.ident, "end")
         return self._now
+
+    @property
+    def in_attempt(self) -> bytes:
+        """Who it was in its last attempt, also when that is over."""
+        return self.ident if self.attempt == 1 else digest(self.ident, self.attempt)
+
+    @property
+    def free_now(self) -> bytes:
+        """Return `now` without the attempts."""
+        closing = self.now == digest(self.ident, "end")
+        return digest(self.free, "end") if closing else self.free
 
     @property
     def counted(self) -> list[NodeLimits]:
@@ -140,7 +162,7 @@ class NodeIdentity(Scope):
 
     def require_own_loop(self, what: object) -> None:
         """Refuse what a thread asks for, also on a loop of its own: rows have one order."""
-        if asyncio._get_running_loop() is not self.ledger.loop:
+        if running_loop() is not self.ledger.loop:
             raise NotDurable(
                 f"{what} is asked for in a thread, and not on the loop of its run: what the run is"
                 " to keep is asked for by its async code; a plain function is a step, or a tool"

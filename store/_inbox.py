@@ -30,18 +30,17 @@ class Inbox:
 
     async def read(self, ledger: Ledger) -> list[Letter]:
         """Look for new letters, and return them; those that were taken already are left out."""
+        came = await ledger.file.letters(ledger.run_id, self._last)
+        self._last = max([self._last, *(letter.id for letter in came)])
         new = [
             letter._replace(value=ledger.keys.cut_json(letter.value))
-            for letter in await ledger.file.letters(ledger.run_id, self._last)
-            if letter.id not in ledger.taken
+            for letter in came
+            if letter.kind != NOTE and letter.id not in ledger.taken  # notes are for others
         ]
         for letter in new:
-            self._last = max(self._last, letter.id)
-            if letter.kind == NOTE:
-                continue  # for others than the run
             self._letters[letter.kind, letter.name].append(letter)
-        came, self._came = self._came, asyncio.Event()
-        came.set()
+        waiting, self._came = self._came, asyncio.Event()
+        waiting.set()
         return new
 
     async def take(self, kind: str, name: str, due: float | None = None) -> Letter | None:

@@ -12,13 +12,15 @@ from contextlib import (
     asynccontextmanager,
     suppress,
 )
+from functools import lru_cache, partial
 from math import isnan
 from shlex import quote
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from ..commander import Commander, ConfigurationError, Node, parent_here
+from ..commander import Commander, ConfigurationError, Node, NodeLimits, parent_here
 from ..commander import scope as seam
+from ..commander.kinds import NUMBER, require
 from ..commander.waiting import outlast
 from ._approvals import PendingApproval, PendingDoubt, pending
 from ._codec import Codec
@@ -164,7 +166,9 @@ class Journal:
         """Remove the runs that ended before a time, in seconds since the epoch; return how many.
 
         With `state` only those that are completed, failed or cancelled; with `prefix` only those
-        whose names begin so. A run that is not over is never removed.
+        whose names begin so. A run that is not over is never removed. Other processes can write
+        during a long purge. One that is cut short, by a cancel or a crash, is completed by the next
+        one; until then its runs are gone and only take up room in the file.
         """
         if not isinstance(before, int | float) or isnan(before):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"before= is a time as time.time() gives it, and not {before!r}")
@@ -176,45 +180,78 @@ class Journal:
         return await self._file.purge(before, states=states, prefix=prefix)
 
     async def run(
-        self, job: Durable[T], *, run_id: str, live: Mapping[str, Any] | None = None
+        self,
+        job: Durable[T],
+        *,
+        run_id: str,
+        live: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        limits: NodeLimits | None = None,
     ) -> T:
         """Start a run, or take it up where it was; wait for its end and return its result.
 
         A run that has ended gives what it gave. Inside a tree it belongs to that tree: its jobs
         stand below the commander. Cancelling this call suspends the run, as every way of leaving
         does; nothing of it is kept as cancelled.
-        """
-        return await self._drive(job, run_id, live)
 
-    async def take_up(self, run_id: str, *, live: Mapping[str, Any] | None = None) -> Any:
+        `timeout` is that of the job, as in `commander.run`: after so many seconds, all executions
+        together, the job fails with `TimeoutError`, and the journal keeps that. `limits`, as
+        `Limits(budget=...)`, hold for the whole run, its later rounds included, and count what it
+        has spent before. The journal keeps neither: give them again to take the run up.
+        """
+        return await self._drive(job, run_id, live, timeout, limits)
+
+    async def take_up(
+        self,
+        run_id: str,
+        *,
+        live: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        limits: NodeLimits | None = None,
+    ) -> Any:
         """Take a run up by its name, its job made anew from the journal; else as `run`.
 
         Raises `RunNotFound`, and `JournalMismatch` if its class is gone or another version.
         """
-        return await self._drive(None, run_id, live)
+        return await self._drive(None, run_id, live, timeout, limits)
 
     async def _drive(
-        self, job: Durable[Any] | None, run_id: str, live: Mapping[str, Any] | None
+        self,
+        job: Durable[Any] | None,
+        run_id: str,
+        live: Mapping[str, Any] | None,
+        timeout: float | None,
+        limits: NodeLimits | None,
     ) -> Any:
+        require(timeout, NUMBER | None, "timeout must be a number of seconds or None")
+        require(limits, NodeLimits | None, "limits must be an object such as Limits(budget=...)")
         async with self.taken_up(job, run_id, live) as kept:
             node = parent_here()
             if node is None:
                 async with Commander() as commander:
-                    await kept.drive(commander)
+                    await kept.drive(commander, timeout=timeout, limits=limits)
             else:
-                await kept.drive(node.commander)
+                await kept.drive(node.commander, timeout=timeout, limits=limits)
         return kept.outcome()
 
-    async def signal(self, run_id: str, name: str, value: Any = None) -> None:
+    async def signal(
+        self, run_id: str, name: str, value: Any = None, *, key: str | None = None
+    ) -> None:
         """Send a value to a run, for `self.durable.signal(name, ...)`; on disk when this returns.
 
-        It is kept until the run asks for it. Raises `RunNotFound`, `JournalError` for a run that
-        is over, `NotStorable` for a value that cannot be written.
+        It is kept until the run asks for it. `key` is an idempotency key, for a sender that retries
+        because it does not know whether its signal arrived: of the signals of one name with the
+        same key, a run gets only the first, and the others return without an error, also when the
+        run is over. The journal knows a key as long as it has the run, and for 30 days at least.
+        Raises `RunNotFound`, `JournalError` for a run that is over, `NotStorable` for a value that
+        cannot be written.
         """
         check_name(name, "the name of a signal")
-        await self._require_unended(run_id, "signal")
+        if key is not None:
+            check_name(key, "key=")
         data = Codec(type(value), f"the signal {name!r}").encode(value)
-        await self._file.post(run_id, "signal", name, data)
+        check = partial(self._require_unended, "signal")
+        await self._file.post(run_id, "signal", name, data, key=key, check=check)
 
     async def note(self, run_id: str, name: str, value: Any) -> None:
         """Keep plain JSON beside a run, also one that is over; on disk when this returns.
@@ -223,13 +260,13 @@ class Journal:
         with the run. Raises `RunNotFound`, and `NotStorable` for what cannot be written.
         """
         check_name(name, "the name of a note")
-        data = Codec(Any, f"the note {name!r}").encode(value)
+        data = _note_codec(name).encode(value)
         await self._file.post(run_id, NOTE, name, data, wakes=False)
 
     async def notes(self, run_id: str, name: str) -> list[Any]:
         """Return what `note` has kept under this name, oldest first. Raises `RunNotFound`."""
         kept = [each for each in await self._file.letters(run_id) if each.kind == NOTE]
-        codec = Codec(Any, f"the note {name!r}")
+        codec = _note_codec(name)
         return [codec.decode(each.value) for each in kept if each.name == name]
 
     async def cancel(self, run_id: str, reason: str = "") -> None:
@@ -239,8 +276,9 @@ class Journal:
         drives nothing runs any more, neither callbacks nor clean-up. Raises `RunNotFound`,
         `JournalError` for a run that is over.
         """
-        await self._require_unended(run_id, "cancel")
-        await self._file.post(run_id, "cancel", "", json.dumps(reason).encode())
+        data = json.dumps(reason).encode()
+        check = partial(self._require_unended, "cancel")
+        await self._file.post(run_id, "cancel", "", data, check=check)
         with suppress(RunBusy):
             await cancel_unowned(self._file, run_id)
 
@@ -258,11 +296,10 @@ class Journal:
             )
         await resume(self._file, run_id)
 
-    async def _require_unended(self, run_id: str, what: str) -> None:
-        run = await self._file.run(run_id)
+    def _require_unended(self, what: str, run: RunRow) -> None:
         if run.state in ENDED:
-            why = f"takes no {what} for the run {run_id!r}, which is over ({run.state})"
-            remedy = f"anabranch runs show {quote(run_id)} shows how it ended"
+            why = f"takes no {what} for the run {run.run_id!r}, which is over ({run.state})"
+            remedy = f"anabranch runs show {quote(run.run_id)} shows how it ended"
             raise JournalError(self.name, why, remedy)
 
     async def approvals(self, run_id: str | None = None) -> list[PendingApproval]:
@@ -325,6 +362,12 @@ class Journal:
             if kept is not None:
                 del self._driven[kept]
             given_back.set_result(None)
+
+
+@lru_cache(maxsize=64)
+def _note_codec(name: str) -> Codec:
+    # Building one takes longer than writing a note, and a server writes many notes.
+    return Codec(Any, f"the note {name!r}")
 
 
 def _require_durable(job: object) -> Durable[Any]:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Ledger"]
 
+CLOCK_STEP = 0.1  # seconds by which the wall's clock may drift before the journal says so
+
 logger = logging.getLogger("anabranch.store")
 
 
@@ -57,17 +59,20 @@ class Ledger(Rows):
         self.fence = run.fence
         # This life among all in this process, of whatever journal.
         self.life = (run.run_id, object())
-        # What the run's clock said when this life began, and when that was.
+        # What the run's clock said when this life began.
         self.clock_before = run.clock
-        self._claimed = time.time()
         self.live = dict(live)
         self.keys = Keys(*live.values())
-        # The limits around the run, which have counted what earlier lives have spent.
+        # The limits of the run itself, which each of its roots has.
+        self.limits: NodeLimits | None = None
+        # These and the limits around the run, which have counted what earlier lives have spent.
         self.counted: list[NodeLimits] = []
         # The number of the last row, of an earlier life or of this one.
         self.last = rows[-1].seq if rows else 0
-        # When this life began, by the loop's clock.
+        # When this life began, by the loop's clock; and how far the wall's clock was ahead of that,
+        # as the journal knows it.
         self.start = self.loop.time()
+        self._ahead = time.time() - self.start
         # How often what is said in a reply that grows is written, in seconds; None: it is not.
         self.partials: float | None = None
         # Nothing that ends from now on has ended by itself: it is all taken up again.
@@ -77,10 +82,13 @@ class Ledger(Rows):
         self.under_way: set[asyncio.Future[Any]] = set()
         self.grace = 0.0
         self._suspension: asyncio.Future[None] | None = None
-        # The effects and durable nodes that this life has come to; and by caller, the nodes and
-        # futures that wait as their effect is not among those that the journal has.
+        # The effects and durable nodes that this life has come to.
         self.claimed: set[bytes] = set()
-        self.held: dict[bytes, tuple[set[Node[Any]], set[asyncio.Future[Any]]]] = {}
+        # What new effects wait for while they are held; and by effect, the end of what is done now.
+        self.held: set[asyncio.Future[Any]] = set()
+        self.doing: dict[bytes, asyncio.Future[Any]] = {}
+        # By effect that was given a key: who has called it, and in which attempts of all above.
+        self.keyed: dict[bytes, list[tuple[NodeScope, int]]] = {}
         # The replies that are being read and are not whole yet.
         self.coming: list[ReplyRow] = []
         # What nodes ask a person, by who they are: the question, and the node.
@@ -111,8 +119,11 @@ class Ledger(Rows):
                     each.count_again(account, usage)
 
     def clock(self) -> float:
-        """Return for how many seconds this run has had an owner: `timeout=` goes by that."""
-        return self.clock_before + max(0.0, time.time() - self._claimed)
+        """Return for how many seconds this run has had an owner: `timeout=` goes by that.
+
+        The loop's clock counts them: somebody may set the clock of the wall.
+        """
+        return self.clock_before + self.loop.time() - self.start
 
     def append(self, ident: bytes, kind: str, value: bytes = b"", *, find: bool = False) -> bytes:
         """Add a row, and return its value without keys; it is on disk after the next barrier.
@@ -125,6 +136,11 @@ class Ledger(Rows):
         value = self.keys.cut_json(value)
         row = Row(ident, kind, value)
         try:
+            ahead = time.time() - self.loop.time()
+            if abs(ahead - self._ahead) > CLOCK_STEP:  # the clock of the wall was set
+                self._ahead = ahead
+                clock = json.dumps({"clock": self.clock()}).encode()
+                self.file.append(self.run_id, self.fence, Row(FIRST, "clock", clock))
             self.last = self.file.append(self.run_id, self.fence, row)
         except (LeaseLost, JournalError) as error:
             self.fail(error)
@@ -152,9 +168,9 @@ class Ledger(Rows):
         data = self.append(of, "cancelled", json.dumps(cancel).encode())
         self._note_cancel(self.last, data)
 
-    def keep_causes(self, ident: bytes, error: BaseException) -> None:
+    def keep_causes(self, ident: bytes, error: BaseException, *others: bytes) -> None:
         """Keep what a node fails of, for whoever resumes the run: what nobody has caught."""
-        if causes := marks(error):
+        if causes := marks(error).union(others):
             value = json.dumps(sorted(each.hex() for each in causes)).encode()
             self.append(ident, "because", value)
 
@@ -240,7 +256,9 @@ class Ledger(Rows):
             value = {"id": None, "value": None}
             if letter is not None:
                 value = {"id": letter.id, "value": letter.value.decode()}
-            data = self.append(ident, "letter", json.dumps(value).encode())
+            # The next attempt asks the same question, and gets this answer.
+            find = kind == "answer"
+            data = self.append(ident, "letter", json.dumps(value).encode(), find=find)
         else:
             data = row.value
         value = json.loads(data)

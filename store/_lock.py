@@ -23,7 +23,7 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-__all__ = ["RunLock"]
+__all__ = ["RunLock", "lock_folder"]
 
 _BEYOND = 1 << 30  # where Windows locks a byte: what is locked there cannot be read
 
@@ -35,7 +35,7 @@ class RunLock:
     """
 
     def __init__(self, journal: str, run_id: str) -> None:
-        folder = Path(os.path.realpath(journal) + "-locks")
+        folder = Path(lock_folder(journal))
         folder.mkdir(exist_ok=True)
         name = hashlib.sha256(run_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
         self._path = folder / name
@@ -75,6 +75,11 @@ class RunLock:
         """Close this process's copy, which leaves the lock to others that have one."""
         file, self._file = self._file, -1
         os.close(file)
+
+
+def lock_folder(journal: str) -> str:
+    """Return the folder in which the locks of a journal's runs are."""
+    return os.path.realpath(journal) + "-locks"
 
 
 def _lock(file: int) -> None:

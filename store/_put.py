@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any, cast
 
 from ..commander import Callback, ConfigurationError, Node, Quorum, Restart, Retry
-from ..commander.scope import put_of
+from ..commander.scope import put_of, scope_of
 from .errors import JournalMismatch
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ def write_put(job: Durable[Any], again: Durable[Any]) -> dict[str, Any]:
     of a module, limits, or a place that is no name.
     """
     put = put_of(job)
-    if put.limits is not None or (put.on is not None and job.on is None):
+    scope = scope_of(job)
+    own = None if scope is None else scope.limits  # of the run: it is given in each life
+    if put.limits not in (None, own) or (put.on is not None and job.on is None):
         raise _refused(job, "limits= and on= are not kept: set them in its class or its commander")
     own = [moment for moment, _ in put_of(again).callbacks]
     added: list[list[str]] = []
@@ -33,9 +35,11 @@ def write_put(job: Durable[Any], again: Durable[Any]) -> dict[str, Any]:
             own.remove(moment)  # what __post_init__ adds comes first
         else:
             added.append([moment, _name(job, callback)])
-    options: dict[str, Any] = {"timeout": put.timeout, "priority": put.priority}
+    # What its class says is not written: the class says it again, by then.
+    timeout = None if put.timeout == job._node_timeout else put.timeout
+    options: dict[str, Any] = {"timeout": timeout, "priority": put.priority}
     options["policy"] = {"n": put.policy.n} if isinstance(put.policy, Quorum) else put.policy
-    if put.retry is not None:
+    if put.retry is not None and put.retry is not job._node_retry:
         written = {
             each.name: getattr(put.retry, each.name) for each in dataclasses.fields(put.retry)
         }

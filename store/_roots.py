@@ -50,6 +50,8 @@ class Roots:
     def add(self, ident: bytes, node: Node[Any]) -> None:
         """Take note that a root is put."""
         self.running[ident] = node
+        if ident in self._ledger.intents.nodes:
+            self._ledger.intents.put[ident] = node
         self.put.add(ident)
 
     def add_round(self, scope: NodeScope, node: Node[Any], key: str | None, by: PutBy) -> None:

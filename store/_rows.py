@@ -9,16 +9,20 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from math import inf
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from ._canonical import digest
-from ._file import Row
+from ._seal import Row
+from ._unreplayed import SHORT, Intents
 
-__all__ = ["FIRST", "Cancel", "Rows", "last_clock"]
+__all__ = ["FIRST", "Cancel", "Rows", "clock_at_end", "last_clock"]
 
 # The rows that say that something has failed; and those that are taken away of what runs again.
 ENDS = ("failure", "failed", "broken", "letter")
 FORGOTTEN = ("failure", "aborted", "letter", "waits", "because", "over", "usage")
+
+# The kinds of rows that `of_kind` finds.
+Indexed = Literal["root", "reply", "broken", "spent", "message", "gave", "cancelled"]
 
 FIRST = digest("root")
 """Who the first root of every run is."""
@@ -42,11 +46,8 @@ class Rows:
         # By identity; the only one there is, as of most, or all of them, oldest first.
         self.by_ident: dict[bytes, Row | list[Row]] = {}
         # Those that are asked for by their kind.
-        self._kinds: dict[str, list[Row]] = {
-            kind: [] for kind in ("root", "reply", "broken", "spent", "message", "cancelled")
-        }
-        # The effects that earlier lives have begun, by caller and name.
-        self.intents: defaultdict[tuple[str, str], list[bytes]] = defaultdict(list)
+        self._kinds: dict[str, list[Row]] = {kind: [] for kind in get_args(Indexed)}
+        self.intents = Intents()
         # Of effects below nodes that may be tried again: in which attempt each was begun last, and
         # which attempt has last taken it from an earlier one.
         self.begun: defaultdict[str, dict[bytes, str]] = defaultdict(dict)
@@ -80,9 +81,7 @@ class Rows:
         """Return all rows of this kind, oldest first."""
         return [row for row in self.rows(ident) if row.kind == kind]
 
-    def of_kind(
-        self, kind: Literal["root", "reply", "broken", "spent", "message", "cancelled"]
-    ) -> list[Row]:
+    def of_kind(self, kind: Indexed) -> list[Row]:
         """Return all rows of this kind, oldest first."""
         return [*self._kinds[kind]]
 
@@ -147,14 +146,15 @@ class Rows:
             return
         self._add(row)
         if row.kind == "intent":
+            self.intents.add(row)
             intent = json.loads(row.value)
-            call = bytes.fromhex(intent.get("call", "")) or row.ident
-            self.intents[intent["by"], intent["name"]].append(call)
             if "of" in intent:
-                self.begun[intent["of"]][row.ident] = intent["in"]
+                self.begun[intent["of"][:SHORT]][row.ident] = intent["in"][:SHORT]
         elif row.kind == "takes":
             takes = json.loads(row.value)
-            self.taken_effects[bytes.fromhex(takes["effect"])] = takes["in"]
+            self.taken_effects[bytes.fromhex(takes["effect"])] = takes["in"][:SHORT]
+        elif row.kind == "gone":
+            self.intents.lost.update(map(bytes.fromhex, json.loads(row.value).get("effects", ())))
         elif row.kind in ("letter", "refused"):
             self.taken.add(json.loads(row.value)["id"])
         elif row.kind == "cancelled":
@@ -206,8 +206,21 @@ class Rows:
 
 def last_clock(rows: list[Row]) -> float:
     """Return what a run's clock said when the last of these rows was written that says it."""
-    said = [row.value for row in rows if row.kind in ("began", "attempt")]
+    said = [row.value for row in rows if row.kind in ("began", "attempt", "clock")]
     return json.loads(said[-1])["clock"] if said else 0.0
+
+
+def clock_at_end(rows: list[Row], claimed_at: int, clock: float, claimed: float) -> float:
+    """Return what a run's clock said at the last row of an owner that died.
+
+    The owner claimed it after the row `claimed_at`, at the time `claimed`, when it said `clock`. A
+    row of the kind "clock" says it anew, as the clock of the wall was set.
+    """
+    own = [row for row in rows if row.seq > claimed_at]
+    for row in own:
+        if row.kind == "clock":
+            clock, claimed = json.loads(row.value)["clock"], row.time
+    return clock + max(0.0, own[-1].time - claimed) if own else clock
 
 
 def _resumed(row: Row) -> Row:

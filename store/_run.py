@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from ..commander import ConfigurationError, Node, NodeCancelled, limits_around
+from ..commander import ConfigurationError, Node, NodeCancelled, NodeLimits, limits_around
 from ..commander.scope import adopt, scope_of
 from ..commander.waiting import observe, outlast
 from ._canonical import canonical, digest
@@ -61,6 +61,7 @@ class KeptRun:
         self, job: Durable[Any] | None, ledger: Ledger, *, ended: bool, grace: float
     ) -> None:
         self._job: Any = job
+        self._timeout: float | None = None
         self._ledger = ledger
         self._ended = ended
         ledger.grace = grace
@@ -75,8 +76,16 @@ class KeptRun:
         """Let what is said in replies that grow be written as often, in seconds; None: not."""
         self._ledger.partials = every
 
-    async def drive(self, commander: Node[Any]) -> None:
+    async def drive(
+        self,
+        commander: Node[Any],
+        *,
+        timeout: float | None = None,
+        limits: NodeLimits | None = None,
+    ) -> None:
         """Put what is unfinished below `commander`, and wait until nothing of the run is left.
+
+        `timeout` is that of the first root, `limits` hold for the whole run.
 
         Cancelled, it suspends the run: effects under way get `grace` seconds to end, then its tree
         is cancelled. What has not been done by then is done when the run is taken up again.
@@ -85,6 +94,7 @@ class KeptRun:
             self._read_outcome()
             return
         ledger = self._ledger
+        self._timeout, ledger.limits = timeout, limits
         reader = asyncio.create_task(self._read_letters())
         try:
             await self._began  # with what was sent to the run before
@@ -131,11 +141,13 @@ class KeptRun:
 
     def _put_roots(self, commander: Node[Any]) -> None:
         ledger = self._ledger
-        ledger.count_in(limits_around(commander))
+        own = [] if ledger.limits is None else [ledger.limits]
+        ledger.count_in([*limits_around(commander), *own])
         if ledger.of_kind("root"):
             ledger.gone  # noqa: B018 - which looks at what there is when the life begins
         if not ledger.is_over(FIRST):
-            self._put(commander, self._job, FIRST, FIRST, {"claim": True})
+            options = {"claim": True, "timeout": self._timeout}
+            self._put(commander, self._job, FIRST, FIRST, options)
         self._put_rounds(commander, waited_for=ledger.roots.puts_again)
 
     def _put_rounds(
@@ -169,7 +181,7 @@ class KeptRun:
         scope = NodeScope(self._ledger, ident, free, None, ident)
         adopt(job, scope, commander)
         self._ledger.roots.add(ident, job)
-        commander.put_job(job, **options)
+        commander.put_job(job, limits=self._ledger.limits, **options)
 
     async def _read_letters(self) -> None:
         """Hand on what is sent to the run while it runs here."""
@@ -303,7 +315,9 @@ async def claimed(
             note = note and ledger.keys.cut_text(note)
             del file.keys[run_id]
         with suppress(LeaseLost):
-            await file.release(run_id, run.fence, state, None if note is None else note.encode())
+            error = None if note is None else note.encode()
+            clock = None if ledger is None else ledger.clock()
+            await file.release(run_id, run.fence, state, error, clock=clock)
 
 
 def owner_here() -> str:
@@ -382,6 +396,11 @@ async def start(
         raise RunExists(run_id, f"it is a {run.class_name}, and not a {name}")
     before = {"class": name, "version": run.version, "inputs": json.loads(run.inputs)}
     kept = make_again(before, job._node_live(), type(job))._node_inputs()
-    if other := [each for each in given if canonical(given[each]) != canonical(kept[each])]:
+    # An earlier version has read an integer as a float where a float is annotated.
+    if other := [
+        each
+        for each in given
+        if canonical(given[each], numbers=True) != canonical(kept[each], numbers=True)
+    ]:
         raise RunExists(run_id, f"it was started with other inputs ({', '.join(other)})")
     return run

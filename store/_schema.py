@@ -12,9 +12,11 @@ import os
 import sqlite3
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from ._failure import message_of
+from ._mark import Noted, read_note, refuse_loss
 from .errors import JournalError
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
 
 MEMORY = ":memory:"
 PATIENCE = 30.0  # seconds to wait for another process's commit
+PROBE_SECONDS = 3.0  # for which a file may be locked while it is opened or closed elsewhere
 WAL = 8 << 20  # bytes of the WAL that stay when it begins anew: a long reader lets it grow
 APPLICATION = 0x416E6162  # "Anab", in SQLite's header
 OLDEST = (3, 37, 0)  # STRICT tables
@@ -63,17 +66,32 @@ MIGRATIONS: list[tuple[str, ...]] = [
         "create index anabranch_mail_run on anabranch_mail (run, id)",
         "create table anabranch_check (value blob not null) strict",
     ),
+    (
+        # Runs that are purged, of which rows are left.
+        "create table anabranch_purge (run integer primary key) strict",
+        # The idempotency keys of signals, which outlive their runs for a time.
+        """create table anabranch_key (
+            digest blob primary key, run integer not null, time real not null
+        ) strict, without rowid""",
+        "create index anabranch_key_time on anabranch_key (time, run)",
+    ),
 ]
 
 # What became of the file, by SQLite's primary result code; the remedy is the same for some.
 _ELSEWHERE = "give the journal a folder in which this user may write"
-_BROKEN = "put a copy from a backup in its place, or move it away to begin a new one"
+_BROKEN = (
+    "remove its files with the ends -wal and -shm and put a copy from a backup in its place, or"
+    " move all of them away to begin a new one"
+)
 _TROUBLES = {
     sqlite3.SQLITE_FULL: (
         "has no room left to grow",
         "make room on the disk, then take up its runs",
     ),
-    sqlite3.SQLITE_IOERR: ("could not be read or written", "check the disk, then take up its runs"),
+    sqlite3.SQLITE_IOERR: (
+        "could not be read or written",
+        "check the disk, and whether it is full, then take up its runs",
+    ),
     sqlite3.SQLITE_READONLY: ("may not be written to", _ELSEWHERE),
     sqlite3.SQLITE_PERM: ("may not be used", _ELSEWHERE),
     sqlite3.SQLITE_CANTOPEN: ("cannot be opened", _ELSEWHERE),
@@ -82,7 +100,8 @@ _TROUBLES = {
     sqlite3.SQLITE_FORMAT: ("is no SQLite file", "name another file, or move this one away"),
     sqlite3.SQLITE_BUSY: (
         f"was locked by another process for more than {PATIENCE:g} seconds",
-        "end what holds it, such as an open transaction in a SQLite shell",
+        "continue or end what holds it: a process that is stopped, or an open transaction in a"
+        " SQLite shell",
     ),
     sqlite3.SQLITE_PROTOCOL: ("could not be locked", "use a disk of this machine"),
     sqlite3.SQLITE_NOMEM: ("could not be used for want of memory", "give the process more memory"),
@@ -101,6 +120,7 @@ _SYSTEM = {
     ),
 }
 
+ONE_PATH = "open it by one path everywhere; a container has to mount the folder, not the file"
 _PAGES = ("count", "size")
 
 
@@ -128,12 +148,14 @@ def connect(name: str) -> sqlite3.Connection:
         oldest = ".".join(map(str, OLDEST))
         why = f"needs SQLite {oldest}, and this Python has {sqlite3.sqlite_version}"
         raise JournalError(name, why, "use a newer Python")
-    give_up = time.monotonic() + PATIENCE
+    began, noted = time.monotonic(), None if name == MEMORY else read_note(name)
     while True:
         connection = None
         try:
+            if name != MEMORY:
+                _require_no_other_path(name, began)
             connection = sqlite3.connect(name, timeout=PATIENCE, isolation_level=None)
-            _prepare(connection, name)
+            _prepare(connection, name, noted)
             return connection
         except BaseException as error:
             if connection is not None:
@@ -142,14 +164,41 @@ def connect(name: str) -> sqlite3.Connection:
                 raise
             # SQLite itself does not wait for whoever changes the file to WAL at this moment.
             busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-            if not busy or time.monotonic() > give_up:
+            if not busy or time.monotonic() > began + PATIENCE:
                 raise trouble(name, error) from error
             time.sleep(0.01)
 
 
-def _prepare(connection: sqlite3.Connection, name: str) -> None:
+def _require_no_other_path(name: str, began: float) -> None:
+    """Refuse a file that some process has open by another path: its WAL follows that path.
+
+    SQLite's own lock on the file belongs to the file, whatever the path. Whoever has it open by
+    this path has made the `-wal` that is named after it: without that one, nobody may have a lock.
+    """
+    wal = os.path.realpath(name) + "-wal"
+    if os.path.exists(wal) or not os.path.exists(name) or not os.stat(name).st_size:
+        return
+    probe = sqlite3.connect(name, timeout=0, isolation_level=None)
+    try:
+        probe.execute("pragma locking_mode = exclusive")
+        _version(probe, name)
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
+            return  # something else is wrong, and said when the file is opened to be used
+        # Another process may be opening or closing it at this moment.
+        if time.monotonic() > began + PROBE_SECONDS and not os.path.exists(wal):
+            why = "is open in another process by another path, or by a process that is stopped"
+            raise JournalError(name, why, ONE_PATH) from error
+        raise
+    finally:
+        probe.close()
+
+
+def _prepare(connection: sqlite3.Connection, name: str, noted: Noted | None) -> None:
     connection.execute("begin")  # all of one moment: another process may be making the file
     version = _version(connection, name)
+    if noted is not None:
+        refuse_loss(connection, name, version, noted)
     connection.execute("commit")
     (mode,) = connection.execute("pragma journal_mode = wal").fetchone()
     if mode not in {"wal", "memory"}:
@@ -160,7 +209,34 @@ def _prepare(connection: sqlite3.Connection, name: str) -> None:
     connection.execute("pragma fullfsync = on")  # macOS: else the disk may still hold it back
     # Or a large transaction needs a file in a folder that may be full, or not be there.
     connection.execute("pragma temp_store = memory")
-    connection.execute("begin immediate")  # also when there is nothing to do: is it writable?
+    if version == len(MIGRATIONS):
+        _require_writable(connection)
+    else:
+        _migrate(connection, name)
+    # SQLite takes what is missing of the last page for zeros. Pages may be in the WAL alone: then
+    # they are brought into the file first, if no other process is doing so or reads them there.
+    (pages,), (size,) = (connection.execute(f"pragma page_{each}").fetchone() for each in _PAGES)
+    if name != MEMORY and os.stat(name).st_size < pages * size:
+        busy, frames, done = connection.execute("pragma wal_checkpoint(passive)").fetchone()
+        if not busy and frames == done and os.stat(name).st_size < pages * size:
+            raise JournalError(name, "is damaged (a part of it was cut off)", _BROKEN)
+
+
+def _require_writable(connection: sqlite3.Connection) -> None:
+    connection.execute("pragma busy_timeout = 0")
+    try:
+        connection.execute("begin immediate")
+        connection.execute("commit")
+    except sqlite3.OperationalError as error:
+        # Another process writes now. It may have been stopped, and reading needs no wait for it.
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+            raise
+    finally:
+        connection.execute(f"pragma busy_timeout = {PATIENCE * 1000:.0f}")
+
+
+def _migrate(connection: sqlite3.Connection, name: str) -> None:
+    connection.execute("begin immediate")
     version = _version(connection, name)  # another process may have been faster
     for migration in MIGRATIONS[version:]:
         for statement in migration:
@@ -169,13 +245,6 @@ def _prepare(connection: sqlite3.Connection, name: str) -> None:
         connection.execute(f"pragma application_id = {APPLICATION}")
         connection.execute(f"pragma user_version = {len(MIGRATIONS)}")
     connection.execute("commit")
-    # SQLite takes what is missing of the last page for zeros. Pages may be in the WAL alone: then
-    # they are brought into the file first, if no other process is doing so or reads them there.
-    (pages,), (size,) = (connection.execute(f"pragma page_{each}").fetchone() for each in _PAGES)
-    if name != MEMORY and os.stat(name).st_size < pages * size:
-        busy, frames, done = connection.execute("pragma wal_checkpoint(passive)").fetchone()
-        if not busy and frames == done and os.stat(name).st_size < pages * size:
-            raise JournalError(name, "is damaged (a part of it was cut off)", _BROKEN)
 
 
 def _version(connection: sqlite3.Connection, name: str) -> int:
@@ -205,6 +274,10 @@ def find_place(name: str) -> str:
     if not os.path.isdir(folder):
         why = f"cannot be made, for there is no folder {str(folder)!r}"
         raise JournalError(name, why, "make the folder first")
+    place = os.path.realpath(name)
+    if os.path.exists(place) and os.stat(place).st_nlink > 1:
+        why = "has another name (a hard link), and SQLite's files beside it follow the name"
+        raise JournalError(name, why, "remove all names of it but one, or make a copy")
     if sys.platform == "linux":
         try:
             mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
@@ -213,19 +286,28 @@ def find_place(name: str) -> str:
         if kind := network_disk(str(folder), mounts):
             why = f"lies on a network disk ({kind}), whose locks do not hold"
             raise JournalError(name, why, "use a disk of this machine")
-    return os.path.realpath(name)
+        if any(point == place for point, _ in _mount_points(mounts)):
+            why = "is mounted as a single file, without SQLite's files beside it"
+            raise JournalError(name, why, ONE_PATH)
+    return place
 
 
 def network_disk(folder: str, mounts: str) -> str | None:
     """Return the kind of network disk a folder lies on, None if it is none, by Linux's list."""
     longest, found = -1, ""
+    for point, kind in _mount_points(mounts):
+        # Of two at the same place the later one covers the earlier.
+        if f"{folder}/".startswith(f"{point}/") and len(point) >= longest:
+            longest, found = len(point), kind
+    return found if found in NETWORK else None
+
+
+def _mount_points(mounts: str) -> Iterator[tuple[str, str]]:
+    """Yield where something is mounted, and of what kind its file system is, by Linux's list."""
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
         if len(fields := before.split(" ")) < 5 or not after:
             continue
         point = fields[4].encode("utf-8", "surrogateescape").decode("unicode_escape")  # \040
         point = point.encode("latin-1").decode("utf-8", "surrogateescape").rstrip("/")
-        # Of two at the same place the later one covers the earlier.
-        if f"{folder}/".startswith(f"{point}/") and len(point) >= longest:
-            longest, found = len(point), after.split(" ")[0]
-    return found if found in NETWORK else None
+        yield point, after.split(" ")[0]

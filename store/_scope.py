@@ -8,7 +8,8 @@ What holds:
   before any cancel that comes now.
 - A node whose cancel is a row does not run again, and ends when it is cancelled again (`_held`).
 - Before a row by which a body does not run again (its end, its next attempt, a timeout, a cancel),
-  the rounds are rows that it has put.
+  the rounds are rows that it has put, and conversations have what it added in earlier executions:
+  it may have been cut before it came to that again.
 - An error bears the identities under which it is kept, on its way up (`mark`). So a node that fails
   knows of what, and what has been caught is in no such list: a resume leaves it.
 """
@@ -20,16 +21,17 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal, Protocol, cast
 
-from ..commander import ConfigurationError, Node
-from ..commander.scope import Scope, is_aside_here, put_of, scope_here
+from ..commander import ConfigurationError, Node, NodeLimits
+from ..commander.scope import Scope, has_siblings, hearer, is_aside_here, put_of, scope_here
+from ..commander.waiting import lending_slot
 from ._canonical import canonical_inputs, digest, digest_put
 from ._codec import Codec
 from ._effect import KeptEffect, Limited
-from ._endings import Endings
-from ._failure import encode_failure, mark, marks
+from ._endings import PAUSE, Endings, until_awaited
+from ._failure import encode_failure, mark, marks, was_awaited
 from ._gone import child_ident, name_bytes
 from ._held import end_again
 from ._identity import NodeIdentity
@@ -43,6 +45,7 @@ from .errors import JournalError, JournalMismatch, LeaseLost, NotStorable
 __all__ = ["NodeScope"]
 
 ONCE = (1, None)
+ON_COURSE_WITHIN = 30.0  # seconds in which other tasks of a body come to what the journal has
 
 
 class Kept(Protocol):
@@ -73,12 +76,20 @@ class NodeScope(NodeIdentity):
     lost: frozenset[bytes] = frozenset()
     # Why it could not be put again as it was put.
     refused: ConfigurationError | None = None
-    # Those it has put whose outcome the journal has, and that are to end.
+    # The order in which those end that it has put, where others can tell one end from the next.
     _endings: Endings | None = None
+    # Whether it may go another way now than in the journal, as a timer had another outcome.
+    strayed = False
+    # The number and the kind of the row with its outcome, if this execution has added that.
+    kept_as: tuple[int, str] | None = None
 
     @property
     def place(self) -> tuple[str, str]:
         return self.ledger.run_id, self.ident.hex()
+
+    @property
+    def limits(self) -> NodeLimits | None:
+        return self.ledger.limits
 
     @property
     def suspended(self) -> bool:
@@ -128,8 +139,22 @@ class NodeScope(NodeIdentity):
             ident = child_ident(now, ident, called)
             if ledger.before:
                 ledger.claimed.add(ident)
-        free = ident if free == now else digest_put(free, what, number)
+        before = None
+        if free == now:  # there are only first attempts above
+            free = ident
+        else:
+            before = digest_put(self.free_before or free, what, number)
+            putter = self.free_now
+            free = digest_put(putter, what, number)
+            if kept is not None:
+                free = child_ident(putter, free, called)
+            if root and (row := ledger.find(ident, "root")) is not None:
+                free = before = bytes.fromhex(json.loads(row.value)["free"])
+        if ident in ledger.intents.nodes:
+            ledger.intents.put[ident] = node
         scope = NodeScope(ledger, ident, free, self, ident if root else self.root)
+        if before is not None and before != free:
+            scope.free_before = before
         if retried or self.retried:
             scope.retried, scope.holds = True, retried
         if kept is not None:
@@ -141,10 +166,10 @@ class NodeScope(NodeIdentity):
             )
         if root:
             ledger.roots.add_round(scope, node, key, PutBy(self.path(), not closing))
-        if aside and scope.recorded:
-            if self._endings is None:
-                self._endings = Endings(ledger.loop)
-            self._endings.hold()
+        if aside and kept is not None:
+            endings = self._completion_order()
+            if scope.recorded:
+                endings.hold()
         return scope
 
     # --- what becomes of it
@@ -193,17 +218,71 @@ class NodeScope(NodeIdentity):
         if parent is None or outcome is None:
             self.ledger.loop.call_soon(end, node)
             return
-        if parent._endings is None:
-            parent._endings = Endings(self.ledger.loop)
-        parent._endings.add(outcome.seq, node, outcome.kind == "failure", end)
+        endings = parent._completion_order()
+        endings.add(outcome.seq, node, outcome.kind == "failure", end)
 
-    async def wait_for_turn(self) -> None:
+    async def wait_for_turn(self, node: Node[Any]) -> None:
         parent = self.parent
-        if parent is None or (endings := parent._endings) is None or not self.durable:
+        aborted = self.ledger.find(self.now, "aborted")
+        if aborted is not None and was_awaited(aborted.value):
+            await until_awaited(node)
+        if parent is not None and (self.durable or aborted is not None):
+            endings = parent._endings
+            if endings is not None and endings.replays:
+                await endings.over()
+
+    def give_up(self, waiter: Scope | None) -> None:
+        ledger = self.ledger
+        if not isinstance(waiter, NodeScope) or ledger.suspending or ledger.suspended:
             return
-        await endings.over()
-        if not endings and parent._endings is endings:
-            parent._endings = None  # who begins later has nobody to wait for
+        if ledger.find(self.ident, "given up") is not None:
+            self.given_up = None
+        elif ledger.before and ledger.gone.unreplayed(waiter.now):
+            waiter.strayed = True  # it may not have given up before it did that
+        else:
+            after = ledger.loop.time() - ledger.start
+            with suppress(LeaseLost, JournalError):
+                value = json.dumps({"by": waiter.now.hex(), "after": after}).encode()
+                ledger.append(self.ident, "given up", value, find=True)
+
+    def stray(self) -> None:
+        """Take note if the node ends before a wait for it is given up, as it was before."""
+        if (wait := self.given_up) is not None and self.parent is not None:
+            for scope in self.parent.up():
+                if scope.now.hex() == wait["by"]:
+                    scope.strayed = True
+
+    async def until_on_course(self) -> None:
+        """Wait, before a new effect, until this execution has come to what the journal has.
+
+        Asked only where it goes another way, as a timer of the program's own had another outcome.
+        Raises `JournalMismatch` if it does not come to it in time.
+        """
+        ledger = self.ledger
+        for scope in self.up():
+            late = ledger.loop.time() + ON_COURSE_WITHIN
+            while scope.strayed and (left := ledger.gone.unreplayed(scope.now)):
+                if ledger.loop.time() >= late:
+                    raise ledger.mismatch(
+                        "a wait that a timer of the program has ended in an earlier execution went"
+                        f" another way now, and {', '.join(left)} was not called again"
+                    )
+                async with lending_slot():
+                    await asyncio.sleep(PAUSE)
+
+    def may_end(self, node: Node[Any], end: Callable[[Node[Any]], None]) -> bool:
+        parent, kept = self.parent, self.kept_as
+        if parent is None or (kept is None and self.given_up is None):
+            return True
+        if parent._endings is None and self.given_up is None and not has_siblings(node):
+            return True
+        number, kind = kept or (self.ledger.last + 1, "")
+        return parent._completion_order().may_end(number, node, kind == "failure", end)
+
+    def _completion_order(self) -> Endings:
+        if self._endings is None:
+            self._endings = Endings(self)
+        return self._endings
 
     def recall(self, node: Any) -> Any:
         outcome = self.outcome
@@ -221,7 +300,7 @@ class NodeScope(NodeIdentity):
     def retry(self, node: Node[Any], delay: float) -> None:
         due = time.time() + delay
         with suppress(JournalError, LeaseLost):  # which stops the run, and this node with it
-            self.ledger.roots.keep()  # what this attempt has put is not put again
+            self._leave_body()
             self._append("attempt", {"clock": self.began, "due": due, "usage": usage_of(node)})
         self.lost = frozenset()
         self.attempt += 1
@@ -243,7 +322,7 @@ class NodeScope(NodeIdentity):
             ledger.talks.catch_up(self)
         kept = cast("Kept", node) if node._node_durable else None
         if not ledger.suspended:
-            if ledger.before and ending == "completed" and not self.recorded:
+            if ledger.before and ending == "completed" and not (self.recorded or self.skips):
                 ledger.gone.report(self.now, node.path)
             if self.timed is not None and kept is None and not leaving:
                 # It runs again in a later life, whose timeout then is not cut short by this one.
@@ -272,8 +351,10 @@ class NodeScope(NodeIdentity):
             if kept is not None or aborted:
                 ledger.keep_causes(self.ident, error)
                 with nullcontext() if kept is not None else suppress(NotStorable):
-                    data = self._keep_end(node, "failure", lambda: encode_failure(error))
-                    if ledger.keys and data != encode_failure(error):
+                    awaited = hearer(node) is not None
+                    encode = partial(encode_failure, error, awaited=awaited)
+                    data = self._keep_end(node, "failure", encode)
+                    if ledger.keys and data != encode():
                         again = ledger.read_failure(data, self.ident)
                         raise again.with_traceback(error.__traceback__) from None
             mark(error, self.ident)
@@ -286,7 +367,9 @@ class NodeScope(NodeIdentity):
         codec, keys = cast("Kept", node)._node_codec(), self.ledger.keys
         return codec.decode(self._keep_end(node, "result", lambda: keys.write(codec, result)))
 
-    def abort(self, error: BaseException, *, timed_out: bool = False) -> None:
+    def abort(
+        self, error: BaseException, *, timed_out: bool = False, awaited: bool = False
+    ) -> None:
         ledger = self.ledger
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             ledger.suspend()  # it ends the process, and says nothing of the run
@@ -295,9 +378,12 @@ class NodeScope(NodeIdentity):
         decided = timed_out or self.durable
         if decided and not ledger.suspended and ledger.find(self.now, "aborted") is None:
             with suppress(NotStorable, LeaseLost, JournalError):
-                ledger.roots.keep()
-                ledger.keep_causes(self.now, error)
-                ledger.append(self.now, "aborted", encode_failure(error), find=True)
+                self._leave_body()
+                # Others may have failed in the same moment: a resume lets them run again as well.
+                others = [] if self._endings is None else self._endings.failures()
+                ledger.keep_causes(self.now, error, *others)
+                data = encode_failure(error, awaited=awaited)
+                ledger.append(self.now, "aborted", data, find=True)
 
     def leave(self) -> asyncio.Future[None] | None:
         ledger = self.ledger
@@ -307,11 +393,11 @@ class NodeScope(NodeIdentity):
         ledger = self.ledger
         if ledger.suspending:
             ledger.suspended = True  # somebody does not wait for the end of effects
-        whom = [
-            scope.ident
-            for scope in scopes
-            if isinstance(scope, NodeScope) and not scope.recorded and scope.cancelled is None
-        ]
+        ended = [each for each in scopes if isinstance(each, NodeScope) and not each.recorded]
+        if ledger.before and not ledger.suspended:
+            for scope in ended:
+                ledger.talks.catch_up(scope)
+        whom = [scope.ident for scope in ended if scope.cancelled is None]
         if not whom or ledger.suspended:
             return
         by = failed or scope_here()
@@ -331,13 +417,14 @@ class NodeScope(NodeIdentity):
         *,
         harmless: bool = False,
         early: bool = False,
+        key: str | None = None,
     ) -> KeptEffect:
         require_no_transaction()
         self.require_own_loop(name)
         coming = [] if early else self.ledger.coming
         above = list(self.up()) if coming else []  # those who may have asked for them
         awaited = [reply for scope in above for reply in coming if reply.asker is scope]
-        return KeptEffect(self, name, inputs, harmless, awaited)
+        return KeptEffect(self, name, inputs, harmless, awaited, key)
 
     def own_name(self, what: str) -> str:
         return digest(self.ledger.run_id, self.now, what, self.number(what)).hex()
@@ -366,6 +453,12 @@ class NodeScope(NodeIdentity):
         rows = self.ledger.every(digest(self.ident, "note", name), "note")
         return [json.loads(row.value) for row in rows]
 
+    def _leave_body(self) -> None:
+        """Keep what the body has put and added, before a row by which it does not run again."""
+        self.ledger.roots.keep()
+        if self.ledger.before:
+            self.ledger.talks.catch_up(self)
+
     def _keep_end(self, node: Node[Any], kind: str, encode: Callable[[], bytes]) -> bytes:
         """Keep how the node ends; what cannot be written is a failure, which is kept too."""
         refused = None
@@ -373,10 +466,10 @@ class NodeScope(NodeIdentity):
             value = encode()
         except NotStorable as error:
             kind, value, refused = "failure", encode_failure(error), error
-        self.ledger.roots.keep()  # what the body has put is not put again
+        self._leave_body()
         self._keep_usage(node)
         value = self.ledger.append(self.ident, kind, value, find=self.is_root)
-        self.kept = True
+        self.kept, self.kept_as = True, (self.ledger.last, kind)
         if refused is not None:
             mark(refused, self.ident)
             raise refused

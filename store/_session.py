@@ -21,7 +21,7 @@ from ._look import RunView, view
 from ._rows import FIRST
 from ._run import SESSION, KeptRun, claimed, note_taken
 from ._scope import NodeScope
-from .errors import JournalError
+from .errors import JournalError, RunNotFound
 
 if TYPE_CHECKING:
     from ._file import JournalFile, Letter
@@ -238,7 +238,12 @@ async def open_session(
     file: JournalFile, run_id: str, *, grace: float, max_recoveries: int
 ) -> AsyncGenerator[Session]:
     """Claim a session for as long as the block lasts; begin it if there is none of this name."""
-    run = await file.start(run_id, SESSION, 1, b"{}")
+    try:
+        run = await file.run(run_id)  # without a commit: its owner may be stopped in one
+    except RunNotFound:
+        run = None
+    if run is None or run.class_name != SESSION:
+        run = await file.start(run_id, SESSION, 1, b"{}")
     if run.state in ENDED:
         raise JournalError(
             file.name,

@@ -24,6 +24,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from ._lock import RunLock
+from ._mark import COUNTS, Mark
 from ._schema import MEMORY, connect, find_place, is_trouble, trouble
 from ._seal import Row, Seal, about_row, check_size
 from .errors import JournalError, LeaseLost
@@ -124,6 +125,7 @@ class Writer:
         self._seal = seal
         # Where the file is; set by the thread, once it is open.
         self.path = name
+        self._mark: Mark | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._queue: deque[_Written | _Asked | _Stop] = deque()
         self._some = Bell()  # something is queued
@@ -257,6 +259,7 @@ class Writer:
             connection = connect(self._name)
             if self._name != MEMORY:
                 files = {self.path + end: os.stat(self.path + end) for end in ENDS}
+                self._mark = Mark(self.path)
             self._seal.check(connection)
         except BaseException as error:  # noqa: BLE001 - who waits has to hear of it
             self._fail(error)
@@ -283,6 +286,8 @@ class Writer:
                 if connection is not None:
                     connection.close()
                     connection = None
+                if self._mark is not None:
+                    self._mark.close(well=False)
                 _open.discard(self)
                 waiting = [each.future for each in batch if isinstance(each, _Asked)]
                 outcomes = [(each, None, self._again(self._failure)) for each in waiting]
@@ -291,6 +296,8 @@ class Writer:
                     with suppress(sqlite3.Error):
                         connection.execute("pragma wal_checkpoint(passive)")
                     connection.close()
+                    if self._mark is not None:
+                        self._mark.close(well=True)
                     _open.discard(self)
                 if stop.future is not None:
                     error = self._again(self._failure) if self._failure is not None else None
@@ -318,6 +325,8 @@ class Writer:
         checked: set[Claim] = set()
         rows: list[_Columns] = []
         outcomes: list[_Outcome] = []
+        last: tuple[int, int] | None = None  # the run and the number of the last row
+        counts: tuple[int, int] | None = None
         for each in batch:
             is_row = each.__class__ is tuple
             claim: Claim | None = each[0] if is_row else each.claim
@@ -335,9 +344,16 @@ class Writer:
                 outcomes.append((each.future, None, None))
             else:
                 connection.executemany(_INSERT, rows)
+                last = rows[-1][:2] if rows else last
                 rows.clear()
-                outcomes.append((each.future, *self._call(connection, each)))
+                result, failure = self._call(connection, each)
+                outcomes.append((each.future, result, failure))
+                if each.seq and failure is None:
+                    last = each.claim.key, each.seq
+                elif each.writes:
+                    counts = connection.execute(COUNTS).fetchone()
         connection.executemany(_INSERT, rows)
+        last = rows[-1][:2] if rows else last
         connection.execute("commit")
         if writes:
             for path, stat in files.items():
@@ -345,6 +361,8 @@ class Writer:
                     why = f"was taken away or replaced while it was open ({path!r})"
                     remedy = "put its files back from a backup, or start the runs anew"
                     raise JournalError(self._name, why, remedy)
+            if self._mark is not None:
+                self._mark.write(last, counts)
         return outcomes
 
     def _call(

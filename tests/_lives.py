@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from weakref import finalize
 
 from anabranch.commander import Commander, NodeLimits
 from anabranch.commander.scope import scope_here
 from anabranch.store import Journal
 from anabranch.store._canonical import digest
 from anabranch.store._file import ENDED, Letter, Row, RunRow
+from anabranch.store._rows import clock_at_end
 from anabranch.store.errors import LeaseLost, RunBusy, RunExists, RunNotFound
 from anabranch.testing import run_seeded
 
@@ -58,6 +60,7 @@ class Disk:
         self.rows: dict[str, list[Row]] = {}
         self.mail: list[tuple[str, Letter]] = []
         self.tables = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        finalize(self, self.tables.close)  # Python 3.13 and later warn about one left open
         self.tables.execute("pragma user_version = 1")  # one without a page has no bytes
         # What was in the tables, by how many rows there were then.
         self.commits = [(0, b"")]
@@ -182,10 +185,10 @@ class MemoryFile:
         if run_id in self._taken:
             raise RunBusy(run_id)
         self._taken.add(run_id)
-        clock = run.clock
+        clock, rows = run.clock, self.disk.rows[run_id]
         if run.state == "running":
-            rows = self.disk.rows[run_id]
-            clock += max(0, max([0, *[row.time for row in rows]]) - run.updated)
+            claimed_at = self.disk.claims[run_id][-1].rows if self.disk.claims.get(run_id) else 0
+            clock = clock_at_end(rows, claimed_at, clock, run.updated)
         run = run._replace(
             state="running", owner=owner, fence=run.fence + 1, updated=time.time(), clock=clock
         )
@@ -194,18 +197,35 @@ class MemoryFile:
         return run, await self.rows(run_id)
 
     async def release(
-        self, run_id: str, fence: int, state: str, error: bytes | None = None
+        self,
+        run_id: str,
+        fence: int,
+        state: str,
+        error: bytes | None = None,
+        *,
+        clock: float | None = None,
     ) -> None:
         self._check(run_id, fence)
         self._taken.discard(run_id)
         run, now = self.disk.runs[run_id], time.time()
-        clock = run.clock + now - run.updated
+        clock = run.clock + now - run.updated if clock is None else clock
         self.disk.runs[run_id] = run._replace(
             state=state, error=error, owner="", updated=now, clock=clock
         )
 
-    async def post(self, run_id: str, kind: str, name: str, value: bytes) -> int:
-        await self.run(run_id)
+    async def post(
+        self,
+        run_id: str,
+        kind: str,
+        name: str,
+        value: bytes,
+        *,
+        key: None = None,
+        check: Any = None,
+    ) -> int:
+        run = await self.run(run_id)
+        if check is not None:
+            check(run)
         number = len(self.disk.mail) + 1
         self.disk.mail.append((run_id, Letter(number, kind, name, value, time.time())))
         self._posted.set()
@@ -305,14 +325,17 @@ def play(
     live: Mapping[str, Any] | None = None,
     beside: Callable[[Journal], Any] | None = None,
     limits: Callable[[], NodeLimits] | None = None,
+    own: bool = False,
+    timeout: float | None = None,
     around: Callable[[], Any] = nullcontext,
     **options: Any,
 ) -> Life:
     """Run what is left of a run on `disk` to its end, under asyncio's order or that of a seed.
 
     A real `file` may take the place of the disk's rows; else it is one that does something odd.
-    `beside` runs in a task beside it, with the journal; `limits` makes those of its commander, and
-    `around` a commander that others make. Time is virtual, also that of the wall.
+    `beside` runs in a task beside it, with the journal; `limits` makes those of its commander, or
+    of the run with `own`; `timeout` is the run's, and `around` a commander that others make. Time
+    is virtual, also that of the wall.
     """
     disk = disk or Disk()
     life = Life(disk, before=len(disk.rows.get(RUN_ID, ())))
@@ -323,8 +346,10 @@ def play(
             async with journal_of(disk, **options) as journal:
                 other = None if beside is None else asyncio.create_task(beside(journal))
                 try:
-                    async with Commander(limits=life.limits) if limits else around():
-                        life.result = await journal.run(make(), run_id=RUN_ID, live=live)
+                    async with Commander(limits=life.limits) if limits and not own else around():
+                        given = {"timeout": timeout, "limits": life.limits if own else None}
+                        run = journal.run(make(), run_id=RUN_ID, live=live, **given)
+                        life.result = await run
                 except (Exception, asyncio.CancelledError) as error:
                     life.error = error
                 if other is not None:

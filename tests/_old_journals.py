@@ -2,6 +2,9 @@
 
     python tests/_old_journals.py       # writes tests/data/durable-v1.sql, or of what version it is
 
+`tests/data/retried.sql` was written by `python tests/_old_journals.py retried`, before effects had
+one key over all attempts of the jobs above them.
+
 Each version of the format has such a file, as SQL text, and every later version takes its runs up
 (`test_store_old_journals.py`). Once a version has been released its file is never made anew, and
 nothing here changes what it needs: if the format or the identities change, there has to be a
@@ -13,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,12 +26,13 @@ from _lives import Disk, wall_of
 from anabranch import Message, Retry, ToolCall, tool
 from anabranch.commander.scope import scope_here
 from anabranch.handlers import call_tools, handler, respond
+from anabranch.jobs import Job
 from anabranch.messages import Request, Usage
-from anabranch.store import Done, Durable, Journal, Live, NotDone, live
+from anabranch.store import Done, Durable, DurableCalls, Journal, Live, NotDone, live
 from anabranch.store._schema import MIGRATIONS
 from anabranch.testing import ScriptedBackend, run_seeded
 
-__all__ = ["DATA", "DID", "LIVE", "RUNS", "STANDS", "main"]
+__all__ = ["DATA", "DID", "LIVE", "RETRIED", "RUNS", "STANDS", "main"]
 
 DATA = Path(__file__).parent / "data"
 DID: list[str] = []  # what is done outside, and who was asked, in this process
@@ -212,6 +217,70 @@ async def tries(node: Any) -> str:
     return f"attempt {attempt}"
 
 
+@tool(effect="keyed")
+async def pay(n: int) -> str:
+    return did(f"paid {n}")
+
+
+class Pays(Durable[str]):
+    n: int
+
+    async def task(self) -> str:
+        return await self.durable.call(pay, self.n)
+
+
+class Flaky(Job[str]):
+    """Pays in jobs below it in some of its attempts, all of which fail but for the last."""
+
+    stops: str
+    pays: tuple[int, ...]
+
+    async def task(self) -> str:
+        attempt = scope_here().attempt  # type: ignore[union-attr]
+        if attempt in self.pays:
+            await self.put_job(Pays(1))
+        if self.stops == f"in {attempt}":
+            stop_here(self.stops)
+            await DurableCalls(self).signal("go", str)
+        if attempt == 3:
+            return await self.put_job(Pays(1))
+        if self.stops == f"after {attempt}" and STOPS:
+            asyncio.get_running_loop().call_later(0.05, stop_here, self.stops)
+        raise KeyError(attempt)
+
+
+class Retried(Durable[str]):
+    """A job that is tried again, with durable jobs below it that pay."""
+
+    stops: str
+    pays: tuple[int, ...]
+
+    async def task(self) -> str:
+        retry = Retry(attempts=3, on=KeyError, backoff=0.1, factor=1, jitter=0)
+        return await self.put_job(Flaky(self.stops, self.pays), retry=retry)
+
+
+def put_retried(job: Ends) -> None:
+    job.put_job(Retried("in 1", (1, 2)), parent=job.commander)
+
+
+class Ends(Durable[None]):
+    """Its final callback puts a round, with a durable job below it that pays."""
+
+    def __post_init__(self) -> None:
+        self.at_end(put_retried)
+
+    async def task(self) -> None: ...
+
+
+RETRIED: dict[str, Callable[[], Durable[Any]]] = {
+    "between attempts": lambda: Retried("after 1", (1, 2)),
+    "second attempt": lambda: Retried("in 2", (1, 2)),
+    "paid by the second alone": lambda: Retried("after 2", (2,)),
+    "round of a callback": Ends,
+}
+
+
 RUNS: dict[str, Callable[[], Durable[Any]]] = {
     "pending": lambda: Sum((4, 5), "accepted"),
     "over": Over,
@@ -236,10 +305,10 @@ STANDS = {
 # --- writing them down
 
 
-async def make() -> list[str]:
+async def make(runs: dict[str, Callable[[], Durable[Any]]] = RUNS) -> list[str]:
     """Play each run up to where it stops, and return the SQL of the journal."""
     async with Journal(":memory:", grace=0) as journal:
-        for name, run in RUNS.items():
+        for name, run in runs.items():
             if name == "pending":
                 await journal.start(run(), run_id=name, queue="later")
                 continue
@@ -250,8 +319,9 @@ async def make() -> list[str]:
             if name == "cancelled":
                 await journal.cancel(name, "not wanted")
             stands = (await journal._file.run(name)).state
-            assert stands == STANDS[name], f"{name} is {stands}: {driver}"
-        await journal.signal("talk", "next", "It goes on.")
+            assert stands == STANDS.get(name, "suspended"), f"{name} is {stands}: {driver}"
+        if runs is RUNS:
+            await journal.signal("talk", "next", "It goes on.")
         return await journal._file.call(lambda sql: [*sql.iterdump(), *_numbers(sql)])
 
 
@@ -270,18 +340,20 @@ def _readable(blob: re.Match[str]) -> str:
     return "cast('" + text.replace("'", "''") + "' as blob)"
 
 
-def main() -> None:
+def main(name: str = f"durable-v{len(MIGRATIONS)}") -> None:
+    runs = RETRIED if name == "retried" else RUNS
+
     async def write() -> list[str]:
         with wall_of(Disk()):
-            return await make()
+            return await make(runs)
 
     lines = [re.sub("X'([0-9A-F]+)'", _readable, line) for line in run_seeded(write, None)]
-    path = DATA / f"durable-v{len(MIGRATIONS)}.sql"
+    path = DATA / f"{name}.sql"
     path.write_text("\n".join(lines) + "\n")
-    print(f"{path}: {len(RUNS)} runs")
+    print(f"{path}: {len(runs)} runs")
 
 
 if __name__ == "__main__":
     from _old_journals import main as write_down  # by its name the classes are found again
 
-    write_down()
+    write_down(*sys.argv[1:])

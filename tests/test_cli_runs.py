@@ -70,7 +70,7 @@ async def waits(folder: Path, run_id: str) -> dict[str, Any]:
 async def test_runs_are_listed_the_newest_first_and_filtered(tmp_path: Path) -> None:
     """By state, by the beginning of the name, at most so many."""
     await begin(tmp_path, "a-1=Nap(1)", "b-1=Nap(1)", "a-2=Nap(0)")
-    assert await resumed(tmp_path, "a-2") == '{\n  "slept": 0.0\n}\n'
+    assert await resumed(tmp_path, "a-2") == '{\n  "slept": 0\n}\n'
 
     async def names(*options: str) -> list[str]:
         return [each["run_id"] for each in await runs_json(tmp_path, "list", *options)]
@@ -283,6 +283,19 @@ async def test_a_signal_is_json_or_text(value: str, sent: Any, tmp_path: Path) -
     assert (await runs_json(tmp_path, "signal", "nap", "s", value))["value"] == sent
     found = await runs_json(tmp_path, "show", "nap")
     assert [(each["name"], each["value"]) for each in found["letters"]] == [("s", sent)]
+
+
+async def test_a_signal_with_a_key_is_sent_once(tmp_path: Path) -> None:
+    """A repeated key is no error, also when the run is gone; an unknown run still is one."""
+    await begin(tmp_path, "nap=Nap(1)")
+    for value in ("1", "2"):
+        assert (await runs(tmp_path, "signal", "nap", "s", value, "--key", "k"))[0] == 0
+    found = await runs_json(tmp_path, "show", "nap")
+    assert [each["value"] for each in found["letters"]] == [1]
+    await runs(tmp_path, "cancel", "nap")
+    await runs(tmp_path, "purge", "--before", "0h", "--yes")
+    assert (await runs(tmp_path, "signal", "nap", "s", "3", "--key", "k"))[0] == 0
+    assert (await runs(tmp_path, "signal", "nap", "s", "3", "--key", "other"))[0] == 2
 
 
 async def test_a_busy_run_says_which_process_has_it(tmp_path: Path) -> None:

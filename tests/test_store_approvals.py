@@ -16,10 +16,12 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 from test_store_effects import change, kills, require_alike, told
 
-from anabranch import run, tool
+from anabranch import Retry, run, tool
+from anabranch.commander.scope import scope_here
 from anabranch.handlers import View, call_tools
+from anabranch.jobs import Job
 from anabranch.messages import ToolCall
-from anabranch.store import Done, Durable, Journal, Live, NotDone, NotPending, live
+from anabranch.store import Done, Durable, DurableCalls, Journal, Live, NotDone, NotPending, live
 from anabranch.tools import Approvals, Decision
 
 
@@ -216,6 +218,29 @@ def test_a_question_that_was_cancelled_is_asked_no_more() -> None:
     life = play(lambda: Given(View()), beside=late)
     assert life.result == "given up"
     assert not life.disk.done
+
+
+class Flaky(Job[str]):
+    async def task(self) -> str:
+        gave = await DurableCalls(self).call(send, 1)
+        if scope_here().attempt == 1:  # type: ignore[union-attr]
+            raise KeyError
+        return gave
+
+
+class Retried(Durable[str]):
+    async def task(self) -> str:
+        return await self.put_job(Flaky(), retry=Retry(attempts=2, on=KeyError, backoff=1))
+
+
+def test_the_next_attempt_gets_the_answer_that_was_given() -> None:
+    async def allow(journal: Journal) -> None:
+        (approval,) = await waiting(journal)
+        await approval.approve()
+
+    first = play(Retried, beside=allow)
+    assert first.error is None
+    assert first.count("question") == first.count("letter") == len(first.disk.done) == 1
 
 
 async def test_a_question_of_a_run_that_is_over_takes_no_answer(tmp_path: Path) -> None:

@@ -148,9 +148,13 @@ def known(life: Life, rows: int | None = None) -> float:
     return sum(usage.total_tokens for row in kept for _, usage in taken(row))
 
 
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("seed", seeds(many(12, 300)))
-def test_each_life_counts_what_all_before_it_have_spent(seed: int) -> None:
-    """After each kill, whatever ends, fails, is cut off, raced or skipped: at the first request."""
+def test_each_life_counts_what_all_before_it_have_spent(seed: int, own: bool) -> None:
+    """After each kill, whatever ends, fails, is cut off, raced or skipped: at the first request.
+
+    The limits are those of the commander, or those of the run itself.
+    """
     draw = random.Random(seed)
     numbers: list[int] = []
     plans = [draw_plan(draw, numbers) for _ in range(draw.randint(1, 3))]
@@ -169,11 +173,11 @@ def test_each_life_counts_what_all_before_it_have_spent(seed: int) -> None:
     def make() -> Round:
         return Round(plans, ScriptedBackend(otherwise=answer))
 
-    first = play(make, limits=fresh, seed=seed)
+    first = play(make, limits=fresh, own=own, seed=seed)
     assert first.limits.spent == known(first) > 0
     for rows in range(len(first.rows)):
         seen.clear()
-        life = play(make, Kill(rows, frozenset()).of(first), limits=fresh, seed=seed)
+        life = play(make, Kill(rows, frozenset()).of(first), limits=fresh, own=own, seed=seed)
         assert min(seen, default=known(first)) >= known(first, rows), (plans, rows)
         assert life.limits.spent == known(life), (plans, rows)
 

@@ -13,6 +13,7 @@ from _lives import (
     Disk,
     Kill,
     Life,
+    MemoryFile,
     act,
     disk_here,
     doubtful,
@@ -289,3 +290,67 @@ def test_a_timeout_is_never_longer_than_it_was_said_to_be() -> None:
     USED.clear()
     play(lambda: Limits(False), left)
     assert [pytest.approx(100)] == USED
+
+
+class Jumping(MemoryFile):
+    """Somebody sets the clock of the wall when there are so many rows."""
+
+    def __init__(self, disk: Disk, at: int, by: float) -> None:
+        super().__init__(disk)
+        self._at = at
+        self._by = by
+
+    def append(self, run_id: str, fence: int, row: Row) -> int:
+        number = super().append(run_id, fence, row)
+        if number == self._at:
+            now, by = time.time, self._by
+            time.time = lambda: now() + by
+        return number
+
+
+@pytest.mark.parametrize("by", [-10 * DAY, -50.0, 3600.0, 100 * DAY])
+@pytest.mark.parametrize("kept", [True, False])
+def test_setting_the_clock_of_the_wall_changes_no_timeout(kept: bool, by: float) -> None:
+    """Forward or back, in an execution that is killed or suspended: a node has its 100 s."""
+    make = lambda: Limits(kept)  # noqa: E731
+    for at in (2, 5):
+        USED.clear()
+        first = play(make, file=lambda disk, at=at: Jumping(disk, at, by))
+        assert [pytest.approx(100)] == USED
+        real = [row.time - by * (row.seq > at) for row in first.rows]
+        began = next(row.seq for row in first.rows if row.kind == "began")
+        aborted = next(row.seq for row in first.rows if row.kind == "aborted")
+        for rows in range(began, aborted):
+            USED.clear()
+            left = Kill(rows, frozenset(doubtful(first, rows))).of(first)
+            left.now = first.rows[rows - 1].time + DAY
+            assert "not done within 100 s" in play(make, left).result[0]
+            assert [pytest.approx(100 - (real[rows - 1] - real[began - 1]), abs=1e-3)] == USED
+
+
+async def test_a_file_goes_by_the_rows_that_say_that_the_clock_was_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an owner that died; one that gives the run back says itself how long it had it."""
+    now = 1000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    file = JournalFile(str(tmp_path / "runs.db"))
+    await file.open()
+    await file.start("r", "C", 1, b"{}")
+    run, _ = await file.claim("r", "me")
+    for seconds, kind, value in [
+        (4, "began", b"{}"),
+        (-500, "clock", b'{"clock": 6}'),
+        (3, "x", b""),
+    ]:
+        now += seconds
+        file.append("r", run.fence, Row(bytes(16), kind, value))
+    await file.close()
+    now += DAY
+    await file.open()
+    run, _ = await file.claim("r", "me")
+    assert run.clock == 9
+    now += DAY
+    await file.release("r", run.fence, "suspended", clock=run.clock + 2)
+    assert (await file.run("r")).clock == 11
+    await file.close()

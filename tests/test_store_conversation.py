@@ -1,8 +1,11 @@
 """Durable conversations: each message is a row, once, and comes back as it was."""
 
 import asyncio
+import json
 import random
+from collections.abc import AsyncIterator
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -21,8 +24,10 @@ from anabranch import (
     tool,
 )
 from anabranch.backends import Backend
-from anabranch.handlers import respond
+from anabranch.commander.scope import scope_here
+from anabranch.handlers import call_tools, respond
 from anabranch.messages import Delta, Message, Request, ToolCall, Usage
+from anabranch.messages.kept import write_json
 from anabranch.store import (
     Durable,
     Journal,
@@ -33,7 +38,7 @@ from anabranch.store import (
     NotStorable,
 )
 from anabranch.store import live as later
-from anabranch.testing import ScriptedBackend, explore, pause
+from anabranch.testing import ScriptedBackend, explore, pause, run_seeded
 from anabranch.tools import ToolResult
 
 
@@ -175,6 +180,161 @@ def _equal_messages(first: Any, again: Any) -> None:
     assert kept[0] == kept[1]
 
 
+# A node of a random tree: how it ends, and what it does: the words it adds, and the nodes it puts.
+Plan = tuple[str, list[Any]]
+
+
+def draw_plan(rng: random.Random, depth: int) -> Plan:
+    ends = rng.choice(["plain", "plain", "kept", "kept", "retried", "cancelled", "late"])
+    words = [f"{rng.randrange(1000)}" for _ in range(rng.randrange(3))]
+    below = [draw_plan(rng, depth - 1) for _ in range(rng.randrange(3 if depth else 1))]
+    does = [*words, *below, *below[:1]]
+    rng.shuffle(does)
+    return ends, does
+
+
+async def follow(node: Any, talk: Conversation, does: list[Any]) -> None:
+    """Do what a plan says; each word has the number of messages before it, as it was at first."""
+    for number, each in enumerate(does):
+        if isinstance(each, str):
+            talk.add(f"{each} after {len(talk)}")
+            continue
+        ends, below = each
+        if ends == "kept":
+            await node.put_job(Follows(below, str(number)))
+            continue
+        asked: dict[str, Any] = {"key": str(number), "claim": True}
+        if ends == "retried":
+            asked |= {"retry": Retry(attempts=2, on=KeyError, backoff=0)}
+        if ends == "late":
+            asked |= {"timeout": 5}
+        called = node.call_handler(follows(talk, ends, below), **asked)
+        with suppress(NodeCancelled, TimeoutError):
+            await called
+        talk.add(f"{ends} after {len(talk)}")
+
+
+@handler
+async def follows(node: Any, talk: Conversation, ends: str, does: list[Any]) -> None:
+    await follow(node, talk, does)
+    if ends == "retried" and scope_here().attempt == 1:  # type: ignore[union-attr]
+        raise KeyError(ends)
+    if ends == "cancelled":
+        node.cancel("enough")
+    if ends in ("cancelled", "late"):
+        await asyncio.Event().wait()
+
+
+class Follows(Durable[int]):
+    does: list[Any]
+    place: str = ""
+
+    async def task(self) -> int:
+        talk = self.durable.conversation("talk")
+        await follow(self, talk, self.does)
+        return len(talk)
+
+
+class FollowsAll(Durable[list[str]]):
+    does: list[Any]
+
+    async def task(self) -> list[str]:
+        talk = self.durable.conversation("talk")
+        await follow(self, talk, self.does)
+        return said(talk)
+
+
+def as_before(rows: list[Any]) -> list[Any]:
+    """Return the rows as earlier versions wrote them: with all the nodes above a message."""
+    above: dict[str, str] = {}
+    written: list[Any] = []
+    for row in rows:
+        if row.kind == "message" and "by" in (value := json.loads(row.value)):
+            tags = [value["by"][at : at + 16] for at in range(0, len(value["by"]), 16)]
+            above |= dict(pairwise(tags))
+            while parent := above.get(tags[-1]):
+                tags.append(parent)
+            del value["by"]
+            value["above"] = "".join(tag[:8] for tag in tags)
+            row = row._replace(value=write_json(value).encode())
+        written.append(row)
+    return written
+
+
+def test_a_tree_that_adds_sees_at_each_place_what_stood_there_first() -> None:
+    """Whatever runs again and whatever does not, and whichever version wrote the rows."""
+
+    async def main() -> None:
+        rng = random.Random(random.random())
+        does = draw_plan(rng, 4)[1] + draw_plan(rng, 4)[1]
+        first = await live(FollowsAll(does))
+        for number in sorted(rng.sample(range(len(first.rows)), min(len(first.rows), 6))):
+            disk = after(first, number)
+            if rng.random() < 0.5:
+                disk.rows[RUN_ID] = as_before(disk.rows[RUN_ID])
+            again = await live(FollowsAll(does), disk)
+            assert again.result == first.result
+            disk = after(again, rng.randint(number, len(again.rows) - 1))
+            assert (await live(FollowsAll(does), disk)).result == first.result
+
+    explore(main, seeds=range(SEED, SEED + many(12, 1000)))
+
+
+@handler
+async def adds_late(node: Node[Any], talk: Conversation) -> None:
+    await asyncio.sleep(0.5)
+    talk.add(f"late after {len(talk)}")
+    await asyncio.Event().wait()
+
+
+class FailsLater(Durable[None]):
+    async def task(self) -> None:
+        await asyncio.sleep(1)
+        raise KeyError("too early")
+
+
+@handler
+async def cut_short(node: Node[Any], talk: Conversation, how: str) -> None:
+    late = node.call_handler(adds_late(talk), claim=True)
+    if how == "cancel":
+        await node.put_job(Pauses())
+        late.cancel("enough")
+        talk.add(f"cancelled after {len(talk)}")
+        with suppress(NodeCancelled):
+            await late
+    else:
+        await node.put_job(FailsLater())
+
+
+class Pauses(Durable[None]):
+    async def task(self) -> None:
+        await asyncio.sleep(1)
+
+
+class CutShort(Durable[list[str]]):
+    how: str
+
+    async def task(self) -> list[str]:
+        talk = self.durable.conversation("talk")
+        retry = Retry(attempts=2, on=KeyError, backoff=0) if self.how == "retry" else None
+        with suppress(KeyError):
+            await self.call_handler(cut_short(talk, self.how), claim=True, retry=retry)
+        talk.add(f"end after {len(talk)}")
+        return said(talk)
+
+
+@pytest.mark.parametrize("how", ["failure", "retry", "cancel"])
+def test_what_cuts_a_body_short_comes_before_it_adds_its_messages_again(how: str) -> None:
+    """A recorded end comes at once in a later life, and the code after it sees the same."""
+
+    async def main() -> None:
+        await every_life(
+            lambda: CutShort(how), lambda first, again, _: _equal_messages(first, again)
+        )
+
+    run_seeded(main, None)
+
+
 @handler
 async def adds(node: Node[Any], talk: Conversation, name: str) -> None:
     for number in range(3):
@@ -288,6 +448,77 @@ async def test_a_conversation_costs_little_more_than_its_text() -> None:
         sizes.append(sum(len(row.value) + len(row.ident) + 24 for row in life.rows))
         assert sizes[-1] < 1.5 * 2000 * count
     assert sizes[2] - sizes[1] < 2.1 * (sizes[1] - sizes[0])
+
+
+class LongTurn(Durable[int]):
+    """One turn with so many calls of a tool, each below the one before."""
+
+    calls: int
+    backend: Live[Backend | None] = later()
+
+    async def task(self) -> int:
+        talk = self.durable.conversation("talk")
+        talk.add("Go.")
+        if self.backend is None:
+            await self.call_handler(looks(talk, self.calls))
+        else:
+            await respond(self.backend, talk, [look], max_rounds=self.calls + 1)
+        return len(talk)
+
+
+@tool(effect="keyed")
+async def look(n: int) -> str:
+    """Look."""
+    return f"{n:04}" + "y" * 996
+
+
+async def calls(*numbers: int) -> AsyncIterator[ToolCall]:
+    for n in numbers:
+        yield ToolCall(id=f"{n}", name="look", arguments={"n": n})
+
+
+@handler
+async def looks(node: Node[Any], talk: Conversation, left: int) -> None:
+    """Do what `respond` does, without its requests, each of which has all messages."""
+    talk.add(*await call_tools(calls(left), [look]))
+    if left > 1:
+        await node.call_handler(looks(talk, left - 1))
+
+
+def looks_again(count: int) -> ScriptedBackend:
+    """Play a model that calls a tool so many times, one after the other."""
+
+    def reply(request: Request) -> Message:
+        n = len(request.messages) // 2
+        call = ToolCall(id=f"{n}", name="look", arguments={"n": n}, raw=f'{{"n": {n}}}')
+        text, usage = f"{n:04}" + "x" * 996, Usage(input_tokens=n)
+        left = [call] if n < count else []
+        return Message(role="assistant", content=text, tool_calls=left, usage=usage)
+
+    return ScriptedBackend(otherwise=reply, size=None)
+
+
+async def test_a_long_turn_costs_little_more_than_its_text() -> None:
+    """D17: the rows of a call are as large at any depth, and no text stands in two of them."""
+    sizes: dict[int, int] = {}
+    for count in (30, 90):
+        life = await live(LongTurn(count, looks_again(count)))
+        sizes[count] = sum(len(row.value) + len(row.ident) + 24 for row in life.rows)
+        assert sizes[count] < 1.5 * 2000 * count
+        said = [row.value for row in life.rows if row.kind == "message"]
+        assert sum(map(len, said)) < 0.2 * 2000 * count
+    assert sizes[90] < 3.05 * sizes[30]
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.long)])
+async def test_a_deep_turn_costs_little_more_than_its_text(count: int) -> None:
+    """D17: and a life that resumes it adds nothing twice."""
+    life = await live(LongTurn(count, None))
+    said = [row.value for row in life.rows if row.kind == "message"]
+    assert sum(map(len, said)) < 0.2 * 1000 * count
+    assert sum(len(row.value) + len(row.ident) + 24 for row in life.rows) < 1.5 * 1000 * count
+    again = await live(LongTurn(count, None), after(life, len(life.rows) // 2))
+    assert [row.value for row in again.rows if row.kind == "message"] == said
 
 
 class Leaks(ScriptedBackend):

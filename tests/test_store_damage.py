@@ -117,9 +117,9 @@ async def test_a_damaged_value_harms_no_other_run(table: str, word: str, tmp_pat
         await journal.run(Part(1), run_id="other")
     with sqlite3.connect(path) as raw:
         raw.execute(
-            f"update anabranch_{table} set value = cast(replace(value, ?1, upper(?1)) as blob)"
-            f" where rowid = (select min(rowid) from anabranch_{table} where instr(value, ?1))",
-            (word,),
+            f"update anabranch_{table} set value = cast(replace(value, :old, upper(:old)) as blob)"
+            f" where rowid = (select min(rowid) from anabranch_{table} where instr(value, :old))",
+            {"old": word},
         )
     raw.close()
     async with Journal(path) as journal:

@@ -428,7 +428,7 @@ async def test_a_purge_takes_what_ended_before_a_time_and_nothing_else(file):
             file.append(name, fence, row(own))
             await file.release(name, fence, "completed")
     assert await file.purge(0) == 0
-    assert await file.purge(time.time() + 1, batch=2) == 3
+    assert await file.purge(time.time() + 1) == 3
     assert [run.run_id for run in await file.runs()] == ["live"]
     assert await values(file, "live") == [shared]
     for table, left in (("row", 1), ("blob", 1), ("mail", 1)):

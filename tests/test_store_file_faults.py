@@ -48,7 +48,7 @@ async def test_whichever_statement_fails_all_who_wait_are_told(tmp_path, monkeyp
         assert {type(each) for each in failed} == {JournalError}
         assert len({id(each) for each in failed}) == len(failed)  # or they share a traceback
         assert all("could not be read or written" in str(each) for each in failed)
-        with pytest.raises(JournalError, match="check the disk, then take up its runs"):
+        with pytest.raises(JournalError, match="check the disk, and whether it is full, then"):
             await file.barrier()
     disk.mend()
     async with opened(tmp_path / "runs.db") as file:

@@ -11,7 +11,7 @@ import pytest
 from _journal import opened, program, row, taken, values
 from _scale import SEED, many
 
-from anabranch.store.errors import RunBusy
+from anabranch.store import Journal, RunBusy
 
 # Appends numbers from the last on, each some rows after a barrier, and says up to where barriers
 # have returned. Several of these begin at once, on a file that is not there yet.
@@ -212,6 +212,41 @@ asyncio.run(main())
         assert said == "lost\n"
         async with opened(path) as file:
             assert await values(file) == [b"1"]
+
+
+async def test_the_run_of_an_owner_that_was_stopped_in_a_commit_is_busy(tmp_path):
+    """Whoever asks for it learns that at once, though nothing can be written meanwhile."""
+    path = tmp_path / "runs.db"
+    with program(
+        path,
+        """
+import time
+def stop(sql):
+    print("commits", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(1)  # the other threads stop first, perhaps
+async def main():
+    file, _ = await taken("run")
+    await file.start("session", "anabranch.store:Session", 1, b"{}")
+    await file.claim("session", "child")
+    await file.call(stop)
+asyncio.run(main())
+""",
+    ) as child:
+        assert child.stdout.readline() == "commits\n"
+        await asyncio.to_thread(os.waitid, os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        async with asyncio.timeout(20), Journal(path) as journal:
+            busy = rf"taken by process {child.pid} since"
+            with pytest.raises(RunBusy, match=busy):
+                await journal._file.claim("run", "test")
+            with pytest.raises(RunBusy, match=busy):
+                async with journal.session("session"):
+                    pass
+            assert len(await journal.runs("running")) == 2
+            child.kill()
+            child.wait()
+            run, _ = await journal._file.claim("run", "test")
+            assert run.recoveries == 1
 
 
 async def test_mail_and_changes_of_another_process_are_noticed(tmp_path):

@@ -34,7 +34,7 @@ class Whole(Durable[str]):
         for job in put(self, "body"):
             await job
         for name in CODE.get("acts", ()):
-            await act(f"act {name}")
+            await act(f"act {name}", name)
         for name in CODE.get("calls", ()):
             await self.durable.call(keep if name == "k" else look, name)
         return await self.durable.signal("go", str)
@@ -112,7 +112,7 @@ def test_what_is_gone_is_reported_and_what_is_new_runs(caplog: pytest.LogCapture
         "Commander/Whole#1/plain#2: Part",
         "Commander/Whole#1: Part[b], load, call:look, act x, keep",
     ]
-    assert {name.split("#")[0] for name in life.disk.done.values()} >= {"part(new)", "act z(None)"}
+    assert {name.split("#")[0] for name in life.disk.done.values()} >= {"part(new)", "act z(z)"}
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 2
     assert "'run'" in warnings[1]

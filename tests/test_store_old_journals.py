@@ -9,17 +9,23 @@ it stands for the runs that users have.
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import closing
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
+import _old_turns
 import pytest
-from _old_journals import DATA, DID, LIVE, RUNS, STANDS, Failure
+from _lives import RUN_ID, Disk
+from _old_journals import DATA, DID, LIVE, RETRIED, RUNS, STANDS, Failure
+from _replays import live
+from _scale import SEED
 
 from anabranch.commander import NodeCancelled
 from anabranch.store import Journal
+from anabranch.store._file import Row
 from anabranch.store._schema import MIGRATIONS
 
 VERSIONS = range(1, len(MIGRATIONS) + 1)
@@ -37,11 +43,17 @@ OVER = {
 @pytest.fixture(params=VERSIONS, ids=lambda version: f"v{version}")
 async def journal(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Journal]:
     """A journal of this version, as its file has it."""
-    with closing(sqlite3.connect(tmp_path / "runs.db")) as sql:
-        sql.executescript((DATA / f"durable-v{request.param}.sql").read_text())
+    async with opened(f"durable-v{request.param}", tmp_path) as journal:
+        yield journal
+
+
+@asynccontextmanager
+async def opened(name: str, folder: Path) -> AsyncIterator[Journal]:
+    with closing(sqlite3.connect(folder / "runs.db")) as sql:
+        sql.executescript((DATA / f"{name}.sql").read_text())
     DID.clear()
-    async with Journal(str(tmp_path / "runs.db")) as opened:
-        yield opened
+    async with Journal(str(folder / "runs.db")) as journal:
+        yield journal
 
 
 async def taken_up(journal: Journal, name: str) -> Any:
@@ -123,3 +135,45 @@ async def test_attempts_and_timers_go_on(journal: Journal) -> None:
     """They are due by now; the third attempt is the first that is made here."""
     assert await taken_up(journal, "tries") == ["attempt 3", True]
     assert DID == ["attempt 3"]
+
+
+async def test_an_old_turn_goes_on_wherever_it_was_cut(tmp_path: Path) -> None:
+    """Its messages are those of the whole turn, and nothing that its rows have is done again.
+
+    What is added to it stands in shorter rows, and such a run is resumed at every row too.
+    """
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as sql:
+        sql.executescript(_old_turns.FILE.read_text())
+    async with Journal(str(tmp_path / "runs.db")) as journal:
+        old = await journal.look("turn")
+    assert any(b'"above"' in row.value for row in old.rows)
+
+    async def cut(rows: list[Row], number: int) -> list[Row]:
+        """Resume the turn with so many of the rows, and return all rows that it has then."""
+        disk = Disk()
+        disk.rows[RUN_ID] = rows[:number]
+        _old_turns.DID.clear()
+        life = await live(_old_turns.Turn(), disk, _old_turns.LIVE)
+        assert life.result == json.loads(old.result or b"")
+        news = [row for row in life.rows[number:] if row.kind in ("reply", "gave", "result")]
+        assert len(_old_turns.DID) == max(0, len(news) - 1)  # the turn's own result is no work
+        return life.rows
+
+    for number in range(len(old.rows) + 1):
+        mixed = await cut(old.rows, number)
+        for again in range(number + 1, len(mixed), 5) if number % 6 == SEED % 6 else ():
+            await cut(mixed, again)
+
+
+@pytest.mark.parametrize("name", RETRIED)
+async def test_an_effect_that_an_earlier_release_recorded_below_a_retry_is_found(
+    name: str, tmp_path: Path
+) -> None:
+    """It named the effects of the first attempt and those of later ones differently."""
+    async with opened("retried", tmp_path) as journal:
+        await journal.signal(name, "go", "on")
+        assert await journal.run(RETRIED[name](), run_id=name) == RESULTS.get(name, "paid 1")
+        assert DID == []
+
+
+RESULTS = {"round of a callback": None}

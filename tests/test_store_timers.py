@@ -66,6 +66,42 @@ def test_attempts_their_pauses_and_their_cost_go_on() -> None:
     assert first.result == [4, 3, 40]
 
 
+class Waits(Durable[str]):
+    seconds: float
+
+    async def task(self) -> str:
+        await act("before")
+        await self.durable.sleep(self.seconds)
+        return await act("after")
+
+
+@pytest.mark.parametrize("seconds", [10, 1000])
+def test_a_run_s_timeout_counts_all_lives_together(seconds: float) -> None:
+    """Given again, it goes on where it stood; a run that has failed by it stays failed."""
+    first = play(lambda: Waits(seconds), timeout=100)
+    assert first.disk.now - first_began == pytest.approx(min(seconds, 100), abs=1)
+    assert first.state == ("completed" if seconds < 100 else "failed")
+    for rows in range(len(first.rows) + 1):
+        left = Kill(rows, frozenset()).of(first)
+        again = play(lambda: Waits(seconds), left, timeout=100)
+        assert (again.outcome, again.state) == (first.outcome, first.state)
+
+
+async def test_what_is_no_timeout_or_limit_of_a_run_is_refused_before_it_starts() -> None:
+    """The journal knows of no such run then."""
+    async with Journal(":memory:") as journal:
+        for wrong in ({"timeout": "10"}, {"limits": 10}):
+            with pytest.raises(TypeError, match=f"{next(iter(wrong))} must be"):
+                await journal.run(Waits(1), run_id=RUN_ID, **wrong)  # type: ignore[arg-type]
+        assert await journal.runs() == []
+
+
+def test_run_with_a_journal_has_a_timeout() -> None:
+    """The journal keeps the failure."""
+    with pytest.raises(TimeoutError):
+        run(Asks(), timeout=0.05, journal=":memory:", run_id=RUN_ID)
+
+
 class Asks(Durable[list[Any]]):
     timeout: float | None = None
 

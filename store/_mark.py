@@ -1,0 +1,102 @@
+"""What was committed last, noted in a file that SQLite does not know.
+
+SQLite opens a file whose `-wal` was removed or cut after a kill as if the commits in it had never
+been made. The note tells the two apart. It is written after each commit and names things that stay
+true: so a note that is late, as one of another process or before a loss of power, raises no alarm.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+from ._lock import lock_folder
+from .errors import JournalError
+
+__all__ = ["COUNTS", "Mark", "Noted", "read_note", "refuse_loss"]
+
+NAME = "last-commit"  # in the folder of the locks
+COUNTS = """select coalesce((select seq from sqlite_sequence where name = 'anabranch_run'), 0),
+    coalesce((select seq from sqlite_sequence where name = 'anabranch_mail'), 0)"""
+_IS_THERE = """select exists (select 1 from anabranch_row where run = :run and seq = :seq)
+    or not exists (select 1 from anabranch_run where id = :run)"""
+_FORM = struct.Struct("<4qI")
+
+
+class Noted(NamedTuple):
+    """What the file has, unless its last commits are lost; each of these only grows."""
+
+    run: int  # the key of a run, and the number of a row that it has, unless it was purged
+    seq: int
+    runs: int  # how many runs the file has had
+    mails: int
+
+
+class Mark:
+    """The note of one open journal. Without it the journal works too, so its errors are left."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._note = _note_of(path)
+        self._file = -1
+        self._last = Noted(0, 0, 0, 0)
+        with suppress(OSError):
+            self._note.parent.mkdir(exist_ok=True)
+            self._file = os.open(self._note, os.O_WRONLY | os.O_CREAT, 0o666)
+
+    def write(self, row: tuple[int, int] | None, counts: tuple[int, int] | None) -> None:
+        """Note the last row, and how many runs and mails there are, if a commit changed them."""
+        if self._file < 0 or (row is None and counts is None):
+            return
+        self._last = Noted(*(row or self._last[:2]), *(counts or self._last[2:]))
+        data = _FORM.pack(*self._last, 0)[:-4]
+        with suppress(OSError):
+            os.lseek(self._file, 0, os.SEEK_SET)
+            os.write(self._file, data + crc32(data).to_bytes(4, "little"))
+
+    def close(self, *, well: bool) -> None:
+        """Close the note; if all went well and SQLite has no `-wal` any more, remove it."""
+        if self._file < 0:
+            return
+        os.close(self._file)
+        self._file = -1
+        if well and not os.path.exists(self._path + "-wal"):
+            with suppress(OSError):
+                self._note.unlink()
+
+
+def read_note(name: str) -> Noted | None:
+    """Return what was noted of a journal; None if nothing was, or the journal is a new one.
+
+    To be read before the file itself, which may grow meanwhile.
+    """
+    path = os.path.realpath(name)
+    with suppress(OSError):
+        if not os.path.exists(path) or not os.stat(path).st_size:
+            _note_of(path).unlink()  # of a journal that was removed
+        data = _note_of(path).read_bytes()
+        *found, checksum = _FORM.unpack(data) if len(data) == _FORM.size else (0,)
+        if found and checksum == crc32(data[:-4]):
+            return Noted(*found)
+    return None
+
+
+def refuse_loss(connection: sqlite3.Connection, name: str, version: int, noted: Noted) -> None:
+    """Raise `JournalError` if the file has less than was noted."""
+    if version:
+        runs, mails = connection.execute(COUNTS).fetchone()
+        (is_there,) = connection.execute(_IS_THERE, noted._asdict()).fetchone()
+        if is_there and runs >= noted.runs and mails >= noted.mails:
+            return
+    why = "has lost its last commits: its file with the end -wal was removed or cut off"
+    remedy = "put it back, or all files of a backup; to go on without those commits, remove"
+    raise JournalError(name, why, f"{remedy} {str(_note_of(os.path.realpath(name)))!r}")
+
+
+def _note_of(path: str) -> Path:
+    return Path(lock_folder(path)) / NAME

@@ -1,0 +1,79 @@
+"""Removing runs in small transactions, so that other processes can write in between.
+
+The first transaction removes the run itself and notes that its rows are still there, so no process
+ever sees a part of a run. A purge that is cut short is completed by the next one.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Sequence
+
+__all__ = ["BATCH_SECONDS", "remove_some"]
+
+BATCH_SECONDS = 0.05  # after which a transaction ends
+KEY_SECONDS = 30 * 86400.0  # for which the key of a signal is known, though its run is gone
+RUNS = 100  # at most, in a transaction
+ROWS = 50  # between two looks at the clock
+LARGE = 64 << 10  # bytes; such a value takes its time
+
+# Of each table: its rows, and whether one is large.
+_PARTS = {
+    "anabranch_row": "digest",
+    "anabranch_mail": f"length(value) > {LARGE}",
+}
+_BLOB = (
+    "delete from anabranch_blob where digest = :digest"
+    " and not exists (select 1 from anabranch_row where digest = :digest)"
+)
+
+
+def remove_some(
+    sql: sqlite3.Connection, before: float, states: Sequence[str], prefix: str | None
+) -> tuple[int, bool]:
+    """Remove what one short transaction can; return how many runs, and whether more is left."""
+    until = time.monotonic() + BATCH_SECONDS
+    marks = ", ".join("?" * len(states))
+    keys = sql.execute(
+        f"select id from anabranch_run where state in ({marks}) and updated < ?"  # noqa: S608
+        " and (? is null or run_id >= ? and run_id < ? || char(0x10ffff)) limit ?",
+        (*states, before, prefix, prefix, prefix, RUNS),
+    ).fetchall()
+    removed = 0
+    while removed < len(keys) and time.monotonic() < until:
+        sql.execute("insert into anabranch_purge values (?)", keys[removed])
+        sql.execute("delete from anabranch_run where id = ?", keys[removed])
+        removed += 1
+    while time.monotonic() < until:
+        run = sql.execute("select run from anabranch_purge limit 1").fetchone()
+        if run is None:
+            return removed, _forget_keys(sql) or len(keys) == RUNS
+        if not any(_remove_rows(sql, table, run) for table in _PARTS):
+            sql.execute("delete from anabranch_purge where run = ?", run)
+    return removed, True
+
+
+def _remove_rows(sql: sqlite3.Connection, table: str, run: tuple[int]) -> bool:
+    """Remove some rows of a run, at most one of them large; return whether there were any."""
+    found = sql.execute(
+        f"select rowid, {_PARTS[table]} from {table} where run = ? limit {ROWS}",  # noqa: S608
+        run,
+    ).fetchall()
+    first_large = next((n for n, (_, large) in enumerate(found) if large), ROWS)
+    some = found[: first_large + 1]
+    delete = f"delete from {table} where rowid = ?"  # noqa: S608
+    sql.executemany(delete, [(rowid,) for rowid, _ in some])
+    if table == "anabranch_row" and some and some[-1][1] is not None:
+        sql.execute(_BLOB, {"digest": some[-1][1]})
+    return bool(found)
+
+
+def _forget_keys(sql: sqlite3.Connection) -> bool:
+    """Remove old keys of signals whose runs are gone; return whether there may be more."""
+    cursor = sql.execute(
+        "delete from anabranch_key where digest in (select digest from anabranch_key where time < ?"
+        " and run not in (select id from anabranch_run) limit ?)",
+        (time.time() - KEY_SECONDS, RUNS),
+    )
+    return cursor.rowcount == RUNS
