@@ -161,12 +161,22 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
         if 0 <= seconds < float("inf"):
             return seconds
     try:
-        moment = parsedate_to_datetime(headers.get("retry-after", ""))
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+        moment = _date(headers.get("retry-after", ""))
+        if moment is None:
+            return None
+        # The server's own clock, if it says what that shows: ours may be set otherwise.
+        now = _date(headers.get("date", "")) or datetime.now(UTC)
+        return max(0.0, (moment - now).total_seconds())
+    except OverflowError:  # a zone that leads beyond the calendar
+        return None
+
+
+def _date(text: str) -> datetime | None:
+    try:
+        moment = parsedate_to_datetime(text)
     except Exception:  # noqa: BLE001 - what is no date fails in many ways
         return None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def describe(error: BaseException) -> str:

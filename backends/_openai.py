@@ -17,7 +17,7 @@ from ..messages import Message, Request
 from ._address import CHAT, Host, hide_secrets
 from ._failure import failure_from_library, whole_body
 from ._per_loop import Connections
-from ._secret import as_secret
+from ._secret import as_secret, filter_loggers
 from ._wire import ReadWhole, WireBackend
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class OpenAIBackend(WireBackend):
         import httpx2
         from openai import AsyncOpenAI, DefaultAioHttpClient
 
+        filter_loggers("openai")
         assert self._api_key is not None
         address = urlsplit(self.base_url)
         hosted_by_openai = self.provider == "openai"
@@ -119,11 +120,13 @@ class OpenAIBackend(WireBackend):
         try:
             client = await self._clients.get()
             if path == CHAT:
+                # The messages go in as they are: the SDK takes a tenth of a millisecond to convert
+                # each, in one go, though they are plain JSON already.
                 opening = client.chat.completions.with_streaming_response.create(
                     model=body["model"],
-                    messages=body["messages"],
+                    messages=[],
                     stream=True,
-                    extra_body=_but(body, "model", "messages", "stream"),
+                    extra_body=_but(body, "model", "stream"),
                 )
             else:
                 opening = client.embeddings.with_streaming_response.create(

@@ -20,7 +20,15 @@ from pydantic import SecretStr
 
 from ..commander.errors import AnabranchError, ConfigurationError
 
-__all__ = ["Cut", "Redactor", "as_secret", "clean", "keep_from_logs", "redact_keys"]
+__all__ = [
+    "Cut",
+    "Redactor",
+    "as_secret",
+    "clean",
+    "filter_loggers",
+    "keep_from_logs",
+    "redact_keys",
+]
 
 _E = TypeVar("_E", bound=AnabranchError)
 Cut: TypeAlias = Callable[[str], str]
@@ -268,9 +276,6 @@ _latest: deque[Redactor] = deque(maxlen=16)
 # A filter holds for the records of its logger alone, not for those of the loggers below it.
 _LOGGERS = (
     "httpx2",  # the SDK's transport, which logs whole addresses and what a server calls its status
-    "openai._base_client",
-    "openai._response",
-    "openai._legacy_response",
     "aiohttp.client",
     "aiohttp.internal",  # cookies that it cannot read
 )
@@ -290,6 +295,13 @@ def redact_keys(text: str) -> str:
     for redactor in redactors:
         text = redactor.prose(text)
     return text
+
+
+def filter_loggers(package: str) -> None:
+    """Take keys out of what a package logs, by any logger that it has by now."""
+    for name in tuple(logging.root.manager.loggerDict):
+        if name == package or name.startswith(f"{package}."):
+            logging.getLogger(name).addFilter(_log_filter)
 
 
 def keep_from_logs(redactor: Redactor) -> None:

@@ -19,6 +19,7 @@ from threading import RLock
 from typing import Literal, TypeAlias
 
 from ..commander.errors import BudgetExceeded
+from ..commander.private import running_loop
 from ..commander.waiting import LocalFuture
 from ..messages import Usage
 
@@ -230,7 +231,7 @@ class Turn:
         moved, self._moved = self._moved, None
         if moved is None:
             return
-        if asyncio._get_running_loop() is self._loop:
+        if running_loop() is self._loop:
             _set(moved)
         else:
             with suppress(RuntimeError):  # it is closed

@@ -161,7 +161,7 @@ class Cluster:
         with suppress(AttributeError, TypeError):  # a C library other than glibc
             libc = ctypes.CDLL(None)
             libc.on_exit(libc._exit, None)
-        atexit.unregister(import_module("ray._private.worker").shutdown)
+        atexit.unregister(self.ray.shutdown)
 
 
 def _address_of(ray: Any) -> str | None:

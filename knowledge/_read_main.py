@@ -391,8 +391,10 @@ def table_text(table: Any) -> str:
     for row in table.rows:
         cells: list[str] = []
         for cell in row.cells:
-            if cell._tc not in seen:
-                seen.add(cell._tc)
+            # Without this name a cell merged over several rows is repeated in each of them.
+            element = getattr(cell, "_tc", cell)
+            if element not in seen:
+                seen.add(element)
                 items = cell.iter_inner_content()
                 said = (item.text if hasattr(item, "text") else table_text(item) for item in items)
                 cells.append(" ".join(text.strip() for text in said if text.strip()))

@@ -78,6 +78,8 @@ class SqliteStore:
         self._name = name
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
+        # Closes the connection of a store that is never closed, when it is garbage or at exit.
+        self._closer: weakref.finalize[[], SqliteStore] | None = None
         self._stat: os.stat_result | None = None  # of the file that is open
         self._inherited: list[sqlite3.Connection] = []
         # All vectors, and what `changes` said when they were read.
@@ -90,6 +92,8 @@ class SqliteStore:
         if self._connection is not None:
             self._inherited.append(self._connection)  # closing it would end both
             self._connection = None
+            if self._closer is not None:
+                self._closer.detach()
 
     async def close(self) -> None:
         await anyio.to_thread.run_sync(self._close)
@@ -152,6 +156,7 @@ class SqliteStore:
         try:
             if self._connection is None:
                 self._connection = _open(self._name)
+                self._closer = weakref.finalize(self, self._connection.close)
                 self._stat = None if self._name == MEMORY else os.stat(self._name)
             elif self._stat is not None and not _is_still(self._name, self._stat):
                 why = "was taken away or replaced while it was open"
@@ -173,8 +178,8 @@ class SqliteStore:
     def _close(self) -> None:
         with self._lock:
             self._vectors = None
-            if self._connection is not None:
-                self._connection.close()
+            if self._closer is not None:
+                self._closer()
             self._connection = None
 
     def _put(self, sql: sqlite3.Connection, document: Document) -> None:
@@ -258,7 +263,7 @@ def _open(name: str) -> sqlite3.Connection:
         _check_place(name)
     give_up = time.monotonic() + PATIENCE
     while True:
-        sql = sqlite3.connect(name, PATIENCE, isolation_level=None, check_same_thread=False)
+        sql = sqlite3.connect(name, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
         try:
             _prepare(sql, name)
             return sql

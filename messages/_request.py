@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -103,5 +104,5 @@ class Request:
         object.__setattr__(self, "tools", tools)
         names = [tool.name for tool in tools]
         if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
+            twice = next(name for name, count in Counter(names).items() if count > 1)
             raise ConfigurationError(f"there are two tools called {twice!r}: rename one")

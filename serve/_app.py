@@ -39,6 +39,7 @@ def serve(
     limits: NodeLimits | None = None,
     page: bool = True,
     max_body: int = 10_000_000,
+    max_messages: int = 2_048,
     journal: str | os.PathLike[str] | Journal | None = None,
 ) -> Server:
     """Make an ASGI application in which clients talk to `things` by protocols that exist.
@@ -54,9 +55,10 @@ def serve(
     others. A run that has ended is kept for `keep` seconds. `auth` says who may ask; without it
     anybody may, and the server binds to this machine alone. Over `max_runs` at once a client is
     told to come back later. `limits` hold for all runs together. `page` serves a page to talk on.
-    `max_body` is the largest request, in bytes. With `journal`, the name of a file or a `Journal`,
-    runs of agents and backends that go on without their readers outlive the process: a server that
-    begins again takes them up.
+    `max_body` is the largest request, in bytes, and `max_messages` the most messages in one; beyond
+    them the answer is 413. With `journal`, the name of a file or a `Journal`, runs of agents and
+    backends that go on without their readers outlive the process: a server that begins again takes
+    them up.
 
     Raises `ConfigurationError` for what cannot be served, and `MissingExtra` without starlette.
     """
@@ -83,7 +85,10 @@ def serve(
     leave: dict[str, OnLeave] = {**DEFAULT_LEAVE, **(on_leave or {})}
     if max_runs < 1:
         raise ConfigurationError(f"max_runs must be at least 1, not {max_runs!r}")
-    return Server(served, known, leave, keep, auth, max_runs, limits, page, max_body, journal)
+    if max_messages < 1:
+        raise ConfigurationError(f"max_messages must be at least 1, not {max_messages!r}")
+    bounds = (max_body, max_messages)
+    return Server(served, known, leave, keep, auth, max_runs, limits, page, *bounds, journal)
 
 
 class Server:
@@ -104,11 +109,13 @@ class Server:
         limits: NodeLimits | None,
         page: bool,
         max_body: int,
+        max_messages: int,
         journal: str | os.PathLike[str] | Journal | None,
     ) -> None:
         self.served = served
         self.wires = wires
         self.max_body = max_body
+        self.max_messages = max_messages
         self._on_leave = on_leave
         self._keep = keep
         self._auth = None if auth is None else Authenticator(auth)
@@ -180,13 +187,14 @@ class Server:
             stack.callback(runs.close)
             stack.push_async_callback(runs.flush)
             await stack.enter_async_context(commander)
-            await runs.take_up(self.served)
+            await runs.find_persisted()
             self._runs = runs
-            tending = asyncio.create_task(runs.tend())
+            tasks = [asyncio.create_task(each) for each in (runs.resume(self.served), runs.tend())]
             try:
                 yield
             finally:
-                tending.cancel()
+                for each in tasks:
+                    each.cancel()
                 runs.suspend()
                 commander.exit()
                 self._runs = None

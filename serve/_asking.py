@@ -6,6 +6,7 @@ server has not offered.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["read_input", "read_messages", "start", "take_flag", "take_object"]
 
 logger = logging.getLogger("anabranch.serve")
+
+# How many messages are read between two turns of the event loop: a millisecond's work.
+SLICE = 64
 
 # Fields of a message of the chat wire that are read, and those of an item of the Responses wire.
 MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal")
@@ -68,11 +72,15 @@ async def start(
         text = f"there is no model {model!r:.200}; there are: {known}"
         raise Refusal(404, text, code="model_not_found", field="model")
     fields = take_object(body, "fields")
-    tools: Any = body.pop("tools", None)
-    if not isinstance(tools, list | None):
+    found: Any = body.pop("tools", None)
+    if not isinstance(found, list | None):
         raise Refusal(400, "tools is a list", field="tools")
+    tools = cast("list[Any]", found or [])
+    if len(tools) > server.max_messages:
+        text = f"a request has at most {server.max_messages} tools, not {len(tools)}"
+        raise Refusal(413, text, field="tools")
     asked = dict(asked_for(body))
-    question = Question(messages, fields, asked, [*map(_tool, cast("list[Any]", tools or []))])
+    question = Question(messages, fields, asked, [*map(_tool, tools)])
     runs = server.runs
     try:
         run = runs.start(served, question, user, leave, traced=traced, asks=asks, echo=echo)
@@ -115,12 +123,18 @@ def take_object(body: dict[str, Any], name: str) -> dict[str, Any]:
     return cast("dict[str, Any]", found or {})
 
 
-def read_messages(said: Any, name: str = "messages") -> list[Message]:
-    """Read messages of the chat wire, or items of the Responses wire; `name` is their field's."""
+async def read_messages(server: Server, said: Any, name: str = "messages") -> list[Message]:
+    """Read messages of the chat wire, or items of the Responses wire; `name` is their field's.
+
+    Other tasks run between two slices, so that a long conversation does not hold up the rest.
+    """
     if not isinstance(said, list) or not said:
         raise Refusal(400, f"{name} is a list with at least one message", field=name)
+    _require_few(server, cast("list[Any]", said), name)
     messages: list[Message] = []
     for place, each in enumerate(cast("list[Any]", said)):
+        if place % SLICE == SLICE - 1:
+            await asyncio.sleep(0)
         field = f"{name}[{place}]"
         if not isinstance(each, dict):
             raise Refusal(400, "a message is an object", field=field)
@@ -149,6 +163,22 @@ def read_messages(said: Any, name: str = "messages") -> list[Message]:
     if not messages or messages[-1].role not in ("user", "tool"):
         raise Refusal(400, "the last message is the user's, or a tool's", field=name)
     return messages
+
+
+def _require_few(server: Server, said: list[Any], name: str) -> None:
+    """Refuse more messages than a request may have, or more parts and calls inside them."""
+    most = server.max_messages
+    inside = 0
+    for each in said:
+        item = cast("dict[str, Any]", each) if isinstance(each, dict) else {}
+        for name_inside in ("content", "tool_calls"):
+            if isinstance(found := item.get(name_inside), list):
+                inside += len(cast("list[Any]", found))
+    if len(said) > most:
+        raise Refusal(413, f"a request has at most {most} messages, not {len(said)}", field=name)
+    if inside > most:
+        what = "parts and tool calls in its messages"
+        raise Refusal(413, f"a request has at most {most} {what}, not {inside}", field=name)
 
 
 def _item(item: dict[str, Any], field: str) -> dict[str, Any] | None:
@@ -207,9 +237,9 @@ def _only(names: Mapping[str, str], fields: Mapping[str, Any], field: str) -> di
     return found
 
 
-def read_input(body: dict[str, Any]) -> list[Message]:
+async def read_input(server: Server, body: dict[str, Any]) -> list[Message]:
     """Take `input` out of the body: a text of the user's, or a list of messages."""
     said = body.pop("input", None)
     if isinstance(said, str):
         said = [{"role": "user", "content": said}]
-    return read_messages(said, "input")
+    return await read_messages(server, said, "input")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..commander import Node
 from ..handlers import handler
+from ..messages import Message
 from ..messages.kept import read_message, write_message
 from ..store import Durable, Journal, Live, live
 from ._kept_log import KeptLog
@@ -16,10 +19,21 @@ from ._served import Question, Served
 if TYPE_CHECKING:
     from ._run import Run
 
-__all__ = ["PREFIX", "Answer", "Told", "go_on", "read_question", "write_question"]
+__all__ = ["PREFIX", "Answer", "Incomplete", "Told", "go_on", "read_asked"]
 
 PREFIX = "serve/"
 """What the names of runs begin with that a server has begun."""
+
+# A longer question is stored as notes of about this size instead of inputs of the run, in
+# characters: the journal encodes and compares inputs several times, in one step of the event loop.
+NOTE_SIZE = 64_000
+NOTE = "asked"
+# Messages that are written into one note, or read in one step of the event loop.
+SLICE = 16
+
+
+class Incomplete(Exception):
+    """A process ended before it had stored a whole question; no client knows of that run."""
 
 
 @dataclass(frozen=True)
@@ -65,30 +79,61 @@ class Answer(Durable[Told]):
 
 @handler
 async def go_on(node: Node[Any], run: Run, journal: Journal) -> Told:
-    """Begin a run in the journal, or take it up."""
+    """Start a run in the journal, or resume it."""
     name, log = PREFIX + run.id, run.log
     assert isinstance(log, KeptLog)
-    job = Answer(run.served.name, run.asked())
-    await journal.start(job, run_id=name)
-    run.accept()
-    told = await journal.run(job, run_id=name, live={"run": run})
+    if not run.is_accepted:
+        asked, notes = await _write_asked(run)
+        await journal.start(Answer(run.served.name, asked), run_id=name)
+        for note in notes:
+            await journal.note(name, NOTE, note)
+        run.accept()
+    told = await journal.take_up(name, live={"run": run})
     if not log.has_begun:  # all but the end was said before, perhaps by another server just now
         await log.catch_up()
         run.said_before(log.spoken)
     return told
 
 
-def write_question(question: Question) -> dict[str, Any]:
-    """Return a question as JSON; `read_question` gives it again."""
-    return {
-        "messages": [write_message(each) for each in question.messages],
-        "fields": dict(question.fields),
-        "options": dict(question.options),
-        "tools": [dict(each) for each in question.tools],
-    }
+async def _write_asked(run: Run) -> tuple[dict[str, Any], list[str]]:
+    """Return the inputs of a run, and the notes of a question that is too long for them."""
+    question, about = run.asked()
+    rest = {"fields": {**question.fields}, "options": {**question.options}, "echo": {**run.echo}}
+    chunks = [[json.dumps({**rest, "tools": [dict(each) for each in question.tools]})]]
+    sizes = [len(chunks[0][0])]
+    for message in question.messages:
+        if len(chunks[-1]) >= SLICE or sizes[-1] > NOTE_SIZE:
+            await asyncio.sleep(0)
+            chunks.append([])
+            sizes.append(0)
+        chunks[-1].append(json.dumps(write_message(message)))
+        sizes[-1] += len(chunks[-1][-1])
+    if sum(sizes) <= NOTE_SIZE:
+        first, *messages = [json.loads(each) for chunk in chunks for each in chunk]
+        return {**about, **first, "messages": messages}, []
+    # One line for each: JSON text has no line breaks.
+    return {**about, "notes": len(chunks)}, ["\n".join(chunk) for chunk in chunks]
 
 
-def read_question(written: Mapping[str, Any]) -> Question:
-    """Return the question that was written."""
-    messages = [read_message(each) for each in written["messages"]]
-    return Question(messages, written["fields"], written["options"], written["tools"])
+async def read_asked(
+    journal: Journal, run_id: str, asked: Mapping[str, Any]
+) -> tuple[Question, Mapping[str, Any]]:
+    """Return the question of a run, and what a wire says of the request again.
+
+    Raises `Incomplete` for a question of which not all was stored.
+    """
+    first, written = asked, asked.get("messages", [])
+    if "notes" in asked:
+        notes = await journal.notes(run_id, NOTE)
+        if len(notes) < asked["notes"]:
+            raise Incomplete(run_id)
+        for note in notes:
+            await asyncio.sleep(0)
+            written += map(json.loads, note.split("\n"))
+        first, *written = written
+    messages: list[Message] = []
+    for place, each in enumerate(written):
+        if place % SLICE == SLICE - 1:
+            await asyncio.sleep(0)
+        messages.append(read_message(each))
+    return Question(messages, first["fields"], first["options"], first["tools"]), first["echo"]

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, cast
 from ..store import Journal, JournalError, RunNotFound
 from ._log import EntryKind, Log, encode_texts
 
-__all__ = ["KeptLog", "give_up"]
+__all__ = ["ENDS", "KeptLog", "give_up"]
 
 logger = logging.getLogger("anabranch.serve")
 

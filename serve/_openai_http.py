@@ -72,7 +72,7 @@ async def _chat(server: Server, request: Request, user: str) -> Response:
     body = await read_body(server, request)
     stream = take_flag(body, "stream")
     include_usage = take_flag(take_stream_options(body), "include_usage")
-    messages = read_messages(body.pop("messages", None))
+    messages = await read_messages(server, body.pop("messages", None))
     names: dict[str, str] = {}
     if (most := body.pop("max_completion_tokens", None)) is not None:
         if body.get("max_tokens") is not None:
@@ -110,7 +110,7 @@ async def _respond(server: Server, request: Request, user: str) -> Response:
     echo = {name: body[name] for name in ECHOED if body.get(name) is not None}
     names = translate(body)
     instructions = body.pop("instructions", None)
-    messages = read_input(body)
+    messages = await read_input(server, body)
     if instructions is not None:
         messages = [*read_instructions(instructions), *messages]
         names = {**names, "messages": "instructions"}
@@ -140,7 +140,7 @@ def _read_metadata(body: dict[str, Any]) -> dict[str, str]:
 
 
 async def _retrieve(server: Server, request: Request, user: str) -> Response:
-    run = _find(server, user, request)
+    run = await _find(server, user, request)
     if any(
         name.startswith("include") and name != "include_obfuscation"
         for name in request.query_params
@@ -155,25 +155,27 @@ async def _retrieve(server: Server, request: Request, user: str) -> Response:
 
 
 async def _cancel(server: Server, request: Request, user: str) -> Response:
-    run = _find(server, user, request)
+    run = await _find(server, user, request)
     await stop(run)
     return JSONResponse(await _response(run))
 
 
 async def _delete(server: Server, request: Request, user: str) -> Response:
-    run = _find(server, user, request)
+    run = await _find(server, user, request)
     await server.runs.delete(run)
     return JSONResponse({"id": f"resp_{run.id}", "object": "response", "deleted": True})
 
 
 async def _input_items(server: Server, request: Request, user: str) -> Response:
-    _find(server, user, request)
+    await _find(server, user, request)
     raise Refusal(400, "input_items: what was asked is not kept", field="input_items")
 
 
-def _find(server: Server, user: str, request: Request) -> Run:
+async def _find(server: Server, user: str, request: Request) -> Run:
     name: str = request.path_params["id"]
-    run = server.runs.find(name.removeprefix("resp_"), user)
+    run_id = name.removeprefix("resp_")
+    await server.runs.until_resumed(run_id)
+    run = server.runs.find(run_id, user)
     if run is None or not run.echo.get("store", True):
         raise Refusal(404, f"there is no response {name!r:.200}")
     return run

@@ -57,23 +57,24 @@ async def _page(request: Request) -> Response:
 
 
 async def _list(server: Server, request: Request, user: str) -> Response:
+    await server.runs.until_resumed()
     return JSONResponse({"runs": [_describe(run) for run in server.runs.of(user)]})
 
 
 async def _start(server: Server, request: Request, user: str) -> Response:
     body = await read_body(server, request)
-    messages = read_input(body)
+    messages = await read_input(server, body)
     leave = server.on_leave("anabranch")
     run = await start(server, user, body, messages, leave, traced=True, asks=True)
     return JSONResponse(_describe(run), 201)
 
 
 async def _show(server: Server, request: Request, user: str) -> Response:
-    return JSONResponse(_describe(_find(server, request, user)))
+    return JSONResponse(_describe(await _find(server, request, user)))
 
 
 async def _events(server: Server, request: Request, user: str) -> Response:
-    run = _find(server, request, user)
+    run = await _find(server, request, user)
     said = request.query_params.get("after") or request.headers.get("last-event-id") or "0"
     after = _read_number(said, "after")
     if after + 1 < run.log.first:
@@ -87,7 +88,7 @@ async def _events(server: Server, request: Request, user: str) -> Response:
 
 
 async def _trace(server: Server, request: Request, user: str) -> Response:
-    run = _find(server, request, user)
+    run = await _find(server, request, user)
     if run.trace is None:
         raise Refusal(404, "the tree of this run is not recorded: it was not begun by POST /runs")
     if run.trace.first > 1:
@@ -104,7 +105,7 @@ def _too_late() -> Iterator[str]:
 
 
 async def _cancel(server: Server, request: Request, user: str) -> Response:
-    run = _find(server, request, user)
+    run = await _find(server, request, user)
     if run.is_kept:
         await stop(run)
     else:
@@ -113,7 +114,7 @@ async def _cancel(server: Server, request: Request, user: str) -> Response:
 
 
 async def _answer(server: Server, request: Request, user: str) -> Response:
-    run = _find(server, request, user)
+    run = await _find(server, request, user)
     number = _read_number(request.path_params["number"], "question")
     try:
         body = await read_body(server, request)
@@ -131,7 +132,8 @@ def _read_number(said: str, field: str) -> int:
     return int(said)
 
 
-def _find(server: Server, request: Request, user: str) -> Run:
+async def _find(server: Server, request: Request, user: str) -> Run:
+    await server.runs.until_resumed(request.path_params["id"])
     run = server.runs.find(request.path_params["id"], user)
     if run is None:
         raise Refusal(404, "there is no such run")

@@ -23,7 +23,7 @@ from ..tools import Approval, Approvals, Decision, ToolQuestion, ToolResult
 from ..tracing.lines import KINDS as TREE_KINDS
 from ..tracing.lines import Lines
 from ._failure import Failure, failure_of
-from ._kept import PREFIX, Told, go_on, write_question
+from ._kept import PREFIX, Told, go_on
 from ._kept_log import KeptLog
 from ._log import Entry, EntryKind, Log
 from ._served import BadQuestion, Question, Served
@@ -126,16 +126,11 @@ class Run(Node[None], internal=True):
         """Whether a journal keeps it."""
         return self._kept is not None
 
-    def asked(self) -> dict[str, Any]:
-        """Return what a later life needs to know, as JSON."""
+    def asked(self) -> tuple[Question, dict[str, Any]]:
+        """Return the question, and as JSON who asked it and how."""
         assert self._question is not None
-        known = {"owner": self.owner, "created": self.created, "echo": {**self.echo}}
-        return {
-            **write_question(self._question),
-            **known,
-            "traced": self.trace is not None,
-            "asks": self._asks,
-        }
+        about = {"owner": self.owner, "created": self.created}
+        return self._question, {**about, "traced": self.trace is not None, "asks": self._asks}
 
     def cancel(self, reason: str = "") -> None:
         """Cancel it for good; one that only the end of the server cancels goes on later."""

@@ -8,16 +8,17 @@ import logging
 import math
 import secrets
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import Context
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..commander import Commander
-from ..store import Journal, JournalError, RunRow
-from ._kept import PREFIX, Answer, read_question
-from ._kept_log import KeptLog, give_up
+from ..store import Journal, JournalError, RunNotFound, RunRow
+from ._kept import PREFIX, Answer, Incomplete, read_asked
+from ._kept_log import ENDS, KeptLog, give_up
 from ._run import Kept, OnLeave, Run
 from ._served import Question, Served
 
@@ -38,6 +39,13 @@ class Busy(Exception):
         self.retry_after = 5
 
 
+class _Persisted(NamedTuple):
+    """A run that an earlier process has persisted, and whether it is resumed."""
+
+    row: RunRow
+    resumed: asyncio.Event
+
+
 class NotBegun(RuntimeError):
     """There are no runs before a server has begun, nor when it has ended."""
 
@@ -49,6 +57,8 @@ KEPT_SIZE = 100_000_000
 # Seconds between two looks for calls in doubt, and between two for what the file has too long.
 LOOK = 0.5
 TIDY = 10.0
+# Seconds in which a server stores a question; after that, its process must have ended.
+STORING = 60.0
 # Seconds that a run gets to end when it was cancelled, before its readers are told so.
 PATIENCE = 5.0
 
@@ -71,7 +81,11 @@ class Runs:
         self._kept: dict[str, tuple[asyncio.TimerHandle, int]] = {}
         self._size = 0
         self._runs: dict[str, Run] = {}
-        self.running = 0  # how many have not ended
+        self.running = 0  # how many have not ended, those that wait to be resumed included
+        # Persisted runs that this process has not resumed yet, the oldest first; a client waits for
+        # those that are wanted.
+        self._persisted: dict[str, _Persisted] = {}
+        self._wanted: deque[str] = deque()
         # What may still have to be written.
         self._writing: set[asyncio.Task[None]] = set()
         self.closing = False
@@ -108,20 +122,63 @@ class Runs:
         self.running += 1
         self._runs[run.id] = run
 
-    async def take_up(self, served: Mapping[str, Served]) -> None:
-        """Go on with the runs that the journal has, however many, and know again what has ended."""
+    async def find_persisted(self) -> None:
+        """Read which runs the journal has; `resume` resumes them."""
         if self._journal is None:
             return
-        await self._tidy(self._journal)
+        expired = time.time() - self._keep
         for row in reversed(await self._journal.runs(prefix=PREFIX)):
             if row.class_name != f"{Answer.__module__}:{Answer.__qualname__}":
                 continue  # somebody else's
-            try:
-                await self._take_up(self._journal, row, served)
-            except Exception:  # one that is damaged, or of another release, holds up no other
-                logger.exception("the run %s cannot be taken up", row.run_id)
+            if row.state not in ENDS or row.updated > expired:
+                self._persisted[row.run_id.removeprefix(PREFIX)] = _Persisted(row, asyncio.Event())
+                self.running += row.state not in ENDS
 
-    async def _take_up(self, journal: Journal, row: RunRow, served: Mapping[str, Served]) -> None:
+    async def resume(self, served: Mapping[str, Served]) -> None:
+        """Resume the persisted runs, however many, and read those that have ended.
+
+        The server answers during that time. They are resumed one after the other, first those that
+        a client waits for.
+        """
+        try:
+            while self._journal is not None and self._persisted and not self.closing:
+                name = self._wanted.popleft() if self._wanted else next(iter(self._persisted))
+                if name in self._persisted:
+                    await self._resume_one(self._journal, name, served)
+        finally:  # the end of the server
+            for _, resumed in self._persisted.values():
+                resumed.set()
+
+    async def _resume_one(self, journal: Journal, name: str, served: Mapping[str, Served]) -> None:
+        row, resumed = self._persisted[name]
+        try:
+            await self._resume(journal, row, served)
+        except RunNotFound:
+            pass  # it has expired since
+        except Incomplete:
+            # Another server may be storing it just now.
+            if time.time() - row.updated > STORING:
+                await give_up(journal, row.run_id)
+        except Exception:  # one that is damaged, or of another release, holds up no other
+            logger.exception("the run %s cannot be taken up", row.run_id)
+        del self._persisted[name]
+        self.running -= row.state not in ENDS
+        resumed.set()
+
+    async def until_resumed(self, run_id: str | None = None) -> None:
+        """Wait until a persisted run is resumed, before all others; without a name, until all are.
+
+        Raises `Busy` if the server ends before that.
+        """
+        for name in [*self._persisted] if run_id is None else [run_id]:
+            if (persisted := self._persisted.get(name)) is not None:
+                self._wanted.append(name)
+                if not self.closing:
+                    await persisted.resumed.wait()
+                if name in self._persisted:
+                    raise Busy(closing=True)
+
+    async def _resume(self, journal: Journal, row: RunRow, served: Mapping[str, Served]) -> None:
         inputs: Any = json.loads(row.inputs)
         name, asked = inputs["served"], inputs["asked"]
         thing = served.get(name)
@@ -130,8 +187,9 @@ class Runs:
             return
         log = await KeptLog.open(journal, row.run_id)
         kept = Kept(row.run_id.removeprefix(PREFIX), log, journal, again=True)
-        known = {name: asked[name] for name in ("traced", "asks", "created", "echo")}
-        run = Run(thing, read_question(asked), asked["owner"], "detach", kept=kept, **known)
+        known = {name: asked[name] for name in ("traced", "asks", "created")}
+        question, echo = await read_asked(journal, row.run_id, asked)
+        run = Run(thing, question, asked["owner"], "detach", kept=kept, echo=echo, **known)
         if not log.ended:
             self._begin(run)
             return
@@ -139,7 +197,7 @@ class Runs:
         run.trace = None
         self._runs[run.id] = run
         self._forget_later(run, row.updated + self._keep - time.time())
-        if row.state not in ("completed", "failed", "cancelled"):
+        if row.state not in ENDS:
             await give_up(journal, row.run_id)
 
     async def tend(self) -> None:
@@ -147,8 +205,9 @@ class Runs:
         if self._journal is None:
             return
         clock = asyncio.get_running_loop().time
-        tidied = clock()
         try:
+            await self._tidy(self._journal)
+            tidied = clock()
             while True:
                 await asyncio.sleep(LOOK)
                 for run in [*self._runs.values()]:
@@ -181,8 +240,8 @@ class Runs:
 
     def of(self, owner: str) -> list[Run]:
         """Return the runs of one owner, the newest first."""
-        known = (run for run in reversed(self._runs.values()) if run.is_accepted)
-        return [run for run in known if run.owner == owner]
+        known = [run for run in self._runs.values() if run.is_accepted and run.owner == owner]
+        return sorted(known, key=lambda run: run.created, reverse=True)
 
     def _ended(self, run: Run) -> None:
         self.running -= 1

@@ -10,8 +10,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -110,10 +110,15 @@ class _Uvicorn(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve; signals are heard until all has ended."""
-        with self.capture_signals():
+        with super().capture_signals():
             async with self._server.running():
                 self._began()
-                await self._serve(sockets)
+                await super().serve(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Do nothing: uvicorn's own `serve` calls this, and ours has captured them before."""
+        yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal; called by Python between two steps."""

@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import builtins
 import re
 from inspect import CO_COROUTINE
 from pathlib import Path
@@ -17,7 +18,10 @@ PART = PAGE[PAGE.index("## Agents that converse") :]
 
 async def test_every_block_about_conversations_runs():
     """One after the other, as a reader would type them."""
-    names: dict[str, Any] = {"backend": ScriptedBackend(otherwise="I see.")}
+    names: dict[str, Any] = {
+        "__builtins__": builtins,
+        "backend": ScriptedBackend(otherwise="I see."),
+    }
     async with asyncio.timeout(60):
         for block in re.findall(r"```python\n(.*?)```", PART, re.DOTALL):
             code = compile(block, "agents.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

@@ -4,10 +4,20 @@ import pickle
 from typing import Any
 
 import pytest
+from _scale import many
 from _talkers import program
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from anabranch import Agent, AgentMessage, Message
-from anabranch.agents import ConversableAgent, GroupChat, Memory, ToolAggregator, ToolParser
+from anabranch.agents import (
+    Aggregator,
+    ConversableAgent,
+    GroupChat,
+    Memory,
+    ToolAggregator,
+    ToolParser,
+)
 from anabranch.agents.layers import TextCall
 from anabranch.testing import ScriptedBackend
 
@@ -51,6 +61,50 @@ async def test_nor_in_a_group_for_each_member_again(made: list[Message]) -> None
         await program().initiate_chat(team, "Hello.", max_messages=999)
         counts.append(len(made))
     assert counts[1] <= 2 * counts[0] + 10
+
+
+@settings(max_examples=many(60, 1000))
+@given(
+    st.lists(st.tuples(st.sampled_from(["a", "user", "tool"]), st.sampled_from(["", "x", "yz"]))),
+    st.sampled_from([Aggregator(), ToolAggregator("<", ">"), ToolAggregator(role="tool")]),
+)
+def test_user_messages_in_a_row_are_one(said: list[tuple[str, str]], how: Aggregator) -> None:
+    """Whatever is between them, in each state of a memory that grows, and in a plain list."""
+    memory: list[AgentMessage] = []
+    for sender, text in said:
+        memory.append(AgentMessage(content=text, sender=sender))
+        expected: list[tuple[str, str]] = []
+        for each in memory:
+            role = "assistant" if each.sender == "a" else "user"
+            text = each.text
+            stands_alone = False
+            if isinstance(how, ToolAggregator) and each.sender == "tool":
+                stands_alone = True
+                role, text = how.role, f"{how.begin}{text}{how.end}"
+            if role == "user" and not stands_alone and expected and expected[-1][0] == "user":
+                before = expected.pop()[1]
+                text = "\n".join(filter(None, [before, text]))
+            expected.append((role, text))
+        own: list[Message] = []
+        for each in memory:
+            how.append(own, each, "a", None)
+        for request in (how.aggregate(memory, "a"), own):
+            assert [(m.role, m.content or "") for m in request] == expected
+
+
+def test_a_row_of_user_messages_is_joined_once(made: list[Message]) -> None:
+    """So 600 messages of 10 kB need 6 MB, and not 1.8 GB; what is kept of them is as large."""
+    memory = Memory()
+    said = 0
+    for _ in range(200):
+        memory.add("x" * 1000)
+        said += 1001
+        made.clear()
+        (joined,) = Aggregator().aggregate(memory.messages(), "a")
+        assert len(joined.content or "") == said - 1
+        assert sum(len(each.content or "") for each in made) <= 2 * said
+    held = [each for message in memory.messages() for each in vars(message).values()]
+    assert sum(len(each.content or "") for each in held if isinstance(each, Message)) <= 2 * said
 
 
 async def test_what_a_model_reads_is_as_new_when_a_message_has_changed() -> None:

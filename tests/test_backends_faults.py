@@ -208,6 +208,23 @@ async def test_retry_after_may_be_a_date(line: Line) -> None:
     assert failure.retry_after == pytest.approx(9 * 3600, abs=60)
 
 
+@pytest.mark.parametrize("ahead", [-9.0, 0.0, 9.0])
+async def test_a_date_of_retry_after_is_that_of_the_servers_clock(line: Line, ahead: float) -> None:
+    """However many hours that is from the one here; without its time, ours has to do."""
+    hour, moment = timedelta(hours=1), datetime.now(UTC) + timedelta(hours=ahead)
+    dates = {"Date": format_datetime(moment), "Retry_After": format_datetime(moment + hour)}
+    line.server.script(Reply.error(429, "slowly", **dates))
+    failure = await failure_of(line.connect(retries=Retries(attempts=1)))
+    assert isinstance(failure, RateLimited)
+    assert failure.retry_after == 3600
+
+    later = format_datetime(datetime.now(UTC) + hour)
+    line.server.script(Reply.error(429, "slowly", Date="soon", Retry_After=later))
+    failure = await failure_of(line.connect(retries=Retries(attempts=1)))
+    assert isinstance(failure, RateLimited)
+    assert failure.retry_after == pytest.approx(3600, abs=60)
+
+
 class Passing(Limits):
     """Lets the time pass for which a server holds all back."""
 

@@ -195,3 +195,18 @@ def _traceback(error: BaseException) -> str:
     kept = [frame for frame in frames.stack if frame.filename != __file__]
     frames.stack = traceback.StackSummary.from_list(kept)
     return "".join(frames.format())
+
+
+async def test_a_logger_of_the_sdk_that_nobody_knew_shows_no_key(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whatever its modules are called: each logger of the package is filtered."""
+    caplog.set_level(logging.DEBUG)
+    logger = logging.getLogger("openai._renamed.module")
+    async with ScriptedServer(text("Nile")) as server:
+        backend = connect("openai:gpt-5-mini", base_url=server.url, api_key="sk-planted-key")
+        async with backend:
+            await backend.complete(ASK)
+            logger.debug("Authorization: Bearer %s", "sk-planted-key")
+    assert "Authorization: Bearer ***" in caplog.text
+    assert "planted" not in caplog.text

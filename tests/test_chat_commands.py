@@ -9,6 +9,7 @@ import os
 import re
 import sqlite3
 from collections.abc import AsyncGenerator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ async def test_nothing_fails_where_nothing_was_said(place: Place) -> None:
     assert (status, out) == (0, [])
     assert len(err) == len(lines)
     assert not place.server.requests
-    with sqlite3.connect(place.data) as database:
+    with closing(sqlite3.connect(place.data)) as database:
         assert database.execute("select count(*) from anabranch_run").fetchone() == (0,)
 
 

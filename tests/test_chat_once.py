@@ -7,6 +7,7 @@ import json
 import sqlite3
 import sys
 from collections.abc import AsyncGenerator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -174,8 +175,14 @@ async def test_a_closed_stream_is_an_empty_one(place: Place, closed: str) -> Non
     program = (
         "import os, sys\n"
         f"number = {'<>2'.index(closed[0])}\n"
-        "os.close(number)\n"
-        "setattr(sys, ('stdin', 'stdout', 'stderr')[number], None)\n"
+        "name = ('stdin', 'stdout', 'stderr')[number]\n"
+        "stream = getattr(sys, name)\n"
+        "setattr(sys, name, None)\n"
+        "stream.close()\n"
+        "try:\n"
+        "    os.close(number)\n"
+        "except OSError:\n"
+        "    pass\n"
         f"sys.argv = ['anabranch', 'chat', '--model', {place.server.url + ' m'!r}, 'One?']\n"
         "from anabranch.cli._main import main\n"
         "main()\n"
@@ -184,7 +191,7 @@ async def test_a_closed_stream_is_an_empty_one(place: Place, closed: str) -> Non
     status, out, err = await run_warm(["-c", program], place.folder, "", environment(**kept))
     assert (status, out, err) == (0, "" if closed == ">&-" else "Yes.\n", "")
     assert place.heard() == [("user", "One?")]
-    with sqlite3.connect(place.folder / "anabranch" / "chats.db") as database:
+    with closing(sqlite3.connect(place.folder / "anabranch" / "chats.db")) as database:
         assert database.execute("select count(*) from anabranch_run").fetchone() == (1,)
 
 

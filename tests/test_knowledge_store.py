@@ -351,3 +351,29 @@ async def test_numbers_are_never_used_again(tmp_path):
         await index.add("b", "two put_job")
         (new,) = await index.search("put_job")
         assert new.number > old.number
+
+
+def test_an_index_that_is_never_closed_closes_its_connection(tmp_path):
+    """When it is garbage, and at exit: without a ResourceWarning, which Python 3.13 gives."""
+    program = f"""
+        import asyncio, gc, os, threading
+        from anabranch.knowledge import Index
+        def used():
+            index = Index({os.fspath(tmp_path / "a.db")!r})
+            asyncio.run(index.add("a", "text"))
+            for thread in threading.enumerate():  # one that has not ended yet may hold the index
+                if thread is not threading.main_thread() and not thread.daemon:
+                    thread.join()
+            return index
+        def files():
+            return sum("a.db" in os.path.realpath(each) for each in os.scandir("/proc/self/fd"))
+        index = used()
+        index.itself = index
+        del index
+        gc.collect()
+        if os.path.exists("/proc/self/fd"):
+            assert not files()
+        left = used()
+        """
+    ended = python(program, env={**os.environ, "PYTHONWARNINGS": "error"})
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 from typing import Any
@@ -286,10 +287,11 @@ def test_messages_of_any_shape_are_read_or_refused(said: Any) -> None:
     from anabranch.serve._asking import read_messages
     from anabranch.serve._http import Refusal
 
+    server = serve({"model": ScriptedBackend()})
     for value in (said, [said], [{"role": "user", "content": said}]):
         status, messages = 200, []
         try:
-            messages = read_messages(value)
+            messages = asyncio.run(read_messages(server, value))
         except Refusal as refusal:
             status = refusal.status
         assert (status, bool(messages)) in [(200, True), (400, False)]

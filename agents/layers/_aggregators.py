@@ -12,8 +12,9 @@ from ._parsers import Parser
 
 __all__ = ["Aggregator", "FewShotAggregator", "System", "ToolAggregator"]
 
-# Where a message keeps what `as_said` made of it; what is no field is neither saved nor compared.
-SAID = "_said"
+# Where a message keeps what `as_said` made of it, and the row of messages that it is the last of;
+# what is no field is neither saved nor compared.
+SAID, JOINED = "_said", "_joined"
 
 Wire: TypeAlias = Message | Mapping[str, Any]
 
@@ -36,10 +37,10 @@ class Aggregator:
         system: System | None = None,
     ) -> list[Message]:
         """Return the messages for the model of the agent called `name`."""
-        request = self.opening(parser, system)
+        request = _Growing(self.opening(parser, system))
         for message in messages:
             self.append(request, message, name, parser)
-        return request
+        return request.joined()
 
     def opening(self, parser: Parser[Any] | None, system: System | None) -> list[Message]:
         """Return what stands before the memory; one system message where there can be one."""
@@ -64,12 +65,13 @@ class Aggregator:
                 request.extend(message.formatted)
             else:
                 request.append(as_said(message, "assistant", message.text))
-        elif request and request[-1].role == "user":
-            before = request[-1]
-            text = "\n".join(filter(None, [before.content, self.heard(message, name)]))
-            request[-1] = as_said(message, "user", text, before.parts)
         else:
+            follows = bool(request) and request[-1].role == "user"
             request.append(as_said(message, "user", self.heard(message, name)))
+            if follows and isinstance(request, _Growing):
+                request.following[len(request) - 1] = message
+            elif follows:
+                request[-2:] = [_join(request[-2:], [message])]
 
     def heard(self, message: AgentMessage, name: str) -> str:
         """Return what the model reads of a message that is another's."""
@@ -127,18 +129,56 @@ class ToolAggregator(FewShotAggregator):
             request.append(as_said(message, self.role, content))
 
 
-def as_said(message: AgentMessage, role: Role, text: str, before: Sequence[Part] = ()) -> Message:
+def as_said(message: AgentMessage, role: Role, text: str) -> Message:
     """Return what the model reads of a message: the same object as long as that is the same.
-
-    `before` are the parts of what stands before it, whose text is in `text` already.
 
     A memory is read for each request, and most of it was read for the one before.
     """
+    return _made(message, SAID, role, text, message.parts)
+
+
+class _Growing(list[Message]):
+    """The messages of a request while an aggregator adds them.
+
+    User messages in a row are joined once, at the end. To join each to the text before it would
+    copy that text for every message, which takes quadratic time and memory.
+    """
+
+    def __init__(self, opening: Iterable[Message]) -> None:
+        super().__init__(opening)
+        # The messages that join the user message before them, by their place.
+        self.following: dict[int, AgentMessage] = {}
+
+    def joined(self) -> list[Message]:
+        """Return the messages as a model reads them."""
+        rows: list[tuple[list[Message], list[AgentMessage]]] = []
+        for place, message in enumerate(self):
+            source = self.following.get(place)
+            if source is not None and rows and rows[-1][0][-1].role == message.role == "user":
+                rows[-1][0].append(message)
+                rows[-1][1].append(source)
+            else:
+                rows.append(([message], []))
+        return [_join(row, sources) if sources else row[0] for row, sources in rows]
+
+
+def _join(row: Sequence[Message], sources: Sequence[AgentMessage]) -> Message:
+    """Return messages of the user in a row as one; the last of their `sources` caches it.
+
+    The earlier ones drop what they cached: kept prefixes of a row that grows would be quadratic.
+    """
+    *earlier, last = sources
+    for each in earlier:
+        vars(each).pop(JOINED, None)
+    text = "\n".join(each.content for each in row if each.content)
+    return _made(last, JOINED, "user", text, [part for each in row for part in each.parts])
+
+
+def _made(message: AgentMessage, key: str, role: Role, text: str, parts: list[Part]) -> Message:
     kept: dict[str, Any] = vars(message)
-    said: Message | None = kept.get(SAID)
-    parts = [*before, *message.parts]
+    said: Message | None = kept.get(key)
     if said is None or (said.role, said.content, said.parts) != (role, text, parts):
-        said = kept[SAID] = Message(role=role, content=text, parts=parts)
+        said = kept[key] = Message(role=role, content=text, parts=[*parts])
     return said
 
 

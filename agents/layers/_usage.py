@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from threading import Lock
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from ...commander import Node, payers
 from ...messages import Usage
@@ -22,7 +22,7 @@ def spent_by(node: Node[Any]) -> dict[str, Usage]:
     """Return what a node and all below it have spent so far, by model."""
     if not node.node_id:
         return {}
-    charges = node.commander.usage(node)
+    charges = cast("dict[str, Any]", node.commander.usage(node))  # others may charge any type
     return {model: used for model, used in charges.items() if isinstance(used, Usage)}
 
 

@@ -225,7 +225,7 @@ class LivePrompt:
         """Draw what stands above the prompt anew: soon, or in this turn of the loop."""
         if now:
             self._draw()
-        elif self._drawing is None and self._loop is not None:
+        elif self._drawing is None and self._loop is not None and not self._loop.is_closed():
             self._drawing = self._loop.call_later(max(FRAME, REST * self._took), self._draw)
 
     def _draw(self) -> None:
