@@ -8,7 +8,7 @@ PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadgroup
 # The type checkers look for packages beside the python that is found first.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help chat test test-all test-ray test-vllm check format contracts clean
+.PHONY: help chat test test-all test-pythons test-lowest test-ray test-vllm check format contracts clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,6 +22,12 @@ test: $(VENV)/dev.stamp  ## run the tests, in as many processes as there are cor
 test-all: $(VENV)/dev.stamp  ## run the long tests too, and more examples, from a new seed
 	ANABRANCH_LONG=1 ANABRANCH_SEED=$${ANABRANCH_SEED:-$$(date +%j%H%M)} \
 	    $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+test-pythons: $(VENV)/dev.stamp  ## run the core tests on every CPython from 3.11 up on this machine
+	$(BIN)/python tests/pythons.py $(ARGS)
+
+test-lowest: $(VENV)/dev.stamp  ## run the core tests with the lowest anyio and pydantic allowed
+	$(BIN)/python tests/pythons.py --lowest $(ARGS)
 
 test-ray: $(VENV)/ray.stamp  ## run the tests on a Ray cluster of three nodes, on this machine
 	ANABRANCH_RAY=1 $(BIN)/python -m pytest tests/ray_cluster $(ARGS)
@@ -43,7 +49,7 @@ contracts: $(VENV)/dev.stamp  ## write the rows of docs/contracts.md anew from t
 	$(BIN)/python tests/_contracts.py
 
 clean:  ## remove the virtual environments and all that was built
-	rm -rf $(VENV) .venv-vllm build dist *.egg-info .*_cache .hypothesis
+	rm -rf $(VENV) .venv-* build dist *.egg-info .*_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

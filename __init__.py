@@ -1,1 +1,11 @@
-"""The source of the package `anabranch`: this folder is its root, each room a package below it."""
+"""Load the package `anabranch` from this clone.
+
+Python reads this file only where it finds a clone that is named `anabranch` before the installed
+package: in the clone's parent folder. Its subpackages are the folders beside this file. A folder
+without this file would hide an editable install there, as a namespace package.
+"""
+
+from pathlib import Path
+
+_source = Path(__file__).parent / "anabranch" / "__init__.py"
+exec(compile(_source.read_text(encoding="utf-8"), _source, "exec"))  # noqa: S102 - our own file

@@ -15,9 +15,9 @@ def rooms() -> list[str]:
     return sorted(path.name for path in (ROOT / "anabranch").iterdir() if path.is_symlink())
 
 
-def python(code: str, *options: str) -> str:
+def python(code: str, *options: str, cwd: str | Path = "/") -> str:
     done = subprocess.run(
-        [sys.executable, *options, "-c", code], capture_output=True, text=True, check=True, cwd="/"
+        [sys.executable, *options, "-c", code], capture_output=True, text=True, check=True, cwd=cwd
     )
     return done.stdout
 
@@ -61,6 +61,21 @@ def test_importing_every_room_makes_no_second_copy() -> None:
     """Each class exists once, whatever is imported in which order."""
     code = "import sys, anabranch, " + ", ".join(f"anabranch.{room}" for room in rooms())
     assert set(python(code + "; print(*sys.modules)").split()) & set(rooms()) == set()
+
+
+def test_the_package_imports_from_the_parent_folder_of_a_clone(tmp_path: Path) -> None:
+    """There a clone named `anabranch` comes before the installed package."""
+    (tmp_path / "anabranch").symlink_to(ROOT)
+    code = (
+        "from anabranch import Job, run\n"
+        "import anabranch, anabranch.cli.chat\n"
+        "class Shout(Job[str]):\n"
+        "    async def task(self) -> str:\n"
+        "        return anabranch.__file__\n"
+        "print(run(Shout()))"
+    )
+    found = python(code, cwd=tmp_path).strip()
+    assert found == str(tmp_path / "anabranch" / "__init__.py")
 
 
 EVERYDAY = """Commander Job Handler handler Node run fork connect tool Tool Conversation Message

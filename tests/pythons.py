@@ -1,0 +1,205 @@
+"""Run the core tests on every CPython that this project supports and this machine has.
+
+    python tests/pythons.py [--but-own] [--lowest] [pytest arguments]
+
+It looks on PATH, in ~/.pyenv/versions and where uv keeps interpreters, and starts each one that it
+finds: a shim of pyenv's may not work. Each minor version gets a virtual environment of its own,
+`.venv-3.12`, with the newest dependencies, for the core: engine, messages, dispatch, handlers,
+jobs, store, tools and the HTTP backends, without a local model.
+
+The run fails if fewer than three minor versions were found, unless ANABRANCH_PYTHONS=any is set.
+`--but-own` leaves out the version of the Python that runs this: there `make test` runs everything.
+`--lowest` runs the tests that need anyio and pydantic alone, on the oldest version that is found,
+with the lowest versions of these two that pyproject.toml allows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+OLDEST = (3, 11)
+ENOUGH = 3
+EXTRAS = "openai,http,cli,python,web,mcp,otel"
+# All but a few of these need no extra.
+BARE = "tree_* edges graphs kinds places dispatch_* messages_* handlers_* jobs_* testing_* store_*"
+CORE = f"{BARE} tools_* toolbox_* backends_* pickle private_names"
+# These need a local model, an engine or a type checker.
+LEFT_OUT = "backends_local* backends_vllm* backends_warm tree_typing"
+NOT_BARE = """
+    dispatch_wire handlers_formats messages_options store_canonical store_failure store_keys
+    store_kernel store_processes tree_t01_holders tree_t12_slow tree_typing
+"""
+
+ASK = """
+import json, platform, sys, sysconfig
+free = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+about = platform.python_implementation(), sys.version_info[:], sys.executable, free
+print(json.dumps(about))
+"""
+
+
+class Python(NamedTuple):
+    """An interpreter that works."""
+
+    minor: tuple[int, int]
+    patch: int
+    path: str
+
+    @property
+    def version(self) -> str:
+        """All of the version, as text."""
+        return _dotted((*self.minor, self.patch))
+
+
+def main() -> int:
+    """Run the tests; return the exit status."""
+    arguments = sys.argv[1:]
+    own, lowest = "--but-own" in arguments, "--lowest" in arguments
+    arguments = [each for each in arguments if each not in ("--but-own", "--lowest")]
+    pythons = find()
+    if not pythons:
+        print(f"no CPython from {_dotted(OLDEST)} up was found: install one")
+        return 1
+    if lowest:
+        return run_lowest(pythons[0], arguments)
+    found = {python.minor for python in pythons}
+    if len(found) < ENOUGH and os.environ.get("ANABRANCH_PYTHONS") != "any":
+        names = ", ".join(map(_dotted, sorted(found)))
+        print(
+            f"only {len(found)} of {ENOUGH} minor versions of CPython were found: {names}. Install"
+            " others ('uv python install 3.12 3.13', or pyenv), or set ANABRANCH_PYTHONS=any."
+        )
+        return 1
+    ended: list[tuple[str, int]] = []
+    for python in pythons:
+        if own and python.minor == sys.version_info[:2]:
+            print(f"== {python.version}: left to `make test`", flush=True)
+            continue
+        tests = tests_of(CORE, LEFT_OUT)
+        venv = ROOT / f".venv-{_dotted(python.minor)}"
+        install(python, venv, [f"-e.[{EXTRAS}]", "fastapi", "matplotlib", "pip", "--group", "test"])
+        ended.append((python.version, run_tests(python, venv, tests, arguments)))
+    for version, status in ended:
+        print(f"{version}: {'passed' if not status else f'pytest ended with status {status}'}")
+    return max((status for _, status in ended), default=0)
+
+
+def run_lowest(python: Python, arguments: list[str]) -> int:
+    """Run the bare tests with the lowest dependencies."""
+    with tempfile.NamedTemporaryFile("w+", suffix=".txt") as pins:
+        uv("pip", "compile", "-q", "--resolution", "lowest-direct", "--python-version",
+           _dotted(python.minor), "pyproject.toml", "-o", pins.name)  # fmt: skip
+        for line in Path(pins.name).read_text().splitlines():
+            if "==" in line:
+                print(f"  {line}")
+        venv = ROOT / ".venv-lowest"
+        install(python, venv, ["-e.", "-r", pins.name, "--group", "test"])
+    return run_tests(python, venv, tests_of(BARE, NOT_BARE), arguments)
+
+
+def tests_of(names: str, but: str) -> list[str]:
+    """Return the test files of these names."""
+    folder = ROOT / "tests"
+    left_out = {path for each in but.split() for path in folder.glob(f"test_{each}.py")}
+    found = {path for each in names.split() for path in folder.glob(f"test_{each}.py")}
+    return [str(path.relative_to(ROOT)) for path in sorted(found - left_out)]
+
+
+def install(python: Python, venv: Path, packages: list[str]) -> None:
+    """Make the environment, or bring it up to date."""
+    print(f"== {python.version}: installing into {venv.name}", flush=True)
+    uv("venv", "-q", "--allow-existing", "--python", python.path, str(venv))
+    uv("pip", "install", "-q", "--upgrade", "--python", str(venv / "bin" / "python"), *packages)
+
+
+def run_tests(python: Python, venv: Path, tests: list[str], arguments: list[str]) -> int:
+    """Run pytest; return its exit status."""
+    print(f"== {python.version}: {len(tests)} test files", flush=True)
+    parallel = ["--numprocesses", "auto", "--maxprocesses", "4", "--dist", "loadgroup"]
+    command = [str(venv / "bin" / "python"), "-m", "pytest", "-q", *parallel, *tests, *arguments]
+    path = os.pathsep.join([str(venv / "bin"), os.environ["PATH"]])
+    return subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PATH": path}, check=False
+    ).returncode
+
+
+def uv(*arguments: str) -> None:
+    """Run uv, which is beside the Python that runs this, or on PATH."""
+    subprocess.run([_uv(), *arguments], cwd=ROOT, check=True)
+
+
+def _uv() -> str:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    if (found := shutil.which("uv", path=path)) is None:
+        raise SystemExit("uv was not found: run `make test-pythons`, which installs it into .venv")
+    return found
+
+
+# --- which there are
+
+
+def find() -> list[Python]:
+    """Return the newest interpreter of each minor version, and print all that were tried."""
+    found: dict[tuple[int, int], Python] = {}
+    seen = set[str]()
+    print("looking on PATH, in ~/.pyenv/versions and where uv keeps interpreters:")
+    for path in sorted(set(_candidates())):
+        python = _start(path)
+        if isinstance(python, str):
+            print(f"  {path}: not used, {python}")
+        elif python.path not in seen:
+            seen.add(python.path)
+            print(f"  {path}: {python.version}")
+            found[python.minor] = max(python, found.get(python.minor, python))
+    return [found[minor] for minor in sorted(found)]
+
+
+def _candidates() -> Iterator[str]:
+    folders = [Path(each) for each in os.environ["PATH"].split(os.pathsep) if each]
+    folders += Path.home().glob(".pyenv/versions/*/bin")
+    for folder in folders:
+        for path in [folder / "python3", *folder.glob("python3.[1-9][0-9]")]:
+            if path.is_file() and not (folder.parent / "pyvenv.cfg").exists():
+                yield str(path)
+    listed = subprocess.run(
+        [_uv(), "python", "list", "--only-installed", "--output-format", "json"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    for each in json.loads(listed.stdout or "[]"):
+        yield each["path"]
+
+
+def _start(path: str) -> Python | str:
+    """Return what answers at a path, or why it is not used."""
+    try:
+        asked = subprocess.run(
+            [path, "-c", ASK], capture_output=True, text=True, check=False, timeout=30
+        )
+        name, version, executable, free = json.loads(asked.stdout)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"it does not start ({error})"
+    except ValueError:
+        return f"it does not start: {' '.join(asked.stderr.split())[:80]}"
+    if name != "CPython" or free or version[3] != "final":
+        kind = "free-threaded" if free else version[3]
+        return f"it is {name} {_dotted(version[:3])}, {kind}"
+    if tuple(version[:2]) < OLDEST:
+        return f"it is {_dotted(version[:3])}"
+    return Python((version[0], version[1]), version[2], os.path.realpath(executable))
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
