@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import builtins
 import re
 from importlib import import_module
 from inspect import CO_COROUTINE
@@ -28,6 +29,7 @@ ROOMS = [
 async def test_every_block_about_orchestrators_runs() -> None:
     """One after the other, as a reader would type them."""
     names: dict[str, Any] = {
+        "__builtins__": builtins,
         "__name__": "__main__",
         "backend": ScriptedBackend("Heads!", "heads", "A poem."),
         "actor": ScriptedBackend("Action: push", "Action: pull", "Action: pull"),

@@ -327,7 +327,7 @@ async def test_a_body_that_blocks_the_loop_is_told_and_recorded(tmp_path: Path) 
 
     @handler
     async def blocks(node: Node) -> bool:
-        return held_until(lambda: commander._watch._reported)  # type: ignore[union-attr]
+        return held_until(lambda: commander._watch._looks._reported)  # type: ignore[union-attr]
 
     async with Commander(slow_after=0.02) as commander:
         with record(commander, tmp_path / "r") as recorder:
