@@ -14,6 +14,8 @@ from _served import accept_no_more
 __all__ = ["CORPUS", "RawServer", "hostile", "response"]
 
 Answer = Callable[[bytes], Iterable[bytes]]
+# Sent bytes that the client has not read: more than the socket buffers of any system hold.
+MAX_BUFFERED_BYTES = 64 << 20
 _DATA = Path(__file__).parent / "data" / "hostile_replies.json"
 
 
