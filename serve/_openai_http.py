@@ -5,8 +5,10 @@ What a request asks that is not honoured is refused by name (S17), never passed 
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from ._app import Server
 
 __all__ = ["routes"]
+
+# The id of an item in the output of a response, with the id of its run.
+ITEM_ID = re.compile(r"[a-z]{1,16}_resp_([0-9a-f]{32})_[0-9]{1,9}", re.ASCII)
 
 
 def routes(server: Server) -> list[Route]:
@@ -110,6 +115,7 @@ async def _respond(server: Server, request: Request, user: str) -> Response:
     echo = {name: body[name] for name in ECHOED if body.get(name) is not None}
     names = translate(body)
     instructions = body.pop("instructions", None)
+    body["input"] = await _resolve_references(server, user, body.get("input"))
     messages = await read_input(server, body)
     if instructions is not None:
         messages = [*read_instructions(instructions), *messages]
@@ -173,12 +179,71 @@ async def _input_items(server: Server, request: Request, user: str) -> Response:
 
 async def _find(server: Server, user: str, request: Request) -> Run:
     name: str = request.path_params["id"]
-    run_id = name.removeprefix("resp_")
-    await server.runs.until_resumed(run_id)
-    run = server.runs.find(run_id, user)
-    if run is None or not run.echo.get("store", True):
+    run = await _find_run(server, user, name.removeprefix("resp_"))
+    if run is None:
         raise Refusal(404, f"there is no response {name!r:.200}")
     return run
+
+
+async def _find_run(server: Server, user: str, run_id: str) -> Run | None:
+    await server.runs.until_resumed(run_id)
+    run = server.runs.find(run_id, user)
+    return run if run is not None and run.echo.get("store", True) else None
+
+
+async def _resolve_references(server: Server, user: str, said: Any) -> Any:
+    """Replace references to items of earlier responses by these items.
+
+    A response to which a client refers is kept for `keep` seconds from now on. The items count as
+    if the client had sent them: together they have at most `max_body` characters.
+    """
+    if not isinstance(said, list):
+        return said
+    items: list[Any] = [*cast("list[Any]", said)]
+    if len(items) > server.max_messages:
+        return items  # which is refused for that
+    outputs: dict[str, dict[str, Any]] = {}  # by run
+    size = 0
+    for place, each in enumerate(items):
+        name = _reference(each)
+        if name is None:
+            continue
+        field = f"input[{place}]"
+        found = ITEM_ID.fullmatch(name)
+        run_id = "" if found is None else found[1]
+        if run_id not in outputs:
+            outputs[run_id] = await _output(server, user, run_id)
+        item = outputs[run_id].get(name)
+        if item is None:
+            text = f"there is no item {name!r:.200}: send the item itself (store: false)"
+            raise Refusal(404, text, field=field)
+        size += len(str(item))
+        if size > server.max_body:
+            text = f"the items that a request refers to have more than {server.max_body} characters"
+            raise Refusal(413, text, field=field)
+        items[place] = item
+    return items
+
+
+def _reference(item: Any) -> str | None:
+    """Return the id in a reference to an item; None of all else."""
+    if not isinstance(item, dict):
+        return None
+    fields = cast("dict[str, Any]", item)
+    # The type may be missing: then a reference is what has an id and nothing else.
+    is_reference = fields.get("type") == "item_reference" or fields.keys() == {"id"}
+    name = fields.get("id")
+    return name if is_reference and isinstance(name, str) else None
+
+
+async def _output(server: Server, user: str, run_id: str) -> dict[str, Any]:
+    """Return the items of a response by their ids; none of one that is not kept."""
+    run = await _find_run(server, user, run_id)
+    if run is None or run.log.first > 1:
+        return {}
+    server.runs.renew(run)
+    await asyncio.sleep(0)  # a request may refer to many responses
+    return {item["id"]: item for item in (await _response(run))["output"]}
 
 
 def _events(run: Run) -> ResponseEvents:

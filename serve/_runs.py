@@ -227,6 +227,12 @@ class Runs:
         known = run is not None and run.owner == owner and run.is_accepted
         return run if known else None
 
+    def renew(self, run: Run) -> None:
+        """Keep a run that has ended for `keep` seconds from now on."""
+        if run.id in self._kept:
+            self._remove(run.id)
+            self._forget_later(run, self._keep)
+
     async def delete(self, run: Run) -> None:
         """Forget a run now, in the journal too; one that still goes on is cancelled."""
         if run.id in self._kept:
@@ -276,10 +282,13 @@ class Runs:
             self._forget(next(iter(self._kept)))
 
     def _forget(self, run_id: str) -> None:
+        self._remove(run_id)
+        del self._runs[run_id]
+
+    def _remove(self, run_id: str) -> None:
         timer, size = self._kept.pop(run_id)
         timer.cancel()
         self._size -= size
-        del self._runs[run_id]
 
     async def drain(self, timeout: float, grace: float = 0.0) -> None:
         """Take no more, let what runs end, and cancel after `timeout` seconds what still does.
