@@ -58,6 +58,7 @@ class Part(BaseModel):
     bytes, or, of an image, the `https:` address that the model's own server reads. `name` is a
     file's name, never its path. However a part is made, also when it is read back, its first bytes
     have to be what its type says, and it has from 1 byte to 20 MiB. Its `repr` has no bytes.
+    `detail` is how closely a model is asked to look at an image; None leaves that to the model.
 
     A file of text reaches every model, as text after the message's own. What else a model takes is
     known of some backends (`Backend.takes`).
@@ -67,6 +68,7 @@ class Part(BaseModel):
 
     url: str
     name: str | None = None
+    detail: Literal["low", "high", "original"] | None = None
 
     @classmethod
     def from_bytes(
@@ -192,7 +194,8 @@ class Part(BaseModel):
     def to_wire(self) -> dict[str, Any]:
         """Return the part of a `content` on the chat-completions wire."""
         if self.kind == "image":
-            return {"type": "image_url", "image_url": {"url": self.url}}
+            detail = {} if self.detail is None else {"detail": self.detail}
+            return {"type": "image_url", "image_url": {"url": self.url, **detail}}
         if self.kind == "audio":
             sort = {"audio/wav": "wav", "audio/mpeg": "mp3"}[self.media_type]
             return {"type": "input_audio", "input_audio": {"data": self._base64, "format": sort}}
@@ -209,9 +212,11 @@ class Part(BaseModel):
 
         Raises `KeyError`, `TypeError`, `AttributeError` or `ValueError` for what is none.
         """
+        detail = None
         match wire.get("type"):
             case "image_url":
                 url, name = wire["image_url"]["url"], None
+                detail = wire["image_url"].get("detail")
             case "file":
                 if "file_data" not in wire["file"]:
                     raise ValueError("a file is given as its file_data, a data: URL")
@@ -224,7 +229,8 @@ class Part(BaseModel):
                 url, name = f"data:{sort};base64,{audio['data']}", None
             case _:
                 return None
-        return cls(url=url, name=wire.get("name", name))
+        detail = None if detail == "auto" else detail
+        return cls(url=url, name=wire.get("name", name), detail=detail)
 
     @property
     def _base64(self) -> str:
@@ -232,7 +238,8 @@ class Part(BaseModel):
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
         where = urlsplit(self.url).hostname if self.size is None else _bytes(self.size)
-        return [("media_type", self.media_type), ("name", self.name), (None, where)]
+        detail = [] if self.detail is None else [("detail", self.detail)]
+        return [("media_type", self.media_type), ("name", self.name), *detail, (None, where)]
 
 
 def _said_of(name: str | None, why: object) -> str:

@@ -40,12 +40,17 @@ ITEM = {
 }
 # Fields of a part that holds an image or a file.
 PARTS: dict[str, dict[str, str]] = {
-    "image_url": {"url": "url"},
+    "image_url": {"url": "url", "detail": "detail"},
     "file": {"file_data": "file_data", "filename": "filename"},
     "input_audio": {"data": "data", "format": "format"},
 }
-# What a server says of an answer, and clients send back with it: it says nothing to a model.
-ECHOED = {"type", "id", "status", "phase", "annotations", "audio", "reasoning", "reasoning_content"}
+# What servers and clients add to an answer, and clients send back: it says nothing to a model.
+# A test sends back what the official clients and litellm make of answers.
+ECHOED = {
+    *("type", "id", "status", "phase", "annotations", "audio", "reasoning", "reasoning_content"),
+    *("parsed", "parsed_arguments", "provider_specific_fields"),
+    *("reasoning_details", "thinking_blocks"),
+}
 
 
 async def start(
@@ -144,12 +149,13 @@ async def read_messages(server: Server, said: Any, name: str = "messages") -> li
             continue
         if isinstance(parts := fields.get("content"), list):
             fields["content"] = [_part(part, field) for part in cast("list[Any]", parts)]
+            _take_refusal(fields, field)
         try:
             message = Message.from_wire(fields)
         except ValidationError as error:
             why = error.errors(include_url=False, include_input=False)[0]
             # Of an image or a file it is said what is wrong with it.
-            text = f": {why['msg']}" if why["loc"] in (("url",), ("name",)) else ""
+            text = f": {why['msg']}" if why["loc"] in (("url",), ("name",), ("detail",)) else ""
             raise Refusal(400, f"this is no message{text:.500}", field=field) from None
         except (ValueError, TypeError, KeyError, AttributeError):
             raise Refusal(400, "this is no message", field=field) from None
@@ -190,7 +196,8 @@ def _item(item: dict[str, Any], field: str) -> dict[str, Any] | None:
     if read is None:
         raise Refusal(400, f"items of type {kind!r:.100} are not supported here", field=field)
     fields = {name: value for name, value in item.items() if name in read}
-    more = (name for name, value in item.items() if value and name not in {*read, *ECHOED})
+    known = {*read, *ECHOED}
+    more = (name for name, value in item.items() if name not in known and _says_anything(value))
     if (unknown := next(more, None)) is not None:
         raise Refusal(400, f"{unknown!r:.100} of a message is not supported here", field=field)
     if kind == "function_call":
@@ -203,15 +210,36 @@ def _item(item: dict[str, Any], field: str) -> dict[str, Any] | None:
     return fields
 
 
+def _take_refusal(message: dict[str, Any], field: str) -> None:
+    """Move a refusal among the parts of an assistant's message into its own field."""
+    parts: list[dict[str, Any]] = message["content"]
+    if refusals := [each["refusal"] for each in parts if each["type"] == "refusal"]:
+        if message.get("role") != "assistant":
+            raise Refusal(400, "only an assistant's message may refuse", field=field)
+        message["refusal"] = "".join(refusals)
+        message["content"] = [each for each in parts if each["type"] != "refusal"] or None
+
+
+def _says_anything(value: Any) -> bool:
+    """Whether a field asks for anything: clients write out fields that are null or empty."""
+    if isinstance(value, dict):
+        return any(map(_says_anything, cast("dict[str, Any]", value).values()))
+    if isinstance(value, list):
+        return any(map(_says_anything, cast("list[Any]", value)))
+    return bool(value)
+
+
 def _part(part: Any, field: str) -> dict[str, Any]:
     fields = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
     match fields.get("type"):
         case "text" | "input_text" | "output_text":
             return {"type": "text", "text": fields.get("text")}
+        case "refusal" if isinstance(fields.get("refusal"), str):
+            return {"type": "refusal", "refusal": fields["refusal"]}
         case "image_url" | "file" | "input_audio" as kind if isinstance(fields.get(kind), dict):
             return {"type": kind, kind: _only(PARTS[kind], fields[kind], field)}
         case "input_image":
-            found = _only({"image_url": "url"}, fields, field)
+            found = _only({"image_url": "url", "detail": "detail"}, fields, field)
             return {"type": "image_url", "image_url": found}
         case "input_file":
             names = {"file_data": "file_data", "filename": "filename"}

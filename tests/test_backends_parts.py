@@ -32,7 +32,7 @@ from anabranch.backends._prompt import plain_chat, plain_messages
 from anabranch.backends._vllm_reply import _Question  # pyright: ignore[reportPrivateUsage]
 from anabranch.commander.errors import BackendUnavailable
 from anabranch.handlers import respond
-from anabranch.messages import Request
+from anabranch.messages import Request, request_body
 from anabranch.serve import serve
 from anabranch.store import Durable, Journal
 from anabranch.store._canonical import canonical
@@ -240,7 +240,8 @@ DATA = {"data": Part.from_bytes(MP3).to_wire()["input_audio"]["data"], "format":
         ({"type": "input_image", "image_url": "file:///etc/passwd"}, None),
         ({"type": "input_image", "image_url": "/etc/passwd"}, None),
         ({"type": "input_image", "image_url": "http://169.254.169.254/latest"}, None),
-        ({"type": "input_image", "image_url": URL, "detail": "high"}, None),
+        ({"type": "input_image", "image_url": URL, "detail": "ultra"}, None),
+        ({"type": "image_url", "image_url": {"url": URL, "detail": 1}}, None),
         ({"type": "input_image", "file_id": "file-1"}, None),
         ({"type": "input_file", "file_url": "https://pictures.test/a.pdf"}, None),
         ({"type": "input_file", "file_id": "file-1"}, None),
@@ -263,6 +264,24 @@ async def test_served_models_and_agents_hear_parts(part: dict[str, Any], kind: s
     heard = [each.kind for asked in backend.requests for each in asked.messages[0].parts]
     assert heard == ([] if kind is None else [kind, kind])
     assert "passwd" not in repr(backend.requests)
+
+
+@pytest.mark.parametrize("detail", ["low", "high", "original", "auto", None])
+async def test_a_served_model_hears_how_closely_to_look(detail: str | None) -> None:
+    """Each value of both wires reaches the model's request; "auto" is its own choice."""
+    backend = ScriptedBackend(otherwise="Seen.")
+    server = serve({"model": backend})
+    chat = {"type": "image_url", "image_url": {"url": URL, "detail": detail}}
+    item = {"type": "input_image", "image_url": URL, "detail": detail}
+    said = [{"role": "user", "content": [part]} for part in (chat, item)]
+    async with server.running():
+        for path, name in (("chat/completions", "messages"), ("responses", "input")):
+            body = body_of({"model": "model", name: said})
+            assert (await ask(server, "POST", f"/v1/{path}", body)).status == 200
+    own = {} if detail in ("auto", None) else {"detail": detail}
+    for request in backend.requests:
+        sent = [message["content"] for message in request_body("m", request)["messages"]]
+        assert sent == [[{"type": "image_url", "image_url": {"url": URL, **own}}]] * 2
 
 
 def test_a_conversation_is_asked_with_parts() -> None:

@@ -41,6 +41,10 @@ PARTS = st.one_of(
     ),
     st.just(Part.from_url("https://pictures.test/cat.jpg?size=2", name="cat")),
     st.just(Part.from_url("https://pictures.test/cat")),
+    st.builds(
+        lambda detail: Part(url=PIXEL.url, detail=detail),
+        st.sampled_from(["low", "high", "original", None]),
+    ),
 )
 CONTENTS = st.none() | st.text(st.characters(exclude_categories=["Cs"]))
 MESSAGES = st.builds(
