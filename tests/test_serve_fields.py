@@ -228,7 +228,7 @@ MESSAGES: dict[str, Any] = {
     "an answer to nothing": [{"role": "tool", "content": "warm"}],
     "an unknown field": [{"role": "user", "content": "hi", "weight": 1}],
     "a legacy call": [{"role": "assistant", "function_call": {"name": "a"}}, *HI],
-    "an unknown item": [{"type": "item_reference", "id": "msg_1"}],
+    "an unknown item": [{"type": "web_search_call", "id": "ws_1"}],
     "the assistant last": [*HI, {"role": "assistant", "content": "hello"}],
 }
 
