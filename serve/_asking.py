@@ -7,7 +7,6 @@ server has not offered.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import ValidationError
 
 from ..messages import Message
-from ._http import NO_RETRY, Refusal
+from ._http import NO_RETRY, Refusal, refuse_failure
 from ._options import asked_for
 from ._run import OnLeave, Run
 from ._runs import Busy
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from ._app import Server
 
 __all__ = ["read_input", "read_messages", "start", "take_flag", "take_object"]
-
-logger = logging.getLogger("anabranch.serve")
 
 # How many messages are read between two turns of the event loop: a millisecond's work.
 SLICE = 64
@@ -94,9 +91,8 @@ async def start(
     except BadQuestion as bad:
         name = None if bad.field is None else names.get(bad.field, bad.field)
         raise Refusal(400, f"{name}: {bad.text}" if name else bad.text, field=name) from None
-    except Exception as error:  # what is served cannot even begin
-        logger.error("a run of %s could not begin", served.name, exc_info=error)
-        raise Refusal(500, "the run failed", headers=NO_RETRY) from None
+    except Exception as error:  # noqa: BLE001 - what is served cannot even begin
+        raise refuse_failure("the run", f"a run of {served.name} could not begin", error) from None
     if not await run.until_accepted():
         raise Refusal(503, "the server cannot keep this run", headers=NO_RETRY)
     return run

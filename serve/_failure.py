@@ -1,13 +1,20 @@
-"""What a client is told of a run that failed: which of a few things it was, and nothing more."""
+"""A failure: what the server's log has of it, and what a client is told, which is little more
+than which of a few things it was.
+"""
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Iterator
 from typing import NamedTuple, cast
 
 from ..commander.errors import BudgetExceeded, ContextTooLong, RateLimited
+from ..messages.mask import mask
 
-__all__ = ["Failure", "failure_of", "status_of"]
+__all__ = ["Failure", "failure_of", "log_failure", "see_log", "status_of"]
+
+logger = logging.getLogger("anabranch.serve")
 
 
 class Failure(NamedTuple):
@@ -30,8 +37,27 @@ def status_of(code: str) -> int:
     return STATUS.get(code, 500)
 
 
-def failure_of(error: BaseException) -> Failure:
-    """Return what a client is told of an error; the first of its causes that is known counts."""
+def log_failure(
+    text: str, *values: object, error: BaseException, level: int = logging.ERROR
+) -> None:
+    """Log an error with its traceback, without what looks like a key.
+
+    The record has no `exc_info`: a handler would write the exception's own text from it.
+    """
+    lines = "".join(traceback.format_exception(error)).rstrip()
+    logger.log(level, f"{text}\n%s", *values, mask(lines))
+
+
+def see_log(what: str, name: str) -> str:
+    """Return what a client is told of a failure; the log has the same name."""
+    return f"{what} failed (id {name}); see the server log"
+
+
+def failure_of(error: BaseException, run_id: str) -> Failure:
+    """Return what a client is told of a run's error.
+
+    The first of the error's causes that is known counts.
+    """
     for cause in _causes(error, set()):
         match cause:
             case BudgetExceeded():
@@ -46,7 +72,7 @@ def failure_of(error: BaseException) -> Failure:
                 )
             case _:
                 pass
-    return Failure("server_error", "the run failed")
+    return Failure("server_error", see_log("the run", run_id))
 
 
 def _causes(error: BaseException, seen: set[int]) -> Iterator[BaseException]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
@@ -16,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from ._auth import AuthFailed
+from ._failure import log_failure, see_log
 from ._local import host_name, is_local, is_remote_address
 from ._log import Entry, Gone, Left, Log
 from ._run import Run
@@ -29,10 +31,12 @@ if TYPE_CHECKING:
 __all__ = [
     "ENDING",
     "NO_RETRY",
+    "REQUEST_ID",
     "SEND",
     "EventStream",
     "Refusal",
     "application",
+    "refuse_failure",
     "route",
     "stop",
     "stream_log",
@@ -51,7 +55,14 @@ HEARTBEAT = 7.5
 SEND = "anabranch.send"
 # For a run that has failed: OpenAI's clients would ask again by themselves, and tools run again.
 NO_RETRY = {"x-should-retry": "false"}
+# What OpenAI's clients show as the `request_id` of an error.
+REQUEST_ID = "x-request-id"
 ENDING = "the server ends, and the run goes on when it begins again"
+# Headers by which a request that a proxy passes on is known.
+PROXIED = (
+    *("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"),
+    *("x-forwarded-server", "x-real-ip", "cf-connecting-ip", "true-client-ip"),
+)
 # What is answered is for who asked and for nobody else: no cache, no page of others, no guess
 # of a browser's that it is a page.
 OWN = {
@@ -87,6 +98,14 @@ class Refusal(Exception):
         return JSONResponse({"error": error}, self.status, headers={**OWN, **self.headers})
 
 
+def refuse_failure(what: str, about: str, error: Exception) -> Refusal:
+    """Log why a request fails; return its answer, which has the id of that entry and no cause."""
+    name = secrets.token_hex(8)
+    log_failure("%s (id %s)", about, name, error=error)
+    headers = {**NO_RETRY, REQUEST_ID: name}
+    return Refusal(500, see_log(what, name), headers=headers)
+
+
 Endpoint: TypeAlias = "Callable[[Server, Request, str], Awaitable[Response]]"
 
 
@@ -108,9 +127,8 @@ def route(server: Server, method: str, path: str, endpoint: Endpoint) -> Route:
             return Refusal(503, "the server has not begun", headers=NO_RETRY).response()
         except ClientDisconnect:
             return Refusal(400, "the request broke off").response()  # which nobody reads
-        except Exception:  # whatever it is, a client is told nothing of the inside
-            logger.exception("%s %s failed", method, path)
-            return Refusal(500, "the server failed", headers=NO_RETRY).response()
+        except Exception as error:  # noqa: BLE001 - a client is told nothing of the inside
+            return refuse_failure("the server", f"{method} {path} failed", error).response()
         for name, value in OWN.items():
             response.headers.setdefault(name, value)
         return response
@@ -143,10 +161,15 @@ def _require_own_machine(server: Server, request: Request) -> None:
     """Refuse, where anybody may ask, what does not come from this machine to this machine.
 
     A name of somebody else's that leads here would be a page's own for a browser, so it is not
-    enough where a request comes from.
+    enough where a request comes from. What a proxy on this machine passes on is anybody's. It is
+    known by the headers that proxies add. nginx adds none unless it is told to, but it speaks
+    HTTP/1.0 then, which no client does.
     """
     if server.has_auth:
         return
+    if request.scope["http_version"] == "1.0" or any(map(request.headers.__contains__, PROXIED)):
+        text = "without auth= this server takes nothing that a proxy passes on"
+        raise Refusal(403, text, code="proxy")
     name = host_name(request.headers.get("host", ""))
     away = request.client is not None and is_remote_address(request.client.host)
     if away or name is None or not is_local(name):

@@ -17,6 +17,7 @@ from contextvars import Context
 from typing import Any, TypeAlias, cast
 
 from ..store import Journal, JournalError, RunNotFound
+from ._failure import log_failure
 from ._log import EntryKind, Log, encode_texts
 
 __all__ = ["ENDS", "KeptLog", "give_up"]
@@ -251,9 +252,11 @@ class KeptLog(Log):
                     with suppress(TimeoutError):
                         async with asyncio.timeout(EVERY):
                             await self._urgent.wait()
-        except Exception as error:
-            why = None if isinstance(error, JournalError) else error
-            logger.error("what %s says is not kept: %s", self._run_id, error, exc_info=why)
+        except Exception as error:  # noqa: BLE001 - readers learn that the log ends here
+            if isinstance(error, JournalError):
+                logger.error("what %s says is not kept: %s", self._run_id, error)
+            else:
+                log_failure("what %s says is not kept", self._run_id, error=error)
             self._trouble = error
             self.leave()
         finally:

@@ -6,6 +6,7 @@ What a request asks that is not honoured is refused by name (S17), never passed 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
@@ -18,7 +19,16 @@ from ._asking import read_input, read_messages, start, take_flag, take_object
 from ._body import read_body
 from ._failure import status_of
 from ._frames import frame
-from ._http import ENDING, NO_RETRY, Refusal, route, stop, stream_run, while_there
+from ._http import (
+    ENDING,
+    NO_RETRY,
+    REQUEST_ID,
+    Refusal,
+    route,
+    stop,
+    stream_run,
+    while_there,
+)
 from ._log import Entry, Gone, Left
 from ._openai_chat import ChatChunks, chat_completion, chat_error
 from ._openai_fields import (
@@ -35,6 +45,8 @@ if TYPE_CHECKING:
     from ._app import Server
 
 __all__ = ["routes"]
+
+logger = logging.getLogger("anabranch.serve")
 
 # The id of an item in the output of a response, with the id of its run.
 ITEM_ID = re.compile(r"[a-z]{1,16}_resp_([0-9a-f]{32})_[0-9]{1,9}", re.ASCII)
@@ -90,7 +102,7 @@ async def _chat(server: Server, request: Request, user: str) -> Response:
     if not stream:
         entries = await _whole(run, request)
         if entries[-1].kind != "completed":
-            return _failed(entries[-1])
+            return _failed(run, entries[-1])
         return JSONResponse(chat_completion(name, model, created, entries))
     chunks = ChatChunks(name, model, created, include_usage)
 
@@ -129,7 +141,7 @@ async def _respond(server: Server, request: Request, user: str) -> Response:
         return JSONResponse({**_events(run).response, "status": "queued"})
     last = (await _whole(run, request))[-1]
     if status_of(last.data.get("code", "")) < 500:
-        return _failed(last)
+        return _failed(run, last)
     return JSONResponse(await _response(run))
 
 
@@ -289,11 +301,12 @@ def _stream_response(run: Run, after: int) -> Response:
     )
 
 
-def _failed(last: Entry) -> Response:
+def _failed(run: Run, last: Entry) -> Response:
     """Answer with the error that a run has ended with."""
     status, wait = status_of(last.data["code"]), last.data.get("retry_after")
     # Without a time to wait for, what fails would fail again, and do all that it did once more.
     headers = NO_RETRY if wait is None else {"Retry-After": str(wait)}
+    headers = {**headers, REQUEST_ID: run.id}
     return JSONResponse(chat_error(last), status, headers=headers)
 
 
@@ -307,6 +320,9 @@ async def _whole(run: Run, request: Request) -> list[Entry]:
         try:
             return await while_there(request.receive, read())
         except Gone:
-            raise Refusal(500, "the answer was too long to be kept") from None
+            what = "the answer was too long to be kept"
+            logger.error("the run %s of %s: %s", run.id, run.served.name, what)
+            headers = {REQUEST_ID: run.id}
+            raise Refusal(500, f"{what} (id {run.id})", headers=headers) from None
         except Left:
             raise Refusal(503, ENDING) from None

@@ -22,7 +22,7 @@ from ..store import Journal, JournalError, NotPending, PendingDoubt, RunBusy, Ru
 from ..tools import Approval, Approvals, Decision, ToolQuestion, ToolResult
 from ..tracing.lines import KINDS as TREE_KINDS
 from ..tracing.lines import Lines
-from ._failure import Failure, failure_of
+from ._failure import Failure, failure_of, log_failure
 from ._kept import PREFIX, Told, go_on
 from ._kept_log import KeptLog
 from ._log import Entry, EntryKind, Log
@@ -188,7 +188,7 @@ class Run(Node[None], internal=True):
                 self.log.leave()
                 return
             self._fail(error)
-            self._end("failed", failure_of(error))
+            self._end("failed", failure_of(error, self.id))
             if not isinstance(error, Exception):
                 raise
 
@@ -205,7 +205,7 @@ class Run(Node[None], internal=True):
         if isinstance(error, JournalError):  # which says itself what is wrong with the file
             logger.error("the run %s of %s failed: %s", self.id, self.served.name, error)
         else:
-            logger.error("the run %s of %s failed", self.id, self.served.name, exc_info=error)
+            log_failure("the run %s of %s failed", self.id, self.served.name, error=error)
 
     def settle(self) -> None:
         """Keep only what was said; one that was cancelled before it began gets an end here."""

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ..commander import Commander
 from ..store import Journal, JournalError, RunNotFound, RunRow
+from ._failure import log_failure
 from ._kept import PREFIX, Answer, Incomplete, read_asked
 from ._kept_log import ENDS, KeptLog, give_up
 from ._run import Kept, OnLeave, Run
@@ -159,8 +160,8 @@ class Runs:
             # Another server may be storing it just now.
             if time.time() - row.updated > STORING:
                 await give_up(journal, row.run_id)
-        except Exception:  # one that is damaged, or of another release, holds up no other
-            logger.exception("the run %s cannot be taken up", row.run_id)
+        except Exception as error:  # noqa: BLE001 - one that is damaged holds up no other
+            log_failure("the run %s cannot be taken up", row.run_id, error=error)
         del self._persisted[name]
         self.running -= row.state not in ENDS
         resumed.set()

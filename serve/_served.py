@@ -20,12 +20,11 @@ from ..handlers import HandlerFunction, handler, show
 from ..jobs import Job
 from ..messages import Conversation, Message, Request, ToolCall
 from ..tools import result_text
+from ._failure import log_failure
 from ._fields import BadQuestion, Field, fields_of
 from ._options import ModelOptions, read_options
 
 __all__ = ["BadQuestion", "Question", "Served", "serve_thing"]
-
-logger = logging.getLogger("anabranch.serve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +188,9 @@ class _Made(Served):
         given = {name: self._fields[name].read(value) for name, value in given.items()}
         try:
             return self._make(**given)
-        except (TypeError, ValueError):
-            logger.warning("%s refuses its fields", self.name, exc_info=True)
+        except (TypeError, ValueError) as error:
+            text = "%s refuses its fields"
+            log_failure(text, self.name, error=error, level=logging.WARNING)
             raise BadQuestion("these are refused", "fields") from None
 
     @property

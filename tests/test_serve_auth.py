@@ -14,12 +14,14 @@ import aiohttp
 import pytest
 from _asgi import Answer, ask, body_of, is_refusal
 from _serving import client_of, on_uvicorn
+from _uvicorn import Reader
+from _uvicorn import on_uvicorn as raw_uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import AuthenticationError, NotFoundError
 
 from anabranch import Agent, ConfigurationError
-from anabranch.serve import Server, _auth, serve
+from anabranch.serve import Server, _auth, _http, serve
 from anabranch.testing import ScriptedBackend
 
 KEY = {"authorization": "Bearer right"}
@@ -407,6 +409,42 @@ async def test_no_other_page_is_ever_let_in(auth: str | None) -> None:
         assert "no-store" in each.headers["cache-control"]
         assert each.headers["cross-origin-resource-policy"] == "same-origin"
         assert each.headers["x-content-type-options"] == "nosniff"
+
+
+# --- proxies
+
+
+@given(
+    header=st.sampled_from(_http.PROXIED),
+    value=st.sampled_from(["", "127.0.0.1", "10.0.0.1", "for=localhost", "localhost", "http"]),
+)
+async def test_what_a_proxy_passes_on_is_refused_without_auth(header: str, value: str) -> None:
+    """S14: whatever its header says; with `auth` a proxy may pass on what it likes."""
+    async with _running() as server:
+        refused = await _models(server, headers={header: value})
+        assert (refused.status, refused.json["error"]["code"]) == (403, "proxy")
+        assert (await _models(server)).status == 200
+    async with _running(auth="right") as server:
+        assert (await _models(server, headers={**KEY, header: value})).status == 200
+        assert (await _models(server, headers={header: value})).status == 401
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        # As nginx sends with nothing but `proxy_pass http://127.0.0.1:PORT`.
+        ("GET /v1/models HTTP/1.0\r\nHost: 127.0.0.1:{}\r\nConnection: close\r\n", 403),
+        # As Caddy, Traefik and Apache do when they are told to send the server's own name.
+        ("GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nX-Forwarded-For: 10.0.0.1\r\n", 403),
+        ("GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nConnection: close\r\n", 200),
+    ],
+)
+async def test_a_proxy_in_front_of_a_real_server_is_refused(head: str, status: int) -> None:
+    """S14: it connects from this machine, and names this machine."""
+    async with raw_uvicorn(serve(_agent())) as port:
+        reader = await Reader.connect(port, f"{head.format(port)}\r\n".encode())
+        assert (await reader.head()).split()[1] == str(status).encode()
+        await reader.close()
 
 
 # --- logs

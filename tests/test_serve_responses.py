@@ -263,7 +263,8 @@ async def test_a_response_that_fails_says_so_in_words_of_its_wire() -> None:
         whole = await client.responses.create(model="model", input="hi")
         assert whole.status == "failed"
         assert whole.error is not None
-        assert (whole.error.code, whole.error.message) == ("server_error", "the run failed")
+        told = f"the run failed (id {whole.id[5:]}); see the server log"
+        assert (whole.error.code, whole.error.message) == ("server_error", told)
         stream = await client.responses.create(model="model", input="hi", stream=True)
         *_, last = [event async for event in stream]
         assert last.type == "response.failed"

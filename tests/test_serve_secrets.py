@@ -172,6 +172,89 @@ async def test_a_models_key_is_in_no_answer_and_no_log(caplog: pytest.LogCapture
     assert key not in logged
 
 
+KEYS = ["sk-live-0123456789abcdef", "https://ann:pass77@models.test/v1", "AIza" + "a1" * 16]
+
+
+class Unmade(Job[str]):
+    """Cannot be made."""
+
+    def __init__(self, text: str) -> None:
+        raise RuntimeError(f"no database at {text}")
+
+    async def task(self) -> str:
+        return ""
+
+
+class Unfit(Job[str]):
+    """Refuses its fields."""
+
+    def __init__(self, text: str) -> None:
+        raise ValueError(f"no such text {text}")
+
+    async def task(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("name", ["writer", "Unmade", "Unfit", "outside"])
+async def test_the_log_of_a_failure_has_no_key(
+    name: str, key: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it comes from: no handler can write it, since no record has the exception."""
+    agent = Agent(ScriptedBackend(otherwise=RuntimeError(f"{key} is wrong")), name="writer")
+    async with _running(agent, Unmade, Unfit) as server:
+        if name == "outside":  # of any run
+
+            def fail(*_: Any, **__: Any) -> Any:
+                raise RuntimeError(f"{key} is wrong")
+
+            monkeypatch.setattr(server.runs, "start", fail)
+        model = "writer" if name == "outside" else name
+        said = [{"role": "user", "content": key}]
+        answer = await ask(server, "POST", CHAT, body_of({"model": model, "messages": said}))
+    assert answer.status == (400 if name == "Unfit" else 500)
+    (record,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    secret = key.removeprefix("https://ann:").removesuffix("@models.test/v1")
+    assert secret not in f"{logging.Formatter().format(record)}{record.args}"
+    assert record.exc_info is None
+    assert "Traceback" in record.getMessage()
+    assert "***" in record.getMessage()
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, RUNS])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", ["writer", "Unmade"])
+async def test_a_failure_is_found_in_the_log_by_what_its_client_was_told(
+    name: str, stream: bool, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each answer that says that a run failed has an id, and one entry of the log has it too."""
+    agent = Agent(ScriptedBackend(otherwise=RuntimeError("broke")), name="writer")
+    async with _running(agent, Unmade) as server:
+        more = {} if path == RUNS else {"stream": stream}
+        answer = await ask(server, "POST", path, _asked(path, name, **more))
+        text = answer.body.decode()
+        if path == RUNS and name == "writer":
+            events = await ask(server, "GET", f"/runs/{answer.json['id']}/events")
+            text = events.body.decode()
+    (told,) = set(re.findall(r"the run failed \(id (\w+)\); see the server log", text))
+    assert [told in each.getMessage() for each in caplog.records] == [True]
+    if answer.status == 500:
+        assert answer.headers["x-request-id"] == told
+
+
+async def test_the_official_client_shows_the_id_of_a_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As the `request_id` of its error."""
+    agent = Agent(ScriptedBackend(otherwise=RuntimeError("broke")), name="writer")
+    said: Any = [{"role": "user", "content": "hi"}]
+    async with on_uvicorn(serve(agent)) as url, client_of(url) as client:
+        with pytest.raises(InternalServerError) as told:
+            await client.chat.completions.create(model="writer", messages=said)
+    assert told.value.request_id is not None
+    assert f"the run {told.value.request_id} of writer failed" in caplog.text
+
+
 # --- the tree
 
 
