@@ -38,14 +38,55 @@ def order(cls: type[Any]) -> list[str]:
 
 @given(names, names)
 def test_the_order_is_the_one_of_writing(first: list[str], second: list[str]) -> None:
-    """Whatever order the class's dictionary has; those of a subclass come before its bases'."""
+    """Whatever order the class's dictionary has; those of a subclass come before its bases'.
+
+    One that a subclass overrides keeps its place.
+    """
     base = agent_class(*first)
     derived = agent_class(*second, base=base)
-    written = [*second, *(name for name in first if name not in second)]
-    assert order(derived) == written
+    assert order(derived) == [*(name for name in second if name not in first), *first]
 
     sorted_base = type("Own", (ConversableAgent,), dict(sorted(vars(base).items())))
     assert order(sorted_base) == first
+
+
+@given(names, names, st.lists(st.sampled_from("abcdefgh"), unique=True))
+def test_an_override_changes_no_order(
+    first: list[str], second: list[str], third: list[str]
+) -> None:
+    """Over three classes, marked again or not, and back."""
+    base = agent_class(*first)
+    plain = type("Own", (base,), dict.fromkeys(second, lambda self, message: None))
+    assert order(plain) == [name for name in first if name not in second]
+    again = agent_class(*third, base=plain)
+    kept = [name for name in first if name not in second or name in third]
+    assert order(again) == [*(name for name in third if name not in first), *kept]
+    overridden = {rule.function for rule in reply_rules(again)} & {*vars(again).values()}
+    assert {function.__name__ for function in overridden} == {*third}
+
+
+async def test_a_general_function_that_is_overridden_stays_behind_the_special_ones() -> None:
+    """What bob says goes to the function for bob."""
+
+    class Base(ConversableAgent):
+        @reply(sender="bob")
+        def of_bob(self, message: AgentMessage) -> str:
+            return "of bob"
+
+        @reply
+        def of_others(self, message: AgentMessage) -> str:
+            return "of others"
+
+    class Derived(Base):
+        @reply
+        def of_others(self, message: AgentMessage) -> str:
+            return "of others, derived"
+
+    answers: list[str] = []
+    for name in ("bob", "ann"):
+        chat = await ConversableAgent(name).send("Hello.", Derived("carol"), max_turns=1)
+        answers.append(chat.text)
+    assert answers == ["of bob", "of others, derived"]
 
 
 @pytest.mark.parametrize("written", ["cab", "zyx", "bca"])

@@ -77,10 +77,11 @@ def reply(
         async def to_bob(self, message: AgentMessage) -> ReplyResult:
             return None
 
-    They are tried in the order in which they are written, those of a subclass before those of its
-    bases; one that a subclass overrides is tried only if it is marked there again. Plain or async,
-    each returns an answer, None for "done, no answer", or `NOT_MINE`, and the next is tried. With
-    `sender` it sees only messages of these agents, or of groups of these names.
+    They are tried in the order in which they are written, those that a subclass adds before those
+    of its bases. One that a subclass overrides keeps its place, and is tried only if it is marked
+    there again. Plain or async, each returns an answer, None for "done, no answer", or `NOT_MINE`,
+    and the next is tried. With `sender` it sees only messages of these agents, or of groups of
+    these names.
     """
 
     def mark(function: F) -> F:
@@ -92,18 +93,15 @@ def reply(
 
 def reply_rules(agent: type[Any]) -> list[ReplyRule]:
     """Return the reply functions of a class, in the order in which they are tried."""
-    seen: set[str] = set()
-    rules: list[ReplyRule] = []
-    for base in agent.__mro__:
-        marks = {
-            name: rule
-            for name, member in vars(base).items()
-            if isinstance(rule := getattr(member, "__anabranch_reply__", None), ReplyRule)
-        }
+    rules: dict[str, ReplyRule | None] = {}  # None: overridden by a method without a mark
+    for base in reversed(agent.__mro__):
+        own: dict[str, ReplyRule] = {}
+        for name, member in vars(base).items():
+            rule = getattr(member, "__anabranch_reply__", None)
+            if name in rules:
+                rules[name] = rule if isinstance(rule, ReplyRule) else None
+            elif isinstance(rule, ReplyRule):
+                own[name] = rule
         # Not in the order of the class's dictionary: cloudpickle sorts it by name.
-        rules += sorted(
-            (rule for name, rule in marks.items() if name not in seen),
-            key=lambda rule: rule.number,
-        )
-        seen |= set(vars(base))
-    return rules
+        rules = dict(sorted(own.items(), key=lambda item: item[1].number)) | rules
+    return [rule for rule in rules.values() if rule is not None]
