@@ -56,7 +56,11 @@ def test_an_override_changes_no_order(
 ) -> None:
     """Over three classes, marked again or not, and back."""
     base = agent_class(*first)
-    plain = type("Own", (base,), dict.fromkeys(second, lambda self, message: None))
+
+    def unmarked(self: Any, message: AgentMessage) -> None:
+        return None
+
+    plain: type[Any] = type("Own", (base,), dict.fromkeys(second, unmarked))
     assert order(plain) == [name for name in first if name not in second]
     again = agent_class(*third, base=plain)
     kept = [name for name in first if name not in second or name in third]

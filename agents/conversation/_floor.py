@@ -61,13 +61,13 @@ class GroupTalk(Group):
         floor = _Floor(self, talk)
         talk.on_news = floor.ring
         try:
-            seats = [node.call_handler(_Seat(floor, name)) for name in self.members]
-            if floor.kept:
-                await floor.give_turns()
+            floor.seat_members(node)
+            floor.end_if_quiet()  # nobody is a member any more
+            await (floor.give_turns(node) if floor.kept else floor.seat_newcomers(node))
             await floor.over.wait()
         finally:
             talk.on_news = None
-        cancel_again(seats, "the talk is over")
+        cancel_again(floor.seats, "the talk is over")
         if floor.fault is not None:
             raise floor.fault
         if not floor.left:
@@ -88,12 +88,13 @@ class _Floor:
         self.left = group.max_turns
         self.request = group.request.lower()
         # Who is at the talk, and who of them is being told something or thinks.
-        self.present = set(group.members)
-        self.busy = set(group.members)
+        self.present = set[str]()
+        self.busy = set[str]()
         self.ending: Status | None = None
         self.fault: Exception | None = None
         # One for each seat, rung when there is news, and one for the end.
-        self.bells = {name: asyncio.Event() for name in group.members}
+        self.bells: dict[str, asyncio.Event] = {}
+        self.seats: list[_Seat] = []
         self.over = asyncio.Event()
         # In a durable run: who waits for a turn, and whether somebody came, or has had it.
         self.kept = scope_here() is not None
@@ -101,8 +102,28 @@ class _Floor:
         self.came = asyncio.Event()
         self.done = asyncio.Event()
 
+    def seat_members(self, node: Node[Any]) -> None:
+        """Give each member that has none a seat, a child of `node`."""
+        names = [name for name in self.talk.members if name not in self.bells]
+        self.present |= {*names}
+        self.busy |= {*names}
+        self.bells |= {name: asyncio.Event() for name in names}
+        self.seats += [node.call_handler(_Seat(self, name)) for name in names]
+
+    async def seat_newcomers(self, node: Node[Any]) -> None:
+        """Give those a seat who become members during the talk, until its end."""
+        while not self.over.is_set():
+            self.seat_members(node)
+            await self._until(lambda: self.over.is_set() or self.has_newcomers)
+
+    @property
+    def has_newcomers(self) -> bool:
+        """Whether a member has no seat yet."""
+        return not self.talk.members.keys() <= self.bells.keys()
+
     def ring(self) -> None:
         """Wake those who wait for something to hear."""
+        self.came.set()
         for bell in self.bells.values():
             bell.set()
 
@@ -115,12 +136,16 @@ class _Floor:
 
     def end_if_quiet(self) -> None:
         """End the talk if nobody thinks and nobody has anything to hear."""
-        if not self.busy and not any(self.talk.unheard[name] for name in self.present):
+        if self.busy or any(self.talk.unheard(name) for name in self.present):
+            return
+        if self.has_newcomers:
+            self.came.set()
+        else:
             self.end("no_answer")
 
     async def hear_next(self, name: str) -> bool:
         """Wait until a member has something to hear; False if the talk has ended."""
-        while self.ending is None and not self.talk.unheard[name]:
+        while self.ending is None and not self.talk.unheard(name):
             self.bells[name].clear()
             await self.bells[name].wait()
         self.busy.add(name)
@@ -134,6 +159,8 @@ class _Floor:
     def leave(self, name: str) -> None:
         """Take note that a member is at the talk no more; twice is harmless."""
         self.present.discard(name)
+        if name not in self.talk.members:
+            self.bells.pop(name, None)  # so that it gets a seat if it becomes one again
         self.came.set()
         self.rest(name)
 
@@ -156,10 +183,12 @@ class _Floor:
         async with self.turn(name):
             speaking = talk.speaking
             if not (said := _speech(answer)):
-                left = answer.status == "left"
+                left = answer.status == "left" or name not in talk.members
                 return self.leave(name) if left else self.rest(name)
             if speaking is None and not self.asks(said):
                 return self.say(name, said)
+            if name not in talk.members:
+                return self.leave(name)
             talk.speaking = speaking or name
         if speaking is not None:
             await talk.tell(name, f"No, {speaking} is speaking.", request_reply=False)
@@ -194,13 +223,14 @@ class _Floor:
         finally:
             self.done.set()
 
-    async def give_turns(self) -> None:
+    async def give_turns(self, node: Node[Any]) -> None:
         """Let one after the other have its turn: whoever came first in the first life."""
         while (name := await once("turn", self._first_waiting)) is not None:
             await self._until(lambda name=name: name in self.waiting)  # type: ignore[misc]
             self.done.clear()
             self.waiting.pop(name).set_result(None)
             await self.done.wait()
+            self.seat_members(node)
         # Who thinks comes to an end with it, or would remember other things in another life.
         await self._until(lambda: self.present <= self.waiting.keys())
 
@@ -235,6 +265,9 @@ class _Seat(Node[None], internal=True):
         floor.rest(name)
         try:
             while name in floor.present and await floor.hear_next(name):
+                if name not in floor.talk.members:
+                    async with floor.turn(name):
+                        return
                 await floor.hear_and_answer(name)
         except Exception as error:
             # No more may be said in the outer conversation. Or a member has failed in a durable

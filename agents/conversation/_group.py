@@ -41,6 +41,9 @@ class Group(ABC):
     member says goes into every member's history of this talk, under the speaker's name. `members`
     are participants, or names that `directory` knows. A subclass writes `hold`.
 
+    The attribute `members`, by name, may be changed at any time, also during a talk. A member that
+    is added hears what was said in the talk before; one that is removed is not asked any more.
+
     `talks` has the talk of each who asked, by its name and, if the conversation is another's or
     its session was named, that: "ann", "ann#7", "alice@ann". A name with such a mark in it stands
     there as Python writes it, in quotes. They know nothing of each other, and
@@ -112,8 +115,8 @@ class Group(ABC):
             self.talks.pop(with_session(partner), None)
         token = _ASKING.set((*asking, self.name))
         try:
-            for name in self.members:
-                if name != partner:
+            for name in [*self.members]:  # which may change meanwhile
+                if name != partner or name in asking:  # a group is told, and refuses the circle
                     member = await self.find(name)
                     await member.begin_chat(self.name, clear_history=clear_history)
         finally:
@@ -175,15 +178,20 @@ class GroupChat(Group):
         said = silent = 0
         talk.last_speaker = talk.messages[-1].sender
         while said < self.max_turns:
+            names = talk.names
+            if not names:
+                return "no_answer"
             chosen = self.speaker(talk)
             name = await chosen if isawaitable(chosen) else chosen
             if name is None:
                 return "no_answer"
+            if name in names and name not in self.members:
+                continue  # it was removed while it was chosen
             answer = await talk.ask(name)
             talk.last_speaker = name
             if answer.message is None:
                 silent += 1
-                if answer.status == "left" or silent == len(self.members):
+                if answer.status == "left" or silent >= len(self.members):
                     return answer.status
                 continue
             talk.say(answer.message)

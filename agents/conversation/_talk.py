@@ -39,8 +39,9 @@ class Talk:
         self.status: Status = "no_answer"
         self.last_speaker: str | None = None
         self.speaking: str | None = None
-        # What each member has not heard yet, and who wants to know that there is something.
-        self.unheard: dict[str, list[AgentMessage]] = {each: [] for each in group.members}
+        # What each has not heard yet who was a member so far, and who wants to know that there is
+        # something.
+        self._unheard: dict[str, list[AgentMessage]] = {each: [] for each in group.members}
         self.on_news: Callable[[], object] | None = None
         # Whether the members speak just now.
         self.held = False
@@ -55,12 +56,21 @@ class Talk:
         """The members' names, in the order in which they were given."""
         return [*self.group.members]
 
+    def unheard(self, name: str) -> list[AgentMessage]:
+        """Return what a member has not heard yet: all that was said, if it has just been added."""
+        if name not in self._unheard:
+            self._unheard[name] = [self._for_all(m) for m in self.messages if m.sender != name]
+        return self._unheard[name]
+
+    def _for_all(self, message: AgentMessage) -> AgentMessage:
+        return message.model_copy(update={"receiver": self.group.name})
+
     def hear(self, message: AgentMessage) -> None:
         """Note a message that all but its sender are to be told."""
         self.messages.append(message)
-        for name, unheard in self.unheard.items():
+        for name, unheard in self._unheard.items():
             if name != message.sender:
-                unheard.append(message.model_copy(update={"receiver": self.group.name}))
+                unheard.append(self._for_all(message))
         if self.on_news is not None:
             self.on_news()
 
@@ -85,7 +95,7 @@ class Talk:
         """
         member = await self.group.find(name)
         async with turn:
-            unheard, self.unheard[name] = self.unheard[name], []
+            unheard, self._unheard[name] = self.unheard(name), []
         if not unheard:
             return await self.tell(name, nudge)
         for message in unheard[:-1]:
@@ -123,9 +133,9 @@ class TalkNode(Node[Answer], internal=True):
                 if not is_outermost:
                     raise
                 logger.warning("%s: %s", self.path, error)
-        for name, unheard in talk.unheard.items():  # so that all histories are complete
-            member = await group.find(name)
-            while unheard:
+        for name in talk.names:  # so that all histories are complete
+            while name in group.members and (unheard := talk.unheard(name)):
+                member = await group.find(name)
                 await member.receive(unheard.pop(0), request_reply=False)
         last = talk.messages[-1]
         if talk.asker in group.members or last is self._message:
