@@ -46,7 +46,8 @@ async def respond(
     it as text.
 
     Before each request `view.heard` is asked for what was said since the last one; that enters the
-    conversation in its place, behind the results of the calls.
+    conversation in its place, behind the results of the calls. After a reply with calls
+    `view.next_tools` may change the tools for the next request.
 
     Each reply enters the conversation together with the results of its calls, whole. If the reply
     fails or is cancelled, what it told the user by then enters as a message without calls; if its
@@ -56,9 +57,9 @@ async def respond(
     """
     view = view or View()
     tools = flatten(tools)
-    last = bool(tools) and (max_rounds < 1 or repairs < 0)
+    last = repairs < 0 or (bool(tools) and max_rounds < 1)
     offered = with_narration(tools) if narrate else tools
-    silent = {"tool_choice": "none"} if last else {}
+    silent = {"tool_choice": "none"} if last and tools else {}
     formats = backend.formats if formats is None else formats
     request = write_as_text(conversation.request(tools=offered, **options, **silent), formats)
     if heard := await view.heard(request):
@@ -86,4 +87,4 @@ async def respond(
     wrong = any(answer.status == "invalid" for answer in answers)
     again: dict[str, Any] = {**options, "narrate": narrate, "formats": formats}
     again |= {"max_rounds": max_rounds - 1, "repairs": repairs - wrong}
-    return await respond(backend, conversation, tools, view, **again)
+    return await respond(backend, conversation, view.next_tools(tools), view, **again)

@@ -40,6 +40,14 @@ class View:
         """
         return ()
 
+    def next_tools(self, tools: Sequence[AnyTool]) -> Sequence[AnyTool]:
+        """Return the tools for the next request, by default those of the last one.
+
+        Called when the calls of a reply have ended, in a durable run in each life, where it has to
+        return the same.
+        """
+        return tools
+
     def called(self, call: ToolCall) -> None:
         """Show that a tool is about to run."""
 

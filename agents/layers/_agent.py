@@ -282,7 +282,7 @@ class Agent(Generic[F]):
 
     def hooked_tools(self, session_id: SessionId) -> Sequence[AnyTool]:
         """Return the tools as the model's calls reach them in a session, through the hooks."""
-        return [self.hooked(tool, session_id) for tool in self.tools]
+        return [self.hooked(tool, session_id) for tool in flatten(self.tools)]
 
     def hooked(self, tool: AnyTool, session_id: SessionId) -> AnyTool:
         """Return a tool as a call of it reaches it in a session."""

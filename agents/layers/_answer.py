@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ...backends import Backend
@@ -47,7 +48,8 @@ async def answer(
     conversation.add(*request)
     logger.debug("%s is asked: %s", agent.name, conversation.messages)
     hearing, searched = Hearing(agent, backend), False
-    view = AgentView(agent.name, agent.view, agent.approve, hearing.hear)
+    offer = partial(agent.hooked_tools, session_id)
+    view = AgentView(agent.name, agent.view, agent.approve, hearing.hear, offer)
     token = STEERING.set(None)  # what tools do below is steered by nobody
     try:
         searched = await search_first(agent, conversation, session_id, view)
@@ -60,10 +62,10 @@ async def answer(
         else:
             hearing.give_back()
         if broken:
-            partial = AgentMessage(
+            broken_off = AgentMessage(
                 content=said[-1].content or "", sender=agent.name, stream_state="failed"
             )
-            agent.memory.add(partial, session_id=session_id)
+            agent.memory.add(broken_off, session_id=session_id)
             view.break_off()
         raise
     finally:

@@ -106,7 +106,7 @@ APPROVE: ContextVar[Approve | None] = ContextVar("anabranch_agents_approve", def
 class AgentView(View):
     """Shows an agent's exchanges to a view, if it has one, and to the listener, if there is one.
 
-    What the model hears on the way, it hears by `hear`.
+    What the model hears on the way, it hears by `hear`; `tools` gives the agent's as they are now.
     """
 
     def __init__(
@@ -115,9 +115,11 @@ class AgentView(View):
         view: View | None,
         approve: Approve | None,
         hear: Callable[[Request], Awaitable[Sequence[Message]]],
+        tools: Callable[[], Sequence[AnyTool]],
     ) -> None:
         self._sender = sender
         self._hear = hear
+        self._tools = tools
         self._approve = approve or (APPROVE.get() if view is None else None)
         self._view = view
         self._feed = LISTENER.get()
@@ -127,6 +129,10 @@ class AgentView(View):
     async def heard(self, request: Request) -> Sequence[Message]:
         """Return what the calls around were told."""
         return await self._hear(request)
+
+    def next_tools(self, tools: Sequence[AnyTool]) -> Sequence[AnyTool]:
+        """Return the agent's tools, which a call, or anybody else, may have changed."""
+        return self._tools()
 
     def write(self, text: str) -> Awaitable[object] | object:
         """Pass text on."""
