@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import _lives
@@ -11,9 +12,12 @@ from _lives import RUN_ID, act, every_kill
 from anabranch import tool
 from anabranch.agents import (
     Agent,
+    AgentMessage,
     ConversableAgent,
     Observation,
     Orchestrator,
+    PromptedAgent,
+    PromptEngineer,
     Sequential,
     State,
     StepAgent,
@@ -115,6 +119,45 @@ class Own(Kind):
         return [str(await orchestrator.forward("go")), str(orchestrator.usage)]
 
 
+class Again(Kind):
+    """An answer of each of two agents fails once, after its tool has run."""
+
+    async def task(self) -> list[str]:
+        failed: list[str] = []
+
+        def fail_once(name: str) -> None:
+            if name not in failed:
+                failed.append(name)
+                raise LookupError(name)
+
+        class Critic(PromptEngineer[State]):
+            def render_prompt(self, obs: str | None, history: list[Message], state: State) -> None:
+                history[:] = [Message(role="user", content=f"Judge: {state.response}")]
+
+            def process_response(
+                self, obs: str | None, response: str, history: list[Message], state: State
+            ) -> str:
+                fail_once("critic")
+                return response
+
+        def next_agent(obs: str | None, state: State) -> str | None:
+            return {None: "writer", "writer": "critic"}.get(state.agent)
+
+        writer = Agent(self.backend, name="writer", tools=[look])
+
+        @writer.after_agent
+        def fail(_: object, said: AgentMessage, session_id: object) -> None:  # pyright: ignore[reportUnusedFunction]
+            fail_once("writer")
+
+        critic = PromptedAgent("critic", Critic(), self.backend, tools=[look])
+        orchestrator = Orchestrator([writer, critic], next_agent, State())
+        for _ in range(2):
+            with suppress(LookupError):
+                await orchestrator.forward("go")
+        action = await orchestrator.forward("go")
+        return [action.content, *failed, orchestrator.state.model_dump_json()]
+
+
 class InARow(Kind):
     """A step agent and one that summarises what it has read, twice."""
 
@@ -159,6 +202,7 @@ CASES: list[tuple[type[Kind], list[Said], int]] = [
     (Reflects, [*["Action: push"] * 3, "Do not push.", "Action: pull"], 4),
     (Plans, PLANNED, 2),
     (Own, [looks("sky"), "a draft", looks("draft"), looks("sky"), "good"], 3),
+    (Again, [looks("sky"), "x", "a draft", looks("draft"), "x", "good"], 2),
     (InARow, [FENCED, "seen", looks("it"), "fine", "again", "sum", FENCED, "no", "so"], 2),
     (WithAPerson, [looks("you"), "Hi.", "Well.", "Bye."], 1),
 ]

@@ -14,7 +14,7 @@ from ...handlers import respond
 from ...messages import Conversation, Message
 from ._call import run_in_tree
 from ._knowledge import citations, search_first
-from ._memory import SessionId
+from ._memory import Memory, SessionId
 from ._message import TOOLS, AgentMessage
 from ._steer import STEERING, Hearing
 from ._stream import AgentView
@@ -37,14 +37,16 @@ async def answer(
     request: Sequence[Message],
     session_id: SessionId,
     options: Mapping[str, Any],
+    memory: Memory | None = None,
 ) -> AgentMessage[F]:
     """Let a model answer a request for an agent; return the answer, which is not yet remembered.
 
-    The tool calls on the way are remembered with their results. If it fails or is cancelled, so is
-    what was said by then, as a message whose `stream_state` is "failed". So is what the model has
-    heard on the way, unless nothing has come of all its requests: then that waits again.
+    The tool calls on the way are remembered with their results, in `memory`, by default the
+    agent's. If it fails or is cancelled, so is what was said by then, as a message whose
+    `stream_state` is "failed". So is what the model has heard on the way, unless nothing has come
+    of all its requests: then that waits again.
     """
-    conversation = Conversation()
+    conversation, memory = Conversation(), memory or agent.memory
     conversation.add(*request)
     logger.debug("%s is asked: %s", agent.name, conversation.messages)
     hearing, searched = Hearing(agent, backend), False
@@ -58,30 +60,31 @@ async def answer(
         said = conversation.messages[len(request) :]
         broken = bool(said) and said[-1].role == "assistant" and not said[-1].tool_calls
         if broken or any(each.tool_calls for each in said):
-            _remember_calls(agent, said, session_id, hearing)
+            _remember_calls(agent, memory, said, session_id, hearing)
         else:
             hearing.give_back()
         if broken:
             broken_off = AgentMessage(
                 content=said[-1].content or "", sender=agent.name, stream_state="failed"
             )
-            agent.memory.add(broken_off, session_id=session_id)
+            memory.add(broken_off, session_id=session_id)
             view.break_off()
         raise
     finally:
         STEERING.reset(token)
-    rounds = _remember_calls(agent, conversation.messages[len(request) :], session_id, hearing)
+    said = conversation.messages[len(request) :]
+    rounds = _remember_calls(agent, memory, said, session_id, hearing)
     logger.debug("%s answers: %s", agent.name, message)
     most = agent.max_rounds + searched
     status = "max_rounds" if agent.tools and rounds >= most else "ok"
     if message.finish_reason in STOPPED:
         status = message.finish_reason
-    said = message.content or message.refusal or ""
+    text = message.content or message.refusal or ""
     return AgentMessage(
-        content=said,
+        content=text,
         sender=agent.name,
         formatted=formatted,
-        extra={"status": status, **citations(agent, conversation, said)},
+        extra={"status": status, **citations(agent, conversation, text)},
     )
 
 
@@ -124,7 +127,11 @@ async def _ask(
 
 
 def _remember_calls(
-    agent: Agent[Any], said: Sequence[Message], session_id: SessionId, hearing: Hearing
+    agent: Agent[Any],
+    memory: Memory,
+    said: Sequence[Message],
+    session_id: SessionId,
+    hearing: Hearing,
 ) -> int:
     """Remember each reply with calls, the results after it, as one message; return how many.
 
@@ -143,5 +150,5 @@ def _remember_calls(
             found[-1].formatted.append(message)
         elif told := hearing.told_in(message):
             found += told
-    agent.memory.add(*found, session_id=session_id)
+    memory.add(*found, session_id=session_id)
     return rounds

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
+from itertools import takewhile
 from math import isfinite
 from typing import Any, Self, TypeAlias, cast
 from uuid import uuid4
@@ -161,16 +162,24 @@ class Memory:
         Inside an agent's call that is what the call has added itself: what others have added to the
         session meanwhile stays, and is no reason to keep this.
         """
-        kept, calls, ids = self._all(session_id), CALLS.get(), {id(each) for each in messages}
+        kept, ids = self._all(session_id), {id(each) for each in messages}
         own = [place for place, each in enumerate(kept) if id(each) in ids]
         more = (each for each in kept[own[0] if own else 0 :] if id(each) not in ids)
-        if len(own) < len(messages) or any(
-            vars(each).get(ADDED_IN, ())[: len(calls)] == calls for each in more
-        ):
+        if len(own) < len(messages) or any(map(_is_added_here, more)):
             return False
         for place in reversed(own):
             del kept[place]
         return True
+
+    def retract_answers(self, session_id: SessionId = 0) -> None:
+        """Take back what the agent's call around this has added, except for calls of tools.
+
+        These have run, so they stay, with what came before them. What others have added to the
+        session stays as well.
+        """
+        own = [each for each in self._all(session_id) if _is_added_here(each)]
+        answers = takewhile(lambda each: each.type != TOOLS, reversed(own))
+        self.retract([*answers], session_id)
 
     def drop_cut(self, session_id: SessionId) -> bool:
         """Forget what a later life of the durable run around this would not come to again.
@@ -246,6 +255,12 @@ class Memory:
         limits = {"recent_n": self.recent_n, "max_tokens": self.max_tokens}
         shown = ", ".join(f"{name}={value}" for name, value in limits.items() if value is not None)
         return f"{type(self).__name__}({shown})"
+
+
+def _is_added_here(message: AgentMessage) -> bool:
+    """Return whether a message was added in the agent's call around this, or below it."""
+    calls = CALLS.get()
+    return vars(message).get(ADDED_IN, ())[: len(calls)] == calls
 
 
 class SummaryMemory(Memory):

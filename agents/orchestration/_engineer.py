@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
@@ -13,13 +15,14 @@ from ...backends import Backend
 from ...commander.awaitable import require_awaitable
 from ...commander.errors import ConfigurationError, ContextTooLong
 from ...commander.kinds import require
+from ...commander.scope import scope_here
 from ...dispatch import Format
 from ...handlers import View
 from ...messages import Message, Part
 from ...tools.sessions import do_all
 from ..layers import Agent, AgentHook, AgentMessage, JsonParser, Memory, SessionId
 from ..layers._answer import answer
-from ..layers._message import copy_message
+from ..layers._message import TOOLS, copy_message
 from ._modules import Module
 from ._state import State
 from ._strategy import Prompts
@@ -115,7 +118,8 @@ class PromptedAgent(Agent[Any], Generic[S]):
     `modules` run before the prompt is made, in their order, and after an answer that can be used.
     A prompt that does not fit the model (`ContextTooLong`) is made shorter and asked again, until
     it fits or the prompt engineer cannot shorten it. An answer that fails leaves the history in
-    the state as it was. `formats`, `hooks`, `view` and `options` are those of `Agent`.
+    the state as it was; calls of tools that have run for it stand behind its next prompt.
+    `formats`, `hooks`, `view` and `options` are those of `Agent`.
 
     All that it has read and said stands in the state, under `histories`: its memory keeps nothing.
     """
@@ -158,6 +162,33 @@ class PromptedAgent(Agent[Any], Generic[S]):
         """Make the prompt, ask the model, and read its answer."""
         if state is None:
             raise ConfigurationError(f"{self.name} takes its prompt from an Orchestrator's state")
+        # Of this answer, and of those before it that have failed. Not a field of its own: that
+        # would change the identities of nodes in journals of earlier releases.
+        calls, key = Memory(), f"calls of {self.name}"
+        for text in state.kept.get(key, {}).values():
+            calls.load(json.loads(text), session_id)
+        try:
+            said = await self._answer(obs, state, calls, session_id, options)
+        except BaseException as error:
+            # A later life of a durable run does not come to what was cut short in this one.
+            cut = isinstance(error, asyncio.CancelledError) and scope_here() is not None
+            ran = [each for each in calls.messages(session_id) if each.stream_state == "end"]
+            calls.replace(ran, session_id)
+            if ran and not cut:
+                state.kept[key] = {state.steps: json.dumps(calls.save(session_id))}
+            raise
+        state.kept.pop(key, None)
+        return said
+
+    async def _answer(
+        self,
+        obs: str | None,
+        state: S,
+        calls: Memory,
+        session_id: SessionId,
+        options: Mapping[str, Any],
+    ) -> AgentMessage[Any]:
+        """Answer; the model reads `calls` behind the prompt, and those of this answer are added."""
         engineer, history = self.prompt_engineer, list(state.histories.get(self.name, ()))
         if state.mistake is not None:
             history.append(Message(role="user", content=state.mistake.improve))
@@ -172,11 +203,14 @@ class PromptedAgent(Agent[Any], Generic[S]):
                 )
         assert self.backend is not None
         while True:
+            request = [*history, *_as_read(calls.messages(session_id))]
             try:
-                said = await answer(self, self.backend, history, session_id, options)
+                said = await answer(self, self.backend, request, session_id, options, calls)
                 break
             except ContextTooLong as error:
-                if not engineer.shorten(history):
+                said = calls.messages(session_id)
+                ran = [each.formatted for each in said if each.type == TOOLS]
+                if not (engineer.shorten(history) or _cut_longest(*ran)):
                     raise
                 logger.info("the prompt of %s is made shorter: %s", self.name, error)
         state.mistake = None
@@ -220,11 +254,31 @@ def shorten(history: list[Message]) -> bool:
         gone = {id(each) for each in middle[: (len(middle) + 1) // 2]}
         history[:] = [each for each in history if id(each) not in gone]
         return True
-    at = max(range(len(history)), key=lambda each: len(history[each].content or ""))
-    content = history[at].content or ""
+    return _cut_longest(history)
+
+
+def _cut_longest(*lists: list[Message]) -> bool:
+    """Let the longest message of these lists lose its middle; return False if all are short."""
+    places = ((each, place) for each in lists for place in range(len(each)))
+    found = max(places, key=lambda at: len(at[0][at[1]].content or ""), default=None)
+    if found is None:
+        return False
+    messages, at = found
+    content = messages[at].content or ""
     if len(content) <= SHORTEST:
         return False
     keep = len(content) // 4
     shorter = content[:keep] + LEFT_OUT + content[-keep:]
-    history[at] = history[at].model_copy(update={"content": shorter})
+    messages[at] = messages[at].model_copy(update={"content": shorter})
     return True
+
+
+def _as_read(calls: Iterable[AgentMessage]) -> list[Message]:
+    """Return calls of tools, and what the model was told between them, as the model reads them."""
+    found: list[Message] = []
+    for each in calls:
+        if each.type == TOOLS:
+            found += each.formatted
+        elif each.stream_state == "end":
+            found.append(Message(role="user", content=each.text, parts=each.parts))
+    return found

@@ -19,7 +19,8 @@ from ...tools.sessions import do_all
 from ..errors import Limit, LimitReached, UnknownAgent
 from ..layers import Agent, AgentMessage, SessionId
 from ..layers._call import run_in_tree
-from ..layers._memory import OwnSession
+from ..layers._memory import CALLS, OwnSession
+from ..layers._message import TOOLS
 from ..layers._usage import add_usage, spent_by
 from ._engineer import PromptedAgent, resolve
 from ._environment import Environment, EpisodeStep, act, observe
@@ -118,6 +119,8 @@ class Orchestrator(Generic[S]):
         error or a cancel the state and the agents' memories are those of the last answer, and the
         same call goes on from there. Called with another observation, it lets the agent that is
         next hear that, beside the mistake that it may have to mend. What modules have noted stays.
+        So do calls of tools that have run: the agent's model reads them, and what they gave, when
+        it is asked again. What other callers have added to the memories is theirs.
         """
         call = self.call(obs, reward)
         try:
@@ -266,6 +269,8 @@ class Orchestration(Node[Action], Generic[S], internal=True):
             heard.append(AgentMessage(content=obs, sender="environment"))
         elif state.response is not None and state.agent is not None:
             heard.append(AgentMessage(content=state.response, sender=state.agent))
+        if heard and _has_heard(agent, heard[0], orchestrator.session_id):
+            heard = []
         prompted = isinstance(agent, PromptedAgent)
         options: dict[str, Any] = {"state": state, "obs": obs} if prompted else {}
         call = agent.call(*heard, session_id=orchestrator.session_id, **options)
@@ -282,8 +287,8 @@ class Orchestration(Node[Action], Generic[S], internal=True):
             self._last = snapshot(state)
 
         call.at_end(take)
-        session, below = orchestrator.session_id, agent.named_agents().values()
-        remembered = [(each.memory, each.memory.messages(session)) for each in below]
+        below = agent.named_agents().values()
+        token = CALLS.set((*CALLS.get(), object()))  # what is remembered below can be told apart
         try:
             self.call_handler(call, timeout=orchestrator.timeout, claim=True)
             await call
@@ -292,11 +297,27 @@ class Orchestration(Node[Action], Generic[S], internal=True):
                 observe_end(call)
             )  # a wait that is cancelled ends before what it waits for
             if call.state != "completed":
-                for memory, earlier in remembered:
-                    memory.replace(earlier, session)
+                for each in below:
+                    each.memory.retract_answers(orchestrator.session_id)
             raise
         finally:
+            CALLS.reset(token)
             add_usage(orchestrator._usage.setdefault(agent.name, {}), spent_by(call))
+
+
+def _has_heard(agent: Agent[Any], message: AgentMessage, session_id: SessionId) -> bool:
+    """Return whether an answer to `message` has failed after calls of tools, which are kept.
+
+    The model then continues behind these. An agent with a `forward` of its own needs the message.
+    """
+    if type(agent).forward is not Agent.forward:
+        return False
+    said = agent.memory.messages(session_id)
+    last = len(said)
+    while last and said[last - 1].type == TOOLS and said[last - 1].sender == agent.name:
+        last -= 1
+    asked = said[last - 1] if 0 < last < len(said) else None
+    return asked is not None and (asked.sender, asked.text) == (message.sender, message.text)
 
 
 def _count_error(state: State) -> None:

@@ -66,7 +66,8 @@ class State(Namespace):
     gave; `scene`, what it showed before anybody answered; `steps`, how many environment steps were
     taken; `transitions`, how many usable answers came since the last of them; `errors`, how many
     in a row; `notes`, what modules found, by their names; `kept`, what they keep, by the number of
-    steps; `histories`, what each agent's model has read and said.
+    steps, and calls of tools that have run for an answer which then failed; `histories`, what each
+    agent's model has read and said.
     """
 
     max_errors: int = Field(default=3, ge=0)
@@ -109,7 +110,8 @@ def snapshot(state: S) -> S:
 def restore(state: S, earlier: S) -> None:
     """Let `state` be as it was at a snapshot, but for what modules have noted and kept since.
 
-    They note by the number of steps, so that what they do again does no harm.
+    They note by the number of steps, so that what they do again does no harm. Calls of tools that
+    have run are kept as well.
     """
     noted = {"notes": state.notes, "kept": state.kept}
     state.__setstate__(earlier.model_copy(update=noted).__getstate__())
