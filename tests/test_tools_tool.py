@@ -1,17 +1,26 @@
 """A function becomes a tool: its schema, its arguments, its result."""
 
+import asyncio
+import gc
 import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import date
+from functools import wraps
+from types import CoroutineType
 from typing import Annotated, Any, Literal
 
 import pytest
 from _pictures import PIXEL
+from _until import turns, until
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError, validate_call
+from pydantic.fields import FieldInfo
 
+from anabranch import Commander, ToolCall
 from anabranch.commander.errors import ToolError
+from anabranch.handlers import call_tools
 from anabranch.messages import Part
 from anabranch.tools import Illustrated, Tool, tool
 
@@ -290,6 +299,21 @@ def test_what_cannot_be_a_tool_is_refused_when_it_is_decorated():
         @tool
         def odd(lock: threading.Event) -> None: ...
 
+    with pytest.raises(TypeError, match=r"calls.*a model sends JSON"):
+
+        @tool
+        def calls(function: Callable[[int], int]) -> None: ...
+
+    with pytest.raises(TypeError, match=r"kinds.*a model sends JSON"):
+
+        @tool
+        def kinds(kind: type) -> None: ...
+
+    with pytest.raises(TypeError, match=r"patterns.*regex"):
+
+        @tool
+        def patterns(text: Annotated[str, Field(pattern="(")]) -> None: ...
+
 
 def test_a_type_that_cannot_be_resolved_is_named():
     """A forward reference to a local type cannot work."""
@@ -354,3 +378,180 @@ async def test_a_tool_may_return_images_and_files() -> None:
     assert (str(one), one.parts) == (PIXEL.about, (PIXEL,))
     assert str(several) == f'seen:\n{PIXEL.about}\n<file name="a.txt">\nwords\n</file>'
     assert several.parts == (PIXEL,)
+
+
+async def test_a_field_as_a_default_is_read_as_pydantic_reads_it() -> None:
+    """Its default, bounds, description and alias hold, and a plain call gets the default too."""
+
+    @tool
+    def search(
+        query: str = Field(description="What to look for."),
+        limit: int = Field(default=10, ge=1, le=50, description="How many."),
+        tags: list[str] = Field(default_factory=list, alias="labels"),  # noqa: B008 - it is tested
+    ) -> list[Any]:
+        """Search.
+
+        Args:
+            query: not this.
+        """
+        return [query, limit, tags]
+
+    assert search.parameters == {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["query"],
+        "properties": {
+            "query": {"type": "string", "description": "What to look for."},
+            "limit": {
+                "type": "integer",
+                "default": 10,
+                "minimum": 1,
+                "maximum": 50,
+                "description": "How many.",
+            },
+            "labels": {"type": "array", "items": {"type": "string"}},
+        },
+    }
+    assert await search.run({"query": "a"}) == '["a",10,[]]'
+    assert await search.run({"query": "a", "limit": 3, "labels": ["b"]}) == '["a",3,["b"]]'
+    with pytest.raises(ToolError, match=r"limit: .* less than or equal to 50 \(got 51\)"):
+        await search.run({"query": "a", "limit": 51})
+    assert search("a") == ["a", 10, []]
+    assert search("a", 3, tags=["b"]) == ["a", 3, ["b"]]
+    with pytest.raises(TypeError, match="needs the argument 'query'"):
+        search(limit=3)
+    given = {"properties": {"query": {"type": "string"}}}
+    assert await Tool(search.function, parameters=given).run({"query": "a"}) == '["a",10,[]]'
+    with pytest.raises(TypeError, match=r"lacks \['query'\]"):
+        Tool(search.function, parameters={"properties": {"limit": {}}})
+
+
+FIELDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "ge": st.integers(-3, 3),
+        "le": st.integers(-3, 9),
+        "alias": st.sampled_from(["x", "copy"]),
+        "strict": st.booleans(),
+        "validate_default": st.booleans(),
+    },
+)
+DEFAULTS = st.one_of(
+    st.just({}),
+    st.builds(lambda value: {"default": value}, st.integers(-5, 12) | st.just("4")),
+    st.just({"default_factory": lambda: 4}),
+)
+
+
+@given(
+    annotated=st.none() | st.tuples(FIELDS, DEFAULTS),
+    default=st.none() | st.integers(-5, 12) | st.tuples(FIELDS, DEFAULTS),
+    arguments=st.dictionaries(
+        st.sampled_from(["n", "x", "copy"]), st.integers(-5, 12) | st.sampled_from(["3", "a"])
+    ),
+)
+def test_a_call_takes_what_validate_call_takes(
+    annotated: tuple[dict[str, Any], dict[str, Any]] | None, default: Any, arguments: Any
+) -> None:
+    """However a field is declared: in `Annotated`, as a default, or both."""
+
+    def count(n: Any) -> Any:
+        return n
+
+    if annotated is not None:
+        count.__annotations__["n"] = Annotated[int, Field(**annotated[0], **annotated[1])]
+    else:
+        count.__annotations__["n"] = int
+    if default is not None:
+        if isinstance(default, tuple):
+            default = Field(**default[0], **default[1])
+        count.__defaults__ = (default,)
+
+    try:
+        validated = validate_call(count)
+    except TypeError:  # a default and a factory for one
+        with pytest.raises(TypeError):
+            Tool(count)
+        return
+    made = Tool(count)
+    try:
+        expected = validated(**arguments)
+    except ValidationError:
+        with pytest.raises(ToolError, match="wrong arguments"):
+            made.check(arguments)
+    else:
+        assert made.check(arguments) == {"n": expected}
+        assert not isinstance(expected, FieldInfo)
+
+
+def wrapped(function: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+    """Wrap an async function in a plain one, as many decorators do."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call
+
+
+async def _each(call: ToolCall) -> AsyncGenerator[ToolCall]:
+    yield call
+
+
+async def test_what_a_plain_wrapper_returns_is_awaited() -> None:
+    """Alone, in a tree, and from an async function that returns another awaitable."""
+
+    async def double(x: int) -> int:
+        await turns(2)
+        return 2 * x
+
+    async def later(x: int) -> Any:
+        return double(x)
+
+    for function in wrapped(double), wrapped(wrapped(double)), later:
+        made = Tool(function)
+        assert await made.run({"x": 2}) == "4"
+        async with Commander() as commander:
+            call = ToolCall(id="1", name=made.name, arguments={"x": 3})
+            (result,) = await commander.run(call_tools(_each(call), [made]))
+            assert (result.content, result.status) == ("6", "ok")
+
+
+async def test_what_an_awaited_wrapper_raises_is_the_tools_failure() -> None:
+    """It is raised where the call is awaited, not lost in the thread."""
+
+    @tool
+    @wrapped
+    async def fail() -> None:
+        await turns(1)
+        raise KeyError("gone")
+
+    with pytest.raises(KeyError, match="gone"):
+        await fail.run({})
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before the cancel", "after the cancel"])
+async def test_a_coroutine_of_a_cancelled_call_is_closed(late: bool) -> None:
+    """Whether its thread returns it before or after the cancel; else Python warns about it."""
+    entered, go_on, returned = threading.Event(), threading.Event(), threading.Event()
+    made: list[CoroutineType[Any, Any, None]] = []
+
+    async def work() -> None:
+        raise AssertionError("nobody awaits it")
+
+    def start() -> Any:
+        entered.set()
+        if late:
+            go_on.wait()
+        made.append(work())
+        returned.set()
+        return made[0]
+
+    running = asyncio.create_task(Tool(start).run({}))
+    await until((entered if late else returned).is_set)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    go_on.set()
+    await until(lambda: made and made[0].cr_frame is None)
+    made.clear()
+    gc.collect()

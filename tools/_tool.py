@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 import anyio.to_thread
+from pydantic.fields import FieldInfo
 from pydantic_core import to_json
 
 from ..commander import Retry, ToolError, parent_here
@@ -18,7 +19,7 @@ from ..messages import Part
 from ._docstring import parse_docstring
 from ._effect import Done, EffectKind, NotDone, Reconcile, Unknown, check_effect
 from ._remote_schema import RemoteSchema
-from ._schema import Arguments, check_names
+from ._schema import Arguments, check_names, fill_defaults
 from .results import Illustrated, describe_error
 
 __all__ = ["AnyTool", "Tool", "contain_exit", "result_text", "tool"]
@@ -31,6 +32,9 @@ S = TypeVar("S")
 
 class Tool(Generic[P, R]):
     """A function with what a model needs to call it; calling it calls the plain function.
+
+    A parameter's default may be a `Field(default=10, ge=1)` of pydantic, as in `validate_call`: a
+    call without that argument gets the default.
 
     `name`, `description` and `parameters` (a JSON schema) are shown to the model. `read_only`
     says that a call changes nothing, so it may start while the reply still streams. `timeout` is
@@ -94,18 +98,22 @@ class Tool(Generic[P, R]):
         self.reconcile = reconcile
         self.reconcile_after = reconcile_after
         self.source = f"{function.__module__}.{function.__qualname__}"
+        signature = inspect.signature(function).parameters
+        self._has_fields = any(isinstance(p.default, FieldInfo) for p in signature.values())
         if parameters is None:
             self._arguments = Arguments(function, descriptions)
+            names: Iterable[str] = self._arguments.names
         else:
             self._arguments = RemoteSchema(parameters)
-            check_names(function, self._arguments.parameters["properties"])
+            names = self._arguments.parameters["properties"]
+            check_names(function, names)
         check_effect(
             self.name,
             effect,
             reconcile,
             reconcile_after,
             read_only=read_only,
-            arguments=self.parameters.get("properties", ()),
+            arguments=names,
         )
         functools.update_wrapper(self, function, updated=())
 
@@ -115,12 +123,15 @@ class Tool(Generic[P, R]):
         return self._arguments.parameters
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._has_fields:
+            kwargs = cast("Any", fill_defaults(self.function, args, kwargs))
         return self.function(*args, **kwargs)
 
     async def run(self, arguments: Mapping[str, Any]) -> str:
         """Check `arguments`, call the function and return its result as text for the model.
 
-        A plain function runs in a worker thread, inside a tree as a child of the current node.
+        A plain function runs in a worker thread, inside a tree as a child of the current node. An
+        awaitable that it returns, as a plain wrapper of an async function does, is awaited here.
         Cancelling does not wait for that thread; long work calls `check_cancelled()`. Raises
         `InvalidArguments` if the arguments are wrong, else what the function raises; a thread that
         ends by `sys.exit()` or the like raises a `ToolError`. It is one attempt, of any length:
@@ -130,7 +141,10 @@ class Tool(Generic[P, R]):
 
     async def give(self, arguments: Mapping[str, Any]) -> Any:
         """Do as `run`, and return what the function returns."""
-        return await _call(self.function, self.check(arguments))
+        given = self.check(arguments)
+        if self._has_fields:
+            given = fill_defaults(self.function, (), given)
+        return await _call(self.function, given)
 
     async def look_up(self, arguments: Mapping[str, Any], key: str) -> Done | NotDone | Unknown:
         """Ask `reconcile` what became of the call that has sent this key."""
@@ -235,17 +249,35 @@ def result_text(value: object) -> str:
 
 
 async def _call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Call a function, in a thread if it is a plain one."""
+    """Call a function, in a thread if it is a plain one, and await what it returns if it can be."""
     if inspect.iscoroutinefunction(function):
-        return await function(**arguments)
+        result = await function(**arguments)
+        return await result if inspect.isawaitable(result) else result
+    abandoned = False
+    coroutine: Coroutine[Any, Any, Any] | None = None
 
     def call() -> Any:
+        nonlocal coroutine
         with contain_exit():  # a KeyboardInterrupt too: the user's own never comes to a thread
-            return function(**arguments)
+            given = function(**arguments)
+        if inspect.iscoroutine(given):
+            coroutine = given
+            if abandoned:
+                given.close()
+        return given
 
-    if (node := parent_here()) is None:
-        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
-    return await node.in_thread(call, abandon=True)
+    try:
+        if (node := parent_here()) is None:
+            result = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+        else:
+            result = await node.in_thread(call, abandon=True)
+    except BaseException:
+        # Close a coroutine that nobody will await, whether the thread has returned it yet or not.
+        abandoned = True
+        if coroutine is not None:
+            coroutine.close()
+        raise
+    return await result if inspect.isawaitable(result) else result
 
 
 @contextmanager
