@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -136,15 +136,32 @@ def failure_from_response(
 def failure_from_library(error: BaseException, where: str) -> BackendError:
     """Make the error for what a library raised below a request: no connection, or no HTTP.
 
-    Libraries tell what happened less exactly than the first cause does.
+    The libraries wrap each other's errors: the first in the chain that is known counts, else the
+    innermost.
     """
     import aiohttp
 
-    while not isinstance(error, aiohttp.ClientResponseError):
-        if error.__cause__ is None:
-            return BackendUnavailable(f"{where}: {describe(error)}")
+    innermost = error
+    for each in _causes(error):
+        innermost = each
+        if isinstance(each, aiohttp.ClientResponseError):
+            text = _cut(" ".join(each.message.split()), _LONGEST_EXCERPT)
+            return BadResponse(f"{where}: {text}")
+        if isinstance(each, aiohttp.ClientPayloadError) and "content-encoding" not in str(each):
+            return BackendUnavailable(
+                f"{where}: the server closed the connection in the middle of the reply"
+            )
+        if isinstance(each, aiohttp.ServerDisconnectedError | ConnectionResetError):
+            return BackendUnavailable(
+                f"{where}: the server closed the connection before it answered"
+            )
+    return BackendUnavailable(f"{where}: {describe(innermost)}")
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
         error = error.__cause__
-    return BadResponse(f"{where}: {_cut(' '.join(error.message.split()), _LONGEST_EXCERPT)}")
 
 
 def _cut(text: str, longest: int) -> str:
@@ -183,4 +200,5 @@ def describe(error: BaseException) -> str:
     """Say what happened in words; the library's own are sometimes none."""
     if isinstance(error, TimeoutError):
         return "no connection in time"
-    return _cut(str(error), _LONGEST_EXCERPT) or type(error).__name__
+    text = " ".join(str(error).split()).removeprefix("400, message: ")  # aiohttp's own status
+    return _cut(text, _LONGEST_EXCERPT) or type(error).__name__

@@ -6,6 +6,7 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, Literal
 
 from ..commander import charge, payer
@@ -24,6 +25,7 @@ from ._backend import Backend
 from ._embedding import Embedded, list_of_texts
 from ._estimate import estimate_tokens, most_of, usage_of
 from ._recorded import note_taken
+from ._resume import is_constrained, shortened
 from ._retry import Breaker, Retries
 from ._timeout import Arrived, Timeouts, watch
 from .limits import Limits, limits_of, turn_in
@@ -32,13 +34,21 @@ __all__ = ["ModelBackend"]
 
 
 class _Reply:
-    """What has come of a reply so far, over all attempts."""
+    """What has come of a reply so far, over all attempts.
 
-    __slots__ = ("attempt", "deltas", "whole")
+    `took` is what the last attempt took, `usage` what all those before it did, None if none did.
+    `written` are the tokens of the text that the next attempt goes on after.
+    """
+
+    __slots__ = ("attempt", "before", "deltas", "took", "usage", "whole", "written")
 
     def __init__(self) -> None:
         self.attempt = 1
-        self.deltas: list[Delta] = []
+        self.before: list[Delta] = []  # of earlier attempts
+        self.deltas: list[Delta] = []  # of this one
+        self.took = Usage()
+        self.usage: Usage | None = None
+        self.written = 0
         self.whole = False
 
     def add(self, delta: Delta) -> None:
@@ -46,10 +56,40 @@ class _Reply:
         if delta.finish_reason is not None or delta.done:
             self.whole = True
 
-    def interrupted(self, why: BackendError) -> StreamInterrupted:
-        return StreamInterrupted(
-            f"the reply broke off: {why}", partial=assemble_partial(self.deltas)
-        )
+    def with_earlier(self, delta: Delta) -> Delta:
+        """Add what earlier attempts took to the usage that a delta of this one tells."""
+        if delta.usage is None or self.usage is None:
+            return delta
+        return replace(delta, usage=self.usage + delta.usage)
+
+    def end_attempt(self) -> None:
+        """Put away what came in this attempt, for another that goes on."""
+        self.before += map(self.with_earlier, self.deltas)
+        told = any(delta.usage is not None for delta in self.deltas)
+        # An estimate is no less than a token for each delta: servers send one or more with each.
+        self.written += max(self.took.output_tokens, 0 if told else len(self.deltas))
+        self.usage = self.took if self.usage is None else self.usage + self.took
+        self.deltas = []
+
+    def broken(self, why: BackendError) -> BackendError:
+        """Return the error of a reply that failed: it has what came of it, if anything did."""
+        if not (self.before or self.deltas):
+            return why
+        if self.deltas and isinstance(why, BadResponse | StreamInterrupted):
+            if why.partial is None:
+                why.partial = self.partial
+            return why
+        broken = StreamInterrupted(f"the reply broke off: {why}", partial=self.partial)
+        broken.__cause__ = why
+        return broken
+
+    @property
+    def partial(self) -> Message | None:
+        return assemble_partial([*self.before, *map(self.with_earlier, self.deltas)])
+
+    @property
+    def has_calls(self) -> bool:
+        return any(delta.tool_calls for delta in (*self.before, *self.deltas))
 
 
 class ModelBackend(Backend):
@@ -58,11 +98,14 @@ class ModelBackend(Backend):
     A request waits for its turn in `limits`, is sent, and is tried again as `retries` says as long
     as no delta has come. A reply that breaks off later is `StreamInterrupted`; with
     `resume="continue"` the model is then asked to go on after the text that came, as one more of
-    the attempts, where the server can (`continuation`). Without `limits` it has its own, which
-    limit nothing, so that one 429 holds back all of its requests. What an attempt took is charged
-    to its limits and, under the model's name, to the current node, also if the reply breaks off or
-    is cancelled: the usage that came with it, and an estimate of what came after that. Before the
-    first delta that is nothing.
+    the attempts, where the server can (`continuation`), and from the beginning if only reasoning
+    came. What it may still write is less by what came, and the usage it tells is that of all
+    attempts. A reply with calls, or one that follows a grammar, does not go on.
+
+    Without `limits` it has its own, which limit nothing, so that one 429 holds back all of its
+    requests. What an attempt took is charged to its limits and, under the model's name, to the
+    current node, also if the reply breaks off or is cancelled: the usage that came with it, and an
+    estimate of what came after that. Before the first delta that is nothing.
     """
 
     def __init__(
@@ -161,7 +204,7 @@ class ModelBackend(Backend):
         reply = _Reply()
         asked = request
         while True:
-            before = len(reply.deltas)
+            first = reply.usage is None
             try:
                 async with (
                     self._turn(asked, reply),
@@ -170,37 +213,41 @@ class ModelBackend(Backend):
                     async for arrived in arriving:
                         for delta in arrived if isinstance(arrived, list) else (arrived,):
                             reply.add(delta)
-                            yield delta
+                            yield delta if first else reply.with_earlier(delta)
                 return
             except BackendError as error:
                 failure = error
             if reply.whole:  # only what follows the end is missing
                 return
-            if len(reply.deltas) > before:
-                if isinstance(failure, BadResponse | StreamInterrupted):
-                    raise failure  # it says already what came of the reply
-                interrupted = reply.interrupted(failure)
-                partial: Message | None = interrupted.partial
-                further = None
-                called = any(delta.tool_calls for delta in reply.deltas)
-                if self.resume and partial is not None and not called:
-                    further = self.continuation(request, partial)
-                if further is None:
-                    raise interrupted from failure
-                asked = further
             pause = self.retries.pause(reply.attempt, failure)
             if pause is None or (self.breaker is not None and self.breaker.state == "open"):
-                if reply.deltas:
-                    raise reply.interrupted(failure) from failure
-                raise failure
+                raise reply.broken(failure)
+            if reply.deltas:
+                further = self._further(request, reply)
+                if further is None:
+                    raise reply.broken(failure)
+                asked = further
             await asyncio.sleep(pause)
             reply.attempt += 1
+
+    def _further(self, request: Request, reply: _Reply) -> Request | None:
+        """Return the request that goes on with a reply that broke off; None if none can."""
+        partial = reply.partial
+        if not self.resume or reply.has_calls:
+            return None
+        if partial is None or partial.content is None:  # nothing of the answer has come
+            reply.end_attempt()
+            reply.written = 0
+            return request
+        if is_constrained(request, self.default_options):
+            return None
+        reply.end_attempt()
+        return self.continuation(shortened(request, self.default_options, reply.written), partial)
 
     @asynccontextmanager
     async def _turn(self, request: Request, reply: _Reply) -> AsyncGenerator[None, None]:
         """Hold a turn for one attempt; see that the reply is whole, and charge what it took."""
         await self.prepare()
-        before = len(reply.deltas)
         node = payer()  # whoever closes the stream, it is this one's
         limits = [*limits_of(node), self.limits]
         counted = any(each.counts_tokens for each in limits)
@@ -211,7 +258,7 @@ class ModelBackend(Backend):
                 with self.breaker.attempt() if self.breaker else nullcontext():
                     yield
                     if not reply.whole:
-                        raise BackendUnavailable("the connection ended before the reply did")
+                        raise BackendUnavailable("the stream ended before the reply was complete")
             except RateLimited as error:
                 # While the turn is still held: the next in line must not run into the same 429.
                 hold = self.retries.pause(reply.attempt, error) or error.retry_after or 0.0
@@ -220,8 +267,8 @@ class ModelBackend(Backend):
                 raise
             finally:
                 turn.usage = Usage()  # before the first delta nobody knows whether a model ran
-                if came := reply.deltas[before:]:
-                    turn.usage = usage_of(request, came)
+                if came := reply.deltas:
+                    turn.usage = reply.took = usage_of(request, came)
                     note_taken(self.model, turn.usage)
                     if node is not None:
                         charge(self.model, turn.usage, node)

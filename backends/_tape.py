@@ -90,9 +90,11 @@ class Track:
         kind: Any = getattr(errors, failure.get("kind", "StreamInterrupted"), None)
         if not (isinstance(kind, type) and issubclass(kind, BackendError)):
             kind = BackendError  # one of the recording program's own
-        if kind is StreamInterrupted:
-            return kind(message, partial=assemble_partial(delta for _, delta in self.deltas))
-        more: dict[str, Any] = {"status": failure.get("status")}
+        more: dict[str, Any] = {}
+        if kind in (StreamInterrupted, BadResponse):
+            more["partial"] = assemble_partial(delta for _, delta in self.deltas)
+        if kind is not StreamInterrupted:
+            more["status"] = failure.get("status")
         if kind is RateLimited:
             more["retry_after"] = failure.get("retry_after")
         return kind(message, **more)

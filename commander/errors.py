@@ -188,7 +188,16 @@ class BackendUnavailable(BackendError):
 
 
 class BadResponse(BackendError):
-    """What came is not the protocol."""
+    """What came is not the protocol.
+
+    `partial` is the `Message` assembled from what had come before, None if nothing had.
+    """
+
+    partial: Any = None
+
+    def __init__(self, message: str, *, status: int | None = None, partial: Any = None) -> None:
+        super().__init__(message, status=status)
+        self.partial = partial
 
 
 class BudgetExceeded(BackendError):

@@ -9,7 +9,7 @@ from inspect import isawaitable
 from types import coroutine
 from typing import Any, TypeAlias, cast
 
-from ..commander import Node, NodeCancelled, StreamInterrupted
+from ..commander import BadResponse, Node, NodeCancelled, StreamInterrupted
 from ..commander.waiting import drives
 from ..messages import Delta, Message, ToolCall, ToolCallDelta, ToolCallError
 from ..messages.arguments import read_arguments
@@ -89,7 +89,7 @@ class Pump(Node[None], internal=True):
 
     @property
     def partial(self) -> Message | None:
-        """What the user was told so far, as a message that can be sent back."""
+        """The text and the reasoning so far, as a message; None without either."""
         return self._assembly.partial()
 
     async def task(self) -> None:
@@ -162,10 +162,11 @@ class Pump(Node[None], internal=True):
         if self._over:
             return
         self._assembly.break_off()
-        if issubclass(type(error), StreamInterrupted):  # by its type: its `__class__` may raise
-            interrupted = cast("StreamInterrupted", error)
-            if interrupted.partial is None:
-                interrupted.partial = self.partial
+        # By its type: its `__class__` may raise.
+        if issubclass(type(error), StreamInterrupted | BadResponse):
+            broken = cast("StreamInterrupted | BadResponse", error)
+            if broken.partial is None:
+                broken.partial = self.partial
         self._failed = True
         self._end()
 

@@ -116,7 +116,10 @@ class Reply:
 
     @property
     def partial(self) -> Message | None:
-        """What the user was told so far, as a message without tool calls; None if nothing."""
+        """The text and the reasoning so far, as a message without tool calls; None without either.
+
+        Its `content` is None while the model only reasons.
+        """
         return self._pump.partial
 
     def at_first(self, callback: ReplyCallback) -> Self:

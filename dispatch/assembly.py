@@ -314,15 +314,21 @@ class Assembly:
         )
 
     def partial(self) -> Message | None:
-        """Return what the user was told so far, as a message; None if that is nothing.
+        """Return the text and the reasoning so far, as a message; None without either.
 
-        It has no tool calls, since nothing answers them, so any provider takes it back.
+        It has no tool calls, since nothing answers them. So any provider takes it back, unless
+        its `content` is None: then the reply broke off while the model reasoned.
         """
         content = "".join(self._texts.parts)
-        if not content.strip():
+        reasoning = "".join(self._reasoning)
+        if not (content.strip() or reasoning.strip()):
             return None
-        reasoning = "".join(self._reasoning) or None
-        return Message(role="assistant", content=content, reasoning=reasoning, usage=self._usage)
+        return Message(
+            role="assistant",
+            content=content if content.strip() else None,
+            reasoning=reasoning or None,
+            usage=self._usage,
+        )
 
 
 def assemble(deltas: Iterable[Delta], formats: Sequence[Format] = ()) -> Message:
@@ -336,7 +342,7 @@ def assemble(deltas: Iterable[Delta], formats: Sequence[Format] = ()) -> Message
 
 
 def assemble_partial(deltas: Iterable[Delta]) -> Message | None:
-    """Return what the user was told before the reply broke off, None if that is nothing.
+    """Return the text and the reasoning that came before the reply broke off, None without either.
 
     Raises as `assemble` does.
     """

@@ -76,7 +76,7 @@ async def respond(
     except BaseException:
         if message is not None:
             conversation.add(message, *results.results(message))
-        elif (partial := reply.partial) is not None:
+        elif (partial := reply.partial) is not None and partial.content:
             conversation.add(partial)
         raise
     conversation.add(message, *answers)
