@@ -10,6 +10,7 @@ from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from ..commander.errors import (
     BackendError,
@@ -19,7 +20,7 @@ from ..commander.errors import (
     RateLimited,
 )
 from ..messages import error_from_wire
-from ._address import hide_secrets
+from ._address import CHAT, EMBEDDINGS, hide_secrets
 
 __all__ = [
     "LONGEST",
@@ -37,7 +38,9 @@ _TOO_LONG = re.compile(
     r"|maximum context",
     re.IGNORECASE,
 )
+_VERSION = re.compile(r"/v\d")
 _TRY_AGAIN = frozenset({408, 409, 425})  # the request never ran, or ran into another
+_NO_SUCH_ADDRESS = frozenset({404, 405})  # unless it is the model that is unknown
 _LONGEST_EXCERPT = 300  # characters of a body that is no error object
 _LONGEST_MESSAGE = 2_000  # characters of what an error object says
 
@@ -121,6 +124,8 @@ def failure_from_response(
     except Exception:  # noqa: BLE001 - an error object with anything in it: the status counts
         made = error_from_wire(plain, status)
     text = f"{_cut(str(made), _LONGEST_MESSAGE)} ({status})"
+    if status in _NO_SUCH_ADDRESS and "model" not in text.lower():
+        text = _name_address(text, where)
     if status < 300:
         return BadResponse(text, status=status)
     if status == 413 or (status in {400, 422} and _TOO_LONG.search(text)):
@@ -131,6 +136,17 @@ def failure_from_response(
         return RateLimited(text, status=status, retry_after=_retry_after(headers))
     made.args = (text,)
     return made
+
+
+def _name_address(text: str, where: str) -> str:
+    """Name the address that is perhaps wrong, and the one that may be meant."""
+    base = where.removesuffix(CHAT).removesuffix(EMBEDDINGS)
+    if base not in text:
+        text = f"{base}: {text}"
+    path = urlsplit(base).path
+    if path.count("/") < 2 and not _VERSION.search(path):
+        text += f"; should the address be {base}/v1?"
+    return text
 
 
 def failure_from_library(error: BaseException, where: str) -> BackendError:

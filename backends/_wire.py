@@ -18,6 +18,7 @@ from pydantic_core import from_json
 
 from ..commander.errors import AnabranchError, BackendError, BadResponse, ConfigurationError
 from ..messages import Delta, Message, Request, delta_from_chunk, request_body
+from ..messages.text import quote
 from ._address import CHAT, EMBEDDINGS, has_user, hide_secrets, secrets_of, server_address
 from ._embedding import Embedded, read_embeddings
 from ._failure import LONGEST, describe, whole_body, whole_reply
@@ -73,6 +74,7 @@ class WireBackend(ModelBackend):
                 " fields of the body in extra="
             )
         super().check_defaults(options)
+        _check_values({**options, **(options.get("extra") or {})})
 
     @abstractmethod
     def post(
@@ -108,6 +110,7 @@ class WireBackend(ModelBackend):
             for each in self.default_options, options:
                 extra: dict[str, Any] | None = each.get("extra")
                 body = {**body, **(extra or {})}
+            _check_values(body)
             text = json.dumps(body, allow_nan=False)
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ConfigurationError(f"the request cannot be written: {describe(error)}") from None
@@ -180,6 +183,14 @@ class WireBackend(ModelBackend):
             failure = _unreadable(error)
         answer = piece = b""  # some tracebacks show variables
         raise self._redactor.error(failure)
+
+
+def _check_values(fields: Mapping[str, Any]) -> None:
+    """Raise `ConfigurationError` for what servers take and no `Message` can hold."""
+    if fields.get("n") not in (None, 1):
+        raise ConfigurationError(f"n={quote(fields['n'])}: a reply is one message; ask n times")
+    if any(fields.get(name) for name in ("logprobs", "top_logprobs")):
+        raise ConfigurationError("logprobs cannot be read from a reply: leave out the option")
 
 
 def _unreadable(error: Exception) -> BadResponse:

@@ -242,6 +242,8 @@ def request_body(
     if stream:
         body = {"stream": True, "stream_options": {"include_usage": True}}
     body |= options
+    if stream and isinstance(asked := body["stream_options"], Mapping):
+        body["stream_options"] = {"include_usage": True, **asked}
     if request.tools:
         body["tools"] = [
             {

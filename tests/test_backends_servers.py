@@ -126,5 +126,5 @@ async def test_a_refusal_without_an_envelope_is_read(status: int) -> None:
     said = {"message": "no such thing", "type": "invalid", "code": status, "object": "error"}
     refusal = Reply([event(said).removeprefix(b"data: ")], status, content_type="application/json")
     async with ScriptedServer(refusal) as server, connect(server.url, model="m") as backend:
-        with pytest.raises(Exception, match=rf"^no such thing \({status}\)$"):
+        with pytest.raises(Exception, match=rf"no such thing \({status}\)$"):
             await backend.complete(ASK)

@@ -16,6 +16,7 @@ from anabranch.commander import (
     BackendError,
     BackendUnavailable,
     BadResponse,
+    ConfigurationError,
     ContextTooLong,
     ModelNotFound,
     RateLimited,
@@ -82,7 +83,7 @@ async def test_every_option_is_passed_on(line: Line) -> None:
         "seed": 7,
     }
     await read_all(line.connect(**options))
-    await read_all(line.connect(temperature=1, logprobs=True), ask(**options, logprobs=None))
+    await read_all(line.connect(temperature=1, min_p=0.1), ask(**options, min_p=None))
 
     for got in line.server.requests:
         assert got.body.keys() == {"model", "messages", "stream", "stream_options", *options}
@@ -106,6 +107,46 @@ async def test_extra_fields_go_into_the_body_as_they_are(line: Line) -> None:
         "cache_prompt": True,
         "nested": {"a": None},
     }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"n": 2}, {"n": "2"}, {"logprobs": True}, {"top_logprobs": 3}],
+    ids=["n", "text", "logprobs", "top"],
+)
+@pytest.mark.parametrize("in_extra", [False, True])
+async def test_what_no_message_can_hold_is_refused_before_it_is_sent(
+    line: Line, options: dict[str, Any], *, in_extra: bool
+) -> None:
+    """Several replies and log probabilities, as a default or for one request."""
+    given: dict[str, Any] = {"extra": options} if in_extra else options
+
+    with pytest.raises(ConfigurationError, match=r"ask n times|logprobs cannot be read"):
+        line.connect(**given)
+    with pytest.raises(ConfigurationError, match=r"ask n times|logprobs cannot be read"):
+        await read_all(line.connect(), ask(**given))
+
+    assert line.server.requests == []
+    await read_all(line.connect(n=1, logprobs=False, top_logprobs=0))
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ({"continuous_usage_stats": True}, {"include_usage": True, "continuous_usage_stats": True}),
+        ({"include_usage": False}, {"include_usage": False}),
+        (None, None),
+    ],
+    ids=["added", "taken back", "left out"],
+)
+async def test_stream_options_are_added_to_those_that_ask_for_the_usage(
+    line: Line, given: Any, sent: Any
+) -> None:
+    """As a default or for one request."""
+    await read_all(line.connect(stream_options=given))
+    await read_all(line.connect(), ask(stream_options=given))
+
+    assert [got.body.get("stream_options") for got in line.server.requests] == [sent, sent]
 
 
 @pytest.mark.parametrize("path", ["/", "/chat/completions", "/chat/completions/"])
@@ -159,6 +200,33 @@ async def test_a_refusal_without_an_error_object_is_told(line: Line, body: bytes
     assert isinstance(failure, BackendUnavailable)
     assert "502" in str(failure)
     assert "<" not in str(failure)
+
+
+NOT_THERE = [b'{"detail": "Not Found"}', b"404 page not found", b"<html>no</html>", b""]
+
+
+@pytest.mark.parametrize("body", NOT_THERE)
+@pytest.mark.parametrize("status", [404, 405])
+async def test_an_address_that_is_not_there_is_named(line: Line, body: bytes, status: int) -> None:
+    """With the one that may be meant, if it has no version."""
+    line.server.script(Reply([body], status, content_type="application/json"))
+    root = line.server.url.removesuffix("/v1")
+
+    told = str(await failure_of(line.connect()))
+    assert line.server.url in told
+    assert "should" not in told
+
+    line.server.url = root
+    assert f"should the address be {root}/v1?" in str(await failure_of(line.connect()))
+    line.server.url = f"{root}/openai/deployments/gpt"
+    assert "should" not in str(await failure_of(line.connect()))
+
+
+async def test_an_unknown_model_is_not_taken_for_an_unknown_address(line: Line) -> None:
+    """The server knows what it says."""
+    line.server.script(Reply.error(404, {"message": "The model `tiny` does not exist."}))
+
+    assert str(await failure_of(line.connect())) == "The model `tiny` does not exist. (404)"
 
 
 async def test_a_redirect_is_not_followed(line: Line) -> None:
