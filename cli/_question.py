@@ -45,7 +45,7 @@ class Question:
         """
         columns = max(columns, NARROWEST)
         says = self.tool.description
-        fields = {"tool": self.tool.name, "from": self.tool.source, "says": says}
+        fields = {"tool": self.tool.name, "from": self.tool.bare.origin, "says": says}
         tool = [
             _lay_out(name, _exact_lines(text, self.encoding), INDENT, columns)
             for name, text in fields.items()

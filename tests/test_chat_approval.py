@@ -259,6 +259,62 @@ async def test_a_tool_that_may_always_run_here_is_not_asked_about(tmp_path: Path
         await on.ended()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a right there")
+async def test_a_rule_for_a_server_lets_no_other_server_write(tmp_path: Path) -> None:
+    """`a` for one database asks again for another, which the question shows."""
+    (tmp_path / "server.py").symlink_to(Path(__file__).with_name("_mcp_server.py"))
+    call = calls(("environment", '{"name": "HOME"}'))
+
+    def server(path: str) -> tuple[str, ...]:
+        return "--tools", f"mcp:{sys.executable} server.py stdio --db-path {path}"
+
+    async def hold(path: str, steps: Steps) -> None:
+        options = server(path)
+        async with open_chat(tmp_path, call, text("Done."), options=options, columns=250) as (
+            on,
+            _,
+        ):
+            await on.say("look")
+            await steps(on)
+            await on.shows("Done.")
+            await on.over()
+            await on.leave()
+
+    async def allow(on: Terminal) -> None:
+        await on.shows("server.py stdio --db-path test.db, which calls itself 'demo'")
+        await on.wait(lambda: on.text.endswith("a(lways here)]"))
+        await on.press("a\r")
+
+    async def refuse(on: Terminal) -> None:
+        await on.shows("server.py stdio --db-path prod.db, which calls itself 'demo'")
+        await on.wait(lambda: on.text.endswith("a(lways here)]"))
+        await on.press("n\r")
+
+    async def run(on: Terminal) -> None:
+        await on.shows("a rule allows it here")
+
+    await hold("test.db", allow)
+    await hold("prod.db", refuse)
+    await hold("test.db", run)
+
+
+async def test_rules_of_an_earlier_version_are_dropped_with_one_note(tmp_path: Path) -> None:
+    """The person is told once, and asked again."""
+    path = tmp_path / ".kept" / "anabranch" / "approvals.json"
+    path.parent.mkdir(parents=True)
+    rule = {"tool": "send", "definition": "0" * 64, "folder": str(tmp_path), "arguments": None}
+    path.write_text(json.dumps({"rules": [rule]}))
+    note = "the rules of an earlier version are dropped"
+    async with open_chat(tmp_path) as (on, _):
+        await on.shows(note)
+        await on.say("/approve")
+        await on.shows("none: each call")
+        await on.leave()
+    async with open_chat(tmp_path) as (on, _):
+        assert note not in on.text
+        await on.leave()
+
+
 async def test_calls_that_wait_are_asked_about_one_after_the_other(tmp_path: Path) -> None:
     """However many there are, each has a question and an answer of its own."""
     both = calls(("send", '{"to": "Ann"}'), ("send", '{"to": "Bob"}'))

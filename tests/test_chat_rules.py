@@ -87,7 +87,17 @@ def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"rules": [{}]}', '{"rules": [{"tool": 1}]}', "\0", "[" * 9999]
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"version": 3, "rules": []}',
+        '{"rules": [{}]}',
+        '{"rules": [{"tool": 1}]}',
+        "\0",
+        "[" * 9999,
+    ],
 )
 def test_a_file_that_is_none_lets_nothing_run(tmp_path: Path, text: str) -> None:
     """It is told, and is not written over."""
@@ -107,3 +117,22 @@ def test_fields_of_other_types_are_no_rules(tmp_path: Path) -> None:
     file.write_text(json.dumps({"rules": [rule]}))
     with pytest.raises(ConfigurationError):
         Rules(file, tmp_path).list()
+
+
+def test_rules_of_an_earlier_version_do_not_hold(tmp_path: Path) -> None:
+    """Their digests cover too little; they are removed once."""
+    file = tmp_path / "rules.json"
+    rules = Rules(file, tmp_path)
+    rules.add(made())
+    old = [
+        {name: value for name, value in rule.items() if name != "source"}
+        for rule in json.loads(file.read_text())["rules"]
+    ]
+    file.write_text(json.dumps({"rules": old}))
+
+    assert rules.list() == []
+    assert not rules.allows(call(path="a"), made())
+    assert [rules.drop_old(), rules.drop_old()] == [True, False]
+    rules.add(made())
+    assert not rules.drop_old()
+    assert rules.allows(call(path="a"), made())

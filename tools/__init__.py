@@ -8,6 +8,7 @@
   would stand there, today tools that say much shorten it themselves)
 - `toolkits`, `_load`: tools that belong together; tools by name, also those of other packages
 - `sessions`: what tools keep, for each session of an agent or executor, and when that ends
+- `origins`: where a tool's calls go, as text for the person who allows them, and as a digest
 - `_approval`, `_pending`: calls, and any other questions, that wait for a person
 - `_describe`, `_narrate`: tools as text for a prompt; tools that speak to the user meanwhile
 - `_python`: Python sessions, each an `_interpreter` with a Jupyter kernel (`_kernel`; its process

@@ -49,10 +49,15 @@ async def open_tools(*specs: str) -> AsyncGenerator[list[AnyTool]]:
             if not callable(source):
                 made = type(source).__name__
                 raise ConfigurationError(f"{name!r} is {made}, and cannot be called")
-            kit = source(name.partition(":")[2].strip())
+            text = name.partition(":")[2].strip()
+            kit = source(text)
             if not isinstance(kit, Toolkit):  # pyright: ignore[reportUnnecessaryIsInstance] - a package's
                 raise ConfigurationError(f"{name!r} made {type(kit).__name__}, not a Toolkit")
-            tools += (await stack.enter_async_context(kit)).tools
+            opened = (await stack.enter_async_context(kit)).tools
+            if text and source not in SOURCES.values():  # those say themselves what they opened
+                for each in opened:
+                    each.spec = name.strip()
+            tools += opened
         yield flatten(tools)
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -21,6 +22,7 @@ from ..messages import Part
 from ._extra import import_extra
 from ._schema import InvalidArguments
 from ._tool import AnyTool, Tool, result_text
+from .origins import ServerOrigin
 from .results import Illustrated, shorten
 from .toolkits import Toolkit
 
@@ -119,7 +121,18 @@ class McpServer(Toolkit):
             logger.warning("%r has more than %d tools; the others are left out", self, TOOLS)
         client = self._connection and self._connection.client
         info = client and client.server_info
-        source = repr(self) + (f", which calls itself {info.name!r}" if info else "")
+        called = info.name if info else ""
+        source = repr(self) + (f", which calls itself {called!r}" if info else "")
+        program = self.command[0] if self.command else ""
+        origin = ServerOrigin(
+            [*self.command],
+            self.url,
+            self.cwd,
+            shutil.which(program, path=self.env.get("PATH")),
+            dict(self.env),
+            dict(self.headers),
+            called,
+        )
         taken: set[str] = set()
         for remote in listed[:TOOLS]:
             name = plain = NAME.sub("_", self.prefix + remote.name[:LONGEST])[:LONGEST] or "tool"
@@ -130,7 +143,7 @@ class McpServer(Toolkit):
             if remote.name in self._methods:
                 raise ConfigurationError(f"{self!r} has two tools called {remote.name[:LONGEST]!r}")
             try:
-                self._methods[remote.name] = _McpTool(self, remote, name, source)
+                self._methods[remote.name] = _McpTool(self, remote, name, source, origin)
                 taken.add(name)
             except ValueError as error:
                 logger.warning("%r: its tool %s is left out: %s", self, name, error)
@@ -266,7 +279,9 @@ async def _list_tools(client: mcp.Client) -> list[mcp.Tool]:
 class _McpTool(Tool[..., Any]):
     """One tool of a server's: the schema is the server's, and so is the work."""
 
-    def __init__(self, server: McpServer, remote: mcp.Tool, name: str, source: str) -> None:
+    def __init__(
+        self, server: McpServer, remote: mcp.Tool, name: str, source: str, origin: ServerOrigin
+    ) -> None:
         async def call(**arguments: Any) -> Illustrated:
             return await server.call(remote.name, arguments)
 
@@ -283,6 +298,20 @@ class _McpTool(Tool[..., Any]):
             parameters=remote.input_schema,
         )
         self.source = source
+        self._remote, self._origin = remote, origin
+
+    @property
+    def origin(self) -> str:
+        """The server's command or address, and the name that it gives itself."""
+        return str(self._origin)
+
+    @property
+    def definition(self) -> Mapping[str, Any]:
+        """The server with all that it is given, and the tool as the server describes it."""
+        remote = self._remote.model_dump(
+            mode="json", include={"name", "title", "description", "input_schema", "annotations"}
+        )
+        return {**super().definition, "remote": remote, "server": self._origin.identity}
 
 
 def _read_content(content: Sequence[Any], structured: Any, limit: int) -> Illustrated:

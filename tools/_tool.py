@@ -20,6 +20,7 @@ from ._docstring import parse_docstring
 from ._effect import Done, EffectKind, NotDone, Reconcile, Unknown, check_effect
 from ._remote_schema import RemoteSchema
 from ._schema import Arguments, check_names, fill_defaults
+from .origins import mask_spec
 from .results import Illustrated, describe_error
 
 __all__ = ["AnyTool", "Tool", "contain_exit", "result_text", "tool"]
@@ -41,7 +42,8 @@ class Tool(Generic[P, R]):
     in seconds, None for no limit. A call of a tool with `approve` waits for a person's yes. With
     `retry` a call that fails in a way that it names is tried again, each time with the whole
     `timeout`; the model is told of the last failure alone.
-    `source` says where the tool comes from: which function it is, or which server has it.
+    `source` says where the tool comes from: which function it is, or which server has it. `spec` is
+    the text by which `open_tools` opened it, where a package's toolkit read that text.
 
     `effect` and `reconcile` say what a durable run does with a call that had begun when its process
     died, and of whose end nothing is known. With `effect="keyed"` it is run again: whoever gets it
@@ -98,6 +100,7 @@ class Tool(Generic[P, R]):
         self.reconcile = reconcile
         self.reconcile_after = reconcile_after
         self.source = f"{function.__module__}.{function.__qualname__}"
+        self.spec = ""
         signature = inspect.signature(function).parameters
         self._has_fields = any(isinstance(p.default, FieldInfo) for p in signature.values())
         if parameters is None:
@@ -156,6 +159,31 @@ class Tool(Generic[P, R]):
                 f" not {known!r:.200}"
             )
         return known
+
+    @property
+    def origin(self) -> str:
+        """What a person reads, before a call runs, of where it goes: more than `source` says.
+
+        Two tools that come from different places have different texts. Known keys are left out.
+        """
+        return f"{mask_spec(self.spec)}: {self.source}" if self.spec else self.source
+
+    @property
+    def definition(self) -> Mapping[str, Any]:
+        """What decides what a call of this tool does, as JSON: two tools that differ in it differ.
+
+        It may hold keys: make a `fingerprint` of it, and store or show nothing else.
+        """
+        code = getattr(self.function, "__code__", None)
+        file = getattr(code, "co_filename", "")  # a module of one name may be another elsewhere
+        return {
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.parameters,
+            "source": self.source,
+            "spec": self.spec,
+            "file": file,
+        }
 
     @property
     def bare(self) -> AnyTool:

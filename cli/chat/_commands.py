@@ -22,11 +22,12 @@ from ...commander import ConfigurationError, Node
 from ...handlers import handler
 from ...messages import Conversation, Message
 from ...tools import AnyTool
-from .._terminal import complain
+from .._terminal import LONGEST, complain, in_line
 from ._agent_partner import AgentPartner
 from ._home import read_message
 from ._live import LiveScreen
 from ._partner import Partner
+from ._rules import definition_of
 from ._sessions import SessionInfo, shorten_title
 
 if TYPE_CHECKING:
@@ -201,8 +202,11 @@ async def list_rules(chat: Chat, argument: str) -> None:
         rules.revoke(rule)
         chat.screen.note(f"{rule.tool} is asked about again")
         return
+    ruled = {rule.tool for rule in there}
+    here = {definition_of(tool): tool.bare.origin for tool in chat.home.tools if tool.name in ruled}
     for place, rule in enumerate(there, 1):
-        chat.screen.note(f"{place}. {rule}", "")
+        origin = here.get(rule.definition) or rule.source
+        chat.screen.note(f"{place}. {rule}: {in_line(origin, LONGEST)}", "")
     if not there:
         chat.screen.note("none: each call of a tool that needs a yes is asked about", "")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -13,10 +12,16 @@ from platformdirs import user_config_path
 
 from ...commander.errors import ConfigurationError
 from ...messages import ToolCall
+from ...messages.mask import mask
 from ...messages.whole import write_whole
 from ...tools import AnyTool
+from ...tools.origins import fingerprint
 
-__all__ = ["Rule", "Rules"]
+__all__ = ["Rule", "Rules", "definition_of"]
+
+VERSION = 2
+"""Of the file. The digests of the first version covered a server's program without its arguments,
+so that a rule for one server let the calls of another run: none of its rules holds."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +30,12 @@ class Rule:
 
     tool: str
     definition: str
-    """A digest of what the tool is: another one of its name has none of its rules."""
+    """A digest of the tool and of where it comes from: any other has none of its rules."""
     folder: str
     arguments: str | None = None
     """As JSON; None: whatever they are."""
+    source: str = ""
+    """The tool's source, without what may be a key."""
 
     def __str__(self) -> str:
         which = "" if self.arguments is None else f" with {self.arguments}"
@@ -47,28 +54,30 @@ class Rules:
         self.folder = str((Path.cwd() if folder is None else folder).resolve())
 
     def list(self) -> list[Rule]:
-        """Return all rules, of all folders, in the order in which they were made."""
-        try:
-            saved: Any = json.loads(self.path.read_text("utf-8"))
-            rules = [Rule(**each) for each in saved["rules"]]
-            if any(not isinstance(each, str | None) for rule in rules for each in _fields(rule)):
-                raise TypeError("a field is no text")
-        except FileNotFoundError:
-            return []
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ConfigurationError(
-                f"{self.path} cannot be read as rules ({type(error).__name__}): mend or remove it"
-            ) from error
-        return rules
+        """Return all rules that hold, of all folders, in the order in which they were made."""
+        version, rules = self._read()
+        return rules if version == VERSION else []
+
+    def drop_old(self) -> bool:
+        """Remove the rules of an earlier version, none of which holds; False if there are none.
+
+        Raises `OSError` if the file cannot be written.
+        """
+        version, rules = self._read()
+        if version == VERSION or not rules:
+            return False
+        self._save([])
+        return True
 
     def allows(self, call: ToolCall, tool: AnyTool) -> bool:
         """Say whether a rule lets this call run, in this folder."""
-        about = (tool.name, definition_of(tool), self.folder)
         wanted = (None, _write(call.arguments))
-        return any(
-            (each.tool, each.definition, each.folder) == about and each.arguments in wanted
+        here = [
+            each
             for each in self.list()
-        )
+            if (each.tool, each.folder) == (tool.name, self.folder) and each.arguments in wanted
+        ]
+        return bool(here) and definition_of(tool) in [each.definition for each in here]
 
     def add(self, tool: AnyTool, arguments: Mapping[str, Any] | None = None) -> Rule:
         """Let calls of a tool run from now on, here; with `arguments` only those. Twice is once.
@@ -76,7 +85,8 @@ class Rules:
         Raises `OSError` if that cannot be written.
         """
         given = None if arguments is None else _write(arguments)
-        rule = Rule(tool.name, definition_of(tool), self.folder, given)
+        source = mask(tool.bare.source)
+        rule = Rule(tool.name, definition_of(tool), self.folder, given, source)
         rules = self.list()
         if rule not in rules:
             self._save([*rules, rule])
@@ -90,18 +100,41 @@ class Rules:
         self._save([each for each in rules if each != rule])
         return True
 
+    def _read(self) -> tuple[int, list[Rule]]:
+        """Return the version of the file, and its rules."""
+        try:
+            saved: Any = json.loads(self.path.read_text("utf-8"))
+            version = saved.get("version", 1)
+            if version not in (1, VERSION):
+                raise ValueError("a later version wrote it")
+            rules = [Rule(**each) for each in saved["rules"]]
+            if any(not isinstance(each, str | None) for rule in rules for each in _fields(rule)):
+                raise TypeError("a field is no text")
+        except FileNotFoundError:
+            return VERSION, []
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            RecursionError,
+        ) as error:
+            raise ConfigurationError(
+                f"{self.path} cannot be read as rules ({type(error).__name__}): mend or remove it"
+            ) from error
+        return version, rules
+
     def _save(self, rules: list[Rule]) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         rules_as_json = [asdict(each) for each in rules]
-        write_whole(self.path, json.dumps({"rules": rules_as_json}, indent=1))
+        write_whole(self.path, json.dumps({"version": VERSION, "rules": rules_as_json}, indent=1))
 
 
 def definition_of(tool: AnyTool) -> str:
-    """Return a digest of what a tool is: its name, its schema, and where it comes from."""
-    code = getattr(tool.bare.function, "__code__", None)
-    file = getattr(code, "co_filename", "")  # a module of one name may be another in each folder
-    about = [tool.name, tool.description, tool.parameters, tool.source, file]
-    return hashlib.sha256(_write(about).encode()).hexdigest()
+    """Return a digest of the tool, as a model sees it, and of where its calls go."""
+    shown = [tool.name, tool.description, tool.parameters]
+    return fingerprint([shown, tool.bare.definition])
 
 
 def _write(value: object) -> str:

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -37,6 +37,8 @@ from ._settings import Settings
 from ._status import Status
 
 __all__ = ["ChatOptions", "hold_chat"]
+
+RULES_DROPPED = "(the rules of an earlier version are dropped: those tools are asked about again)"
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,10 @@ async def _talk(chat: Chat, options: ChatOptions, piped: str) -> int:
     partner = await _find_partner(chat, options)
     if home.sessions.trouble:
         complain(home.sessions.trouble)
+    if screen.rules is not None:
+        with suppress(ConfigurationError, OSError):  # then it is said where a rule would matter
+            if screen.rules.drop_old():
+                screen.note(RULES_DROPPED)
     try:
         if options.question is not None:
             status = await chat.once(partner, with_piped(options.question, piped), options.images)

@@ -290,7 +290,7 @@ class UrlPartner(RunPartner):
         arguments, error = read_arguments(str(said.get("arguments", "")))
         name = str(said.get("name", ""))
         call = ToolCall(id=str(number), name=name, arguments=arguments, error=error)
-        decision = Decision.of(await view.ask(call, _tool_there(name, self._where)))
+        decision = Decision.of(await view.ask(call, _tool_there(name, self._where, self.name)))
         approved = decision.approved
         if approved and decision.arguments not in (None, arguments):
             self._note("(a server takes a yes or a no, and no other arguments: it is told no)")
@@ -304,14 +304,14 @@ class UrlPartner(RunPartner):
                     await require_ok(told, self._where)
 
 
-def _tool_there(name: str, where: str) -> Tool[..., Any]:
-    """Return what a person sees of a tool that is a server's."""
+def _tool_there(name: str, where: str, agent: str) -> Tool[..., Any]:
+    """Return what a person sees of a tool that an agent on a server has."""
 
     async def runs_there(**arguments: Any) -> None:
         raise ConfigurationError(f"{name} runs on {where}, and can be shown here alone")
 
     there = Tool(runs_there, name=name, description="", approve=True, parameters={"type": "object"})
-    there.source = where
+    there.source = f"{where}, agent {agent!r}"
     return there
 
 
