@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..commander import Commander, NodeLimits
 from ..commander.errors import ConfigurationError, MissingExtra
-from ..store import Journal
+from ..store import Journal, JournalError, RunBusy
 from ._auth import Auth as Auth
 from ._auth import Authenticator
+from ._kept import PREFIX
 from ._run import OnLeave
 from ._runs import NotBegun, Runs
 from ._served import Served, serve_thing
@@ -175,13 +176,18 @@ class Server:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Take requests inside this block."""
+        """Take requests inside this block.
+
+        Raises `JournalError` for a journal that cannot be opened, or that another server has.
+        """
         if self._runs is not None:
             raise RuntimeError("this server runs already: it begins once, in one application")
         async with AsyncExitStack() as stack:
             journal = self.journal
             if journal is not None and not journal.is_open:
                 await stack.enter_async_context(journal)
+            if journal is not None:
+                await stack.enter_async_context(_only_server(journal))
             commander = Commander(limits=self._limits)
             runs = Runs(commander, most=self._max_runs, keep=self._keep, journal=journal)
             stack.callback(runs.close)
@@ -246,3 +252,20 @@ class Server:
 
         openai = routes(self) if "openai" in self.wires else []
         return application([*openai, *own_routes(self)], lifespan)
+
+
+@asynccontextmanager
+async def _only_server(journal: Journal) -> AsyncGenerator[None]:
+    """Be the only server of a journal; raise `JournalError` if there is another one.
+
+    A client of one would be told by the other that there is no such run.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(journal.lock(PREFIX))
+        except RunBusy as busy:
+            who = "another process" if busy.pid is None else f"process {busy.pid}"
+            why = f"is in use by the server of {who}"
+            remedy = "start one process (--workers 1), or give each server a file of its own"
+            raise JournalError(journal.name, why, remedy) from None
+        yield

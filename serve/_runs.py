@@ -58,8 +58,6 @@ KEPT_SIZE = 100_000_000
 # Seconds between two looks for calls in doubt, and between two for what the file has too long.
 LOOK = 0.5
 TIDY = 10.0
-# Seconds in which a server stores a question; after that, its process must have ended.
-STORING = 60.0
 # Seconds that a run gets to end when it was cancelled, before its readers are told so.
 PATIENCE = 5.0
 
@@ -157,9 +155,7 @@ class Runs:
         except RunNotFound:
             pass  # it has expired since
         except Incomplete:
-            # Another server may be storing it just now.
-            if time.time() - row.updated > STORING:
-                await give_up(journal, row.run_id)
+            await give_up(journal, row.run_id)
         except Exception as error:  # noqa: BLE001 - one that is damaged holds up no other
             log_failure("the run %s cannot be taken up", row.run_id, error=error)
         del self._persisted[name]

@@ -253,6 +253,22 @@ class Journal:
         check = partial(self._require_unended, "signal")
         await self._file.post(run_id, "signal", name, data, key=key, check=check)
 
+    @asynccontextmanager
+    async def lock(self, name: str) -> AsyncGenerator[None]:
+        """Hold the lock of this name at the file for as long as the block lasts.
+
+        A name is locked once, whichever process or journal asks; a process that dies gives its
+        locks back. `name` should not be that of a run, since a run that is worked on is locked by
+        its own. Journals in memory have no locks. Raises `RunBusy` while the name is locked.
+        """
+        check_name(name)
+        lock = await self._file.lock(name)
+        try:
+            yield
+        finally:
+            if lock is not None:
+                lock.release()
+
     async def note(self, run_id: str, name: str, value: Any) -> None:
         """Keep plain JSON beside a run, also one that is over; on disk when this returns.
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
-from contextlib import closing
+import sys
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -163,19 +165,62 @@ async def test_a_run_whose_thing_is_not_served_waits(tmp_path: Path) -> None:
         assert await status(client, run, "completed")
 
 
-async def test_a_run_that_another_server_has_is_its_own(tmp_path: Path) -> None:
-    """Two servers on one file do not answer one question twice."""
+@pytest.mark.parametrize("shared", [False, True], ids=["file", "journal"])
+async def test_a_journal_has_one_server(tmp_path: Path, shared: bool) -> None:
+    """A second one does not start, and the first goes on; when that has ended, another starts."""
     path, go = tmp_path / "runs.db", asyncio.Event()
-    async with served(
-        writer(["Hel", go, "lo", Delta(finish_reason="stop")]), journal=path
-    ) as first:
-        run = (await first.post("/runs", json=HI)).json()["id"]
-        async with served(writer("wrong"), journal=path) as second:
-            assert await status(second, run, "unknown")
-        go.set()
-        assert await status(first, run, "completed")
-        response = (await first.get(f"/v1/responses/{run}")).json()
-        assert "wrong" not in str(response)
+    async with Journal(path) as journal:
+        used = journal if shared else path
+        reply = ["Hel", go, "lo", Delta(finish_reason="stop")]
+        async with served(writer(reply), journal=used) as first:
+            run = (await first.post("/runs", json=HI)).json()["id"]
+            other = serve(writer("wrong"), journal=used)
+            with pytest.raises(JournalError, match=rf"server of process {os.getpid()}: .*workers"):
+                async with other.running():
+                    pass
+            go.set()
+            assert await status(first, run, "completed")
+        async with served(writer(), journal=used) as second:
+            assert await status(second, run, "completed")
+
+
+async def test_a_server_of_a_journal_in_memory_has_it_alone() -> None:
+    """There is nothing to share, so there is no lock."""
+    async with (
+        served(writer(), journal=":memory:") as one,
+        served(writer(), journal=":memory:") as other,
+    ):
+        for client in (one, other):
+            run = (await client.post("/runs", json=HI)).json()["id"]
+            assert await status(client, run, "completed")
+
+
+async def test_two_workers_of_uvicorn_do_not_share_a_journal(tmp_path: Path) -> None:
+    """They would not know each other's runs; the one that comes second says so and ends."""
+    program = """
+from anabranch import Agent
+from anabranch.serve import serve
+from anabranch.testing import ScriptedBackend
+app = serve(Agent(ScriptedBackend(otherwise="Hello."), name="writer"), journal="runs.db")
+"""
+    (tmp_path / "app.py").write_text(program, "utf-8")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "uvicorn", "app:app", "--workers", "2", "--port", "0"),
+        cwd=tmp_path,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    try:
+        while line := await process.stderr.readline():
+            if b"is in use by the server of process" in line:
+                break
+        assert b"runs.db" in line
+        assert b"--workers 1" in line
+    finally:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        await process.stderr.read()
+        await process.wait()
 
 
 @pytest.mark.parametrize(("again", "done"), [(True, 2), (False, 1)])

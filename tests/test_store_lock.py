@@ -1,5 +1,6 @@
 """The lock on a run: one holder at any moment, whoever comes and goes meanwhile."""
 
+import asyncio
 import errno
 import os
 import random
@@ -9,7 +10,7 @@ import threading
 import pytest
 from _scale import SEED, many
 
-from anabranch.store import _lock
+from anabranch.store import Journal, _lock
 from anabranch.store._lock import RunLock
 from anabranch.store.errors import RunBusy
 
@@ -110,3 +111,28 @@ def test_a_full_disk_keeps_no_lock_back(tmp_path, monkeypatch):
             RunLock(str(tmp_path / "runs.db"), "run")
         lock.release()
     RunLock(str(tmp_path / "runs.db"), "run").release()
+
+
+@pytest.mark.parametrize("cancelled", [0, 1, 2, 3, 4, 8])
+async def test_a_name_at_a_journal_is_locked_once(tmp_path, cancelled):
+    """Whoever asks, also the same journal; whoever is cancelled on the way keeps nothing back."""
+    path = tmp_path / "runs.db"
+
+    async def hold(journal):
+        async with journal.lock("server"):
+            await asyncio.Event().wait()
+
+    async with Journal(path) as one, Journal(path) as other:
+        holding = asyncio.create_task(hold(one))
+        for _ in range(cancelled):
+            await asyncio.sleep(0)
+        holding.cancel()
+        await asyncio.wait([holding])
+        async with one.lock("server"), one.lock("another"):
+            for each in (one, other):
+                with pytest.raises(RunBusy, match=str(os.getpid())):
+                    async with each.lock("server"):
+                        pass
+        async with other.lock("server"):
+            pass
+    assert [*(tmp_path / "runs.db-locks").iterdir()] == []
