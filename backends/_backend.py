@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self, SupportsIndex, cast
 
 from ..commander.errors import ConfigurationError
+from ..commander.kinds import require
 from ..commander.scope import scope_here
 from ..commander.thread import at_cancel
 from ..dispatch import Format
@@ -141,6 +142,7 @@ class Backend(ABC):
 
     async def complete(self, request: Request) -> Message:
         """Answer `request` with the whole message. Raises and is cancelled as `stream` is."""
+        require(request, Request, "a backend takes a Request, as Conversation.request() gives")
         async with aclosing(self.stream(request)) as deltas:
             return assemble([delta async for delta in deltas], self.formats)
 

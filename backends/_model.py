@@ -18,6 +18,7 @@ from ..commander.errors import (
     RateLimited,
     StreamInterrupted,
 )
+from ..commander.kinds import require
 from ..dispatch.assembly import assemble_partial
 from ..messages import Delta, Message, Request, Usage
 from ..messages.text import quote
@@ -171,6 +172,7 @@ class ModelBackend(Backend):
 
     def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         """Answer `request`, delta by delta."""
+        require(request, Request, "a backend takes a Request, as Conversation.request() gives")
         return self._answer(request, self.attempt)
 
     async def embed_with(

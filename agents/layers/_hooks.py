@@ -8,6 +8,7 @@ from inspect import getattr_static, isawaitable
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from ...commander.errors import ConfigurationError
+from ...commander.kinds import require
 from ...messages import ToolCall
 from ...messages.options import nearest
 from ...tools import AnyTool, Illustrated, InvalidArguments, Tool
@@ -36,6 +37,9 @@ Hook: TypeAlias = Callable[[Any, AgentMessage, SessionId], Changed]
 """Takes the owner, a message and the session; returns a message in its place, or None."""
 
 
+KINDS = "an AgentMessage or None"
+
+
 class Hooks:
     """Hooks for one moment, run in the order in which they were added; false if there are none."""
 
@@ -62,7 +66,10 @@ class Hooks:
                 message = copy_message(message)
         for handle in tuple(self._hooks):
             changed = handle.hook(owner, message, session_id)
-            message = (await changed if isawaitable(changed) else changed) or message
+            changed = await changed if isawaitable(changed) else changed
+            if changed is not None:
+                require(changed, AgentMessage, f"a hook ({handle.hook!r:.100}) must return {KINDS}")
+                message = changed
         return message
 
     def __len__(self) -> int:
