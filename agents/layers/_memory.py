@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
+from copy import copy
+from dataclasses import fields, is_dataclass
 from itertools import takewhile
 from math import isfinite
+from operator import is_
 from typing import Any, Self, TypeAlias, cast
 from uuid import uuid4
 
+from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from ...backends import Backend
@@ -33,6 +38,7 @@ __all__ = [
     "SummaryMemory",
     "ask_summary",
     "fit_json",
+    "fit_keys",
     "message_tokens",
     "read_again",
     "read_records",
@@ -326,7 +332,13 @@ async def ask_summary(backend: Backend, prompt: str, text: str) -> str:
 
 def json_value(value: object) -> Any:
     """Return what JSON keeps of a value."""
-    made = to_jsonable_python(value, fallback=str, bytes_mode="base64")
+    try:
+        made = to_jsonable_python(value, fallback=str, bytes_mode="base64")
+    except ValueError as error:
+        if SURROGATE not in str(error):
+            raise
+        fitted = fit_keys(value)
+        made = to_jsonable_python(fitted, fallback=str, bytes_mode="base64")
     try:  # nearly all fits, which is found out many times faster than it is walked through
         json.dumps(made, allow_nan=False, ensure_ascii=False).encode()
     except ValueError:
@@ -345,11 +357,55 @@ def fit_json(value: Any) -> Any:
     if isinstance(value, float) and not isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        items = cast("dict[Any, Any]", value).items()
-        return {fit_json(key): fit_json(each) for key, each in items}
+        return _fit_items(value, fit_json)
     if isinstance(value, list):
         return [fit_json(each) for each in cast("list[Any]", value)]
     return value
+
+
+SURROGATE = "surrogates not allowed"  # as Python says it
+
+
+def fit_keys(value: Any) -> Any:
+    """Return a value whose mappings have keys that pydantic can write: no half surrogate pairs.
+
+    What has none is the same object.
+    """
+    if isinstance(value, dict):
+        named = _fit_items(value, fit_keys)
+        return value if _same(named, value) and _same(named.values(), value.values()) else named
+    if isinstance(value, list | tuple | deque):
+        items = [fit_keys(each) for each in cast("Iterable[Any]", value)]
+        if _same(items, value):
+            return value
+        return tuple(items) if isinstance(value, tuple) else items
+    if isinstance(value, BaseModel):
+        changed = {name: fit for name, each in value if (fit := fit_keys(each)) is not each}
+        return value.model_copy(update=changed) if changed else value
+    if is_dataclass(value) and not isinstance(value, type):
+        given = {each.name: getattr(value, each.name, None) for each in fields(value)}
+        changed = {name: fit for name, each in given.items() if (fit := fit_keys(each)) is not each}
+        fitted = copy(value) if changed else value
+        for name, fit in changed.items():
+            object.__setattr__(fitted, name, fit)
+        return fitted
+    return value
+
+
+def _same(one: Iterable[Any], other: Iterable[Any]) -> bool:
+    return all(map(is_, one, other))
+
+
+def _fit_items(value: dict[Any, Any], fit: Callable[[Any], Any]) -> dict[Any, Any]:
+    """Return a mapping with keys that JSON takes; two that become one text stay two."""
+    fitted: dict[Any, Any] = {}
+    for key, each in value.items():
+        if isinstance(key, str) and (name := encodable(key)) is not key:
+            while name in value or name in fitted:
+                name += "\N{REPLACEMENT CHARACTER}"
+            key = name
+        fitted[key] = fit(each)
+    return fitted
 
 
 def read_again(parser: Parser[Any], text: str, saved: object, cut: bool) -> Any:

@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from ...messages import Message
-from ..layers._memory import fit_json
+from ..layers._memory import fit_json, fit_keys
 
 __all__ = ["Mistake", "Namespace", "State", "restore", "snapshot"]
 
@@ -30,8 +30,7 @@ class Namespace(BaseModel):
     def _serialize(
         self, handler: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
-        values = handler(self)
-        return fit_json(values) if info.mode == "json" else values
+        return fit_json(handler(fit_keys(self))) if info.mode == "json" else handler(self)
 
 
 class Mistake(Namespace):
