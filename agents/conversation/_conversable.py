@@ -60,6 +60,8 @@ class ConversableAgent(Agent[Any]):
     and where this agent is entered. The other options are those of `Agent`.
     """
 
+    _reserved_names = ()  # a person who takes part may be called "user"
+
     def __init__(
         self,
         name: str,

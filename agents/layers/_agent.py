@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Self, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, cast, get_args
 
 from typing_extensions import TypeVar
 
@@ -37,8 +38,8 @@ from ._hooks import (
     methods_of,
 )
 from ._knowledge import Knowledge
-from ._memory import Memory, OwnSession, SessionId, read_again, read_records
-from ._message import AgentMessage, copy_message
+from ._memory import Memory, OwnSession, SessionId, SummaryMemory, read_again, read_records
+from ._message import AgentMessage, read_inputs
 from ._parsers import Parser
 from ._usage import Spending
 
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 __all__ = ["Agent"]
 
 F = TypeVar("F", default=Any)
+
+ODD_KEY = re.compile(r"[.\[\]\ud800-\udfff]")  # cannot stand in a path as it is
 
 
 class Agent(Generic[F]):
@@ -87,7 +90,14 @@ class Agent(Generic[F]):
       `forward` names is taken too. Any other name is a `ConfigurationError` with the nearest one.
 
     `description` says what the agent is for, to those who choose among agents.
+
+    In its memory the messages of its `name` are its own, the assistant's for the model. Without a
+    name it is called after its class, as others may be: then what it is given by one of that name
+    is another's. The name "user" is a `ConfigurationError`.
     """
+
+    # Who sends messages to all agents of this class: none of them can have such a name.
+    _reserved_names: ClassVar[Sequence[str]] = ("user",)
 
     def __init__(
         self,
@@ -109,6 +119,15 @@ class Agent(Generic[F]):
         journal: str | Journal | None = None,
         **options: Any,
     ) -> None:
+        reserved = [
+            *self._reserved_names,
+            *(["memory"] if isinstance(memory, SummaryMemory) else []),
+        ]
+        if name in reserved:
+            raise ConfigurationError(
+                f"no agent can be called {name!r}: it would take the messages of the {name} for its"
+                " own; give it another name="
+            )
         read_system(system)  # what is none is refused here
         check_options(options, f"the agent {name or type(self).__name__!r}", of=type(self))
         made = "backend must be one that connect(...) makes, or None"
@@ -135,6 +154,9 @@ class Agent(Generic[F]):
         own = () if self.knowledge_tool is None else (self.knowledge_tool,)
         self.tools = flatten([*flatten(tools), *own])
         self.name = name or type(self).__name__
+        # Whether whoever bears this name is this agent: not so for a class's name, nor for "user",
+        # which a person among conversable agents may have.
+        self._has_own_name = bool(name) and name != "user"
         self.description = description
         self._default_memory = Memory()
         self.memory = memory or self._default_memory
@@ -163,9 +185,12 @@ class Agent(Generic[F]):
     ) -> AgentMessage[F]:
         """Take messages (strings and parts are the user's) and return the answer.
 
+        A `Message` of the assistant is one that this agent has said before, so a history can be
+        given, but not as the last; results of tools follow the message that calls them.
+
         Raises what its backend, its hooks or its `forward` raise, `BadResponse` if the model gives
-        no answer that `output_format` can use, `TypeError` for what is no message. Cancelling it
-        cancels everything below, and waits for that.
+        no answer that `output_format` can use, `TypeError` for what is no message, `ValueError` for
+        tool calls without their results. Cancelling it cancels everything below, and waits.
         """
         return await run_in_tree(self.call(*messages, session_id=session_id, **options))
 
@@ -191,7 +216,7 @@ class Agent(Generic[F]):
                     " one would be lost: give it session_id="
                 )
             kind = KeptCall
-        return kind(self, [copy_message(each) for each in messages], session_id, options)
+        return kind(self, read_inputs(messages, self.name), session_id, options)
 
     def run_sync(
         self,
@@ -335,6 +360,12 @@ class Agent(Generic[F]):
         for key, messages in restored.items():
             agents[key].memory.replace(messages, session_id)
 
+    def receive_as(self, message: AgentMessage) -> AgentMessage:
+        """Return a message as it is remembered: what another of its name has said is another's."""
+        if self._has_own_name or message.sender != self.name or message.receiver == "user":
+            return message
+        return message.model_copy(update={"sender": f"another {self.name}"})
+
     def restore(self, records: Iterable[Mapping[str, Any]]) -> list[AgentMessage]:
         """Read a saved memory; what the parser had made of replies is made again."""
         messages, parser = read_records(records), self.output_format
@@ -454,8 +485,8 @@ class Agent(Generic[F]):
         """Give the agents among the attributes, also those in lists, tuples and mappings in these.
 
         Each comes with the path that leads to it, `writer`, `critics.0` or `roles.editor.1`, in the
-        order in which the attributes were set. A key that is no string, or has a dot or a bracket
-        in it, is written as Python writes it: `roles[7]` is not `roles.7`.
+        order in which the attributes were set. A key that is no string, or has a dot, a bracket or
+        half a surrogate pair in it, is written as Python writes it: `roles[7]` is not `roles.7`.
         """
         waiting: list[tuple[str, Any]] = [*vars(self).items()][::-1]
         containers: dict[int, Any] = {}  # that were looked into, kept so that ids stay theirs
@@ -470,7 +501,7 @@ class Agent(Generic[F]):
                 parts: Any = container.items() if named else enumerate(container)
                 for key, each in reversed([*parts]):
                     if isinstance(each, Agent | Mapping | list | tuple):
-                        plain = isinstance(key, str) and key and not any(s in key for s in ".[]")
+                        plain = isinstance(key, str) and key and not ODD_KEY.search(key)
                         step = f".{key}" if plain or not named else f"[{key!r}]"
                         waiting.append((path + step, cast("Any", each)))
 

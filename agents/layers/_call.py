@@ -159,7 +159,7 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         steering.begin(partial(before.run, agent, session_id=session_id))
         STEERING.set(steering)
         received = [await before.run(agent, each, session_id) for each in self._messages]
-        kept = agent.memory.add(*received, session_id=session_id)
+        kept = agent.memory.add(*map(agent.receive_as, received), session_id=session_id)
         try:
             above = ROUND.get()
             if above is not None and named is not None and agent.memory.messages(named):

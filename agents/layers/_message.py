@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Generic, Literal, TypeAlias, cast
 
 from pydantic import BaseModel, Field
 from typing_extensions import TypeVar
 
 from ...messages import Message, Part, Usage
-from ...tools import result_text
+from ...messages.text import quote
+from ...tools import ToolResult, result_text
 
-__all__ = ["TOOLS", "AgentMessage", "StreamState", "copy_message"]
+__all__ = ["TOOLS", "AgentMessage", "StreamState", "copy_message", "read_inputs"]
 
 F = TypeVar("F", default=Any)
 
@@ -87,7 +89,7 @@ def copy_message(message: AgentMessage | Message | Part | str) -> AgentMessage:
         return AgentMessage(content=text, parts=message.parts, sender=sender)
     if not isinstance(message, AgentMessage):  # pyright: ignore[reportUnnecessaryIsInstance]
         kinds = "strings, Parts, AgentMessages and Messages of the user"
-        raise TypeError(f"agents take {kinds}, not {message!r:.200}")
+        raise TypeError(f"agents take {kinds}, not {quote(message)}")
     return message.model_copy(
         update={
             "extra": dict(message.extra),
@@ -95,3 +97,56 @@ def copy_message(message: AgentMessage | Message | Part | str) -> AgentMessage:
             "usage": Usage(),
         }
     )
+
+
+def read_inputs(
+    messages: Iterable[AgentMessage | Message | Part | str], name: str
+) -> list[AgentMessage]:
+    """Return the messages of a call as the agent called `name` remembers them.
+
+    A `Message` of the assistant is one that the agent has said earlier; its tool calls become one
+    message with the results, which have to follow. Raises `TypeError` for what is no message of
+    either and if the last is the assistant's, `ValueError` for calls and results that do not belong
+    together.
+    """
+    taken: list[AgentMessage] = []
+    open_calls: list[str] = []  # of the message that was taken last
+    message = None
+    for message in messages:
+        role = message.role if isinstance(message, Message) else None
+        if open_calls and role != "tool":
+            break
+        if not isinstance(message, Message) or role == "user":
+            given = copy_message(message)
+            if role == "user" and given.sender == name:
+                given.sender = "user"
+            taken.append(given)
+        elif role == "assistant":
+            own = AgentMessage(
+                content=message.content or message.refusal or "",
+                parts=message.parts,
+                sender=name,
+                receiver="user",
+            )
+            if message.tool_calls:
+                open_calls = [call.id for call in message.tool_calls]
+                own = own.model_copy(update={"formatted": [message], "type": TOOLS, "parts": []})
+            taken.append(own)
+        elif role == "tool":
+            if message.tool_call_id not in open_calls:
+                raise ValueError(f"this result follows no call of it: {quote(message)}")
+            open_calls.remove(message.tool_call_id)
+            taken[-1].formatted.append(ToolResult.model_validate(message.model_dump()))
+        else:
+            raise TypeError(
+                f"a system prompt is given to the agent, Agent(system=...): {quote(message)}"
+            )
+    if open_calls:
+        raise ValueError(f"the results of the calls {open_calls} have to follow them")
+    if isinstance(message, Message) and message.role == "assistant":
+        raise TypeError(
+            "agents answer strings, Parts, AgentMessages and Messages of the user:"
+            f" {quote(message)}"
+            " can only stand before such, as what the agent has said"
+        )
+    return taken

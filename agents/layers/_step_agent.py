@@ -44,6 +44,8 @@ class StepAgent(Agent[ToolAction]):
     `Agent`. `options` go to the inner agent, whose memory has it all: `get_steps` reads it.
     """
 
+    _reserved_names = ("user", "tools")
+
     def __init__(
         self,
         backend: Backend,

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from ...commander import Node
+from ...commander.errors import ConfigurationError
 from ...commander.kinds import FUNCTION, NUMBER, require
 from ...commander.waiting import observe as observe_end
 from ...commander.waiting import outlast
@@ -91,6 +92,11 @@ class Orchestrator(Generic[S]):
         require(timeout, NUMBER | None, "timeout must be a number of seconds or None")
         for agent in agents:
             require(agent, Agent, "agents must be a list of Agents, each")
+            if agent.name in ("environment", "orchestrator"):
+                raise ConfigurationError(
+                    f"no agent of an Orchestrator can be called {agent.name!r}: it would take the"
+                    f" messages of the {agent.name} for its own; give it another name="
+                )
             if self.agents.setdefault(agent.name, agent) is not agent:
                 raise ValueError(f"there are two agents called {agent.name!r}")
         if not self.agents:
