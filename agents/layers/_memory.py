@@ -357,7 +357,7 @@ def fit_json(value: Any) -> Any:
     if isinstance(value, float) and not isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return _fit_items(value, fit_json)
+        return _fit_items(cast("dict[Any, Any]", value), fit_json)
     if isinstance(value, list):
         return [fit_json(each) for each in cast("list[Any]", value)]
     return value
@@ -372,19 +372,23 @@ def fit_keys(value: Any) -> Any:
     What has none is the same object.
     """
     if isinstance(value, dict):
-        named = _fit_items(value, fit_keys)
-        return value if _same(named, value) and _same(named.values(), value.values()) else named
+        given = cast("dict[Any, Any]", value)
+        named = _fit_items(given, fit_keys)
+        return given if _same(named, given) and _same(named.values(), given.values()) else named
     if isinstance(value, list | tuple | deque):
-        items = [fit_keys(each) for each in cast("Iterable[Any]", value)]
-        if _same(items, value):
-            return value
+        row = cast("Iterable[Any]", value)
+        items = [fit_keys(each) for each in row]
+        if _same(items, row):
+            return row
         return tuple(items) if isinstance(value, tuple) else items
     if isinstance(value, BaseModel):
         changed = {name: fit for name, each in value if (fit := fit_keys(each)) is not each}
         return value.model_copy(update=changed) if changed else value
     if is_dataclass(value) and not isinstance(value, type):
-        given = {each.name: getattr(value, each.name, None) for each in fields(value)}
-        changed = {name: fit for name, each in given.items() if (fit := fit_keys(each)) is not each}
+        declared = {each.name: getattr(value, each.name, None) for each in fields(value)}
+        changed = {
+            name: fit for name, each in declared.items() if (fit := fit_keys(each)) is not each
+        }
         fitted = copy(value) if changed else value
         for name, fit in changed.items():
             object.__setattr__(fitted, name, fit)
