@@ -118,6 +118,9 @@ class Chat(Node[ChatResult], internal=True):
                     raise
                 logger.warning("%s: %s", self.path, error)
                 status = "message_limit"
+            finally:
+                if self._messages:
+                    self._sender.abandon(self._messages[-1], name_of(self._recipient))
         return ChatResult(status, tuple(self._messages))
 
     async def _talk(self, scope: Scope) -> Status:
@@ -132,8 +135,11 @@ class Chat(Node[ChatResult], internal=True):
             except Exception as error:
                 error.add_note(f"{partner.name} was to answer {self._sender.name}")
                 raise
-            if answer.message is None or turn == self._max_turns:
-                return answer.status if answer.message is None else "turn_limit"
+            if answer.message is None:
+                return answer.status
+            if turn == self._max_turns:
+                await self._sender.hear(answer.message, partner.name)
+                return "turn_limit"
             own = await self._sender.answer(answer.message)
             if own.message is None:
                 return own.status

@@ -95,6 +95,10 @@ class ConversableAgent(Agent[Any]):
         self.default_auto_reply = default_auto_reply
         self.rules = reply_rules(type(self))
         self.auto_replies: Counter[str] = Counter()
+        # By session: messages that have not passed the hooks, whose text nobody may read before.
+        # Those that arrived wait for their own answer, the abandoned ones for that of another.
+        self._arrived: dict[SessionId, list[AgentMessage]] = {}
+        self._abandoned: dict[SessionId, list[AgentMessage]] = {}
         if directory is not None:
             directory.add(self)
 
@@ -247,11 +251,24 @@ class ConversableAgent(Agent[Any]):
         self.forget(self.session_with(partner, session_id))
 
     def remember(self, message: AgentMessage, partner: str) -> None:
-        """Add to the history with `partner`; it never waits."""
+        """Add to the history with `partner`; it never waits.
+
+        If there are `before_agent` hooks, a message that comes is added by `hear`: the memory, and
+        so the model, never has what they have not seen.
+        """
         session, kept_in = current_session(), self.session_with(partner)
         if isinstance(session, OwnSession) and session is not self.identity:
             session.forget[self, kept_in] = partial(self._forget_session, kept_in)
-        self.memory.add(message, session_id=kept_in)
+        if message.sender != self.name and self.hooks_of("before_agent"):
+            self._arrived.setdefault(kept_in, []).append(message)
+        else:
+            self.memory.add(message, session_id=kept_in)
+
+    def forget(self, session_id: SessionId) -> None:
+        """Forget a session, with what has not passed the hooks; see `Agent`."""
+        self._arrived.pop(session_id, None)
+        self._abandoned.pop(session_id, None)
+        super().forget(session_id)
 
     def _forget_session(self, session: str) -> None:
         self.auto_replies.pop(session, None)
@@ -285,17 +302,50 @@ class ConversableAgent(Agent[Any]):
 
     async def answer(self, message: AgentMessage) -> Answer:
         """Answer a message that is part of the history already; the answer is not yet."""
-        return await run_in_tree(Answering(self, self._partner(message), message))
+        partner = self._partner(message)
+        try:
+            return await run_in_tree(Answering(self, partner, message))
+        finally:
+            self.abandon(message, partner)
 
     async def hear(self, message: AgentMessage, partner: str) -> AgentMessage:
-        """Pass the last message of a history through the hooks; keep and return what they make."""
+        """Pass a message that came through the hooks; remember and return what they make of it.
+
+        Messages that were abandoned before it pass first. If a hook fails or is cancelled, those
+        that have not passed are abandoned.
+        """
         session = self.session_with(partner)
-        heard = await self.hooks_of("before_agent").run(self, message, session)
-        kept = self.memory.messages(session)[-1:]
-        if heard is not message and kept and kept[0].content == message.content:
-            self.memory.retract(kept, session)
+        waiting = [*self._abandoned.pop(session, ()), message]
+        came = self._take(message, session)
+        hooks = self.hooks_of("before_agent")
+        try:
+            while len(waiting) > 1:
+                self.memory.add(await hooks.run(self, waiting[0], session), session_id=session)
+                del waiting[0]
+            heard = await hooks.run(self, message, session)
+        except BaseException:
+            left = waiting if came else waiting[:-1]
+            self._abandoned[session] = [*left, *self._abandoned.get(session, ())]
+            raise
+        if came:
             self.memory.add(heard, session_id=session)
         return heard
+
+    def abandon(self, message: AgentMessage, partner: str) -> None:
+        """Let a message that has not been heard pass the hooks before the next one that is."""
+        session = self.session_with(partner)
+        if self._take(message, session):
+            self._abandoned.setdefault(session, []).append(message)
+
+    def _take(self, message: AgentMessage, session: SessionId) -> bool:
+        """Remove a message from those that arrived; return whether it was one of them."""
+        arrived = self._arrived.get(session, [])
+        found = [place for place, each in enumerate(arrived) if each is message]
+        for place in found[:1]:
+            del arrived[place]
+        if not arrived:
+            self._arrived.pop(session, None)
+        return bool(found)
 
     async def generate_reply(self, message: AgentMessage) -> ReplyResult:
         """Return what the agent says if no reply function does; they may call it too.

@@ -54,8 +54,9 @@ class Participant(Protocol):
     def receive(self, message: AgentMessage, *, request_reply: bool = True) -> Awaitable[Answer]:
         """Take a message and, if asked to, answer it.
 
-        The message is part of the participant's history from the first moment on, the answer
-        before it is returned. The partner is `message.receiver` if that is a group's name, else
+        The message is part of the participant's history from the first moment on, or once it has
+        passed the `before_agent` hooks of an agent that has some; the answer is before it is
+        returned. The partner is `message.receiver` if that is a group's name, else
         `message.sender`.
         """
         ...
