@@ -17,6 +17,7 @@ from ..commander.errors import (
     MissingExtra,
 )
 from ..messages import Usage, Working
+from ..messages.text import quote
 from ._local_options import Sampling
 from ._prompt import Chat
 from ._weights import Progress, ensure_weights
@@ -54,14 +55,19 @@ class Source:
         """Read `PATH.gguf` or `ORG/REPO/FILE.gguf`; None is the small model."""
         if spec is None:
             return cls(in_situ_quant=in_situ_quant or "q8_0")
-        path = Path(spec).expanduser()
-        if path.is_file():
+        try:
+            path = Path(spec).expanduser()
+            is_file = path.is_file()
+        except (OSError, RuntimeError, ValueError):  # a name no file can have, an unknown user
+            path, is_file = Path(spec), False
+        if is_file:
             return cls(str(path.resolve().parent), path.name, in_situ_quant)
         parts = spec.split("/")
         if path.suffix == ".gguf" and len(parts) >= 3 and parts[0] not in {"", ".", "..", "~"}:
             return cls("/".join(parts[:2]), "/".join(parts[2:]), in_situ_quant)
         raise ConfigurationError(
-            f"no local model {spec!r}: name an existing GGUF file, or ORG/REPO/FILE.gguf on a hub"
+            f"no local model {quote(spec)}: name an existing GGUF file, or ORG/REPO/FILE.gguf on a"
+            " hub"
         )
 
 

@@ -70,7 +70,10 @@ _BLOCK = 1 << 20
 def cache_folder() -> Path:
     """Return the folder that keeps weights: `$ANABRANCH_CACHE`, or the user's cache folder."""
     if chosen := os.environ.get("ANABRANCH_CACHE"):
-        return Path(chosen).expanduser()
+        try:
+            return Path(chosen).expanduser()
+        except RuntimeError as error:
+            raise ConfigurationError(f"ANABRANCH_CACHE={chosen}: there is no such user") from error
     try:
         from platformdirs import user_cache_path
     except ImportError as error:

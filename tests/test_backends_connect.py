@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from anabranch.backends import Fallback, connect
 from anabranch.backends._http import HttpBackend
 from anabranch.backends._openai import OpenAIBackend
+from anabranch.backends._weights import cache_folder
 from anabranch.commander import ConfigurationError, MissingExtra
 from anabranch.messages import Message, Request
 
@@ -33,6 +37,9 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         ("https://", "model="),
         ("openai:https://u:p@h/v1?key=k", "'https://h/v1' is an address, not a model"),
         ("vllm:http://h/v1", "is an address, not a model"),
+        ("local:" + "a" * 300, "no local model"),
+        ("local:~nosuchuser/x", "no local model '~nosuchuser/x'"),
+        ("local:~\0", "no local model"),
     ],
 )
 def test_what_cannot_be_connected_says_what_to_do(spec: str, said: str) -> None:
@@ -196,3 +203,21 @@ def test_an_option_that_the_local_model_cannot_read_is_refused_by_name(
     """Whatever its value is."""
     with pytest.raises(ConfigurationError, match=name):
         connect("local", **{name: wrong})
+
+
+_ODD = ["~", "~nosuchuser", "/", "a" * 300, "\0", "\ud800", "..", ".gguf", "http://", "@", ":", " "]
+_NAMES = st.lists(st.sampled_from(_ODD) | st.text(max_size=3), max_size=4).map("".join)
+
+
+@given(st.sampled_from(["local", "openai", "vllm", "cassette", "http", "opnai", ""]), _NAMES)
+def test_any_spec_is_connected_or_refused(provider: str, name: str) -> None:
+    """A name that no file can have is refused like any other, not with the system's own error."""
+    with suppress(ConfigurationError, MissingExtra):
+        assert connect(f"{provider}:{name}").model
+
+
+def test_a_cache_of_an_unknown_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the variable."""
+    monkeypatch.setenv("ANABRANCH_CACHE", "~nosuchuser/cache")
+    with pytest.raises(ConfigurationError, match="ANABRANCH_CACHE=~nosuchuser/cache: there is no"):
+        cache_folder()

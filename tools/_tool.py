@@ -210,7 +210,7 @@ class Tool(Generic[P, R]):
     def __get__(self, instance: None, owner: type | None = None) -> Tool[P, R]: ...
     @overload
     def __get__(
-        self: Tool[Concatenate[S, Q], R], instance: S, owner: type | None = None
+        self: Callable[Concatenate[S, Q], R], instance: S, owner: type | None = None
     ) -> Tool[Q, R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Tool[..., Any]:
         """Bind a tool that was written as a method, as a plain function is bound."""

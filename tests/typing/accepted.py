@@ -28,6 +28,7 @@ from anabranch.handlers import Handler, handler
 from anabranch.jobs import Job
 from anabranch.messages import Usage
 from anabranch.store import Durable
+from anabranch.tools import Tool, Toolkit, tool
 
 V = TypeVar("V")
 
@@ -258,3 +259,31 @@ async def asks(backend: Backend) -> None:
         assert_type(await commander.run(agent.call("?")), AgentMessage[Weather])
     async for message in agent.stream("?"):
         assert_type(message, AgentMessage)
+
+
+# --- tools: a method is bound as a plain one is
+
+
+class Counter(Toolkit):
+    """Its methods keep their types as tools."""
+
+    total = 0
+
+    @tool(name="count")
+    async def add(self, by: int = 1) -> int:
+        """Count on."""
+        self.total += by
+        return self.total
+
+    @tool
+    def show(self, prefix: str) -> str:
+        """Show the total."""
+        return f"{prefix} {self.total}"
+
+
+async def call_tools_of_a_toolkit(counter: Counter) -> None:
+    assert_type(await counter.add(by=2), int)
+    assert_type(counter.show("total:"), str)
+    assert_type(await Counter.add(counter, 3), int)
+    bound: Tool[..., Any] = counter.show
+    assert_type(bound.name, str)
