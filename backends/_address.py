@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
@@ -21,9 +22,12 @@ __all__ = [
     "EMBEDDINGS",
     "Host",
     "endpoint",
+    "environment_proxy",
     "has_user",
+    "header_secrets",
     "hide_secrets",
     "is_address",
+    "proxy_address",
     "secrets_of",
     "server_address",
 ]
@@ -34,6 +38,7 @@ EMBEDDINGS = "/embeddings"
 
 _NETLOC = re.compile(r"(?:.*@)?(?:\[[^\[\]@]+\]|[^\[\]:@]+)(?::[0-9]*)?")
 _HOST = re.compile(r"[A-Za-z0-9_.-]+")
+_SECRET_HEADER = re.compile("auth|cookie|credential|key|password|secret|signature|token", re.I)
 _LONGEST = 200  # characters of one that are shown
 
 
@@ -74,6 +79,45 @@ def endpoint(base_url: str, path: str) -> str:
     """Return the address that requests to `path` are posted to; a query in `base_url` is kept."""
     url = urlsplit(base_url)
     return urlunsplit((url.scheme, url.netloc, url.path + path, url.query, ""))
+
+
+def proxy_address(proxy: str) -> str:
+    """Return the address of a proxy, which may be written without `http://`.
+
+    Raises `ConfigurationError` if it is not an http or https one.
+    """
+    url = _parse(proxy if "://" in str(proxy) else f"http://{proxy}")
+    if url is None:
+        raise ConfigurationError(
+            f"{hide_secrets(proxy)!r} is not an http or https proxy: name one, or pass proxy=False"
+        )
+    return url.geturl()
+
+
+def environment_proxy(address: str) -> str | None:
+    """Return the proxy that the environment names for an address; None for this machine's own.
+
+    Raises `ConfigurationError` if it is not an http or https one.
+    """
+    url = urlsplit(address)
+    host = url.hostname or ""
+    with suppress(ValueError):
+        if ip_address(host).is_loopback:
+            return None
+    if host == "localhost" or host.endswith(".localhost"):
+        return None
+    from urllib.request import getproxies, proxy_bypass  # slow to import
+
+    proxies = getproxies()
+    proxy = proxies.get(url.scheme) or proxies.get("all")
+    if not proxy or proxy_bypass(url.netloc.rpartition("@")[2]):
+        return None
+    return proxy_address(proxy)
+
+
+def header_secrets(headers: Mapping[str, str]) -> list[SecretStr]:
+    """Return the values of the headers whose names say that they hold a secret."""
+    return [SecretStr(value) for name, value in headers.items() if _SECRET_HEADER.search(name)]
 
 
 def hide_secrets(address: str) -> str:

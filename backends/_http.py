@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any
+import os
+import re
+from collections.abc import AsyncGenerator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import SecretStr
 
-from ..commander.errors import BackendError, MissingExtra
-from ._address import CHAT, EMBEDDINGS, endpoint, hide_secrets
+from ..commander.errors import BackendError, ConfigurationError, MissingExtra
+from ..messages.text import quote
+from ._address import (
+    CHAT,
+    EMBEDDINGS,
+    endpoint,
+    environment_proxy,
+    header_secrets,
+    hide_secrets,
+    proxy_address,
+    secrets_of,
+    server_address,
+)
 from ._failure import failure_from_library
 from ._per_loop import Connections
 from ._wire import ReadWhole, WireBackend
 
 if TYPE_CHECKING:
+    from os import PathLike
+    from ssl import SSLContext
+
     from aiohttp import ClientResponse, ClientSession
 
 __all__ = ["HttpBackend"]
+
+
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_OWN_HEADERS = frozenset({"accept", "accept-encoding", "content-length", "content-type"})
 
 
 class HttpBackend(WireBackend):
@@ -24,7 +44,14 @@ class HttpBackend(WireBackend):
 
     One session of connections, kept open between requests, opened at the first and closed by
     `aclose`. The number of connections is not limited here: `limits` does that. The key, if there
-    is one, goes as a bearer token; proxies named in the environment are not used.
+    is one, goes as a bearer token.
+
+    `headers` go with each request. `proxy` is the address of an http or https proxy; without it
+    the environment's is used (`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY`), never for an
+    address of this machine, and `proxy=False` uses none. `ssl` is an `ssl.SSLContext`, or False to
+    accept any certificate. `unix_socket` is the path of the socket on which the server listens.
+    `session` is an `aiohttp.ClientSession` to use instead, with its own connector and proxy: it
+    serves the event loop in which it was made, and is not closed here.
     """
 
     provider = "http"
@@ -34,32 +61,54 @@ class HttpBackend(WireBackend):
         model: str,
         base_url: str,
         api_key: str | SecretStr | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        proxy: str | Literal[False] | None = None,
+        ssl: SSLContext | bool = True,
+        unix_socket: str | PathLike[str] | None = None,
+        session: ClientSession | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(model, base_url, api_key, **settings)
+        headers = _check_headers({} if headers is None else headers, api_key)
+        direct = proxy is False or session is not None or unix_socket is not None
+        if proxy:
+            self._proxy = proxy_address(proxy)
+        else:
+            self._proxy = None if direct else environment_proxy(server_address(base_url))
+        secrets = [*header_secrets(headers), *secrets_of(self._proxy or "")]
+        super().__init__(model, base_url, api_key, secrets=secrets, **settings)
+        if session is not None and not (ssl is True and unix_socket is None):
+            raise ConfigurationError("session= has a connector: give it ssl and unix_socket")
+        if unix_socket is not None and (proxy or self.base_url.startswith("https:")):
+            raise ConfigurationError(
+                "unix_socket= takes an address such as 'http://localhost/v1', and no proxy"
+            )
         try:
             import aiohttp
         except ImportError:
             raise MissingExtra("the http backend", "http") from None
         self._aiohttp = aiohttp
         self._endpoints = {path: endpoint(self.base_url, path) for path in (CHAT, EMBEDDINGS)}
+        self._headers = {**headers, "Accept-Encoding": "identity"}
+        if self._api_key is not None:
+            self._headers["Authorization"] = f"Bearer {self._api_key.get_secret_value()}"
+        self._ssl = ssl
+        self._unix_socket = unix_socket
+        self._session = session
         self._sessions = Connections(self._open_session)
 
     async def aclose(self) -> None:
-        """Close the connections that this loop uses."""
+        """Close the connections that this loop uses, but for those of the user's own session."""
         await self._sessions.close()
 
     def _open_session(self) -> ClientSession:
-        headers = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
-        if self._api_key is not None:
-            headers["Authorization"] = f"Bearer {self._api_key.get_secret_value()}"
+        connector = (
+            self._aiohttp.TCPConnector(limit=0, ssl=self._ssl)
+            if self._unix_socket is None
+            else self._aiohttp.UnixConnector(os.fspath(self._unix_socket), limit=0)
+        )
         return self._aiohttp.ClientSession(
-            connector=self._aiohttp.TCPConnector(limit=0),
-            timeout=self._aiohttp.ClientTimeout(
-                total=None, sock_connect=self.timeouts.connect, ceil_threshold=60
-            ),
-            headers=headers,
-            cookie_jar=self._aiohttp.DummyCookieJar(),
+            connector=connector, cookie_jar=self._aiohttp.DummyCookieJar()
         )
 
     async def post(
@@ -67,13 +116,22 @@ class HttpBackend(WireBackend):
     ) -> AsyncGenerator[bytes, None]:
         endpoint = self._endpoints[path]
         where = hide_secrets(endpoint)
-        headers = {} if path == CHAT else {"Accept": "application/json"}
+        accept = "text/event-stream" if path == CHAT else "application/json"
+        if self._session is not None and self._session.closed:
+            raise ConfigurationError("the session= that the backend was given is closed")
         response: ClientResponse | None = None
         failure: BackendError
         try:
-            session = await self._sessions.get()
+            session = self._session or await self._sessions.get()
             response = await session.post(
-                endpoint, json=body, headers=headers, allow_redirects=False
+                endpoint,
+                json=body,
+                headers={**self._headers, "Accept": accept},
+                proxy=self._proxy,
+                timeout=self._aiohttp.ClientTimeout(
+                    total=None, sock_connect=self.timeouts.connect, ceil_threshold=60
+                ),
+                allow_redirects=False,
             )
             streams = path == CHAT and response.content_type == "text/event-stream"
             if response.status != 200 or not streams:
@@ -93,3 +151,19 @@ class HttpBackend(WireBackend):
             if response is not None and not response.content.at_eof():
                 response.close()
         raise failure
+
+
+def _check_headers(
+    headers: Mapping[str, str], api_key: str | SecretStr | None
+) -> Mapping[str, str]:
+    """Return `headers`; raise `ConfigurationError`, without their values, for wrong ones."""
+    if not isinstance(headers, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
+        raise ConfigurationError("headers are a mapping of names to values, both text")
+    for name, value in headers.items():
+        if not (_HEADER.fullmatch(str(name)) and isinstance(value, str) and value.isprintable()):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
+            raise ConfigurationError(f"headers: {quote(name)} and its value are no header")
+        if name.lower() in _OWN_HEADERS:
+            raise ConfigurationError(f"headers: the backend sets {name} itself")
+        if api_key is not None and name.lower() == "authorization":
+            raise ConfigurationError("give api_key= or the header Authorization, not both")
+    return headers

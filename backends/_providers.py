@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from ..commander.errors import ConfigurationError
 from ..commander.plugins import find_plugin, plugin_names
-from ._address import Host, hide_secrets, is_address, secrets_of
+from ._address import Host, header_secrets, hide_secrets, is_address, secrets_of
 from ._backend import Backend, Recipe
 
 __all__ = ["HOSTS", "connect"]
@@ -72,9 +72,10 @@ def connect(
     `settings` are the model's default options in the wire's terms (`temperature`, `top_p`,
     `top_k`, `stop`, `max_tokens`, `seed`; in `extra` what only the server knows) and, for every
     model, `timeouts`, `retries`, `limits`, `breaker`, `resume`, and `formats`, the ways in which it
-    writes calls into its text. A backend can be sent to another process, where it is made again and
-    finds its key in the environment; one whose key was given here cannot. Raises
-    `ConfigurationError`, which says what to do, and `MissingExtra`.
+    writes calls into its text. A server's address also takes `headers`, `proxy`, `ssl`,
+    `unix_socket` and `session`: see docs/backends.md, "Servers". A backend can be sent to another
+    process, where it is made again and finds its key in the environment; one whose key was given
+    here cannot. Raises `ConfigurationError`, which says what to do, and `MissingExtra`.
     """
     for argument, value in ("spec", spec), ("model", model or ""), ("base_url", base_url or ""):
         if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
@@ -108,9 +109,14 @@ def connect(
         there = f"There are: {', '.join(known)}, and http(s) addresses"
         raise ConfigurationError(f"nothing is known as {asked!r}{hint} {there}")
     address = base_url or (spec if is_address(spec) else "")
+    secrets = [
+        *secrets_of(address),
+        *secrets_of(str(settings.get("proxy") or "")),
+        *header_secrets(settings.get("headers") or {}),
+    ]
     backend.recipe = Recipe(
         partial(connect, spec, model=model, base_url=base_url, **settings),
-        has_key=api_key is not None or bool(secrets_of(address)),
+        has_key=api_key is not None or bool(secrets),
     )
     return backend
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeAlias, cast
@@ -50,7 +50,13 @@ class WireBackend(ModelBackend):
     """
 
     def __init__(
-        self, model: str, base_url: str, api_key: str | SecretStr | None, **settings: Any
+        self,
+        model: str,
+        base_url: str,
+        api_key: str | SecretStr | None,
+        *,
+        secrets: Iterable[SecretStr] = (),
+        **settings: Any,
     ) -> None:
         super().__init__(model, **settings)
         self.base_url = server_address(base_url)
@@ -59,7 +65,7 @@ class WireBackend(ModelBackend):
             raise ConfigurationError(
                 "the address holds a user or a password: give that or api_key, not both"
             )
-        self._redactor = Redactor(self._api_key, *secrets_of(self.base_url))
+        self._redactor = Redactor(self._api_key, *secrets_of(self.base_url), *secrets)
         keep_from_logs(self._redactor)
 
     def __repr__(self) -> str:
