@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from pydantic_core import from_json
 
 from ..commander.errors import AnabranchError, BackendError, BadResponse, ConfigurationError
-from ..messages import Delta, Message, Request, delta_from_chunk, request_body
+from ..messages import Delta, Message, Request, WholeMessages, delta_from_chunk, request_body
 from ..messages.text import quote
 from ._address import CHAT, EMBEDDINGS, has_user, hide_secrets, secrets_of, server_address
 from ._embedding import Embedded, read_embeddings
@@ -141,9 +141,9 @@ class WireBackend(ModelBackend):
         try:
             body = self._body(partial(self.fields, request), request.options)
             async with aclosing(self.post(CHAT, body, whole_reply)) as pieces:
-                reader = EventReader()
+                reader, messages = EventReader(), WholeMessages()
                 async for piece in pieces:
-                    deltas, failed = _read(reader.feed(piece))
+                    deltas, failed = _read(reader.feed(piece), messages)
                     whole += len(piece)
                     silent = 0 if deltas else silent + len(piece)
                     if deltas:
@@ -155,7 +155,7 @@ class WireBackend(ModelBackend):
                     if whole > _LONGEST_REPLY:
                         raise BadResponse(f"the reply is longer than {_LONGEST_REPLY} bytes")
             # An event that the end of the stream cut off counts only if it is whole.
-            deltas, failed = _read([(reader.close() or b"").strip()])
+            deltas, failed = _read([(reader.close() or b"").strip()], messages)
             if deltas:
                 yield deltas
             if not (failed is None or isinstance(failed, BadResponse)):
@@ -204,9 +204,9 @@ def _unreadable(error: Exception) -> BadResponse:
     return BadResponse(f"the reply cannot be read: {kind}: {describe(error)}")
 
 
-def _read(events: list[bytes]) -> tuple[list[Delta], BackendError | None]:
+def _read(events: list[bytes], messages: WholeMessages) -> tuple[list[Delta], BackendError | None]:
     """Return what the events say, up to the first that is a failure."""
-    deltas: list[Delta] = []
+    deltas = messages.deltas
     try:
         for event in events:
             if event == b"[DONE]":
@@ -224,8 +224,8 @@ def _read(events: list[bytes]) -> tuple[list[Delta], BackendError | None]:
             if not isinstance(chunk, dict):
                 raise BadResponse(f"an event that is not an object: {event[:200]!r}")
             fields = cast("dict[str, Any]", chunk)
-            if (delta := delta_from_chunk(fields)) is not None:
+            if (delta := delta_from_chunk(fields, messages)) is not None:
                 deltas.append(delta)
     except BackendError as failure:
-        return deltas, failure
-    return deltas, None
+        return messages.forget(), failure
+    return messages.forget(), None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Container
 from functools import partial
 from typing import Any
@@ -34,19 +35,28 @@ class OpenCall:
         "arguments",
         "fault",
         "handed_on",
+        "held",
         "id",
         "index",
         "joiner",
         "name",
         "raw",
         "repaired",
+        "repeats",
         "scanner",
     )
 
     def __init__(
-        self, index: int, to_user: str | None, texts: UserText, exempt: Container[str] = ()
+        self,
+        index: int,
+        to_user: str | None,
+        texts: UserText,
+        exempt: Container[str] = (),
+        repeats: OpenCall | None = None,
     ) -> None:
         self.index = index
+        self.repeats = repeats
+        self.held: list[ToolCallDelta] = []
         self.id: str | None = None
         self.name = ""
         self.raw = ""  # the arguments as they came, once they were read
@@ -62,7 +72,7 @@ class OpenCall:
         if to_user is None:
             self.scanner = ObjectScanner()
         else:
-            self._user_part = _UserPart(texts, waits=bool(exempt))
+            self._user_part = _UserPart(texts, waits=bool(exempt) or repeats is not None)
             self.scanner = ObjectScanner((to_user,), self._user_part)
 
     def take_name(self, name: str | None) -> None:
@@ -77,7 +87,7 @@ class OpenCall:
 
     def settle_name(self) -> None:
         """Pass the text for the user on, unless it is for the tool: the name is now whole."""
-        if self._user_part is not None and self._user_part.waits:
+        if self._user_part is not None and self._user_part.waits and self.repeats is None:
             self._user_part.go_on(mute=self.name in self._exempt)
 
     def feed(self, arguments: str) -> bool:
@@ -107,6 +117,17 @@ class OpenCall:
             self.fault = "the reply broke off before its arguments"
         if not self.name:
             self.fault = "it names no tool"
+
+    def is_repeated(self, *, truncated: bool = False) -> bool:
+        """Return whether this is the call that it `repeats`, or the beginning of it."""
+        before = self.repeats
+        assert before is not None, "only such a call may be another one"
+        self.read()
+        if truncated:
+            return before.raw.startswith(self.raw)
+        if self.fault is not None or before.fault is not None:
+            return self.raw == before.raw
+        return json.dumps(self.arguments) == json.dumps(before.arguments)
 
     def repair(self, arguments: dict[str, Any]) -> None:
         """Take arguments made from `raw` by a repair."""

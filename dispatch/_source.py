@@ -14,7 +14,7 @@ from inspect import isawaitable, iscoroutine, isgenerator
 from typing import Any, TypeAlias, cast
 
 from ..commander import BadResponse
-from ..messages import Delta, delta_from_chunk
+from ..messages import Delta, WholeMessages, delta_from_chunk
 from ..messages.text import quote
 
 __all__ = [
@@ -38,17 +38,28 @@ or an awaitable that gives one."""
 _AHEAD = 256
 
 
-def to_delta(item: object) -> Delta | None:
-    """Make a delta of what a source gives: a wire chunk, as a mapping or as an SDK's object."""
+def to_delta(item: object, messages: WholeMessages) -> Delta | None:
+    """Make a delta of what a source gives: a wire chunk, as a mapping or as an SDK's object.
+
+    `messages` are those among its chunks.
+    """
     if isinstance(item, Delta):
         return item
+    delta = delta_from_chunk(_chunk(item), messages)
+    if delta is not None:
+        messages.deltas.append(delta)
+        messages.forget()
+    return delta
+
+
+def _chunk(item: object) -> Mapping[str, Any]:
     if isinstance(item, Mapping):
-        return delta_from_chunk(cast("Mapping[str, Any]", item))
+        return cast("Mapping[str, Any]", item)
     dump = getattr(item, "model_dump", None)
     chunk = dump() if callable(dump) else None
     if not isinstance(chunk, Mapping):
         raise BadResponse(f"a source gives deltas or chat-completions chunks, not {quote(item)}")
-    return delta_from_chunk(cast("Mapping[str, Any]", chunk))
+    return cast("Mapping[str, Any]", chunk)
 
 
 def check_source(source: object) -> None:

@@ -70,6 +70,7 @@ class Assembly:
         # The call that the last piece belonged to; its wire index, if the next piece there can
         # belong to no other.
         self._call: OpenCall
+        self._put_pieces = branches.pieces  # takes those of this call
         self._at: int | None = None
         self._written: dict[int, OpenCall] = {}  # calls in the text, by their own index
         self._writing: OpenCall | None = None  # the last of these, if no text has come after it
@@ -139,7 +140,7 @@ class Assembly:
             joiner = self._call.joiner = self._call.joiner or SurrogateJoiner()
             run[:] = [replace(each, arguments=joiner.feed(each.arguments)) for each in run]
             arguments = "".join([piece.arguments for piece in run])
-        self._branches.pieces(run)
+        self._put_pieces(run)
         run.clear()
         if arguments and self._call.feed(arguments):
             self._try_hand_on()
@@ -156,8 +157,11 @@ class Assembly:
             call = self._latest
             if call is not None and piece.name and call.name not in ("", piece.name):
                 call = None
+        elif self._latest is not None and self._latest.id == piece.id:
+            call = self._latest  # another one with this id
         if call is not None and piece.name and call.name and piece.id:
             call = call if call.id in (None, piece.id) else None
+        repeats: OpenCall | None = None
         if call is not None and call.name and call.scanner.done:
             # What comes after whole arguments begins another call, or is dropped. A head that is
             # merely repeated may do either: what follows it decides.
@@ -167,9 +171,10 @@ class Assembly:
             elif piece.name or (begins and call.again is not None):
                 head = call.again or piece
                 piece = replace(piece, id=piece.id or head.id, name=piece.name or head.name)
+                repeats = call if (call.id, call.name) == (piece.id, piece.name) else None
                 call = None
         if call is None:
-            call = self._latest = self._begin(piece.index)
+            call = self._latest = self._begin(piece.index, repeats if piece.id else None)
             self._calls[piece.index if piece.index >= 0 else call.index] = call
         if piece.id and not call.id:
             call.id = piece.id
@@ -177,19 +182,39 @@ class Assembly:
         call.take_name(piece.name)
         self._at = None if call.again else piece.index
         self._call = call
+        self._put_pieces = self._branches.pieces if call.repeats is None else call.held.extend
         if piece.name and call.scanner.done:
             self._try_hand_on()
 
-    def _begin(self, index: int) -> OpenCall:
+    def _begin(self, index: int, repeats: OpenCall | None = None) -> OpenCall:
         place = index if index >= 0 and index not in self._places else self._next_place
-        call = OpenCall(place, self._to_user, self._texts, self._exempt)
+        call = OpenCall(place, self._to_user, self._texts, self._exempt, repeats)
         self._places.add(place)
         self._next_place = max(self._next_place, place + 1)
         self._order.append(call)
         return call
 
+    def _settle_repeat(self, call: OpenCall, *, truncated: bool = False) -> None:
+        """Drop a call that was sent again, or take it as one of its own."""
+        before = call.repeats
+        if before is not None and call.is_repeated(truncated=truncated):
+            self._order.remove(call)
+            self._places.discard(call.index)
+            self._next_place = max(self._places) + 1
+            self._calls = {at: before if each is call else each for at, each in self._calls.items()}
+            self._latest = self._call = before
+        else:
+            call.repeats = None
+            call.settle_name()
+            self._branches.pieces(call.held)
+        self._at = None
+        self._put_pieces = self._branches.pieces
+
     def _try_hand_on(self) -> None:
         call = self._call
+        if call.repeats is not None:
+            self._settle_repeat(call)
+            call = self._call
         if call.name and call.fault is None and not call.handed_on:
             call.read()
             if call.fault is None:
@@ -244,6 +269,7 @@ class Assembly:
         """Take more of a call that is written in the content."""
         name = name and encodable(name)
         call = self._call = self._written[index]
+        self._put_pieces = self._branches.pieces
         self._at = None
         call.take_name(name)
         self._scan([ToolCallDelta(index, None, name, encodable(arguments))])
@@ -292,6 +318,8 @@ class Assembly:
             if call.joiner and (half := call.joiner.end()):
                 self._branches.pieces([ToolCallDelta(call.index, arguments=half)])
                 call.feed(half)
+        for call in [call for call in self._order if call.repeats is not None]:
+            self._settle_repeat(call, truncated=True)
         if self._splitter is not None:
             self._splitter.end(stopped=stopped)
         for call in self._order if self._exempt else ():

@@ -35,6 +35,7 @@ from ._request import Request as Request
 from ._request import ToolSchema as ToolSchema
 from ._request import has_parameter as has_parameter
 from ._tool_call_error import ToolCallError as ToolCallError
+from ._wire import WholeMessages as WholeMessages
 from ._wire import delta_from_chunk as delta_from_chunk
 from ._wire import error_from_wire as error_from_wire
 from ._wire import message_from_response as message_from_response

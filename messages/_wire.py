@@ -21,12 +21,65 @@ from ._request import Request
 from .arguments import arguments_text
 from .text import encodable, quote
 
-__all__ = ["delta_from_chunk", "error_from_wire", "message_from_response", "request_body"]
+__all__ = [
+    "WholeMessages",
+    "delta_from_chunk",
+    "error_from_wire",
+    "message_from_response",
+    "request_body",
+]
 
 
-def delta_from_chunk(chunk: Mapping[str, Any]) -> Delta | None:
+class WholeMessages:
+    """Whole messages among the chunks of one reply: what a delta or another one said is left out.
+
+    Servers send one at the end, or with each chunk what has come so far. Put the deltas of a reply
+    into `deltas`, and empty it at will by `forget`.
+    """
+
+    __slots__ = ("_content", "_reasoning", "_said", "deltas")
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+        self._said = False  # something in a delta that was forgotten
+        # Of the messages so far, None if none was used.
+        self._content: str | None = None
+        self._reasoning = ""
+
+    def forget(self) -> list[Delta]:
+        """Return the deltas, and take others from here on."""
+        deltas, self.deltas = self.deltas, []
+        self._said = self._said or any(map(_says, deltas))
+        return deltas
+
+    def rest(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the part of `message` that has not been said."""
+        if self._content is None:
+            if self._said or any(map(_says, self.deltas)):
+                return {}
+            self._content = ""
+        rest = dict(message)
+        if isinstance(content := message.get("content"), str):
+            rest["content"] = content.removeprefix(self._content)
+            self._content += rest["content"]
+        for key in "reasoning_content", "reasoning":
+            if isinstance(reasoning := message.get(key), str):
+                rest[key] = reasoning.removeprefix(self._reasoning)
+                self._reasoning += rest[key]
+                break
+        return rest
+
+
+def _says(delta: Delta) -> bool:
+    return bool(delta.text or delta.tool_calls or delta.reasoning or delta.refusal)
+
+
+def delta_from_chunk(
+    chunk: Mapping[str, Any], messages: WholeMessages | None = None
+) -> Delta | None:
     """Turn one chunk of a streamed reply, as JSON gives it, into a delta; None if it says nothing.
 
+    `messages` are those of the reply: without them, a message that repeats its deltas is added.
     Raises `BadResponse` for what is not the protocol, several choices included, and what
     `error_from_wire` makes of an error object, also of one beside a choice.
     """
@@ -38,7 +91,9 @@ def delta_from_chunk(chunk: Mapping[str, Any]) -> Delta | None:
         usage = _usage(chunk)
         return None if usage is None else Delta(usage=usage)
     choice = _the_choice(choices)
-    piece = _object(choice, "delta") or _object(choice, "message")
+    piece = _object(choice, "delta")
+    if not piece and (piece := _object(choice, "message")) and messages is not None:
+        piece = messages.rest(piece)
     finish_reason = choice.get("finish_reason")
     usage = chunk.get("usage")
     text = piece.get("content")
