@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 
 from ._weights import Progress
 
@@ -19,26 +18,32 @@ _WORDS = {
 
 
 def show_progress() -> Callable[[Progress], None]:
-    """Return a new display: a bar on a terminal if rich is installed, else a line now and then."""
-    if sys.stderr.isatty():
-        with suppress(ImportError):
-            from rich.console import Console
-            from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
-            from rich.progress import Progress as Bar
+    """Return a new display: one changing line on a terminal, else a line now and then.
 
-            text = TextColumn("{task.description}")
-            columns = text, BarColumn(), DownloadColumn(), TransferSpeedColumn()
-            bar = Bar(*columns, console=Console(stderr=True), transient=True)
-            task = bar.add_task("")
+    It writes no escape sequences, so that any prompt can show the line above itself, and nothing
+    needs to be restored if the fetching breaks off.
+    """
+    return _rewrite_line() if sys.stderr.isatty() else _write_lines()
 
-            def move(state: Progress) -> None:
-                words, done, total = _WORDS[state.stage], state.done, state.total
-                bar.start()
-                bar.update(task, description=words, completed=done, total=total)
-                if state.stage == "ready":
-                    bar.stop()
 
-            return move
+def _rewrite_line() -> Callable[[Progress], None]:
+    width = 0
+
+    def write(state: Progress) -> None:
+        nonlocal width
+        line = ""  # once the model is ready
+        if state.stage != "ready":
+            line = _WORDS[state.stage]
+        if state.stage == "fetching":
+            line += f": {state.done * 100 // state.total}% of {state.total // 1_000_000} MB"
+        width = max(width, len(line))
+        # The cursor stays at the line's begin: an error that ends the fetching is written over it.
+        print(line.ljust(width), end="\r", file=sys.stderr, flush=True)  # noqa: T201
+
+    return write
+
+
+def _write_lines() -> Callable[[Progress], None]:
     last = ""
 
     def write(state: Progress) -> None:

