@@ -26,6 +26,7 @@ __all__ = [
     "has_user",
     "header_secrets",
     "hide_secrets",
+    "host_of",
     "is_address",
     "proxy_address",
     "secrets_of",
@@ -132,6 +133,11 @@ def hide_secrets(address: str) -> str:
         else:
             whole = re.split("[?#]", scheme + colon + rest, maxsplit=1)[0]
     return whole if len(whole) <= _LONGEST else whole[:_LONGEST] + "..."
+
+
+def host_of(address: str) -> str:
+    """Return the host of a well-formed address, with the port if it has one."""
+    return urlsplit(address).netloc.rpartition("@")[2].lower()
 
 
 def has_user(address: str) -> bool:

@@ -58,6 +58,17 @@ class Backend(ABC):
     formats: Sequence[Format] = ()
 
     @property
+    def item_provider(self) -> str:
+        """The name that marks the `ProviderItem`s of its replies; it sends back only such items.
+
+        A backend that speaks the chat-completions wire to a server has the host of its address,
+        with the port where the address has one: `api.deepseek.com`, `localhost:8000`. So one
+        service has one name, whether it is reached as `openai:` or by its address, and backends for
+        other wires of the same service have another. All others have their `provider`.
+        """
+        return self.provider
+
+    @property
     def asks_others(self) -> bool:
         """Whether it only hands requests on to other backends: those are told of, not this one."""
         return False

@@ -19,7 +19,16 @@ from ..commander.errors import ConfigurationError
 from ..commander.kept import KeptReply
 from ..commander.scope import charge_again, scope_here
 from ..dispatch.assembly import assemble
-from ..messages import Delta, Message, Request, ToolCallDelta, Usage, request_body
+from ..messages import (
+    Delta,
+    Message,
+    ProviderItem,
+    Request,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+    request_body,
+)
 from ..messages.kept import read_message, write_json, write_message
 from ._secret import clean
 from ._takes import fit_parts
@@ -49,6 +58,13 @@ def key_of(request: Request) -> str:
     """Write what a request is found by; images and files stand there as digests."""
     body = request_body("", request, stream=False)
     del body["model"]
+    items = [
+        [place, item.model_dump(exclude_defaults=True) | {"data": _digest_of(item.data)}]
+        for place, message in enumerate(request.messages)
+        for item in message.provider_items
+    ]
+    if items:  # without them a request is written as before there were any
+        body["provider_items"] = items
     for message in body["messages"]:
         if isinstance(message["content"], list):
             message["content"] = [_short(part) for part in message["content"]]
@@ -220,12 +236,23 @@ def deltas_of(saved: dict[str, Any]) -> Iterator[Delta]:
     message = read_message(saved["message"])
     if message.reasoning:
         yield Delta(reasoning=message.reasoning)
-    if message.content:
-        yield Delta(text=message.content)
-    if message.refusal:
-        yield Delta(refusal=message.refusal)
-    for call in message.tool_calls:
-        yield Delta(tool_calls=(ToolCallDelta(call.index, call.id, call.name, call.raw or ""),))
+    refusal, index = message.refusal, 0
+    for part in message.in_order():
+        match part:
+            case str():
+                yield Delta(text=part)
+            case ToolCall():
+                if refusal:  # which comes after the text and before the calls
+                    yield Delta(refusal=refusal)
+                refusal, index = None, part.index
+                piece = ToolCallDelta(index, part.id, part.name, part.raw or "")
+                yield Delta(tool_calls=(piece,))
+            case ProviderItem(call=None):
+                yield Delta(items=(part,))
+            case ProviderItem():  # of the call before it
+                yield Delta(tool_calls=(ToolCallDelta(index, item=part),))
+    if refusal:
+        yield Delta(refusal=refusal)
     if message.usage is not None or message.finish_reason is not None:
         yield Delta(usage=message.usage, finish_reason=message.finish_reason)
     if "open" not in saved:

@@ -24,7 +24,7 @@ from ..commander.errors import (
     StreamInterrupted,
 )
 from ..dispatch.assembly import assemble_partial
-from ..messages import Delta, ToolCallDelta, Usage
+from ..messages import Delta, ProviderItem, ToolCallDelta, Usage
 from ._embedding import as_vectors
 from ._secret import Cut, clean
 
@@ -50,8 +50,9 @@ _DELTA = {
     "usage": dict,
     "finish_reason": str,
     "done": bool,
+    "items": list,
 }
-_PIECE = {"index": int, "id": str, "name": str, "arguments": str}
+_PIECE = {"index": int, "id": str, "name": str, "arguments": str, "item": dict}
 _FAILURE = {
     "kind": str,
     "message": str,
@@ -214,7 +215,8 @@ def delta_to_json(delta: Delta) -> dict[str, Any]:
     """Write a delta; what says nothing is left out."""
     pieces: list[dict[str, Any]] = []
     for piece in delta.tool_calls:
-        texts = {"id": piece.id, "name": piece.name, "arguments": piece.arguments}
+        texts: dict[str, Any] = {"id": piece.id, "name": piece.name, "arguments": piece.arguments}
+        texts["item"] = piece.item and piece.item.model_dump(exclude_defaults=True)
         pieces.append({"index": piece.index, **{k: v for k, v in texts.items() if v}})
     fields = {
         "text": delta.text,
@@ -224,6 +226,7 @@ def delta_to_json(delta: Delta) -> dict[str, Any]:
         "usage": delta.usage and delta.usage.model_dump(exclude_defaults=True),
         "finish_reason": delta.finish_reason,
         "done": delta.done,
+        "items": [item.model_dump(exclude_defaults=True) for item in delta.items],
     }
     return {k: v for k, v in fields.items() if v or (k == "usage" and v is not None)}
 
@@ -236,7 +239,12 @@ def delta_from_json(value: object) -> tuple[float, Delta]:
         raise ValueError(f"a delta has a wrong at: {at!r}")
     if "tool_calls" in fields:
         pieces = [_fields("a call", p, _PIECE, ("index",)) for p in fields["tool_calls"]]
+        for piece in pieces:
+            if "item" in piece:
+                piece["item"] = ProviderItem.model_validate(piece["item"])
         fields["tool_calls"] = [ToolCallDelta(**piece) for piece in pieces]
+    if "items" in fields:
+        fields["items"] = [ProviderItem.model_validate(each) for each in fields["items"]]
     if "usage" in fields:
         fields["usage"] = Usage(**fields["usage"])
     return at, Delta(**fields)

@@ -17,9 +17,26 @@ from pydantic import SecretStr
 from pydantic_core import from_json
 
 from ..commander.errors import AnabranchError, BackendError, BadResponse, ConfigurationError
-from ..messages import Delta, Message, Request, WholeMessages, delta_from_chunk, request_body
+from ..messages import (
+    Delta,
+    ItemReader,
+    Message,
+    Request,
+    WholeMessages,
+    delta_from_chunk,
+    end_items,
+    request_body,
+)
 from ..messages.text import quote
-from ._address import CHAT, EMBEDDINGS, has_user, hide_secrets, secrets_of, server_address
+from ._address import (
+    CHAT,
+    EMBEDDINGS,
+    has_user,
+    hide_secrets,
+    host_of,
+    secrets_of,
+    server_address,
+)
 from ._embedding import Embedded, read_embeddings
 from ._failure import LONGEST, describe, whole_body, whole_reply
 from ._model import ModelBackend
@@ -72,6 +89,10 @@ class WireBackend(ModelBackend):
         where = self._redactor.text(hide_secrets(self.base_url))
         return f"{type(self).__name__}({self.model!r}, base_url={where!r})"
 
+    @property
+    def item_provider(self) -> str:
+        return host_of(self.base_url)
+
     def check_defaults(self, options: Mapping[str, Any]) -> None:
         """Refuse also what the SDK takes beside a request: where keys go is said of these."""
         if wrong := _NO_FIELDS.intersection(options):
@@ -103,7 +124,8 @@ class WireBackend(ModelBackend):
 
     def fields(self, request: Request) -> dict[str, Any]:
         """Return what stands in the body, named as this server names it, all but `extra`."""
-        body = request_body(self.model, request, self.default_options)
+        provider = self.item_provider
+        body = request_body(self.model, request, self.default_options, provider=provider)
         body.pop("extra", None)
         return body
 
@@ -138,12 +160,14 @@ class WireBackend(ModelBackend):
         """
         failure: AnabranchError
         silent = whole = 0  # bytes since the last delta, and all of them
+        # Servers need nothing back of a reply that was offered no tools.
+        items = ItemReader(self.item_provider) if request.tools else None
         try:
             body = self._body(partial(self.fields, request), request.options)
             async with aclosing(self.post(CHAT, body, whole_reply)) as pieces:
                 reader, messages = EventReader(), WholeMessages()
                 async for piece in pieces:
-                    deltas, failed = _read(reader.feed(piece), messages)
+                    deltas, failed = _read(reader.feed(piece), messages, items)
                     whole += len(piece)
                     silent = 0 if deltas else silent + len(piece)
                     if deltas:
@@ -155,7 +179,7 @@ class WireBackend(ModelBackend):
                     if whole > _LONGEST_REPLY:
                         raise BadResponse(f"the reply is longer than {_LONGEST_REPLY} bytes")
             # An event that the end of the stream cut off counts only if it is whole.
-            deltas, failed = _read([(reader.close() or b"").strip()], messages)
+            deltas, failed = _read([(reader.close() or b"").strip()], messages, items)
             if deltas:
                 yield deltas
             if not (failed is None or isinstance(failed, BadResponse)):
@@ -204,13 +228,16 @@ def _unreadable(error: Exception) -> BadResponse:
     return BadResponse(f"the reply cannot be read: {kind}: {describe(error)}")
 
 
-def _read(events: list[bytes], messages: WholeMessages) -> tuple[list[Delta], BackendError | None]:
+def _read(
+    events: list[bytes], messages: WholeMessages, items: ItemReader | None
+) -> tuple[list[Delta], BackendError | None]:
     """Return what the events say, up to the first that is a failure."""
     deltas = messages.deltas
     try:
         for event in events:
             if event == b"[DONE]":
-                deltas.append(Delta(done=True))
+                rest = () if items is None else end_items(items)
+                deltas.append(Delta(done=True, items=rest))
                 continue
             try:
                 chunk: Any = from_json(event)
@@ -224,7 +251,7 @@ def _read(events: list[bytes], messages: WholeMessages) -> tuple[list[Delta], Ba
             if not isinstance(chunk, dict):
                 raise BadResponse(f"an event that is not an object: {event[:200]!r}")
             fields = cast("dict[str, Any]", chunk)
-            if (delta := delta_from_chunk(fields, messages)) is not None:
+            if (delta := delta_from_chunk(fields, messages, items)) is not None:
                 deltas.append(delta)
     except BackendError as failure:
         return messages.forget(), failure

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from ..commander.errors import BackendError, BadResponse
-from ..messages import Delta, Message, ToolCall, ToolCallDelta, ToolCallError, Usage
+from ..messages import (
+    Delta,
+    Message,
+    ProviderItem,
+    ToolCall,
+    ToolCallDelta,
+    ToolCallError,
+    Usage,
+)
 from ..messages.text import SurrogateJoiner, encodable
 from ._call import OpenCall
 from ._format import Format
@@ -80,6 +88,9 @@ class Assembly:
         self._tried: dict[str, int] = {}  # numbers behind an id that are taken, up to here
         self._usage: Usage | None = None
         self._finish_reason: str | None = None
+        # The provider's items as they came, each with the call that it belongs to, if any.
+        self._items: list[tuple[ProviderItem, OpenCall | None]] = []
+        self._measured = self._content_size = 0  # pieces of the content, and their length
         self._texts = UserText(branches.text)
         self._content_origin = TextOrigin()
         self._refusal_origin = TextOrigin()
@@ -104,6 +115,8 @@ class Assembly:
                 if text:
                     self._take_content(text)
                 at = self._at
+            if delta.items:
+                self._place_items(delta.items)
             for piece in delta.tool_calls:
                 if piece.index != at or piece.name is not None or piece.id is not None:
                     if run:
@@ -115,6 +128,8 @@ class Assembly:
                         piece = replace(piece, id=piece.id and encodable(piece.id), name=name)
                     self._turn_to(piece)
                     at = self._at
+                if piece.item is not None:
+                    self._items.append((piece.item, self._call))
                 run.append(piece)
             if delta.reasoning or delta.finish_reason or delta.done or delta.refusal or delta.usage:
                 if run:
@@ -130,6 +145,14 @@ class Assembly:
                 self.whole = self.whole or delta.done or delta.finish_reason is not None
         if run:
             self._scan(run)
+
+    def _place_items(self, items: Iterable[ProviderItem]) -> None:
+        """Take items that stand by themselves, behind the text and the calls that have come."""
+        self._content_size += sum(map(len, self._content[self._measured :]))
+        self._measured = len(self._content)
+        place = {"after_text": self._content_size, "after_calls": len(self._order)}
+        for item in items:
+            self._items.append((item.model_copy(update={**place, "call": None}), None))
 
     def _scan(self, run: list[ToolCallDelta]) -> None:
         """Read the pieces of one call, and empty the list."""
@@ -331,7 +354,7 @@ class Assembly:
         refusal = "".join(self._refusal) or None
         content = "".join(self._content)
         calls = sorted(self._order, key=attrgetter("index"))
-        return Message(
+        message = Message(
             role="assistant",
             content=content or (None if refusal or calls else ""),
             tool_calls=[call.for_message() for call in calls],
@@ -340,6 +363,14 @@ class Assembly:
             usage=self._usage,
             finish_reason=self._finish_reason,
         )
+        if self._items:
+            message.provider_items = [
+                item if call is None else item.model_copy(update={"call": call.id})
+                for item, call in self._items
+            ]
+            ordered = (each for each in message.in_order() if isinstance(each, ProviderItem))
+            message.provider_items = [*ordered]
+        return message
 
     def partial(self) -> Message | None:
         """Return the text and the reasoning so far, as a message; None without either.

@@ -7,6 +7,7 @@ requests. In between they are:
   also stands in `_delta`, and is put together in `dispatch/assembly`
 - `_part`: an image or a file beside a message's text, checked
 - `_tool_call_error`: a call that cannot be run
+- `_item`: data that a provider wants back unchanged; `_wire_items`: its fields on the wire
 - `_delta`: a piece of a reply that still streams
 - `_conversation`: messages in order, saved and loaded
 - `_request`: one question to a model, and what is offered with it
@@ -25,6 +26,7 @@ from ._asked import Working as Working
 from ._conversation import Conversation as Conversation
 from ._delta import Delta as Delta
 from ._delta import ToolCallDelta as ToolCallDelta
+from ._item import ProviderItem as ProviderItem
 from ._message import Message as Message
 from ._message import Role as Role
 from ._message import ToolCall as ToolCall
@@ -37,6 +39,8 @@ from ._request import has_parameter as has_parameter
 from ._tool_call_error import ToolCallError as ToolCallError
 from ._wire import WholeMessages as WholeMessages
 from ._wire import delta_from_chunk as delta_from_chunk
+from ._wire import end_items as end_items
 from ._wire import error_from_wire as error_from_wire
 from ._wire import message_from_response as message_from_response
 from ._wire import request_body as request_body
+from ._wire_items import ItemReader as ItemReader

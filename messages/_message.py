@@ -7,12 +7,14 @@ and every compatible server understands.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ._item import ProviderItem
 from ._part import Part
+from ._wire_items import put_items
 from .arguments import arguments_text, read_arguments
 from .text import encodable
 
@@ -127,7 +129,8 @@ class ToolCall(BaseModel):
 class Message(BaseModel):
     """One message of a conversation, field for field as the non-streaming endpoint gives it.
 
-    `parts` are images and files beside the text.
+    `parts` are images and files beside the text. `provider_items` are data that the provider of a
+    reply wants back unchanged.
     """
 
     role: Role
@@ -140,6 +143,7 @@ class Message(BaseModel):
     refusal: str | None = None
     usage: Usage | None = None
     finish_reason: str | None = None
+    provider_items: list[ProviderItem] = Field(default_factory=list[ProviderItem])
 
     @property
     def whole_text(self) -> str | None:
@@ -149,10 +153,36 @@ class Message(BaseModel):
         texts = [self.content, *(part.text for part in self.parts)]
         return "\n\n".join(filter(None, texts)) or self.content
 
-    def to_wire(self) -> dict[str, Any]:
-        """Return what a request carries: reasoning, usage and finish reason stay here.
+    def in_order(self) -> Iterator[str | ToolCall | ProviderItem]:
+        """Yield the text in pieces, the tool calls and the items, in the order of the reply.
 
-        So do a tool message's parts: the wire allows text alone there (see `request_body`).
+        An item of a call follows the call. Where no item tells text and calls apart, all text comes
+        before the calls.
+        """
+        text, calls = self.content or "", list(self.tool_calls)
+        of_calls: dict[str, list[ProviderItem]] = {}
+        for item in self.provider_items:
+            if item.call is not None:
+                of_calls.setdefault(item.call, []).append(item)
+        said = called = 0
+        alone = (item for item in self.provider_items if item.call is None)
+        for item in (*alone, None):
+            until = (len(text), len(calls)) if item is None else (item.after_text, item.after_calls)
+            if piece := text[said : until[0]]:
+                said += len(piece)
+                yield piece
+            for call in calls[called : until[1]]:
+                called += 1
+                yield call
+                yield from of_calls.pop(call.id, ())
+            if item is not None:
+                yield item
+
+    def to_wire(self, provider: str | None = None) -> dict[str, Any]:
+        """Return what a request to `provider` carries: its own items, and not those of others.
+
+        Reasoning, usage and finish reason stay here. So do a tool message's parts: the wire allows
+        text alone there (see `request_body`).
         """
         text = self.whole_text
         wire: dict[str, Any] = {"role": self.role, "content": text}
@@ -166,6 +196,8 @@ class Message(BaseModel):
         for key in ("tool_call_id", "name"):
             if (value := getattr(self, key)) is not None:
                 wire[key] = value
+        if provider is not None and self.provider_items:
+            put_items(wire, (item for item in self.provider_items if item.is_from(provider)))
         return wire
 
     def to_record(self) -> dict[str, Any]:
@@ -183,6 +215,10 @@ class Message(BaseModel):
             "refusal": self.refusal,
             "usage": self.usage and self.usage.to_wire(),
             "finish_reason": self.finish_reason,
+            "provider_items": [
+                item.model_dump(exclude_defaults=True) for item in self.provider_items
+            ]
+            or None,
         }
         return record | {key: value for key, value in rest.items() if value is not None}
 
@@ -208,6 +244,7 @@ class Message(BaseModel):
             refusal=_text(wire.get("refusal")),
             usage=usage and Usage.from_wire(usage),
             finish_reason=_text(wire.get("finish_reason")),
+            provider_items=wire.get("provider_items") or [],
         )
 
 

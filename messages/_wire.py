@@ -16,14 +16,17 @@ from ..commander.errors import (
     RateLimited,
 )
 from ._delta import Delta, ToolCallDelta
+from ._item import ProviderItem
 from ._message import Message, Usage, content_text
 from ._request import Request
+from ._wire_items import ItemReader
 from .arguments import arguments_text
 from .text import encodable, quote
 
 __all__ = [
     "WholeMessages",
     "delta_from_chunk",
+    "end_items",
     "error_from_wire",
     "message_from_response",
     "request_body",
@@ -75,11 +78,14 @@ def _says(delta: Delta) -> bool:
 
 
 def delta_from_chunk(
-    chunk: Mapping[str, Any], messages: WholeMessages | None = None
+    chunk: Mapping[str, Any],
+    messages: WholeMessages | None = None,
+    items: ItemReader | None = None,
 ) -> Delta | None:
     """Turn one chunk of a streamed reply, as JSON gives it, into a delta; None if it says nothing.
 
     `messages` are those of the reply: without them, a message that repeats its deltas is added.
+    `items` collects the data of the reply that its server wants back.
     Raises `BadResponse` for what is not the protocol, several choices included, and what
     `error_from_wire` makes of an error object, also of one beside a choice.
     """
@@ -104,16 +110,21 @@ def delta_from_chunk(
             text = content_text(text)
         except (AttributeError, KeyError, TypeError):
             raise _unexpected("content", "a text or a list of parts", text) from None
+    calls = _calls(piece, items)
+    if items is not None:
+        items.take(piece)
     delta = Delta(
         text or "",
         _text(piece, "reasoning_content") or _text(piece, "reasoning"),
         _text(piece, "refusal"),
-        _calls(piece),
+        calls,
         _usage(chunk) if usage or finish_reason else None,
         _text(choice, "finish_reason") or None,
     )
+    if items is not None and (calls or finish_reason):
+        delta.items = end_items(items)
     says = delta.text or delta.tool_calls or delta.reasoning or delta.finish_reason
-    return delta if says or delta.usage or delta.refusal else None
+    return delta if says or delta.usage or delta.refusal or delta.items else None
 
 
 def _the_choice(choices: Sequence[Any]) -> Mapping[str, Any]:
@@ -158,7 +169,15 @@ def _usage(chunk: Mapping[str, Any]) -> Usage | None:
     return Usage.from_wire(cast("dict[str, Any]", usage))
 
 
-def _calls(piece: Mapping[str, Any]) -> Sequence[ToolCallDelta]:
+def end_items(items: ItemReader) -> Sequence[ProviderItem]:
+    """Return the items of a reply since the last time. Raises `BadResponse`."""
+    try:
+        return items.end()
+    except ValueError as fault:
+        raise BadResponse(f"not the chat-completions wire: {fault}") from None
+
+
+def _calls(piece: Mapping[str, Any], items: ItemReader | None) -> Sequence[ToolCallDelta]:
     calls: list[ToolCallDelta] = []
     for call in _list(piece, "tool_calls"):
         if not isinstance(call, dict):
@@ -170,7 +189,13 @@ def _calls(piece: Mapping[str, Any]) -> Sequence[ToolCallDelta]:
             raise _unexpected("a tool call's index", "a number", index)
         place = -1 if index is None else index
         name = _text(function, "name") or None
-        calls.append(ToolCallDelta(place, _text(fields, "id") or None, name, _arguments(function)))
+        call = ToolCallDelta(place, _text(fields, "id") or None, name, _arguments(function))
+        if items is not None:
+            try:
+                call.item = items.of_call(fields)
+            except ValueError:
+                raise _unexpected("extra_content", "JSON", fields) from None
+        calls.append(call)
     if calls:
         return calls
     if legacy := _object(piece, "function_call"):
@@ -261,7 +286,7 @@ def message_from_response(response: Mapping[str, Any]) -> Message:
     if not said:
         raise _unexpected("a response", "an object with one choice and its message", response)
     try:
-        message = Message.from_wire({"role": "assistant", **said})
+        message = Message.from_wire({"role": "assistant", **said, "provider_items": None})
     except (AttributeError, KeyError, TypeError, ValueError) as fault:
         raise _unexpected("message", "a message", said) from fault
     message.finish_reason = encodable(_text(choice, "finish_reason")) or None
@@ -274,8 +299,9 @@ def request_body(
     request: Request,
     default_options: Mapping[str, Any] | None = None,
     stream: bool = True,
+    provider: str | None = None,
 ) -> dict[str, Any]:
-    """Write the JSON body of a request.
+    """Write the JSON body of a request; of the messages' items, those of `provider` alone.
 
     The request's options win over the defaults; an option that is None is left out. Options that
     servers refuse without tools are left out where there are none. The option `tool_images` is
@@ -283,12 +309,12 @@ def request_body(
     their results, since the wire allows none in a tool message.
     """
     options = {**(default_options or {}), **request.options}
-    messages = [message.to_wire() for message in request.messages]
+    messages = [message.to_wire(provider) for message in request.messages]
     if options.pop("tool_images", False):
         messages.clear()
         for tools, group in groupby(request.messages, lambda message: message.role == "tool"):
             run = list(group)
-            messages += [message.to_wire() for message in run]
+            messages += [message.to_wire(provider) for message in run]
             if tools and (parts := [part for message in run for part in message.parts]):
                 said = "The images that the tools gave, in order:"
                 messages.append(Message(role="user", content=said, parts=parts).to_wire())

@@ -14,7 +14,7 @@ from math import sqrt
 from typing import Any, TypeAlias
 
 from ..backends import Limits, ModelBackend, Retries, Timeouts
-from ..messages import Delta, Message, Request, ToolCallDelta, Usage
+from ..messages import Delta, Message, ProviderItem, Request, ToolCall, ToolCallDelta, Usage
 from ._loop import SeededLoop
 
 __all__ = ["ScriptStep", "ScriptedBackend", "deltas"]
@@ -210,12 +210,22 @@ Cut: TypeAlias = Callable[[str], Iterable[str]]
 def _deltas(reply: str | Message, cut: Cut) -> Iterator[Delta]:
     message = Message(role="assistant", content=reply) if isinstance(reply, str) else reply
     yield from (Delta(reasoning=piece) for piece in cut(message.reasoning or ""))
-    yield from (Delta(text=piece) for piece in cut(message.content or ""))
-    yield from (Delta(refusal=piece) for piece in cut(message.refusal or ""))
-    for index, call in enumerate(message.tool_calls):
-        yield Delta(tool_calls=(ToolCallDelta(index, id=call.id, name=call.name),))
-        for piece in cut(call.to_wire()["function"]["arguments"]):
-            yield Delta(tool_calls=(ToolCallDelta(index, arguments=piece),))
+    refusal, index = message.refusal or "", -1
+    for part in message.in_order():
+        match part:
+            case str():
+                yield from (Delta(text=piece) for piece in cut(part))
+            case ToolCall():
+                yield from (Delta(refusal=piece) for piece in cut(refusal))
+                refusal, index = "", index + 1
+                yield Delta(tool_calls=(ToolCallDelta(index, id=part.id, name=part.name),))
+                for piece in cut(part.to_wire()["function"]["arguments"]):
+                    yield Delta(tool_calls=(ToolCallDelta(index, arguments=piece),))
+            case ProviderItem(call=None):
+                yield Delta(items=(part,))
+            case ProviderItem():  # of the call before it
+                yield Delta(tool_calls=(ToolCallDelta(index, item=part),))
+    yield from (Delta(refusal=piece) for piece in cut(refusal))
     finish = message.finish_reason or ("tool_calls" if message.tool_calls else "stop")
     yield Delta(finish_reason=finish, usage=message.usage)
     yield Delta(done=True)

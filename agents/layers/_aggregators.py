@@ -177,8 +177,11 @@ def _join(row: Sequence[Message], sources: Sequence[AgentMessage]) -> Message:
 def _made(message: AgentMessage, key: str, role: Role, text: str, parts: list[Part]) -> Message:
     kept: dict[str, Any] = vars(message)
     said: Message | None = kept.get(key)
-    if said is None or (said.role, said.content, said.parts) != (role, text, parts):
-        said = kept[key] = Message(role=role, content=text, parts=[*parts])
+    items = message.provider_items if role == "assistant" else []
+    now = (role, text, parts, items)
+    if said is None or (said.role, said.content, said.parts, said.provider_items) != now:
+        said = Message(role=role, content=text, parts=[*parts], provider_items=[*items])
+        kept[key] = said
     return said
 
 

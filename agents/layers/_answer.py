@@ -85,6 +85,8 @@ async def answer(
         sender=agent.name,
         formatted=formatted,
         extra={"status": status, **citations(agent, conversation, text)},
+        reasoning=message.reasoning,
+        provider_items=message.provider_items,
     )
 
 

@@ -64,7 +64,14 @@ def read_cut(view: RunView, name: str) -> list[AgentMessage]:
                 )
                 said.append(parts)
             else:
-                said.append(AgentMessage(content=message.content or "", sender=name))
+                said.append(
+                    AgentMessage(
+                        content=message.content or "",
+                        sender=name,
+                        reasoning=message.reasoning,
+                        provider_items=message.provider_items,
+                    )
+                )
     _answer([each for each in said if each.type == TOOLS], rounds, gave)
     partial = "".join(each.text for each in view.partials[-1:] if each.number > began)
     if partial:

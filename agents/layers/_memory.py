@@ -42,6 +42,7 @@ __all__ = [
     "message_tokens",
     "read_again",
     "read_records",
+    "saved_fields",
 ]
 
 SessionId: TypeAlias = int | str
@@ -225,7 +226,7 @@ class Memory:
     def save(self, session_id: SessionId = 0) -> list[dict[str, Any]]:
         """Return all of a session as plain JSON values; what is not JSON is written as text."""
         said = self._all(session_id)
-        return json_value([{name: each for name, each in m if name != "usage"} for m in said])
+        return json_value([dict(saved_fields(message)) for message in said])
 
     def load(self, records: Iterable[Mapping[str, Any]], session_id: SessionId = 0) -> None:
         """Put what `save` returned in the place of a session.
@@ -267,6 +268,13 @@ def _is_added_here(message: AgentMessage) -> bool:
     """Return whether a message was added in the agent's call around this, or below it."""
     calls = CALLS.get()
     return vars(message).get(ADDED_IN, ())[: len(calls)] == calls
+
+
+def saved_fields(message: AgentMessage) -> Iterator[tuple[str, Any]]:
+    """Yield the fields to write: the last two, which earlier versions lack, only where set."""
+    for name, value in message:
+        if name != "usage" and (value or name not in ("reasoning", "provider_items")):
+            yield name, value
 
 
 class SummaryMemory(Memory):

@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, TypeAlias, cast
 from pydantic import BaseModel, Field
 from typing_extensions import TypeVar
 
-from ...messages import Message, Part, Usage
+from ...messages import Message, Part, ProviderItem, Usage
 from ...messages.text import quote
 from ...tools import ToolResult, result_text
 
@@ -34,7 +34,8 @@ class AgentMessage(BaseModel, Generic[F]):
     nobody has. `sender` and `receiver` are names; `type` and `extra` are the application's.
     `stream_state` is "begin" or "streaming" for a message that is still growing, "end" for a whole
     one, "failed" for one that broke off. `usage`, of an agent's answer to a call, is what all of
-    that call took; no memory keeps it.
+    that call took; no memory keeps it. Of an agent's answer, `reasoning` is what its model reasoned
+    before it, and `provider_items` are what the model's provider wants back with it.
     """
 
     content: Any = None
@@ -46,6 +47,8 @@ class AgentMessage(BaseModel, Generic[F]):
     receiver: str | None = None
     stream_state: StreamState = "end"
     usage: Usage = Usage()
+    reasoning: str | None = None
+    provider_items: list[ProviderItem] = Field(default_factory=list[ProviderItem])
 
     @property
     def text(self) -> str:

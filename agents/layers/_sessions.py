@@ -22,7 +22,7 @@ from ...commander.scope import scope_here
 from ...store import Journal, NotStorable, Session, SessionCall
 from ._call import ROUND, AgentCall, KeptCall, KeptSession, run_in_tree
 from ._cut import read_cut
-from ._memory import SessionId, json_value, read_records
+from ._memory import SessionId, json_value, read_records, saved_fields
 from ._message import AgentMessage
 from ._steer import Steering
 from ._stream import LISTENER
@@ -42,7 +42,7 @@ Changes: TypeAlias = dict[str, list[Any]]
 """How they have changed, by path: from which message on, how many are gone, which came instead."""
 
 # What `save` writes of a message about which nothing has been said.
-DEFAULTS = AgentMessage().model_dump(exclude={"usage"})
+DEFAULTS: Mapping[str, Any] = json_value(dict(saved_fields(AgentMessage())))
 
 
 class _Known(NamedTuple):
@@ -321,7 +321,7 @@ def _write(message: AgentMessage) -> dict[str, Any]:
 
 
 def _record(message: AgentMessage) -> dict[str, Any]:
-    return _shorten({name: json_value(each) for name, each in message if name != "usage"})
+    return _shorten({name: json_value(each) for name, each in saved_fields(message)})
 
 
 def _shorten(record: Mapping[str, Any]) -> dict[str, Any]:
