@@ -19,7 +19,7 @@ from ._delta import Delta, ToolCallDelta
 from ._item import ProviderItem
 from ._message import Message, Usage, content_text
 from ._request import Request
-from ._wire_items import ItemReader
+from ._wire_items import CALL_FIELD, ItemReader
 from .arguments import arguments_text
 from .text import encodable, quote
 
@@ -92,7 +92,9 @@ def delta_from_chunk(
     told = "error" in chunk or "x_groq" in chunk or chunk.get("object") == "error"
     if told and (error := _error(chunk)):
         raise error_from_wire(error)
-    choices = _list(chunk, "choices")
+    choices: Any = chunk.get("choices")
+    if choices.__class__ is not list:  # a call of `_list` for each chunk would cost more
+        choices = _list(chunk, "choices")
     if not choices:
         usage = _usage(chunk)
         return None if usage is None else Delta(usage=usage)
@@ -110,8 +112,8 @@ def delta_from_chunk(
             text = content_text(text)
         except (AttributeError, KeyError, TypeError):
             raise _unexpected("content", "a text or a list of parts", text) from None
-    calls = _calls(piece, items)
-    if items is not None:
+    calls = _calls(piece, items) if "tool_calls" in piece or "function_call" in piece else ()
+    if items is not None and not (calls and len(piece) == 1):
         items.take(piece)
     delta = Delta(
         text or "",
@@ -121,7 +123,7 @@ def delta_from_chunk(
         _usage(chunk) if usage or finish_reason else None,
         _text(choice, "finish_reason") or None,
     )
-    if items is not None and (calls or finish_reason):
+    if items is not None and items.fields and (calls or finish_reason):
         delta.items = end_items(items)
     says = delta.text or delta.tool_calls or delta.reasoning or delta.finish_reason
     return delta if says or delta.usage or delta.refusal or delta.items else None
@@ -190,7 +192,7 @@ def _calls(piece: Mapping[str, Any], items: ItemReader | None) -> Sequence[ToolC
         place = -1 if index is None else index
         name = _text(function, "name") or None
         call = ToolCallDelta(place, _text(fields, "id") or None, name, _arguments(function))
-        if items is not None:
+        if items is not None and CALL_FIELD in fields:
             try:
                 call.item = items.of_call(fields)
             except ValueError:

@@ -11,47 +11,49 @@ __all__ = ["ItemReader", "put_items"]
 
 # Fields of a message. DeepSeek and Moonshot refuse a request with tools that lacks the reasoning of
 # an earlier reply, OpenRouter one that lacks its details; a server of ours sends items itself.
-MESSAGE_FIELDS = ("reasoning_content", "reasoning", "reasoning_details", "provider_items")
-# Fields of a tool call. Gemini refuses a call that lacks its signature, which stands in this one.
-CALL_FIELDS = ("extra_content",)
+MESSAGE_FIELDS = frozenset(
+    {"reasoning_content", "reasoning", "reasoning_details", "provider_items"}
+)
+# The field of a tool call. Gemini refuses a call that lacks its signature, which it has here.
+CALL_FIELD = "extra_content"
 
 
 class ItemReader:
     """Collects the items of one reply for `delta_from_chunk`; `provider` is who makes it."""
 
-    __slots__ = ("_fields", "_provider")
+    __slots__ = ("_provider", "fields")
 
     def __init__(self, provider: str) -> None:
         self._provider = provider
-        self._fields: dict[str, list[Any]] = {}
+        self.fields: dict[str, list[Any]] = {}  # of the message, since the last item
 
     def take(self, piece: Mapping[str, Any]) -> None:
         """Take the fields of a piece of the message."""
-        for name in MESSAGE_FIELDS:
-            if name in piece and isinstance(value := piece[name], str | list):
-                self._fields.setdefault(name, []).append(cast("Any", value))
+        for name in piece:  # one or two, mostly
+            if name in MESSAGE_FIELDS and type(value := piece[name]) in (str, list):
+                self.fields.setdefault(name, []).append(value)
 
     def end(self) -> Sequence[ProviderItem]:
         """Return the fields taken since the last time as an item, if there are any.
 
         Raises `ValueError` for a field that has no JSON.
         """
-        if not self._fields:
+        if not self.fields:
             return ()
         joined: dict[str, Any] = {}
-        for name, values in self._fields.items():
+        for name, values in self.fields.items():
             if all(isinstance(value, str) for value in values):
                 joined[name] = "".join(values)
             else:
                 lists = [cast("list[Any]", value) for value in values if type(value) is list]
                 joined[name] = [each for value in lists for each in value]
-        self._fields = {}
+        self.fields = {}
         return (ProviderItem.of(self._provider, joined),)
 
     def of_call(self, call: Mapping[str, Any]) -> ProviderItem | None:
         """Return the item of a piece of a tool call. Raises `ValueError` as `end` does."""
-        fields = {name: call[name] for name in CALL_FIELDS if call.get(name)}
-        return ProviderItem.of(self._provider, fields) if fields else None
+        value = call.get(CALL_FIELD)
+        return ProviderItem.of(self._provider, {CALL_FIELD: value}) if value else None
 
 
 def put_items(wire: dict[str, Any], items: Iterable[ProviderItem]) -> None:
@@ -66,12 +68,12 @@ def put_items(wire: dict[str, Any], items: Iterable[ProviderItem]) -> None:
             continue
         fields = cast("dict[str, Any]", value)
         if item.call is None:
-            for name in MESSAGE_FIELDS:
-                if name in fields:
+            for name in fields:  # in their order, so that a request always has the same bytes
+                if name in MESSAGE_FIELDS:
                     wire[name] = _join(wire.get(name), fields[name])
         for call in calls:
-            if call["id"] == item.call:
-                call |= {name: fields[name] for name in CALL_FIELDS if name in fields}
+            if call["id"] == item.call and CALL_FIELD in fields:
+                call[CALL_FIELD] = fields[CALL_FIELD]
 
 
 def _join(before: Any, value: Any) -> Any:
