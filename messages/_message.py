@@ -230,6 +230,7 @@ class Message(BaseModel):
         `ValidationError` is one) if it is neither.
         """
         usage = wire.get("usage")
+        thought = content_reasoning(wire.get("content")) or None
         calls = wire.get("tool_calls") or ()
         if not calls and (legacy := wire.get("function_call")):
             calls = ({"function": legacy},)
@@ -240,7 +241,7 @@ class Message(BaseModel):
             tool_calls=[ToolCall.from_wire(call, index) for index, call in enumerate(calls)],
             tool_call_id=_text(wire.get("tool_call_id")),
             name=_text(wire.get("name")),
-            reasoning=_text(wire.get("reasoning_content") or wire.get("reasoning")),
+            reasoning=_text(wire.get("reasoning_content") or wire.get("reasoning") or thought),
             refusal=_text(wire.get("refusal")),
             usage=usage and Usage.from_wire(usage),
             finish_reason=_text(wire.get("finish_reason")),
@@ -261,6 +262,15 @@ def content_text(content: object) -> str | None:
     parts = cast("list[dict[str, Any]]", content)
     texts = [encodable(part["text"]) for part in parts if part.get("type") == "text"]
     return "".join(texts) if texts or not parts else None
+
+
+def content_reasoning(content: object) -> str:
+    """Return the reasoning in a `content`: Mistral sends it as parts of type `thinking`."""
+    if content is None or isinstance(content, str):
+        return ""
+    parts = cast("list[dict[str, Any]]", content)
+    thoughts = [part["thinking"] for part in parts if part.get("type") == "thinking"]
+    return "".join(content_text(thought) or "" for thought in thoughts)
 
 
 def content_parts(content: object) -> list[Part]:

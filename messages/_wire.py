@@ -17,7 +17,7 @@ from ..commander.errors import (
 )
 from ._delta import Delta, ToolCallDelta
 from ._item import ProviderItem
-from ._message import Message, Usage, content_text
+from ._message import Message, Usage, content_reasoning, content_text
 from ._request import Request
 from ._wire_items import CALL_FIELD, ItemReader
 from .arguments import arguments_text
@@ -107,9 +107,10 @@ def delta_from_chunk(
     text = piece.get("content")
     if text and len(piece) == 1 and not finish_reason and not usage and type(text) is str:
         return Delta(text)  # by far the most frequent chunk
+    thought = ""
     if text is not None and not isinstance(text, str):
         try:
-            text = content_text(text)
+            text, thought = content_text(text), content_reasoning(text)
         except (AttributeError, KeyError, TypeError):
             raise _unexpected("content", "a text or a list of parts", text) from None
     calls = _calls(piece, items) if "tool_calls" in piece or "function_call" in piece else ()
@@ -117,7 +118,7 @@ def delta_from_chunk(
         items.take(piece)
     delta = Delta(
         text or "",
-        _text(piece, "reasoning_content") or _text(piece, "reasoning"),
+        _text(piece, "reasoning_content") or _text(piece, "reasoning") or thought,
         _text(piece, "refusal"),
         calls,
         _usage(chunk) if usage or finish_reason else None,

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from anabranch.commander import BadResponse, Commander, Node
 from anabranch.dispatch import fork
@@ -61,6 +63,45 @@ async def test_reasoning_has_a_branch_and_a_field(key: str) -> None:
 
     assert (text, thought) == ("So.", "Hmm.")
     assert (message.content, message.reasoning) == ("So.", "Hmm.")
+
+
+PIECES = st.lists(
+    st.tuples(st.sampled_from(["text", "thinking"]), st.text("ab é😀", max_size=3)), max_size=6
+)
+
+
+@given(st.lists(PIECES, max_size=4), st.booleans())
+async def test_reasoning_in_parts_of_the_content(replies: list[Any], nested: bool) -> None:
+    """As Mistral's models send it, in chunks and in a complete message: it is none of the text."""
+
+    def part(kind: str, text: str) -> dict[str, Any]:
+        inner = [{"type": "text", "text": text}] if nested else text
+        return {"type": kind, kind: text if kind == "text" else inner}
+
+    contents = [[part(*piece) for piece in reply] for reply in replies]
+    said = {
+        kind: "".join(text for reply in replies for each, text in reply if each == kind)
+        for kind in ("text", "thinking")
+    }
+
+    *_, message = await read([*(chunk(content=each) for each in contents), chunk("stop")])
+    content = [part for each in contents for part in each]
+    response = {"choices": [{"message": {"content": content}, "finish_reason": "stop"}]}
+    complete = message_from_response(response)
+
+    for each in message, complete:
+        assert (each.content or "", each.reasoning or "") == (said["text"], said["thinking"])
+
+
+@pytest.mark.parametrize("thinking", [1, {"text": "a"}, ["a"], [{"type": "text"}], None])
+async def test_parts_of_reasoning_that_are_none(thinking: object) -> None:
+    """What is not reasoning is refused as other content is, or says nothing."""
+    part = {"type": "thinking", "thinking": thinking}
+    try:
+        *_, message = await read([chunk(content=[part]), chunk("stop")])
+    except BadResponse:
+        return
+    assert message.reasoning is None
 
 
 async def test_a_refusal_is_read_by_the_user() -> None:
