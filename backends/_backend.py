@@ -69,6 +69,11 @@ class Backend(ABC):
         return self.provider
 
     @property
+    def server(self) -> tuple[str, int] | None:
+        """The host and port that its requests go to; None of a model in this process."""
+        return None
+
+    @property
     def asks_others(self) -> bool:
         """Whether it only hands requests on to other backends: those are told of, not this one."""
         return False

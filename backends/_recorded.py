@@ -33,7 +33,7 @@ from ..messages.kept import read_message, write_json, write_message
 from ._secret import clean
 from ._takes import fit_parts
 from ._tape import delta_from_json, delta_to_json
-from ._tell import TOLD, hear_taken, is_telling, tell_request, telling
+from ._tell import TOLD, ToldQuestion, hear_taken, is_telling, tell_request, telling
 
 if TYPE_CHECKING:
     from ._backend import Backend
@@ -116,7 +116,9 @@ def keep_replies(stream: Stream[B]) -> Stream[B]:
         node = payer()
         if node is None or self.asks_others or is_telling(node) or not is_watched(node, *TOLD):
             return kept(self, request)[0]
-        with telling(node, {}):  # a `stream` that is no generator asks another one here and now
+        with telling(
+            ToldQuestion(node)
+        ):  # a `stream` that is no generator asks another one here and now
             source, replayed = kept(self, request)
         return tell_request(self, source, request, replayed=replayed)
 

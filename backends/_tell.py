@@ -2,32 +2,60 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+from pydantic_core import from_json
 
 from ..commander import EventKind, Node, emit, payer
 from ..messages import Asked, Delta, Replied, Request, Usage, Working
+from ._sse import EventReader
 
 if TYPE_CHECKING:
     from ._backend import Backend
 
-__all__ = ["TOLD", "hear_taken", "is_telling", "tell_request", "telling", "working"]
+__all__ = [
+    "TOLD",
+    "AnswerReader",
+    "ToldQuestion",
+    "hear_taken",
+    "is_telling",
+    "tell_request",
+    "telling",
+    "working",
+]
 
 # The kinds of events that tell of a question.
 TOLD: tuple[EventKind, ...] = ("request", "first_chunk", "working", "reply")
 
+# An id or a model's name, as servers say them. Anything else may be a text.
+_NAME = re.compile(r"[!-~]{1,200}")
+
 _numbers: Iterator[int] = count(1)
 
-# The node whose question is told of here, what that has taken, by model, and its number once it has
-# one; None where none is.
-_TOLD: ContextVar[tuple[Node[Any], dict[str, Usage], int | None] | None] = ContextVar(
-    "anabranch_told", default=None
-)
+
+@dataclass(slots=True)
+class ToldQuestion:
+    """A question that is told of: its node, its number once it has one, and what is known so far.
+
+    `taken` is its usage by model, `response_id` and `response_model` are what its server says.
+    """
+
+    node: Node[Any]
+    number: int | None = None
+    taken: dict[str, Usage] = field(default_factory=dict[str, Usage])
+    response_id: str | None = None
+    response_model: str | None = None
+
+
+# The question that is told of here; None where none is.
+_TOLD: ContextVar[ToldQuestion | None] = ContextVar("anabranch_told", default=None)
 
 
 def is_telling(node: Node[Any]) -> bool:
@@ -37,20 +65,56 @@ def is_telling(node: Node[Any]) -> bool:
     node asks that a backend has put is that node's.
     """
     told = _TOLD.get()
-    return told is not None and told[0] is node
+    return told is not None and told.node is node
 
 
 def hear_taken(model: str, usage: Usage) -> None:
     """Add what an attempt took to the question that is told here, if one is."""
     if (told := _TOLD.get()) is not None:
-        taken = told[1]
-        taken[model] = taken.get(model, Usage()) + usage
+        told.taken[model] = told.taken.get(model, Usage()) + usage
+
+
+class AnswerReader:
+    """Reads from the first events of a reply who gives it, for the question that is told here.
+
+    Fed with the bytes of a stream until `is_done`; where no question is told, that is at once.
+    """
+
+    __slots__ = ("_events", "_told", "is_done")
+
+    def __init__(self) -> None:
+        self._told = _TOLD.get()
+        self._events = EventReader()
+        self.is_done = self._told is None
+
+    def feed(self, piece: bytes, *, last: bool) -> None:
+        """Take the next bytes; after the `last` ones nothing more is looked for."""
+        self.is_done = last
+        for event in self._events.feed(piece):
+            try:
+                chunk: Any = from_json(event)
+            except ValueError:
+                continue
+            # Azure begins with an event in which both are empty.
+            if isinstance(chunk, dict) and self._hear(cast("dict[str, Any]", chunk)):
+                self.is_done = True
+                return
+
+    def _hear(self, chunk: dict[str, Any]) -> bool:
+        found = [
+            name if isinstance(name, str) and _NAME.fullmatch(name) else None
+            for name in (chunk.get("id"), chunk.get("model"))
+        ]
+        if self._told is None or not any(found):
+            return False
+        self._told.response_id, self._told.response_model = found
+        return True
 
 
 @contextmanager
-def telling(node: Node[Any], taken: dict[str, Usage], number: int | None = None) -> Generator[None]:
-    """Take what is asked in this block as part of a question of `node`, which is told."""
-    token = _TOLD.set((node, taken, number))
+def telling(question: ToldQuestion) -> Generator[None]:
+    """Take what is asked in this block as part of a question that is told."""
+    token = _TOLD.set(question)
     try:
         yield
     finally:
@@ -63,7 +127,7 @@ def working() -> Callable[[Working], None]:
     Outside a question it is told of the node that is running, without a number.
     """
     told = _TOLD.get()
-    node, number = (payer(), None) if told is None else (told[0], told[2])
+    node, number = (payer(), None) if told is None else (told.node, told.number)
 
     def tell(state: Working) -> None:
         if node is not None:
@@ -90,14 +154,14 @@ async def tell_request(
     began = time.perf_counter()
     first: float | None = None
     came: list[Delta] = []
-    taken: dict[str, Usage] = {}
+    question = ToldQuestion(node, asked.number)
     error: BaseException | None = None
     left = True
     try:
         try:
             while True:
                 try:
-                    with telling(node, taken, asked.number):
+                    with telling(question):
                         delta = await anext(source)
                 except StopAsyncIteration:
                     break
@@ -108,13 +172,13 @@ async def tell_request(
                 yield delta
             left = False
         finally:
-            with telling(node, taken):
+            with telling(question):
                 await source.aclose()
     except Exception as failure:
         error, left = failure, False
         raise
     finally:
-        _tell_reply(node, asked.number, first, came, taken, error, left)
+        _tell_reply(backend, question, asked.number, first, came, error, left)
         del error  # its traceback leads to this frame
 
 
@@ -128,19 +192,22 @@ def _asked(backend: Backend, request: Request, replayed: bool) -> Asked:
         tuple(tool.name for tool in request.tools),
         replayed,
         request,
+        backend.server,
     )
 
 
 def _tell_reply(
-    node: Node[Any],
+    backend: Backend,
+    question: ToldQuestion,
     number: int,
     first: float | None,
     came: list[Delta],
-    taken: dict[str, Usage],
     error: BaseException | None,
     left: bool,
 ) -> None:
     reasons = [delta.finish_reason for delta in came if delta.finish_reason is not None]
     reason = reasons[-1] if reasons else None
-    about = (number, first, len(came), dict(taken), reason, error, left, tuple(came))
-    emit(node, "reply", Replied(*about))
+    about = (number, first, len(came), dict(question.taken), reason, error, left, tuple(came))
+    said = question.response_id, question.response_model
+    server = [None if each is None else backend.redact(each) for each in said]
+    emit(question.node, "reply", Replied(*about, *server))

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeAlias, cast
+from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 from pydantic_core import from_json
@@ -42,6 +43,7 @@ from ._failure import LONGEST, describe, whole_body, whole_reply
 from ._model import ModelBackend
 from ._secret import Redactor, as_secret, keep_from_logs
 from ._sse import EventReader
+from ._tell import AnswerReader
 
 __all__ = ["ReadWhole", "WireBackend"]
 
@@ -92,6 +94,11 @@ class WireBackend(ModelBackend):
     @property
     def item_provider(self) -> str:
         return host_of(self.base_url)
+
+    @property
+    def server(self) -> tuple[str, int]:
+        url = urlsplit(self.base_url)
+        return url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
 
     def check_defaults(self, options: Mapping[str, Any]) -> None:
         """Refuse also what the SDK takes beside a request: where keys go is said of these."""
@@ -162,6 +169,7 @@ class WireBackend(ModelBackend):
         silent = whole = 0  # bytes since the last delta, and all of them
         # Servers need nothing back of a reply that was offered no tools.
         items = ItemReader(self.item_provider) if request.tools else None
+        answer = AnswerReader()
         try:
             body = self._body(partial(self.fields, request), request.options)
             async with aclosing(self.post(CHAT, body, whole_reply)) as pieces:
@@ -170,6 +178,8 @@ class WireBackend(ModelBackend):
                     deltas, failed = _read(reader.feed(piece), messages, items)
                     whole += len(piece)
                     silent = 0 if deltas else silent + len(piece)
+                    if not answer.is_done:
+                        answer.feed(piece, last=bool(deltas))
                     if deltas:
                         yield deltas
                     if failed is not None:

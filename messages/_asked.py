@@ -21,7 +21,8 @@ class Asked:
     `options` are the backend's defaults and the request's own; `messages` and `tools` are how many
     messages were sent and the names of the tools on offer. `replayed` says that the reply stands
     in a journal, and that nobody was asked. `request` is the request itself; None where the event
-    has come from another machine.
+    has come from another machine. `server` is the host and port that were asked, None of a model in
+    this process.
     """
 
     number: int
@@ -32,10 +33,11 @@ class Asked:
     tools: tuple[str, ...]
     replayed: bool = False
     request: Request | None = field(default=None, repr=False)
+    server: tuple[str, int] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         about = (self.number, self.provider, self.model, dict(self.options), self.messages)
-        return Asked, (*about, self.tools, self.replayed)
+        return Asked, (*about, self.tools, self.replayed, None, self.server)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ class Replied:
     `chunks` how many came. `usage` is what all attempts took, by model: the amounts that are
     charged. `error` is what it failed with; it is None of a reply that its reader has left, and
     `left` is True then. `deltas` are all that came; none where the event has come from another
-    machine.
+    machine. `response_id` and `response_model` are the reply's own id and the name of the model
+    that gave it, as its server says them; None where it says none.
     """
 
     number: int
@@ -57,10 +60,13 @@ class Replied:
     error: BaseException | None = None
     left: bool = False
     deltas: tuple[Delta, ...] = field(default=(), repr=False)
+    response_id: str | None = None
+    response_model: str | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         about = (self.number, self.first_chunk, self.chunks, dict(self.usage), self.finish_reason)
-        return Replied, (*about, self.error, self.left)
+        server = (self.response_id, self.response_model)
+        return Replied, (*about, self.error, self.left, (), *server)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes, host_attributes
 from opentelemetry.semconv._incubating.metrics import gen_ai_metrics
-from opentelemetry.semconv.attributes import error_attributes, exception_attributes
+from opentelemetry.semconv.attributes import (
+    error_attributes,
+    exception_attributes,
+    server_attributes,
+)
 
 from anabranch.backends._providers import HOSTS
 from anabranch.tracing import _genai
@@ -28,6 +32,7 @@ NAMES = {
     "REQUEST_STOP_SEQUENCES": gen_ai_attributes.GEN_AI_REQUEST_STOP_SEQUENCES,
     "OUTPUT_TYPE": gen_ai_attributes.GEN_AI_OUTPUT_TYPE,
     "RESPONSE_MODEL": gen_ai_attributes.GEN_AI_RESPONSE_MODEL,
+    "RESPONSE_ID": gen_ai_attributes.GEN_AI_RESPONSE_ID,
     "RESPONSE_FINISH_REASONS": gen_ai_attributes.GEN_AI_RESPONSE_FINISH_REASONS,
     "RESPONSE_TIME_TO_FIRST_CHUNK": gen_ai_attributes.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK,
     "INPUT_TOKENS": gen_ai_attributes.GEN_AI_USAGE_INPUT_TOKENS,
@@ -48,6 +53,8 @@ NAMES = {
     "EXCEPTION_MESSAGE": exception_attributes.EXCEPTION_MESSAGE,
     "EXCEPTION_STACKTRACE": exception_attributes.EXCEPTION_STACKTRACE,
     "HOST_NAME": host_attributes.HOST_NAME,
+    "SERVER_ADDRESS": server_attributes.SERVER_ADDRESS,
+    "SERVER_PORT": server_attributes.SERVER_PORT,
     "OPERATION_DURATION": gen_ai_metrics.GEN_AI_CLIENT_OPERATION_DURATION,
     "TOKEN_USAGE": gen_ai_metrics.GEN_AI_CLIENT_TOKEN_USAGE,
 }

@@ -36,6 +36,7 @@ REQUEST_CHOICE_COUNT = "gen_ai.request.choice.count"
 REQUEST_STOP_SEQUENCES = "gen_ai.request.stop_sequences"
 OUTPUT_TYPE = "gen_ai.output.type"
 RESPONSE_MODEL = "gen_ai.response.model"
+RESPONSE_ID = "gen_ai.response.id"
 RESPONSE_FINISH_REASONS = "gen_ai.response.finish_reasons"
 RESPONSE_TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
 INPUT_TOKENS = "gen_ai.usage.input_tokens"
@@ -57,6 +58,8 @@ EXCEPTION_TYPE = "exception.type"
 EXCEPTION_MESSAGE = "exception.message"
 EXCEPTION_STACKTRACE = "exception.stacktrace"
 HOST_NAME = "host.name"
+SERVER_ADDRESS = "server.address"
+SERVER_PORT = "server.port"
 OPERATION_DURATION = "gen_ai.client.operation.duration"
 TOKEN_USAGE = "gen_ai.client.token.usage"  # noqa: S105 - a name
 
@@ -144,6 +147,8 @@ def request_attributes(asked: Asked, *, content: bool) -> dict[str, Any]:
         PROVIDER_NAME: PROVIDERS.get(provider, provider),
         REQUEST_MODEL: masked(asked.model),
     }
+    if asked.server is not None:
+        said[SERVER_ADDRESS], said[SERVER_PORT] = masked(asked.server[0]), asked.server[1]
     for option, value in asked.options.items():
         if option in _NUMBERS and isinstance(value, (int, float)):
             name = _NUMBERS[option]
@@ -173,8 +178,13 @@ def reply_attributes(replied: Replied, model: str, *, content: bool) -> dict[str
     said: dict[str, Any] = {}
     if (reason := reason_of(replied, content=content)) is not None:
         said[RESPONSE_FINISH_REASONS] = [reason]
+    if replied.response_id is not None:
+        said[RESPONSE_ID] = _text(replied.response_id)
+    if replied.response_model is not None:
+        said[RESPONSE_MODEL] = masked(replied.response_model)
     if replied.usage:
-        if len(replied.usage) == 1 and (by := masked(next(iter(replied.usage)))) != model:
+        by = masked(next(iter(replied.usage)))
+        if len(replied.usage) == 1 and by != model and RESPONSE_MODEL not in said:
             said[RESPONSE_MODEL] = by
         usage = sum(replied.usage.values(), Usage())
         said[INPUT_TOKENS] = usage.input_tokens

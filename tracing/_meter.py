@@ -38,7 +38,10 @@ class Meter:
     ) -> None:
         """Count a request that has ended, by what its span says."""
         every = asked | replied
-        kept = (names.OPERATION, names.PROVIDER_NAME, names.REQUEST_MODEL, names.RESPONSE_MODEL)
+        kept = (
+            *(names.OPERATION, names.PROVIDER_NAME, names.REQUEST_MODEL, names.RESPONSE_MODEL),
+            *(names.SERVER_ADDRESS, names.SERVER_PORT),
+        )
         said = {name: every[name] for name in kept if name in every}
         for kind, name in (("input", names.INPUT_TOKENS), ("output", names.OUTPUT_TOKENS)):
             if name in replied:
