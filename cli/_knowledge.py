@@ -127,6 +127,8 @@ async def _add(notes: Index, path: Path) -> bool:
         return True
     report = await notes.add_folder(path, progress=sys.stderr.isatty())
     _say(f"{name}: {report.summary}")
+    for line in report.skipped_lines:
+        _say(in_line(line, 400))
     for file, why in report.refused.items():
         complain(f"{file} {why}")
     return not report.refused

@@ -17,6 +17,7 @@ from ._reader import Reader, kind_of
 
 __all__ = ["Added", "Progress", "add_files", "gone", "name_of", "origin_of", "shown", "walk"]
 
+SHOWN = 20  # names of skipped files
 READERS = min(4, os.cpu_count() or 1)  # files that are read at once
 # Folders of things that somebody else has written, or a program.
 LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages", "venv"})
@@ -47,10 +48,19 @@ class Added:
     """Of those that were added or had changed."""
 
     def __str__(self) -> str:
-        lines = [self.summary]
+        lines = [self.summary, *self.skipped_lines]
         for name, why in self.refused.items():
             lines.append(f"{name if name.isprintable() else ascii(name)} {why}")
         return "\n".join(lines)
+
+    @property
+    def skipped_lines(self) -> list[str]:
+        """A line for each of the first skipped files, and one that counts the others."""
+        names = [name if name.isprintable() else ascii(name) for name in self.skipped[:SHOWN]]
+        lines = [f"{name} was skipped: its kind is not known" for name in names]
+        if (more := len(self.skipped) - len(names)) > 0:
+            lines.append(f"and {more:,} more files whose kind is not known")
+        return lines
 
     @property
     def summary(self) -> str:

@@ -101,6 +101,23 @@ def test_a_document_cannot_steer_the_terminal(folder: Path):
     assert len(shown[1].splitlines()) == 1
 
 
+@pytest.mark.parametrize("count", [1, 20, 1021])
+def test_skipped_files_are_named(count: int, folder: Path):
+    """The first twenty, and how many more there are; a name cannot steer the terminal."""
+    for number in range(count):
+        (folder / "docs" / f"p{number:04}\x1b[2J.png").touch()
+    status, out, err = run(folder, "add", "docs")
+    head, *lines = out.splitlines()
+    assert (status, err) == (0, "")
+    assert head == f"docs: 2 added, {count} skipped; 3 pieces"
+    assert len(lines) == min(count, 20) + (count > 20)
+    for number, line in enumerate(lines[:20]):
+        assert f"p{number:04}" in line
+        assert line.endswith("was skipped: its kind is not known")
+    assert count <= 20 or lines[-1] == "and 1,001 more files whose kind is not known"
+    assert not steering(out)
+
+
 WRONG = [
     (["search", "x", "-i", "none.db"], 2, "there is no index 'none.db': anabranch knowledge add"),
     (["list", "-i", "none.db"], 2, "there is no index 'none.db'"),

@@ -81,7 +81,7 @@ async def test_a_span_names_the_server_and_its_reply(kind: str, reply: Reply) ->
     (scope,) = data.resource_metrics[0].scope_metrics  # type: ignore[union-attr]
     for metric in scope.metrics:
         for point in metric.data.data_points:
-            about = {**point.attributes}
+            about: dict[str, Any] = {**(point.attributes or {})}
             assert about["server.port"] == url.port
             assert about["gen_ai.response.model"] == "tiny-2026-11-01"
             assert "gen_ai.response.id" not in about
