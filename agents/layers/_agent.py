@@ -41,6 +41,7 @@ from ._knowledge import Knowledge
 from ._memory import Memory, OwnSession, SessionId, SummaryMemory, read_again, read_records
 from ._message import AgentMessage, read_inputs
 from ._parsers import Parser
+from ._state import mark_own, read_state
 from ._usage import Spending
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ class Agent(Generic[F]):
         self.name = name or type(self).__name__
         # Whether whoever bears this name is this agent: not so for a class's name, nor for "user",
         # which a person among conversable agents may have.
-        self._has_own_name = bool(name) and name != "user"
+        self._has_own_name = self.name not in ("user", type(self).__name__)
         self.description = description
         self._default_memory = Memory()
         self.memory = memory or self._default_memory
@@ -340,25 +341,32 @@ class Agent(Generic[F]):
     def state_dict(self, session_id: SessionId = 0) -> dict[str, Any]:
         """Return the memories of this agent and all below it in one session, as JSON values.
 
-        The keys are attribute paths: `memory`, `writer.memory`, `critics.0.memory`.
+        The keys are attribute paths: `memory`, `writer.memory`, `critics.0.memory`. What an agent
+        has said itself is marked as its `own`.
         """
+        saved = self.save_memories(session_id)
+        return {key: mark_own(agent, saved[key]) for key, agent in self._memories().items()}
+
+    def save_memories(self, session_id: SessionId) -> dict[str, Any]:
+        """Return the memories as `state_dict` does, without a mark at what an agent has said."""
         return {key: agent.memory.save(session_id) for key, agent in self._memories().items()}
 
-    def load_state_dict(self, state: Mapping[str, Any], session_id: SessionId = 0) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any], session_id: SessionId = 0, *, strict: bool = True
+    ) -> list[str]:
         """Put what `state_dict` returned in the place of a session.
 
-        Raises `ConfigurationError`, and changes nothing, if the keys or the values do not fit.
+        What an agent had said is its own whatever its name was then. Raises `ConfigurationError`,
+        and changes nothing, if the keys or the values do not fit. With `strict=False` it takes what
+        fits, an agent that the state lacks remembers nothing, and the paths of all else, which was
+        dropped, are returned: `critic.memory`, `memory[3]`, `memory[3].colour`; no message's
+        `formatted` that the agent's parser does not know any more is kept.
         """
         agents = self._memories()
-        if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError(f"a state is a mapping, not {state!r:.200}")
-        if missing := sorted(agents.keys() - state.keys()):
-            raise ConfigurationError(f"the state lacks {missing}")
-        if unknown := sorted(state.keys() - agents.keys(), key=str):
-            raise ConfigurationError(f"{self.name} has nothing of the state's {unknown}")
-        restored = {key: agent.restore(state[key]) for key, agent in agents.items()}
+        restored, dropped = read_state(self, agents, state, strict=strict)
         for key, messages in restored.items():
             agents[key].memory.replace(messages, session_id)
+        return dropped
 
     def receive_as(self, message: AgentMessage) -> AgentMessage:
         """Return a message as it is remembered: what another of its name has said is another's."""
@@ -368,20 +376,29 @@ class Agent(Generic[F]):
 
     def restore(self, records: Iterable[Mapping[str, Any]]) -> list[AgentMessage]:
         """Read a saved memory; what the parser had made of replies is made again."""
-        messages, parser = read_records(records), self.output_format
-        if parser is None:
-            return messages
+        messages = read_records(records)
         for message in messages:
-            own = message.sender == self.name and message.type is None
-            if own and message.formatted is not None:
-                cut = message.extra.get("status") in STOPPED
-                try:
-                    message.formatted = read_again(parser, message.text, message.formatted, cut)
-                except ValueError as error:
-                    raise ConfigurationError(
-                        f"this is no memory of {self.name}: {error}"
-                    ) from error
+            self.restore_formatted(message)
         return messages
+
+    def restore_formatted(self, message: AgentMessage, *, strict: bool = True) -> bool:
+        """Make again what the parser had made of a saved reply; False if it cannot any more.
+
+        With `strict` that is a `ConfigurationError`, else the message has nothing `formatted`.
+        """
+        parser = self.output_format
+        own = message.sender == self.name and message.type is None
+        if parser is None or not own or message.formatted is None:
+            return True
+        cut = message.extra.get("status") in STOPPED
+        try:
+            message.formatted = read_again(parser, message.text, message.formatted, cut)
+        except ValueError as error:
+            if strict:
+                raise ConfigurationError(f"this is no memory of {self.name}: {error}") from error
+            message.formatted = None
+            return False
+        return True
 
     def reset(self, session_id: SessionId = 0, *, recursive: bool = True) -> None:
         """Forget a session, in all agents below too unless not `recursive`.

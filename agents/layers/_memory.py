@@ -32,6 +32,7 @@ from ._parsers import Parser
 
 __all__ = [
     "CALLS",
+    "OWN",
     "Memory",
     "OwnSession",
     "SessionId",
@@ -85,6 +86,9 @@ CALLS: ContextVar[tuple[object, ...]] = ContextVar("anabranch_agents_calls", def
 ADDED_IN = "_added_in"
 # Likewise the attempt of a node, in a durable run, and what a summary has replaced there.
 DONE_IN, INSTEAD_OF = "_done_in", "_instead_of"
+
+# In a saved state, beside the fields of a message: that its agent has said it.
+OWN = "own"
 
 Filter: TypeAlias = Callable[[AgentMessage], bool]
 
@@ -441,7 +445,7 @@ def read_records(records: Iterable[Mapping[str, Any]]) -> list[AgentMessage]:
             raise TypeError(f"a list of messages was expected, not {records!r:.200}")
         for record in cast("Sequence[Mapping[str, Any]]", records):
             # By itself pydantic would make a message of anything, and drop what it does not know.
-            if unknown := record.keys() - AgentMessage.model_fields.keys():
+            if unknown := record.keys() - {*AgentMessage.model_fields, OWN}:
                 raise ValueError(f"a message has no {', '.join(sorted(map(repr, unknown)))}")
             if "content" not in record:
                 raise ValueError("a message has a 'content'")

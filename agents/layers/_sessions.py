@@ -36,7 +36,7 @@ __all__ = ["KeptSessions", "run_id_of"]
 logger = logging.getLogger("anabranch.agents")
 
 State: TypeAlias = dict[str, list[dict[str, Any]]]
-"""The memories of a session by the paths of their agents, as `state_dict` gives them."""
+"""The memories of a session by the paths of their agents, as `save_memories` gives them."""
 
 Changes: TypeAlias = dict[str, list[Any]]
 """How they have changed, by path: from which message on, how many are gone, which came instead."""
@@ -101,7 +101,7 @@ class KeptSessions:
                     return await self._make(session, last, session_id, node.steering())
                 await self._finish(session, last, session_id)
             known = self._known.get(session_id)
-            here = self._agent.state_dict(session_id)
+            here = self._agent.save_memories(session_id)
             inputs["before"] = _differences({} if known is None else known.state, here)
             call = session.begin(inputs)
             return await self._make(session, call, session_id, node.steering(), here)
@@ -116,7 +116,7 @@ class KeptSessions:
     def let_go(self, session_id: SessionId) -> None:
         """Take note that the memory here has nothing of a session any more."""
         self._known.pop(session_id, None)
-        left = self._agent.state_dict(session_id)
+        left = self._agent.save_memories(session_id)
         if any(left.values()):  # in agents below
             self._known[session_id] = _Known(-1, left)
 
@@ -135,7 +135,7 @@ class KeptSessions:
                     " stop_cut(), before its memory is changed"
                 )
             known = self._known.get(session_id)
-            here = self._agent.state_dict(session_id)
+            here = self._agent.save_memories(session_id)
             before = _differences({} if known is None else known.state, here)
             if before:
                 call = session.begin({"messages": [], "options": {}, "before": before})
@@ -158,17 +158,17 @@ class KeptSessions:
             last = session.calls[-1] if session.calls else None
             if last is None or last.over:
                 return False
-            agent, start = self._agent, self._agent.state_dict(session_id)
+            agent, start = self._agent, self._agent.save_memories(session_id)
             if not last.ended:
                 said = read_cut(await session.look(), agent.name)
                 asked = read_records(last.inputs["messages"])
                 agent.memory.add(*asked, *said, session_id=session_id)
-                state = agent.state_dict(session_id)
+                state = agent.save_memories(session_id)
                 session.keep(
                     last, _refer(_differences(start, state), last.inputs["messages"], None)
                 )
             await session.end(last)
-            self._known[session_id] = _Known(session.rows, agent.state_dict(session_id))
+            self._known[session_id] = _Known(session.rows, agent.save_memories(session_id))
             return True
 
     @asynccontextmanager
@@ -219,7 +219,7 @@ class KeptSessions:
     ) -> AgentMessage[Any]:
         agent, heard, written = self._agent, LISTENER.get(), _Answer(self._agent)
         messages, options = read_records(call.inputs["messages"]), call.inputs["options"]
-        start, ended = agent.state_dict(session_id) if start is None else start, call.ended
+        start, ended = agent.save_memories(session_id) if start is None else start, call.ended
         for each in agent.named_agents().values():
             each.memory.settle(session_id)
 
@@ -235,7 +235,7 @@ class KeptSessions:
                 said = json.loads(written.encode(answer))
                 return answer
             finally:
-                changes = _differences(start, agent.state_dict(session_id))
+                changes = _differences(start, agent.save_memories(session_id))
                 session.keep(call, _refer(changes, call.inputs["messages"], said))
 
         self._known[session_id] = None
@@ -243,7 +243,7 @@ class KeptSessions:
             answer = await session.make(call, current_node(), work, written)
         finally:
             if call.over:
-                state = agent.state_dict(session_id)
+                state = agent.save_memories(session_id)
                 if not ended and call.result is None:
                     # It was cancelled: before it did anything in this life, or after its answer.
                     changes = _refer(_differences(start, state), call.inputs["messages"], None)
@@ -259,7 +259,7 @@ class KeptSessions:
         agent, known = self._agent, self._known.get(session_id)
         if known is not None and known.rows == session.rows:
             return  # what was added here since then is written with the next call
-        here = agent.state_dict(session_id)
+        here = agent.save_memories(session_id)
         state: State = {}
         for call in session.calls:
             _apply(state, call.inputs["before"])
