@@ -186,7 +186,7 @@ class ConversableAgent(Agent[Any]):
             if speech.begun:
                 feed.fail(speech)
             raise
-        return AgentMessage(content=speech.said, sender=self.name, extra=extra)
+        return AgentMessage(content=speech.text, sender=self.name, extra=extra)
 
     # --- what was said
 

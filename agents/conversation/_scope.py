@@ -86,15 +86,19 @@ class Scope:
     """The outermost conversation, as all conversations inside it see it.
 
     `left` is how many messages may still be said. An answer that has been given is counted and
-    never refused, so those under way at the limit may exceed it.
+    never refused, so those under way at the limit may exceed it. `feed` is read by somebody who may
+    be slow: it has new text alone, where each part for the `listeners` has all the text so far.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, feed: Feed | None = None) -> None:
         if limit < 1:
             raise ValueError(f"max_messages must be at least 1, not {limit!r}")
         self.limit = limit
         self.left = limit
         self.listeners: list[Listener] = []
+        self.feed = feed
+        # Of replies from elsewhere that grow, by the names of who says it to whom.
+        self._speeches: dict[tuple[str, str | None], Speech] = {}
 
     def spend(self) -> None:
         """Count a message that is about to be said; raise `ConversationTooLong` if none is left."""
@@ -104,6 +108,22 @@ class Scope:
 
     def tell(self, part: AgentMessage) -> None:
         """Tell those who listen."""
+        self.tell_listeners(part)
+        if self.feed is None:
+            return
+        key, delta = (part.sender, part.receiver), part.extra.get("delta")
+        speech = None if part.stream_state == "begin" else self._speeches.pop(key, None)
+        if part.stream_state in ("begin", "streaming") and isinstance(delta, str):
+            said = part.text.removesuffix(delta)
+            self._speeches[key] = speech = speech or Speech(part.sender, part.receiver, said)
+            self.feed.grow(speech, delta)
+        elif part.stream_state == "failed" and speech is not None:
+            self.feed.fail(speech)
+        else:
+            self.feed.put(part)
+
+    def tell_listeners(self, part: AgentMessage) -> None:
+        """Tell those who listen by a function."""
         for listener in tuple(self.listeners):
             listener(part)
 
@@ -142,12 +162,10 @@ def open_scope(limit: int) -> Generator[tuple[Scope, bool]]:
     if (scope := _SCOPE.get()) is not None:
         yield scope, False
         return
-    scope = Scope(limit)
-    feed = LISTENER.get()
+    scope = Scope(limit, LISTENER.get())
     token = _SCOPE.set(scope)
     try:
-        with scope.listen(None if feed is None else feed.put):
-            yield scope, True
+        yield scope, True
     finally:
         _SCOPE.reset(token)
 
@@ -183,7 +201,9 @@ def mute() -> Generator[None]:
 def audible_scope() -> Scope | None:
     """Return the scope if somebody listens to what is said here, else None."""
     scope = _SCOPE.get()
-    return scope if scope is not None and scope.listeners and not _MUTED.get() else None
+    if scope is None or _MUTED.get():
+        return None
+    return scope if scope.listeners or scope.feed is not None else None
 
 
 class ScopeFeed(Feed):
@@ -193,9 +213,9 @@ class ScopeFeed(Feed):
     """
 
     def __init__(self, partner: str) -> None:
-        super().__init__()
-        self._partner = partner
         self._scope = audible_scope()
+        super().__init__(None if self._scope is None else self._scope.feed)
+        self._partner = partner
 
     def put(self, message: AgentMessage) -> None:
         """Pass on a call of a tool, or its result."""
@@ -204,16 +224,14 @@ class ScopeFeed(Feed):
 
     def grow(self, speech: Speech, text: str) -> None:
         """Pass on text that is new."""
-        if self._scope is None:
-            speech.said += text
-        else:
-            speech.fresh.append(text)
-            self._tell(speech.message())
+        speech.receiver = self._partner
+        self._grow_outer(speech, text)
+        speech.fresh.append(text)
+        if self._scope is not None and self._scope.listeners:
+            self._scope.tell_listeners(speech.message())
 
     def fail(self, speech: Speech) -> None:
         """Tell that an answer which has begun broke off."""
-        self._tell(speech.message("failed"))
-
-    def _tell(self, part: AgentMessage) -> None:
-        if self._scope is not None:
-            self._scope.tell(part.model_copy(update={"receiver": self._partner}))
+        self._fail_outer(speech)
+        if self._scope is not None and self._scope.listeners:
+            self._scope.tell_listeners(speech.message("failed"))

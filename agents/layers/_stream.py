@@ -19,9 +19,10 @@ __all__ = ["APPROVE", "LISTENER", "AgentView", "Feed", "Speech"]
 class Speech:
     """One reply that an agent is giving, text by text."""
 
-    def __init__(self, sender: str) -> None:
+    def __init__(self, sender: str, receiver: str | None = None, said: str = "") -> None:
         self.sender = sender
-        self.said = ""
+        self.receiver = receiver
+        self.said = said
         self.fresh: list[str] = []
         self.outer: Speech | None = None  # the same speech, as who listens further out has it
 
@@ -30,6 +31,11 @@ class Speech:
         """Whether anything has been said."""
         return bool(self.said or self.fresh)
 
+    @property
+    def text(self) -> str:
+        """All that has been said so far."""
+        return self.said + "".join(self.fresh)
+
     def message(self, state: StreamState | None = None) -> AgentMessage:
         """Return what has been said so far; `extra["delta"]` is what is new in it."""
         delta = "".join(self.fresh)
@@ -37,7 +43,11 @@ class Speech:
         self.said += delta
         self.fresh.clear()
         return AgentMessage(
-            content=self.said, sender=self.sender, extra={"delta": delta}, stream_state=state
+            content=self.said,
+            sender=self.sender,
+            receiver=self.receiver,
+            extra={"delta": delta},
+            stream_state=state,
         )
 
 
@@ -65,20 +75,26 @@ class Feed(AsyncIterator[AgentMessage]):
 
     def grow(self, speech: Speech, text: str) -> None:
         """Add text to a message that grows."""
-        if self._outer is not None:
-            speech.outer = speech.outer or Speech(speech.sender)
-            self._outer.grow(speech.outer, text)
+        self._grow_outer(speech, text)
         if not speech.fresh:
             self._add(speech)
         speech.fresh.append(text)
 
     def fail(self, speech: Speech) -> None:
         """Say that a message which has begun broke off."""
-        if self._outer is not None and speech.outer is not None:
-            self._outer.fail(speech.outer)
+        self._fail_outer(speech)
         if speech.fresh:
             self._items.remove(speech)
         self._add(speech.message("failed"))
+
+    def _grow_outer(self, speech: Speech, text: str) -> None:
+        if self._outer is not None:
+            speech.outer = speech.outer or Speech(speech.sender, speech.receiver)
+            self._outer.grow(speech.outer, text)
+
+    def _fail_outer(self, speech: Speech) -> None:
+        if self._outer is not None and speech.outer is not None:
+            self._outer.fail(speech.outer)
 
     def end(self) -> None:
         """Let the reader come to an end."""
