@@ -64,7 +64,11 @@ def stream(kind: Kind, texts: list[str], finished: asyncio.Event, error: Excepti
     end = Delta(finish_reason="stop") if error is None else error
     backend = ScriptedBackend([*texts, end], size=None)
     bob: Any = ConversableAgent("bob", backend, max_consecutive_auto_reply=1)
-    bob.after_agent(lambda _, message, session_id: finished.set())
+
+    def finish(_: object, answer: AgentMessage, session_id: object) -> None:
+        finished.set()
+
+    bob.after_agent(finish)
     if kind in ("function", "elsewhere"):
         bob = Telling(texts, finished, error, elsewhere=kind == "elsewhere")
     if kind == "group":
