@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 from urllib.parse import urlsplit
 
 from ..commander.errors import (
@@ -21,28 +21,43 @@ from ..commander.errors import (
 )
 from ..messages import error_from_wire
 from ._address import CHAT, EMBEDDINGS, hide_secrets
+from ._sse import BOM
 
 __all__ = [
     "LONGEST",
+    "any_reply",
     "failure_from_library",
     "failure_from_response",
+    "refuse",
     "whole_body",
-    "whole_reply",
 ]
 
 LONGEST = 8 * 2**20  # bytes that a server may send without a delta, and of a reply in one piece
 _LONGEST_REFUSAL = 65_536  # bytes read of a body that refuses
 _REFUSAL = 5.0  # seconds that such a body may take: the status counts without it
-_TOO_LONG = re.compile(
-    r"context[ _](length|size|window)|reduce the length|too (long|many tokens)|max_model_len"
-    r"|maximum context",
-    re.IGNORECASE,
-)
+# How a stream of events begins.
+_MARKS = (b"data:", b"event:", b"error:", b"retry:", b"id:", b":")
+_LONGEST_MARK = max(map(len, _MARKS))
 _VERSION = re.compile(r"/v\d")
 _TRY_AGAIN = frozenset({408, 409, 425})  # the request never ran, or ran into another
 _NO_SUCH_ADDRESS = frozenset({404, 405})  # unless it is the model that is unknown
 _LONGEST_EXCERPT = 300  # characters of a body that is no error object
 _LONGEST_MESSAGE = 2_000  # characters of what an error object says
+
+
+async def refuse(
+    status: int, headers: Mapping[str, str], pieces: AsyncGenerator[bytes, None], where: str
+) -> NoReturn:
+    """Raise the error that a response with another status than 200 stands for."""
+    body = bytearray()
+    async with aclosing(pieces):
+        with suppress(Exception):  # it broke off, or takes too long
+            async with asyncio.timeout(_REFUSAL):
+                async for piece in pieces:
+                    body += piece
+                    if len(body) >= _LONGEST_REFUSAL:
+                        break
+    raise failure_from_response(status, headers, bytes(body[:_LONGEST_REFUSAL]), where)
 
 
 async def whole_body(
@@ -52,46 +67,71 @@ async def whole_body(
     where: str,
     *,
     longest: int = LONGEST,
-    wanted: str = "JSON",
-) -> bytes:
-    """Read what should be JSON, of at most `longest` bytes; closes `pieces`.
+) -> AsyncGenerator[bytes, None]:
+    """Pass on what should be JSON in one piece, of at most `longest` bytes; closes `pieces`.
 
-    Raises the error that a refusal stands for, and `BadResponse` for what is not `wanted`.
+    Raises the error that a refusal stands for, and `BadResponse` for what is no JSON.
     """
-    body = bytearray()
+    if status != 200:
+        await refuse(status, headers, pieces, where)
     async with aclosing(pieces):
-        if status != 200:
-            with suppress(Exception):  # it broke off, or takes too long
-                async with asyncio.timeout(_REFUSAL):
-                    async for piece in pieces:
-                        body += piece
-                        if len(body) >= _LONGEST_REFUSAL:
-                            break
-            refusal = bytes(body[:_LONGEST_REFUSAL])
-            raise failure_from_response(status, headers, refusal, where)
-        kind = headers.get("content-type", "")
-        if "json" not in kind.lower():
-            kind = _cut(kind, _LONGEST_EXCERPT) or "nothing known"
-            raise BadResponse(f"{where} answered {kind}, not {wanted}")
+        if "json" not in headers.get("content-type", "").lower():
+            raise _not(headers, where, "JSON")
+        yield await _all_of(pieces, b"", where, longest)
+
+
+async def any_reply(
+    status: int, headers: Mapping[str, str], pieces: AsyncGenerator[bytes, None], where: str
+) -> AsyncGenerator[bytes, None]:
+    """Pass on a reply that is not declared as a stream of events, but may be one; closes `pieces`.
+
+    How it begins counts, whatever its type. One in one piece is passed on as the events it stands
+    for. Raises the error that a refusal stands for, and `BadResponse` for what is not the protocol.
+    """
+    if status != 200:
+        await refuse(status, headers, pieces, where)
+    begun = b""
+    async with aclosing(pieces):
         async for piece in pieces:
-            body += piece
-            if len(body) > longest:
-                raise BadResponse(f"{where} answered with more than {longest} bytes in one piece")
+            begun += piece
+            start = begun.removeprefix(BOM).lstrip()[:_LONGEST_MARK]
+            if start.startswith(_MARKS):
+                yield begun
+                async for piece in pieces:
+                    yield piece
+                return
+            if len(begun) > LONGEST or not any(mark.startswith(start) for mark in _MARKS):
+                break
+        start = begun.removeprefix(BOM).lstrip()
+        if start and not start.startswith((b"{", b"[")):
+            raise _not(headers, where, "events")
+        yield _events_of(await _all_of(pieces, start, where, LONGEST), where)
+
+
+async def _all_of(
+    pieces: AsyncGenerator[bytes, None], begun: bytes, where: str, longest: int
+) -> bytes:
+    body = bytearray(begun)
+    async for piece in pieces:
+        body += piece
+        if len(body) > longest:
+            raise BadResponse(f"{where} answered with more than {longest} bytes in one piece")
     return bytes(body)
 
 
-async def whole_reply(
-    status: int, headers: Mapping[str, str], pieces: AsyncGenerator[bytes, None], where: str
-) -> bytes:
-    """Read a reply that is no stream of events, as the events it stands for; closes `pieces`.
+def _not(headers: Mapping[str, str], where: str, wanted: str) -> BadResponse:
+    kind = _cut(headers.get("content-type", ""), _LONGEST_EXCERPT) or "nothing known"
+    return BadResponse(_name_address(f"{where} answered {kind}, not {wanted}", where))
 
-    Raises the error that a refusal stands for, and `BadResponse` for what is not the protocol.
-    """
-    body = await whole_body(status, headers, pieces, where, wanted="events")
+
+def _events_of(body: bytes, where: str) -> bytes:
+    """Write a reply in one piece as the events it stands for. Raises `BadResponse`."""
     try:
         value: Any = json.loads(body) if body.strip() else {}
     except (ValueError, RecursionError):
         value = None  # whoever reads it says what it is
+    if isinstance(value, list) and value:
+        body = json.dumps(value := cast("list[Any]", value)[0]).encode()
     if isinstance(value, dict):
         fields = cast("dict[str, Any]", value)
         if not (fields.get("choices") or fields.get("error") or fields.get("object") == "error"):
@@ -128,7 +168,7 @@ def failure_from_response(
         text = _name_address(text, where)
     if status < 300:
         return BadResponse(text, status=status)
-    if status == 413 or (status in {400, 422} and _TOO_LONG.search(text)):
+    if status == 413 or isinstance(made, ContextTooLong):
         return ContextTooLong(text, status=status)
     if status in _TRY_AGAIN:
         return BackendUnavailable(text, status=status)

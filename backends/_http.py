@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import SecretStr
@@ -24,7 +25,7 @@ from ._address import (
 )
 from ._failure import failure_from_library
 from ._per_loop import Connections
-from ._wire import ReadWhole, WireBackend
+from ._wire import ReadOther, WireBackend
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -112,7 +113,7 @@ class HttpBackend(WireBackend):
         )
 
     async def post(
-        self, path: str, body: dict[str, Any], read_whole: ReadWhole
+        self, path: str, body: dict[str, Any], read_other: ReadOther
     ) -> AsyncGenerator[bytes, None]:
         endpoint = self._endpoints[path]
         where = hide_secrets(endpoint)
@@ -136,7 +137,10 @@ class HttpBackend(WireBackend):
             streams = path == CHAT and response.content_type == "text/event-stream"
             if response.status != 200 or not streams:
                 pieces = (piece async for piece in response.content.iter_any())
-                yield await read_whole(response.status, response.headers, pieces, where)
+                others = read_other(response.status, response.headers, pieces, where)
+                async with aclosing(others):
+                    async for piece in others:
+                        yield piece
                 return
             content = response.content
             while piece := await content.readany():

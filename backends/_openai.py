@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,10 @@ from pydantic import SecretStr
 from ..commander.errors import BackendError, ConfigurationError, MissingExtra
 from ..messages import Message, Request
 from ._address import CHAT, Host, hide_secrets
-from ._failure import failure_from_library, whole_body
+from ._failure import failure_from_library, refuse
 from ._per_loop import Connections
 from ._secret import as_secret, filter_loggers
-from ._wire import ReadWhole, WireBackend
+from ._wire import ReadOther, WireBackend
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -113,7 +113,7 @@ class OpenAIBackend(WireBackend):
         return {renamed.get(key, key): v for key, v in body.items() if key not in left_out}
 
     async def post(
-        self, path: str, body: dict[str, Any], read_whole: ReadWhole
+        self, path: str, body: dict[str, Any], read_other: ReadOther
     ) -> AsyncGenerator[bytes, None]:
         response: Response | None = None
         failure: BackendError
@@ -139,7 +139,10 @@ class OpenAIBackend(WireBackend):
             pieces = response.aiter_bytes()
             kind = response.headers.get("content-type", "")
             if path != CHAT or not kind.lower().startswith("text/event-stream"):
-                yield await read_whole(200, response.headers, pieces, self._where)
+                others = read_other(200, response.headers, pieces, self._where)
+                async with aclosing(others):
+                    async for piece in others:
+                        yield piece
                 return
             async for piece in pieces:
                 yield piece
@@ -158,7 +161,7 @@ class OpenAIBackend(WireBackend):
         """Raise for a refusal, before the SDK reads the whole of it."""
         if response.status_code != 200:
             pieces = response.aiter_bytes()
-            await whole_body(response.status_code, response.headers, pieces, self._where)
+            await refuse(response.status_code, response.headers, pieces, self._where)
 
 
 def _but(body: dict[str, Any], *names: str) -> dict[str, Any]:

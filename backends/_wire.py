@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeAlias, cast
@@ -39,18 +39,19 @@ from ._address import (
     server_address,
 )
 from ._embedding import Embedded, read_embeddings
-from ._failure import LONGEST, describe, whole_body, whole_reply
+from ._failure import LONGEST, any_reply, describe, whole_body
 from ._model import ModelBackend
 from ._secret import Redactor, as_secret, keep_from_logs
 from ._sse import EventReader
 from ._tell import AnswerReader
 
-__all__ = ["ReadWhole", "WireBackend"]
+__all__ = ["ReadOther", "WireBackend"]
 
-ReadWhole: TypeAlias = Callable[
-    [int, Mapping[str, str], AsyncGenerator[bytes, None], str], Awaitable[bytes]
+ReadOther: TypeAlias = Callable[
+    [int, Mapping[str, str], AsyncGenerator[bytes, None], str], AsyncGenerator[bytes, None]
 ]
-"""Reads a response in one piece: its status, headers, pieces, and the address that was asked."""
+"""Reads what is not declared as a stream of events: the status, headers and pieces of a response,
+and the address that was asked."""
 
 _LONGEST_VECTOR = 2**18  # bytes, as JSON: more numbers than any model gives for a text
 _LONGEST_REPLY = 32 * LONGEST  # bytes of one stream: a million tokens, with all that is around them
@@ -112,12 +113,12 @@ class WireBackend(ModelBackend):
 
     @abstractmethod
     def post(
-        self, path: str, body: dict[str, Any], read_whole: ReadWhole
+        self, path: str, body: dict[str, Any], read_other: ReadOther
     ) -> AsyncGenerator[bytes, None]:
         """Post `body` and pass the bytes of the reply on; raises `BackendError`.
 
-        `path` is `CHAT` or `EMBEDDINGS`. What is no stream of events is passed on in one piece, as
-        `read_whole` gives it. Closing it closes the connection, unless the reply has been read to
+        `path` is `CHAT` or `EMBEDDINGS`. What is not declared as a stream of events is passed on as
+        `read_other` gives it. Closing it closes the connection, unless the reply has been read to
         its end.
         """
 
@@ -172,7 +173,7 @@ class WireBackend(ModelBackend):
         answer = AnswerReader()
         try:
             body = self._body(partial(self.fields, request), request.options)
-            async with aclosing(self.post(CHAT, body, whole_reply)) as pieces:
+            async with aclosing(self.post(CHAT, body, any_reply)) as pieces:
                 reader, messages = EventReader(), WholeMessages()
                 async for piece in pieces:
                     deltas, failed = _read(reader.feed(piece), messages, items)
@@ -189,7 +190,7 @@ class WireBackend(ModelBackend):
                     if whole > _LONGEST_REPLY:
                         raise BadResponse(f"the reply is longer than {_LONGEST_REPLY} bytes")
             # An event that the end of the stream cut off counts only if it is whole.
-            deltas, failed = _read([(reader.close() or b"").strip()], messages, items)
+            deltas, failed = _read([event.strip() for event in reader.close()], messages, items)
             if deltas:
                 yield deltas
             if not (failed is None or isinstance(failed, BadResponse)):
@@ -212,8 +213,8 @@ class WireBackend(ModelBackend):
         longest = LONGEST + len(texts) * _LONGEST_VECTOR
         try:
             body = self._body(lambda: fields, {})
-            read_whole = partial(whole_body, longest=longest)
-            async with aclosing(self.post(EMBEDDINGS, body, read_whole)) as pieces:
+            read_other = partial(whole_body, longest=longest)
+            async with aclosing(self.post(EMBEDDINGS, body, read_other)) as pieces:
                 async for piece in pieces:
                     answer += piece
             return read_embeddings(answer, len(texts))
@@ -238,6 +239,10 @@ def _unreadable(error: Exception) -> BadResponse:
     return BadResponse(f"the reply cannot be read: {kind}: {describe(error)}")
 
 
+def _end(items: ItemReader | None) -> Delta:
+    return Delta(done=True, items=() if items is None else end_items(items))
+
+
 def _read(
     events: list[bytes], messages: WholeMessages, items: ItemReader | None
 ) -> tuple[list[Delta], BackendError | None]:
@@ -246,23 +251,58 @@ def _read(
     try:
         for event in events:
             if event == b"[DONE]":
-                rest = () if items is None else end_items(items)
-                deltas.append(Delta(done=True, items=rest))
+                deltas.append(_end(items))
                 continue
             try:
                 chunk: Any = from_json(event)
             except ValueError:
-                if not event.strip():
-                    continue
-                try:  # takes what the fast reader does not: lone surrogates
-                    chunk = json.loads(event.decode("utf-8", "replace"))
-                except (ValueError, RecursionError):
-                    raise BadResponse(f"an event that is not JSON: {event[:200]!r}") from None
+                for value in _values(event):
+                    other = delta_from_chunk(value, messages, items) if value else _end(items)
+                    if other is not None:
+                        deltas.append(other)
+                continue
             if not isinstance(chunk, dict):
-                raise BadResponse(f"an event that is not an object: {event[:200]!r}")
+                raise _not_an_object(event)
             fields = cast("dict[str, Any]", chunk)
             if (delta := delta_from_chunk(fields, messages, items)) is not None:
                 deltas.append(delta)
     except BackendError as failure:
         return messages.forget(), failure
     return messages.forget(), None
+
+
+def _values(event: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the objects of an event that the fast reader refuses; an empty one is the end mark.
+
+    It may have lone surrogates, comments, the end mark among spaces, or several objects that no
+    empty line parts. Raises `BadResponse`.
+    """
+    text = event.decode("utf-8", "replace")
+    for line in [text] if _is_json(text) else text.split("\n"):
+        said = line.strip()
+        while said.startswith("data:"):
+            said = said.removeprefix("data:").strip()
+        if said == "[DONE]":
+            yield {}
+        elif said.startswith("error:"):
+            yield {"error": said.removeprefix("error:").strip() or "unnamed"}
+        elif said and not said.startswith(":"):
+            try:
+                value: Any = json.loads(said)
+            except (ValueError, RecursionError):
+                raise BadResponse(f"an event that is not JSON: {event[:200]!r}") from None
+            if not isinstance(value, dict):
+                raise _not_an_object(event)
+            yield cast("dict[str, Any]", value) or {"choices": []}
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _not_an_object(event: bytes) -> BadResponse:
+    return BadResponse(f"an event that is not an object: {event[:200]!r}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -71,8 +72,11 @@ class Usage(BaseModel):
 
 
 def _count(counts: object, key: str) -> int:
-    """Return a count of tokens, rounded; servers send fractions, nulls and worse."""
+    """Return a count of tokens, rounded; servers send fractions, texts, nulls and worse."""
     found: object = cast("Any", counts).get(key) if isinstance(counts, Mapping) else None
+    if isinstance(found, str) and len(found) < 20:
+        with suppress(ValueError):
+            found = float(found)
     return round(found) if isinstance(found, (int, float)) and 0 <= found <= _MOST_TOKENS else 0
 
 

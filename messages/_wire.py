@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, cast
@@ -96,6 +97,8 @@ def delta_from_chunk(
     if choices.__class__ is not list:  # a call of `_list` for each chunk would cost more
         choices = _list(chunk, "choices")
     if not choices:
+        if error := _error_alone(chunk):
+            raise error_from_wire(error)
         usage = _usage(chunk)
         return None if usage is None else Delta(usage=usage)
     choice = _the_choice(choices)
@@ -110,7 +113,11 @@ def delta_from_chunk(
     thought = ""
     if text is not None and not isinstance(text, str):
         try:
-            text, thought = content_text(text), content_reasoning(text)
+            text, thought = (
+                (str(text), "")
+                if _is_number(text)
+                else (content_text(text), content_reasoning(text))
+            )
         except (AttributeError, KeyError, TypeError):
             raise _unexpected("content", "a text or a list of parts", text) from None
     calls = _calls(piece, items) if "tool_calls" in piece or "function_call" in piece else ()
@@ -122,7 +129,7 @@ def delta_from_chunk(
         _text(piece, "refusal"),
         calls,
         _usage(chunk) if usage or finish_reason else None,
-        _text(choice, "finish_reason") or None,
+        _finish(choice) if finish_reason else None,
     )
     if items is not None and items.fields and (calls or finish_reason):
         delta.items = end_items(items)
@@ -136,13 +143,11 @@ def _the_choice(choices: Sequence[Any]) -> Mapping[str, Any]:
         raise _unexpected("a choice", "an object", choice)
     fields = cast("dict[str, Any]", choice)
     index = fields.get("index") or 0
-    if type(index) is not int:
-        raise _unexpected("a choice's index", "a number", index)
-    if index or len(choices) > 1:
+    if (index if type(index) is int else _place(index, "a choice's index")) or len(choices) > 1:
         raise BadResponse("the reply has several choices; ask for one (n=1)")
     if "error" in fields and (error := _error(fields)):
         raise error_from_wire(error)
-    if fields.get("finish_reason") == "error":
+    if fields.get("finish_reason") in ("error", "network_error"):
         raise error_from_wire("the server ended the reply by an unnamed error")
     return fields
 
@@ -160,6 +165,22 @@ def _error(told: Mapping[str, Any]) -> object:
     if isinstance(error, dict) and not any(cast("dict[str, Any]", error).values()):
         return None
     return cast("object", error)
+
+
+def _error_alone(chunk: Mapping[str, Any]) -> object:
+    """Return the error that a chunk without choices is, or nothing.
+
+    Web frameworks write it under `detail`, some servers without a key of its own.
+    """
+    told: object = chunk.get("detail")
+    if isinstance(told, list):
+        return {"message": cast("object", told), "code": 422}
+    told = told or chunk.get("errors")
+    if isinstance(told, list):
+        told = next(iter(cast("list[object]", told)), None)
+    if told:
+        return told
+    return chunk if isinstance(chunk.get("message"), str) and not chunk.get("id") else None
 
 
 def _usage(chunk: Mapping[str, Any]) -> Usage | None:
@@ -188,9 +209,7 @@ def _calls(piece: Mapping[str, Any], items: ItemReader | None) -> Sequence[ToolC
         fields = cast("dict[str, Any]", call)
         function = _object(fields, "function")
         index = fields.get("index")
-        if index is not None and type(index) is not int:
-            raise _unexpected("a tool call's index", "a number", index)
-        place = -1 if index is None else index
+        place = index if type(index) is int else _place(index, "a tool call's index")
         name = _text(function, "name") or None
         call = ToolCallDelta(place, _text(fields, "id") or None, name, _arguments(function))
         if items is not None and CALL_FIELD in fields:
@@ -221,7 +240,29 @@ def _text(fields: Mapping[str, Any], key: str) -> str:
     value = fields.get(key)
     if value is None or isinstance(value, str):
         return value or ""
+    if _is_number(value):
+        return str(value)
     raise _unexpected(key, "a text", value)
+
+
+def _finish(choice: Mapping[str, Any]) -> str | None:
+    reason = _text(choice, "finish_reason")
+    return reason if reason != "null" else None  # as KoboldCpp wrote it
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float)
+
+
+def _place(value: object, what: str) -> int:
+    """Return an index that is no integer: a number in other forms, -1 for none."""
+    if value is None or value == "":
+        return -1
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and len(value) < 10 and value.isascii() and value.isdigit():
+        return int(value)
+    raise _unexpected(what, "a number", value)
 
 
 def _object(fields: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -247,33 +288,75 @@ def _unexpected(what: str, expected: str, value: object) -> BadResponse:
 def error_from_wire(error: object, status: int | None = None) -> BackendError:
     """Make the error that an `error` object stands for; `status` is the HTTP status, if any.
 
-    The object's own `code` or `status` counts where there is no HTTP status, as inside a stream.
-    Whatever the object is, the answer is an error of the family.
+    The object's own `code`, `type` or `status` counts where there is no HTTP status, as inside a
+    stream. Whatever the object is, the answer is an error of the family.
     """
     fields = cast("Mapping[str, Any]", error if isinstance(error, Mapping) else {"message": error})
-    told: Any = fields.get("message") or fields
-    message = encodable(told) if isinstance(told, str) else quote(told)
-    known = (each for each in (fields.get("code"), fields.get("type")) if each)
-    code = next((each for each in known if isinstance(each, (int, str))), "")
+    message = _message_of(fields)
+    told: list[Any] = [fields.get(key) for key in ("code", "type", "status")]
+    if isinstance(more := fields.get("metadata"), Mapping):  # OpenRouter's
+        told.append(cast("Mapping[str, Any]", more).get("error_type"))
+    words = [str(each).lower() for each in told if each and isinstance(each, (int, str))]
     if status is None:
-        status = _status(code) or _status(fields.get("status"))
-    if code == "context_length_exceeded" or "maximum context length" in message:
+        status = next(filter(None, map(_status, words)), None)
+    if not _CONTEXT_WORDS.isdisjoint(words) or (
+        status in _MAY_BE_TOO_LONG and _TOO_LONG.search(message)
+    ):
         return ContextTooLong(message, status=status)
-    if status == 429 or code in {"rate_limit_exceeded", "insufficient_quota"}:
+    if status == 429 or not _RATE_WORDS.isdisjoint(words[:1]):
         return RateLimited(message)
-    if status in {401, 403} or code == "invalid_api_key":
+    if status in {401, 403} or "invalid_api_key" in words[:1]:
         return AuthenticationError(message, status=status)
-    if status == 404 or code == "model_not_found":
+    if status == 404 or "model_not_found" in words[:1]:
         return ModelNotFound(message, status=status)
     if status is not None and status < 500:
         return BackendError(message, status=status)
     return BackendUnavailable(message, status=status)
 
 
-def _status(code: object) -> int | None:
-    """Return the HTTP status that a code is, if it is one, as a number or in digits."""
-    text = str(code) if isinstance(code, str) or type(code) is int else ""
-    return int(text) if len(text) == 3 and text.isascii() and text.isdigit() else None
+def _message_of(fields: Mapping[str, Any]) -> str:
+    """Return the words of an error object, however deep they are in it."""
+    told: Any = fields
+    for _ in range(4):
+        inner = cast("Mapping[str, Any]", told)
+        found = next((inner[key] for key in _MESSAGES if inner.get(key)), None)
+        if not isinstance(found, Mapping):
+            return encodable(found) if isinstance(found, str) else quote(found or fields)
+        told = cast("Any", found)
+    return quote(fields)
+
+
+def _status(word: str) -> int | None:
+    """Return the HTTP status that a code or the name of an error is, if it is one."""
+    if len(word) == 3 and word.isascii() and word.isdigit():
+        return int(word)
+    return _STATUSES.get(word.removesuffix("error").strip("_ ").replace("_", ""))
+
+
+_MESSAGES = ("message", "error", "detail", "msg", "error_msg")
+_CONTEXT_WORDS = frozenset({"context_length_exceeded", "exceed_context_size_error"})
+_RATE_WORDS = frozenset({"rate_limit_exceeded", "insufficient_quota"})
+# What servers call their errors, in small letters, without underscores and "error" at the end.
+_STATUSES = {
+    **dict.fromkeys(("invalidrequest", "badrequest", "invalidargument", "validation"), 400),
+    **dict.fromkeys(("failedprecondition", "contentfilter", "contentpolicyviolation"), 400),
+    **dict.fromkeys(("toolusefailed", "jsonvalidatefailed", "notimplemented"), 400),
+    **dict.fromkeys(("authentication", "unauthenticated", "unauthorized", "invalidapikey"), 401),
+    **dict.fromkeys(("insufficientbalance", "paymentrequired", "insufficientcredits"), 402),
+    **dict.fromkeys(("permission", "permissiondenied", "forbidden"), 403),
+    **dict.fromkeys(("notfound", "modelnotfound"), 404),
+    **dict.fromkeys(("ratelimit", "ratelimitexceeded", "resourceexhausted"), 429),
+    **dict.fromkeys(("insufficientquota", "toomanyrequests"), 429),
+}
+_MAY_BE_TOO_LONG = (None, 400, 413, 422, 500)
+_TOO_LONG = re.compile(
+    r"context[ _](length|size|window|limit)|reduce the length|too many tokens|max_model_len"
+    r"|maximum (context|model|prompt|input)|context overflow|exceed_context_size"
+    r"|\b(prompt|input|request|context|conversation|message)s?( text)? ((is|are|was) )?"
+    r"too (long|large)"
+    r"|token count\b.{0,40}exceeds|tokens \+ `max_new_tokens`",
+    re.IGNORECASE,
+)
 
 
 def message_from_response(response: Mapping[str, Any]) -> Message:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,8 +14,7 @@ from anabranch.backends._sse import EventReader
 def _events(*pieces: bytes) -> list[bytes]:
     reader = EventReader()
     events = [event for piece in pieces for event in reader.feed(piece)]
-    rest = reader.close()
-    return [*events, *([] if rest is None else [rest])]
+    return events + reader.close()
 
 
 def test_comments_fields_and_blank_lines_are_passed_over() -> None:
@@ -43,8 +43,44 @@ def test_an_event_that_the_end_cut_off_is_given_by_close() -> None:
     assert _events(b"") == []
 
 
+ERRORS: dict[bytes, list[bytes]] = {
+    b'event: error\ndata: {"message": "no"}\n\n': [b'{"error": {"message": "no"}}'],
+    b'data: {"message": "no"}\nevent: error\n\n': [b'{"error": {"message": "no"}}'],
+    b'event: error\ndata: {"error": "no"}\n\n': [b'{"error": "no"}'],
+    b"event: error\ndata: no\n\ndata: x\n\n": [b'{"error": "no"}', b"x"],
+    b"event: error\n\n": [b'{"error": "the server sent an error without a message"}'],
+    b'error: {"code": 400}\n\ndata: [DONE]\n\n': [b'{"error": {"code": 400}}', b"[DONE]"],
+    b"error: no\n": [b'{"error": "no"}'],
+    b'data: x\n\n{"error": "no"}\n\n': [b"x", b'{"error": "no"}'],
+    b'{"a": 1}\n{"b": 2}': [b'{"a": 1}', b'{"b": 2}'],
+    b'{\n  "a": {\n  }\n}\ndata: x\n\n': [b'{\n  "a": {\n  }\n}', b"x"],
+    b'{\n  "a"': [b'{\n  "a"'],
+    b"[DONE]\n": [b"[DONE]"],
+    b"event: message\ndata: x\n\n": [b"x"],
+}
+
+
+@pytest.mark.parametrize("raw", ERRORS)
+def test_errors_that_are_no_data_are_events(raw: bytes) -> None:
+    """By the type of the event, in a field of their own, or without any."""
+    assert _events(raw) == ERRORS[raw]
+
+
+_OTHERS = [b"event: error", b"error: x", b'{"a": 1}', b"{", b"}", b' "a": 1', b"[DONE]", b"data: {"]
 _LINES = st.sampled_from(
-    [b"data: x", b"data:y", b"data", b"data: ", b": c", b"", b"", b"event: e", b"\xc3\xa9", b"data"]
+    [
+        *_OTHERS,
+        b"data: x",
+        b"data:y",
+        b"data",
+        b"data: ",
+        b": c",
+        b"",
+        b"",
+        b"event: e",
+        b"\xc3\xa9",
+        b"data",
+    ]
 )
 _ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 
