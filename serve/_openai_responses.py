@@ -166,17 +166,20 @@ class ResponseEvents:
             "type": "mcp_call",
             "server_label": "anabranch",
             "name": data["name"],
-            "arguments": data["arguments"],
+            "arguments": "",
             "status": "in_progress",
         }
         self.output.append(item)
         self._calls[data["call"]] = place, item
         at = {"output_index": place}
         of = {**at, "item_id": item["id"]}
+        # An item begins without arguments, as OpenAI's do: pydantic-ai puts them together.
         yield self._event("response.output_item.added", item=_copy(item), **at)
         yield self._event("response.mcp_call.in_progress", **of)
-        done = {"arguments": item["arguments"]}
-        yield self._event("response.mcp_call_arguments.done", **of, **done)
+        item["arguments"] = data["arguments"]
+        kind = "response.mcp_call_arguments"
+        yield self._event(f"{kind}.delta", delta=item["arguments"], **of)
+        yield self._event(f"{kind}.done", arguments=item["arguments"], **of)
 
     def _answer(self, data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         found = self._calls.pop(data["call"], None)

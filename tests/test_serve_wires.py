@@ -103,6 +103,26 @@ def test_a_message_is_what_its_deltas_say(log: list[Entry]) -> None:
 
 
 @given(logs)
+def test_the_arguments_of_a_call_are_what_its_deltas_say(log: list[Entry]) -> None:
+    """S9: of calls here and of the client's tools: an item begins without them, as OpenAI's do."""
+    events, response = _events(log)
+    said: dict[str, str] = {}
+    for event in events:
+        match event["type"]:
+            case "response.output_item.added" if "arguments" in event["item"]:
+                assert event["item"]["arguments"] == ""
+                said[event["item"]["id"]] = ""
+            case kind if kind.endswith("arguments.delta"):
+                said[event["item_id"]] += event["delta"]
+            case kind if kind.endswith("arguments.done"):
+                assert event["arguments"] == said[event["item_id"]]
+            case _:
+                pass
+    calls = {item["id"]: item["arguments"] for item in response["output"] if "arguments" in item}
+    assert said == calls
+
+
+@given(logs)
 def test_more_of_the_same_is_written_as_all_else(log: list[Entry]) -> None:
     """S9: the frame of a delta that only adds text is, character by character, the usual one."""
     chunks, others = (ChatChunks("chatcmpl-1", '"', 1, include_usage=True) for _ in "ab")
