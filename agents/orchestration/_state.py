@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from copy import deepcopy
+from itertools import chain
+from typing import Any, TypeVar, cast
 
 from pydantic import (
     BaseModel,
@@ -103,7 +105,60 @@ def snapshot(state: S) -> S:
     """Return a copy of all that `restore` puts back; the messages themselves are shared."""
     histories = {name: [*history] for name, history in state.histories.items()}
     rest = state.model_copy(update={"histories": {}, "notes": {}, "kept": {}})
-    return rest.model_copy(deep=True, update={"histories": histories})
+    return _copy(rest, {}).model_copy(update={"histories": histories})
+
+
+# Of exactly these types, which cannot be changed.
+_PLAIN = frozenset((str, int, float, bool, type(None), bytes, complex))
+
+# What a model holds, beside the names of the fields that were set.
+_PARTS = ("__dict__", "__pydantic_extra__", "__pydantic_private__")
+
+
+def _copy(value: Any, memo: dict[int, Any]) -> Any:
+    """Return what `deepcopy` does, many times faster for the values of JSON.
+
+    A state is copied for each answer, whatever its length is. `memo` has the copies by the ids of
+    what they are of, as that of `deepcopy`, so that what is one object stays one.
+    """
+    kind = cast("Any", type(value))
+    if kind in _PLAIN:
+        return value
+    made: Any = memo.get(id(value))
+    if made is not None:
+        return made
+    if kind is list:
+        made = memo[id(value)] = value.copy()
+        kinds = {*map(type, made)}
+        if not kinds <= _PLAIN:
+            rows = _copy_rows(made, memo) if kinds == {dict} else None
+            made[:] = rows or [_copy(each, memo) for each in made]
+    elif kind is dict and _PLAIN.issuperset(map(type, value)):
+        made = memo[id(value)] = value.copy()
+        if not _PLAIN.issuperset(map(type, made.values())):
+            made.update({name: _copy(each, memo) for name, each in made.items()})
+    elif issubclass(kind, BaseModel) and kind.__deepcopy__ is BaseModel.__deepcopy__:
+        made = memo[id(value)] = cast("Any", kind).__new__(kind)
+        parts = {name: _copy(getattr(value, name), memo) for name in _PARTS}
+        fields_set = {*value.__pydantic_fields_set__}
+        BaseModel.__setstate__(made, {**parts, "__pydantic_fields_set__": fields_set})
+    else:
+        made = deepcopy(value, memo)
+    return made
+
+
+def _copy_rows(rows: list[Any], memo: dict[int, Any]) -> list[Any] | None:
+    """Return copies of mappings of plain values; None if they are not that, or not all distinct."""
+    ids = [*map(id, rows)]
+    values = [each.values() for each in rows]
+    held = chain.from_iterable([*rows, *values])
+    if len({*ids}) < len(ids) or not memo.keys().isdisjoint(ids):
+        return None
+    if not _PLAIN.issuperset(map(type, held)):
+        return None
+    copies = [each.copy() for each in rows]
+    memo.update(zip(ids, copies, strict=True))
+    return copies
 
 
 def restore(state: S, earlier: S) -> None:
