@@ -19,6 +19,7 @@ EventKind: TypeAlias = Literal[
     "retried",
     "placed",
     "text",
+    "reasoning",
     "tool_call",
     "tool_result",
     "charged",
@@ -112,7 +113,8 @@ class Event(NamedTuple):
 
     `clock` is in seconds of the loop's own monotonic clock, `time` in seconds since the epoch,
     reckoned from it by its `origin`. `data` holds what the kind brings: the exception of
-    `failed` and `retried`, the reason of `cancelled`, a piece of `text`, the machine of `placed`
+    `failed` and `retried`, the reason of `cancelled`, a piece of `text` or of `reasoning`, the
+    machine of `placed`
     (where the body of a job that was put elsewhere has begun), what was `charged` to the node for
     its own work (`{account: amount}`; `charged_again`: what an earlier life of its run has spent,
     and this one counts), the call of a tool that the node is (`called`) and what that gave

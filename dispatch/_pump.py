@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
+from functools import partial
 from inspect import isawaitable
 from types import coroutine
 from typing import Any, TypeAlias, cast
 
-from ..commander import BadResponse, Node, NodeCancelled, StreamInterrupted
+from ..commander import BadResponse, Node, NodeCancelled, StreamInterrupted, emit
 from ..commander.waiting import drives
 from ..messages import Delta, Message, ToolCall, ToolCallDelta, ToolCallError, WholeMessages
 from ..messages.arguments import read_arguments
@@ -44,6 +45,7 @@ class Pump(Node[None], internal=True):
         repair: Repair | None,
         limit: int,
         exempt: frozenset[str] = frozenset(),
+        hears: Node[Any] | None = None,
     ) -> None:
         self._gate = Gate(limit, self)
         # Annotated, not subscripted: that would take longer than making them.
@@ -74,7 +76,7 @@ class Pump(Node[None], internal=True):
         self._listeners = Waiters(self)  # for the message
         branches = Branches(
             self.text.put,
-            self.reasoning.put,
+            self.reasoning.put if hears is None else partial(self._tell_reasoning, hears),
             self.calls.put,
             self.pieces.put_all,
             {name: channel.put for name, channel in self.others.items()},
@@ -86,6 +88,10 @@ class Pump(Node[None], internal=True):
             await self._close_source()
 
         self.at_terminate(cancelled)
+
+    def _tell_reasoning(self, hears: Node[Any], text: str) -> None:
+        emit(hears, "reasoning", text)
+        self.reasoning.put(text)
 
     @property
     def partial(self) -> Message | None:

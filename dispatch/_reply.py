@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Sequence
 from typing import Any, Self, TypeAlias
 
-from ..commander import Node
+from ..commander import Node, is_watched
 from ..messages import Message, ToolCall, ToolCallDelta, ToolCallError, ToolSchema, has_parameter
 from ._format import Format
 from ._pump import Pump, Repair
@@ -50,7 +50,9 @@ def fork(
             if not isinstance(each, Format):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
                 raise TypeError(f"a format is an instance, as Hermes(); {each!r:.80} is none")
         exempt = frozenset(each.name for each in tools if to_user and has_parameter(each, to_user))
-        pump = Pump(source, to_user, formats, repair, limit, exempt)
+        # Whoever listens for it hears it; else the branch costs what it cost before.
+        hears = node if is_watched(node, "reasoning") else None
+        pump = Pump(source, to_user, formats, repair, limit, exempt, hears)
         return Reply(node.call_handler(pump, claim=True))
     except BaseException:
         discard_source(source)

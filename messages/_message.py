@@ -200,7 +200,7 @@ class Message(BaseModel):
         for key in ("tool_call_id", "name"):
             if (value := getattr(self, key)) is not None:
                 wire[key] = value
-        if provider is not None and self.provider_items:
+        if provider is not None and self.provider_items and self.role == "assistant":
             put_items(wire, (item for item in self.provider_items if item.is_from(provider)))
         return wire
 

@@ -7,13 +7,14 @@ server has not offered.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
-from ..messages import Message
+from ..messages import Message, ProviderItem
 from ._http import NO_RETRY, Refusal, refuse_failure
 from ._options import asked_for
 from ._run import OnLeave, Run
@@ -29,7 +30,7 @@ __all__ = ["read_input", "read_messages", "start", "take_flag", "take_object"]
 SLICE = 64
 
 # Fields of a message of the chat wire that are read, and those of an item of the Responses wire.
-MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal")
+MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "provider_items")
 ITEM = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
@@ -133,6 +134,7 @@ async def read_messages(server: Server, said: Any, name: str = "messages") -> li
         raise Refusal(400, f"{name} is a list with at least one message", field=name)
     _require_few(server, cast("list[Any]", said), name)
     messages: list[Message] = []
+    sealed: list[ProviderItem] = []  # of the reply whose other items follow
     for place, each in enumerate(cast("list[Any]", said)):
         if place % SLICE == SLICE - 1:
             await asyncio.sleep(0)
@@ -140,6 +142,11 @@ async def read_messages(server: Server, said: Any, name: str = "messages") -> li
         if not isinstance(each, dict):
             raise Refusal(400, "a message is an object", field=field)
         item = cast("dict[str, Any]", each)
+        if item.get("type") == "reasoning":
+            answered = bool(messages) and messages[-1].role == "assistant"
+            of_reply = messages[-1].provider_items if answered else sealed
+            of_reply += _unsealed(item.get("encrypted_content"))
+            continue
         fields = _item(item, field)
         if fields is None:
             continue
@@ -162,9 +169,21 @@ async def read_messages(server: Server, said: Any, name: str = "messages") -> li
             before.tool_calls += message.tool_calls  # one reply may have said and called several
         else:
             messages.append(message)
+            if message.role == "assistant":
+                message.provider_items += sealed
+            sealed = []
     if not messages or messages[-1].role not in ("user", "tool"):
         raise Refusal(400, "the last message is the user's, or a tool's", field=name)
     return messages
+
+
+def _unsealed(content: object) -> list[ProviderItem]:
+    """Return what a reply of this server had sealed; nothing for what another one has."""
+    try:
+        found: Any = json.loads(content) if isinstance(content, str) else []
+        return [ProviderItem.model_validate(each) for each in found]
+    except (TypeError, ValueError, RecursionError):
+        return []
 
 
 def _require_few(server: Server, said: list[Any], name: str) -> None:

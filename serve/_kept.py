@@ -44,6 +44,7 @@ class Told:
     status: str
     calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     usage: dict[str, Any] = field(default_factory=dict[str, Any])
+    items: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     @classmethod
     def of(cls, served: Served, result: Any, usage: dict[str, Any]) -> Told:
@@ -54,7 +55,8 @@ class Told:
             text = call.raw if call.error is not None and call.raw is not None else call.text
             said = {"name": call.name, "arguments": text, "index": call.index}
             calls.append({"id": call.id, **said})
-        return cls(served.text(result), served.status(result), calls, usage)
+        items = [item.model_dump(exclude_defaults=True) for item in served.items(result)]
+        return cls(served.text(result), served.status(result), calls, usage, items)
 
 
 class Answer(Durable[Told]):

@@ -28,6 +28,8 @@ logger = logging.getLogger("anabranch.serve")
 EVERY = 0.1
 NOTE = "said"
 ENDS = ("completed", "failed", "cancelled")
+# Kinds of entries whose text grows.
+GROWING = ("text", "reasoning")
 
 Said: TypeAlias = "tuple[EntryKind, dict[str, Any]]"
 
@@ -69,6 +71,8 @@ class KeptLog(Log):
         self._speaking: dict[str, _Speech] = {}
         self._calling: dict[str, str] = {}
         self._speaker = ""  # who has said something last
+        # The reasoning that was told before and that this life has not said again.
+        self._reasoning = ""
         self.asked = 0  # the highest number of a question
         self.has_begun = False  # this life says something
 
@@ -99,6 +103,7 @@ class KeptLog(Log):
         self._calls.clear()
         self._questions.clear()
         self._open = None
+        self._reasoning = ""
         asked: dict[int, str] = {}
         for kind, data in said:
             if kind == "text":
@@ -107,7 +112,9 @@ class KeptLog(Log):
                     self._speeches.append(self._open)
                 self._open.text += data["text"]
                 continue
-            if kind == "broken" and self._open is not None:
+            if kind == "reasoning":
+                self._reasoning += data["text"]
+            elif kind == "broken" and self._open is not None:
                 if "agent" in data:  # how that reply ended is recorded
                     self._open.broken = True
                 else:
@@ -167,6 +174,8 @@ class KeptLog(Log):
         encode_texts(data)  # as it is told, since that is what is compared
         if kind == "text" and not self._hear(data):
             return
+        if kind == "reasoning" and not self._reason(data):
+            return
         if kind == "broken" and self._was_broken():
             return
         if kind in ("called", "answered"):
@@ -176,12 +185,12 @@ class KeptLog(Log):
         self._ending = kind in ENDS
         self._kind = kind
         last = self._fresh[-1] if self._fresh else None
-        grows = last is not None and kind == last[0] == "text"
+        grows = last is not None and kind == last[0] and kind in GROWING
         if last is not None and grows and last[1]["speech"] == data["speech"]:
             last[1]["text"] += data["text"]
             return
         self._fresh.append((kind, data))
-        if kind != "text":
+        if kind not in GROWING:
             self._urgent.set()
         if self._writing is None:
             # In no context: it is no part of the run, and outlives it.
@@ -205,6 +214,15 @@ class KeptLog(Log):
             return True
         speech.again += len(told_again)
         data["text"] = data["text"][len(told_again) :]
+        return bool(data["text"])
+
+    def _reason(self, data: dict[str, Any]) -> bool:
+        """Take out what was told before; return whether anything is left."""
+        data["speech"] = self._life + data["speech"]
+        told, text = self._reasoning, data["text"]
+        if not _agree(told, text):  # another reply after all, or others in another order
+            told = ""
+        data["text"], self._reasoning = text[len(told) :], told[len(text) :]
         return bool(data["text"])
 
     def _was_broken(self) -> bool:

@@ -19,9 +19,11 @@ __all__ = ["Entry", "EntryKind", "Gone", "Left", "Log", "encode_texts"]
 
 EntryKind: TypeAlias = Literal[
     "text",  # more of what is said to the user
+    "reasoning",  # more of what the model reasons
     "broken",  # what was said last is no answer: another one comes, or none
     "called",  # a tool is called
     "answered",  # what it gave
+    "items",  # data that the model's provider wants back with the answer
     "requested",  # the client is to run a tool of its own
     "line",  # of a recording of the run's tree
     "asked",  # a person is asked whether a call may run

@@ -49,6 +49,10 @@ class ChatChunks:
             yield self._chunk({"role": "assistant", "content": ""})
         if text := self._said.feed(entry):
             yield self._chunk({"content": text})
+        if entry.kind == "reasoning":
+            yield self._chunk({"reasoning_content": entry.data["text"]})
+        if entry.kind == "items":
+            yield self._chunk({"provider_items": entry.data["items"]})
         if entry.kind == "requested":
             call = {"index": self._calls, **tool_call(entry)}
             self._calls += 1
@@ -92,13 +96,19 @@ def chat_completion(
     """Make the whole completion of a run that has completed; its text is what the chunks say."""
     said, texts, last = Texts(), list[str](), None
     calls: list[dict[str, Any]] = []
+    more: dict[str, Any] = {}
     for entry in entries:
         texts.append(said.feed(entry))
         calls += [tool_call(entry)] if entry.kind == "requested" else []
+        if entry.kind == "reasoning":
+            more["reasoning_content"] = more.get("reasoning_content", "") + entry.data["text"]
+        if entry.kind == "items":
+            more["provider_items"] = entry.data["items"]
         last = entry
     assert last is not None
     assert last.kind == "completed"
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts), "refusal": None}
+    message |= more
     if calls:
         message |= {"content": message["content"] or None, "tool_calls": calls}
     choice = {"index": 0, "message": message, "finish_reason": finish_of(last), "logprobs": None}

@@ -4,12 +4,14 @@ The shapes are those of https://platform.openai.com/docs/api-reference/responses
 SDK's types have them. Events are numbered from 0 without a gap, and the same log always gives the
 same events: so a client that comes back is given those behind the last one that it had. A call of
 a tool, which runs here, is an item of type `mcp_call`: the kind of call whose answer is not the
-client's affair.
+client's affair. What a model reasons is an item of type `reasoning`, whose summary it is; the data
+that its provider wants back are the `encrypted_content` of another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ._frames import HOLE, frame_around, to_json
@@ -42,6 +44,9 @@ class ResponseEvents:
         self._message: dict[str, Any] | None = None
         self._around: list[str] = []  # of the events that say more of it
         self._calls: dict[str, tuple[int, dict[str, Any]]] = {}
+        # The item of the reasoning that grows, and whose it is.
+        self._reasoning: dict[str, Any] | None = None
+        self._reasoner: object = None
         self.output: list[dict[str, Any]] = []
         self.response: dict[str, Any] = {
             "id": name,
@@ -78,7 +83,15 @@ class ResponseEvents:
     def feed(self, entry: Entry) -> Iterator[dict[str, Any]]:
         """Give the events of an entry."""
         yield from self.begin()
+        if entry.kind != "reasoning":
+            yield from self._end_reasoning()
         match entry.kind:
+            case "reasoning":
+                yield from self._end_message("completed")
+                yield from self._reason(entry.data)
+            case "items":
+                yield from self._end_message("completed")
+                yield from self._seal(entry.data["items"])
             case "text":
                 if entry.data["speech"] != self._speech:
                     yield from self._end_message("completed")
@@ -156,6 +169,53 @@ class ResponseEvents:
         assert item is not None
         place = self.output.index(item)
         return {"item_id": item["id"], "output_index": place, "content_index": 0}
+
+    # --- reasoning
+
+    def _reason(self, data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        kind = "response.reasoning_summary"
+        if self._reasoning is None or self._reasoner != data["speech"]:
+            yield from self._end_reasoning()
+            item = self._reasoning_item("in_progress")
+            self._reasoning, self._reasoner = item, data["speech"]
+            yield self._event("response.output_item.added", item=_copy(item), **self._at(item))
+            part = {"type": "summary_text", "text": ""}
+            item["summary"].append(part)
+            yield self._event(f"{kind}_part.added", part={**part}, **self._of_summary())
+        assert self._reasoning is not None
+        self._reasoning["summary"][0]["text"] += data["text"]
+        yield self._event(f"{kind}_text.delta", delta=data["text"], **self._of_summary())
+
+    def _end_reasoning(self) -> Iterator[dict[str, Any]]:
+        item = self._reasoning
+        if item is None:
+            return
+        kind, part = "response.reasoning_summary", item["summary"][0]
+        yield self._event(f"{kind}_text.done", text=part["text"], **self._of_summary())
+        yield self._event(f"{kind}_part.done", part={**part}, **self._of_summary())
+        item["status"] = "completed"
+        yield self._event("response.output_item.done", item=_copy(item), **self._at(item))
+        self._reasoning = None
+
+    def _seal(self, items: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        item = self._reasoning_item("completed")
+        item["encrypted_content"] = json.dumps(items)
+        for kind in ("added", "done"):
+            yield self._event(f"response.output_item.{kind}", item=_copy(item), **self._at(item))
+
+    def _reasoning_item(self, status: str) -> dict[str, Any]:
+        name = f"rs_{self.response['id']}_{len(self.output)}"
+        item: dict[str, Any] = {"id": name, "type": "reasoning", "summary": [], "status": status}
+        self.output.append(item)
+        return item
+
+    def _at(self, item: dict[str, Any]) -> dict[str, Any]:
+        return {"output_index": self.output.index(item)}
+
+    def _of_summary(self) -> dict[str, Any]:
+        assert self._reasoning is not None
+        of = self._at(self._reasoning)
+        return {**of, "item_id": self._reasoning["id"], "summary_index": 0}
 
     # --- calls
 
@@ -251,8 +311,8 @@ class ResponseEvents:
 
 def _copy(item: Mapping[str, Any]) -> dict[str, Any]:
     """Copy an item as it is now: events that were made do not change."""
-    content: Iterable[Any] | None = item.get("content")
-    return {**item} if content is None else {**item, "content": [{**part} for part in content]}
+    parts = {name: item[name] for name in ("content", "summary") if name in item}
+    return {**item, **{name: [{**part} for part in each] for name, each in parts.items()}}
 
 
 def _usage(usage: Mapping[str, Any] | None) -> dict[str, Any] | None:

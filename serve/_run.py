@@ -35,7 +35,7 @@ __all__ = ["Kept", "OnLeave", "Run", "RunState"]
 OnLeave: TypeAlias = Literal["cancel", "detach"]
 RunState: TypeAlias = Literal["running", "completed", "failed", "cancelled"]
 
-KINDS: tuple[EventKind, ...] = ("text", "called", "answered")
+KINDS: tuple[EventKind, ...] = ("text", "reasoning", "called", "answered")
 CAPACITY = 1000
 # Seconds that a person has to answer; no answer denies (S16).
 PATIENCE = 3600.0
@@ -170,6 +170,8 @@ class Run(Node[None], internal=True):
                 told = await self._answer(tree)
             if told.text and told.text != "".join(self._said):
                 self._say("text", text=told.text, speech="result", agent=self.served.name)
+            if told.items:
+                self._say("items", items=told.items)
             for call in told.calls:
                 self._say("requested", **call)
             if self.trace is not None:
@@ -250,6 +252,10 @@ class Run(Node[None], internal=True):
             match event.kind:
                 case "text":
                     self._hear(event)
+                case "reasoning":
+                    if self.served.speaker in (None, event.agent):
+                        speech = f"{event.node_id}"
+                        self._say("reasoning", text=event.data, speech=speech, agent=event.agent)
                 case "called":
                     call: ToolCall = event.data
                     at = {"call": str(event.node_id), "id": call.id, "agent": event.agent}

@@ -18,7 +18,7 @@ from ..commander.errors import ConfigurationError
 from ..dispatch import fork
 from ..handlers import HandlerFunction, handler, show
 from ..jobs import Job
-from ..messages import Conversation, Message, Request, ToolCall
+from ..messages import Conversation, Message, ProviderItem, Request, ToolCall
 from ..tools import result_text
 from ._failure import log_failure
 from ._fields import BadQuestion, Field, fields_of
@@ -75,6 +75,10 @@ class Served(ABC):
 
     def calls(self, result: Any) -> Sequence[ToolCall]:
         """Return the calls that the client is to run."""
+        return ()
+
+    def items(self, result: Any) -> Sequence[ProviderItem]:
+        """Return what the model's provider wants back with the answer."""
         return ()
 
 
@@ -237,6 +241,10 @@ class _Backend(Served):
 
     def calls(self, result: Any) -> Sequence[ToolCall]:
         return cast("Message", result).tool_calls
+
+    def items(self, result: Any) -> Sequence[ProviderItem]:
+        """Return them without the names of servers, which are not the client's affair."""
+        return [item.without_name() for item in cast("Message", result).provider_items]
 
 
 @handler

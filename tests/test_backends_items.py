@@ -12,13 +12,16 @@ from typing import Any
 
 import pytest
 from _replays import every_life
+from _serving import on_uvicorn
+from _serving import talk as talk_to
 from _strict import KINDS, StrictServer
 
 from anabranch import Agent, Conversation, connect, handler, tool
 from anabranch.backends import Backend, Fallback, Retries
 from anabranch.commander import Commander, Node
 from anabranch.handlers import respond
-from anabranch.messages import Message
+from anabranch.messages import Message, ProviderItem
+from anabranch.serve import serve
 from anabranch.store import Durable, Live, live
 from anabranch.testing import ScriptedBackend
 
@@ -220,6 +223,71 @@ async def test_a_cassette_plays_them(kind: str, scheme: str, tmp_path: Path) -> 
         talks[1].messages[1].provider_items.clear()
         del talks[1].messages[5:]
         await turn(connect(f"cassette:{file}"), talks[1], "Second?")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_they_come_through_a_server_of_ours(kind: str) -> None:
+    """Each of the two servers gets its own data: the model's, and the one that serves it."""
+    async with StrictServer(kind) as server, reach("http", server.url) as backend:
+        async with on_uvicorn(serve({"model": backend})) as url:
+            for scheme in SCHEMES:
+                spec = f"{url}/v1"
+                model = (
+                    connect(spec, model="model")
+                    if scheme == "http"
+                    else connect("openai:model", base_url=spec, api_key="none")
+                )
+                async with model:
+                    talk = Conversation()
+                    assert await turn(model, talk, "First?") == "Answer 1."
+                    assert await turn(model, talk, "Second?") == "Answer 3."
+                assert "127.0.0.1" not in json.dumps([each.value for each in items_of(talk)])
+        assert server.refusals == []
+
+
+def items_of(talk: Conversation) -> list[ProviderItem]:
+    return [item for message in talk for item in message.provider_items]
+
+
+TOOL: Any = {"name": add.name, "description": add.description, "parameters": {**add.parameters}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_client_that_adds_what_it_got_sends_them_back(kind: str) -> None:
+    """OpenAI's own, with the tools of the client, over chat completions and over Responses."""
+    async with StrictServer(kind) as server, reach("http", server.url) as backend:
+        async with talk_to({"model": backend}) as client:
+            tools: Any = [{"type": "function", "function": TOOL}]
+            said: list[Any] = []
+            for question in ("First?", "Second?"):
+                said.append({"role": "user", "content": question})
+                for _ in range(2):
+                    made = await client.chat.completions.create(
+                        model="model", messages=said, tools=tools
+                    )
+                    reply = made.choices[0].message
+                    said.append(reply)
+                    said += [
+                        {"role": "tool", "tool_call_id": call.id, "content": "3"}
+                        for call in reply.tool_calls or ()
+                    ]
+            assert said[-1].content == "Answer 3."
+            tools, listed, answer = [{"type": "function", **TOOL}], list[Any](), ""
+            for question in ("First?", "Second?"):
+                listed.append({"role": "user", "content": question})
+                for _ in range(2):
+                    response = await client.responses.create(
+                        model="model", input=listed, tools=tools
+                    )
+                    listed += response.output
+                    answer = response.output_text
+                    for each in response.output:
+                        if each.type == "function_call":
+                            result = {"call_id": each.call_id, "output": "3"}
+                            listed.append({"type": "function_call_output", **result})
+            assert answer == "Answer 3."
+        assert server.refusals == []
+        assert "127.0.0.1" not in str(said) + str(listed)
 
 
 async def test_a_reply_without_tools_has_none() -> None:

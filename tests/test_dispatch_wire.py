@@ -84,7 +84,8 @@ async def test_reasoning_in_parts_of_the_content(replies: list[Any], nested: boo
         for kind in ("text", "thinking")
     }
 
-    *_, message = await read([*(chunk(content=each) for each in contents), chunk("stop")])
+    chunks = [chunk(content=each) for each in contents]
+    *_, message = await read([*chunks, chunk("stop")])
     content = [part for each in contents for part in each]
     response = {"choices": [{"message": {"content": content}, "finish_reason": "stop"}]}
     complete = message_from_response(response)

@@ -77,6 +77,7 @@ class View {
   get text() { return this.texts.map((each) => each.text).join("\n\n"); }
 
   show(kind, data) {
+    if (kind === "reasoning" || kind === "items") return; // neither is for the reader of the answer
     this.keep(kind, data);
     keepLow(() => {
       if (this.broken && kind !== "cancelled") this.breakOff();
