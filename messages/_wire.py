@@ -299,6 +299,8 @@ def error_from_wire(error: object, status: int | None = None) -> BackendError:
     words = [str(each).lower() for each in told if each and isinstance(each, (int, str))]
     if status is None:
         status = next(filter(None, map(_status, words)), None)
+    if status is None and message.startswith("Unexpected endpoint"):  # LM Studio, at status 200
+        status = 404
     if not _CONTEXT_WORDS.isdisjoint(words) or (
         status in _MAY_BE_TOO_LONG and _TOO_LONG.search(message)
     ):

@@ -11,12 +11,12 @@ from typing import Any
 
 from _served import accept_no_more
 
-__all__ = ["CORPUS", "RawServer", "hostile", "response"]
+__all__ = ["CORPUS", "QUIRKS", "RawServer", "hostile", "reply_of", "response"]
 
 Answer = Callable[[bytes], Iterable[bytes]]
 # Sent bytes that the client has not read: more than the socket buffers of any system hold.
 MAX_BUFFERED_BYTES = 64 << 20
-_DATA = Path(__file__).parent / "data" / "hostile_replies.json"
+_DATA = Path(__file__).parent / "data"
 
 
 class RawServer:
@@ -81,8 +81,8 @@ def response(
     return "\r\n".join((*lines, "", "")).encode("utf-8", "surrogateescape") + raw
 
 
-def _kept(entry: dict[str, Any]) -> bytes:
-    """Read a reply of the corpus: raw bytes, or a status, headers and a body, parts repeated."""
+def reply_of(entry: dict[str, Any]) -> bytes:
+    """Read a reply of a corpus: raw bytes, or a status, headers and a body, parts repeated."""
     body = b"".join(
         part.encode("latin-1") if isinstance(part, str) else part[0].encode("latin-1") * part[1]
         for part in entry.get("body", [])
@@ -94,7 +94,12 @@ def _kept(entry: dict[str, Any]) -> bytes:
     return response(body, entry.get("status", 200), kind, *headers)
 
 
-CORPUS: dict[str, bytes] = {e["name"]: _kept(e) for e in json.loads(_DATA.read_text())}
+def _read(name: str) -> list[dict[str, Any]]:
+    return json.loads((_DATA / name).read_text())
+
+
+CORPUS: dict[str, bytes] = {e["name"]: reply_of(e) for e in _read("hostile_replies.json")}
+QUIRKS = _read("server_quirks.json")
 
 
 _ODD: list[Any] = [None, True, 0, -1, 7, 1.5, 10**40, "", "x", "\ud800", [], {}, [[]], {"a": {}}]
