@@ -87,11 +87,16 @@ class Answering(CountedCall[Answer], internal=True):
                 return Answer(status=ending)
         elif ending is not None:
             return Answer(status=ending)
-        agent.auto_replies[agent.session_with(self.partner)] += 1
-        for rule in agent.rules:
-            if (reply := await rule(agent, self.message)) is not NOT_MINE:
-                return await self._deliver(reply)
-        return await self._deliver(await agent.generate_reply(self.message))
+        session = agent.session_with(self.partner)
+        agent.auto_replies[session] += 1
+        try:
+            for rule in agent.rules:
+                if (reply := await rule(agent, self.message)) is not NOT_MINE:
+                    return await self._deliver(reply)
+            return await self._deliver(await agent.generate_reply(self.message))
+        except BaseException:
+            agent.auto_replies[session] = max(0, agent.auto_replies[session] - 1)  # it has failed
+            raise
 
     def _ending(self) -> Status | None:
         """Say why the conversation ends here, unless a person goes on."""

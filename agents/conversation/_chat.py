@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from itertools import count
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ...commander import Node
+from ...commander.scope import scope_here
 from ...handlers import handler
 from ..errors import ConversationTooLong
 from ..layers import AgentMessage, SessionId
@@ -51,6 +51,22 @@ class ChatOptions(TypedDict, total=False):
     timeout: float | None
 
 
+@dataclass(slots=True)
+class _Progress:
+    """How far a conversation came: the message of its sender, and the partner's answer to it."""
+
+    message: AgentMessage
+    begun: bool = False
+    delivered: bool = False
+    answer: AgentMessage | None = None
+    heard: bool = False
+    turn: int = 0
+
+    def go_on(self, message: AgentMessage) -> None:
+        """Take the sender's next message."""
+        self.message, self.delivered, self.answer, self.heard = message, False, None, False
+
+
 class Chat(Node[ChatResult], internal=True):
     """A conversation that `sender` begins; `send` and `initiate_chat` make one and await it.
 
@@ -66,8 +82,14 @@ class Chat(Node[ChatResult], internal=True):
     apart from what was said in another. It is `session_id`, else that of the conversation in which
     this one begins, else the sender's own.
 
-    However it ends, both have the same history of it: a message is in both or in neither.
+    However it ends, both have the same history of it: a message is in both or in neither. With
+    `retry` the next attempt goes on with the message that has no answer yet, and no agent or group
+    of this process hears it twice. In a durable run it begins again instead, and what the attempt
+    before it has said is forgotten.
     """
+
+    # How far all attempts came; of an engine's name, as it is no part of what was called.
+    _node_progress: _Progress | None = None
 
     def __init__(
         self,
@@ -102,7 +124,8 @@ class Chat(Node[ChatResult], internal=True):
 
     async def task(self) -> ChatResult:
         """Talk; the outermost chat takes the limit of messages for its end."""
-        self._messages = []
+        if self._node_progress is None or scope_here() is not None:
+            self._node_progress, self._messages = _Progress(self._first), []
         session = current_session() or self._sender.identity
         if self._session_id is not None:
             session = f"#{self._session_id!r}"
@@ -112,7 +135,7 @@ class Chat(Node[ChatResult], internal=True):
             scope.listen(self._listener),
         ):
             try:
-                status = await self._talk(scope)
+                status = await self._talk(scope, self._node_progress)
             except ConversationTooLong as error:
                 if not is_outermost:
                     raise
@@ -123,28 +146,33 @@ class Chat(Node[ChatResult], internal=True):
                     self._sender.abandon(self._messages[-1], name_of(self._recipient))
         return ChatResult(status, tuple(self._messages))
 
-    async def _talk(self, scope: Scope) -> Status:
-        partner = await self._sender.find(self._recipient)
-        await self.call_handler(self.begin(partner), timeout=self._timeout, claim=True)
-        message = self._first
-        for turn in count(1):
-            scope.spend()
-            try:
-                node = self.deliver(scope, partner, message)
-                answer = await self.call_handler(node, timeout=self._timeout, claim=True)
-            except Exception as error:
-                error.add_note(f"{partner.name} was to answer {self._sender.name}")
-                raise
-            if answer.message is None:
-                return answer.status
-            if turn == self._max_turns:
-                await self._sender.hear(answer.message, partner.name)
+    async def _talk(self, scope: Scope, at: _Progress) -> Status:
+        partner, sender = await self._sender.find(self._recipient), self._sender
+        if not at.begun:
+            await self.call_handler(self.begin(partner), timeout=self._timeout, claim=True)
+            at.begun = True
+        while True:
+            if at.answer is None:
+                scope.spend()
+                try:
+                    node = self.deliver(scope, partner, at.message)
+                    answer = await self.call_handler(node, timeout=self._timeout, claim=True)
+                except Exception as error:
+                    error.add_note(f"{partner.name} was to answer {sender.name}")
+                    raise
+                if answer.message is None:
+                    return answer.status
+            assert at.answer is not None
+            if at.heard:
+                sender.hear_again(at.answer, partner.name)
+            at.heard = True
+            if at.turn == self._max_turns:
+                await sender.hear(at.answer, partner.name)
                 return "turn_limit"
-            own = await self._sender.answer(answer.message)
+            own = await sender.answer(at.answer)
             if own.message is None:
                 return own.status
-            message = own.message
-        raise AssertionError
+            at.go_on(own.message)
 
     @handler
     async def begin(self, node: Node[Any], partner: Participant) -> None:
@@ -157,14 +185,23 @@ class Chat(Node[ChatResult], internal=True):
         self, node: Node[Any], scope: Scope, partner: Participant, message: AgentMessage
     ) -> Answer:
         """Say one message to the partner, and return its answer."""
+        at = self._node_progress
+        assert at is not None
         # No wait parts what the two remember: a cancel finds a message in both or in neither.
-        self._add(scope, message)
-        answer = await partner.receive(message, request_reply=self._request_reply)
+        if not at.delivered:
+            self._add(scope, message)
+        receive: Any = partner.receive
+        if at.delivered:
+            receive = getattr(partner, "receive_again", receive)
+        at.delivered = True
+        answer = await receive(message, request_reply=self._request_reply)
         if not isinstance(answer, Answer):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"{partner.name} gave {answer!r:.200} for an Answer")
         if answer.message is not None:
             scope.left -= 1  # it has been given: it is counted, never refused
             self._add(scope, answer.message)
+            at.answer = answer.message
+            at.turn += 1
         return answer
 
     def _add(self, scope: Scope, message: AgentMessage) -> None:

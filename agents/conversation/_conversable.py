@@ -284,8 +284,17 @@ class ConversableAgent(Agent[Any]):
 
     async def receive(self, message: AgentMessage, *, request_reply: bool = True) -> Answer:
         """Remember a message and answer it; see `Participant`."""
+        self.remember(message, self._partner(message))
+        return await self._respond(message, request_reply)
+
+    async def receive_again(self, message: AgentMessage, *, request_reply: bool = True) -> Answer:
+        """Answer a message that is in the history without an answer, or else `receive` it."""
+        if self.hear_again(message, self._partner(message)):
+            return await self._respond(message, request_reply)
+        return await self.receive(message, request_reply=request_reply)
+
+    async def _respond(self, message: AgentMessage, request_reply: bool) -> Answer:
         partner = self._partner(message)
-        self.remember(message, partner)
         if not request_reply:
             await self.hear(message, partner)
             return Answer(status="delivered")
@@ -293,6 +302,27 @@ class ConversableAgent(Agent[Any]):
         if answer.message is not None:
             self.remember(answer.message, partner)
         return answer
+
+    def hear_again(self, message: AgentMessage, partner: str) -> bool:
+        """Let a message without an answer be heard as if it had just come; False if there is none.
+
+        What this agent had begun to say to it is forgotten, but for the calls that have run.
+        """
+        session = self.session_with(partner)
+        left = self._abandoned.get(session, [])
+        for place, each in enumerate(left):
+            if each is message:
+                self._arrived.setdefault(session, []).append(left.pop(place))
+                return True
+        since: list[AgentMessage] = []  # this agent spoke last
+        for each in reversed(self.memory.messages(session)):
+            own = each.sender == self.name
+            if own and each.type != TOOLS and each.stream_state == "end":
+                break
+            since.append(each)
+        broken = [each for each in since if each.sender == self.name and each.type != TOOLS]
+        self.memory.retract(broken, session)
+        return any(each.sender == message.sender for each in since)
 
     async def begin_chat(self, partner: str, *, clear_history: bool = False) -> None:
         """Start counting again, and forget if asked to; see `Participant`."""

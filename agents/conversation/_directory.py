@@ -44,6 +44,8 @@ class Participant(Protocol):
     """Anything that can receive a message: an agent here, a group, a handle of an agent elsewhere.
 
     Messages, answers and names are all that passes between participants, and all can be pickled.
+    One that also has `receive_again`, as agents and groups have, is given a message by that which
+    it has received in a failed attempt, and does not hear it twice.
     """
 
     @property

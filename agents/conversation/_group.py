@@ -87,6 +87,30 @@ class Group(ABC):
 
         A message that comes while this talk is held, or from within it, is part of it.
         """
+        talk = self._talk(message)
+        talk.hear(message)
+        if not request_reply or talk.held:
+            return Answer(status="delivered")
+        return await self._hold(talk, message)
+
+    async def receive_again(self, message: AgentMessage, *, request_reply: bool = True) -> Answer:
+        """Let the group go on about a message about which its talk has failed, or `receive` it."""
+        talk = self._talk(message)
+        if request_reply and talk.failed is message and not talk.held:
+            return await self._hold(talk, message)
+        return await self.receive(message, request_reply=request_reply)
+
+    async def _hold(self, talk: Talk, message: AgentMessage) -> Answer:
+        talk.held, talk.failed = True, message
+        try:
+            answer = await run_in_tree(TalkNode(talk, message))
+        finally:
+            talk.held = False
+        talk.failed = None
+        return answer
+
+    def _talk(self, message: AgentMessage) -> Talk:
+        """Return the talk of which a message is, a new one if there is none."""
         # A message to another group comes from that, of which this one is a member.
         asker = message.sender if message.receiver in (None, self.name) else message.receiver
         talk, key = find_talk(self.name), with_session(asker)
@@ -96,14 +120,7 @@ class Group(ABC):
             talk = self.talks[key] = Talk(self, asker)
             if isinstance(session := current_session(), OwnSession):
                 session.forget[self, key] = partial(self.talks.pop, key, None)
-        talk.hear(message)
-        if not request_reply or talk.held:
-            return Answer(status="delivered")
-        talk.held = True
-        try:
-            return await run_in_tree(TalkNode(talk, message))
-        finally:
-            talk.held = False
+        return talk
 
     async def begin_chat(self, partner: str, *, clear_history: bool = False) -> None:
         """Begin a talk with `partner`, and so with all the members."""

@@ -43,8 +43,9 @@ class Talk:
         # something.
         self._unheard: dict[str, list[AgentMessage]] = {each: [] for each in group.members}
         self.on_news: Callable[[], object] | None = None
-        # Whether the members speak just now.
+        # Whether the members speak just now, and about what they do, or did when it failed.
         self.held = False
+        self.failed: AgentMessage | None = None
 
     @property
     def members(self) -> Mapping[str, Participant | str]:
