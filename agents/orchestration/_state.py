@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from itertools import chain
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeAlias, TypeVar, cast
 
 from pydantic import (
     BaseModel,
@@ -12,8 +12,10 @@ from pydantic import (
     Field,
     SerializationInfo,
     SerializerFunctionWrapHandler,
+    ValidationError,
     model_serializer,
 )
+from pydantic_core import from_json, to_json
 
 from ...messages import Message
 from ..layers._memory import fit_json, fit_keys
@@ -88,6 +90,36 @@ class State(Namespace):
     kept: dict[str, dict[int, str]] = Field(default_factory=dict[str, dict[int, str]])
     histories: dict[str, list[Message]] = Field(default_factory=dict[str, list[Message]])
 
+    @classmethod
+    def load(cls, saved: str | bytes, *, strict: bool = True) -> tuple[Self, list[str]]:
+        """Return the state that `model_dump_json` has saved, and the paths of what was dropped.
+
+            state, dropped = CoinState.load(text, strict=False)  # dropped == ["coin.edge"]
+
+        With `strict` nothing is dropped: what does not fit, as a field that the class does not have
+        any more, is a `ValidationError`. Without it that is left out and has its default, and so
+        is what lacks a field that it needs. It is still an error for what is no JSON or no state.
+        """
+        dropped: list[str] = []
+        data: Any = None
+        while True:
+            try:
+                return cls.model_validate_json(saved), dropped
+            except ValidationError as error:
+                faults = error.errors(include_url=False)
+                if strict or any(fault["type"] == "json_invalid" for fault in faults):
+                    raise
+                data = from_json(saved)
+                paths = {_path_in(data, fault["loc"]) for fault in faults}
+                if () in paths:
+                    raise
+            unfit = [path for path in paths if not any(path[:n] in paths for n in range(len(path)))]
+            unfit.sort(key=_order)
+            for path in reversed(unfit):  # so that those before one in a list keep their places
+                _drop(data, path)
+            dropped += [".".join(map(str, path)) for path in unfit]
+            saved = to_json(data, inf_nan_mode="constants")
+
     def step_environment(self) -> None:
         """Let the answer of the agent that is named now, or is answering, go to the environment."""
         self.env_step = True
@@ -99,6 +131,34 @@ class State(Namespace):
         the log `anabranch.agents`.
         """
         self.mistake = Mistake(log=log, improve=improve)
+
+
+_Path: TypeAlias = tuple[str | int, ...]
+
+
+def _path_in(data: Any, loc: _Path) -> _Path:
+    """Return the keys that lead to what is wrong in a value of JSON, or to what lacks a field."""
+    path: list[str | int] = []
+    for step in loc:
+        if isinstance(data, dict):
+            there = step in data
+        else:
+            there = isinstance(data, list) and step in range(len(cast("list[Any]", data)))
+        if not there:
+            break
+        path.append(step)
+        data = cast("Any", data)[step]
+    return tuple(path)
+
+
+def _order(path: _Path) -> list[tuple[int, str]]:
+    return [(step, "") if isinstance(step, int) else (-1, step) for step in path]
+
+
+def _drop(data: Any, path: _Path) -> None:
+    for step in path[:-1]:
+        data = data[step]
+    del data[path[-1]]
 
 
 def snapshot(state: S) -> S:
