@@ -121,11 +121,24 @@ async def _ask(
         try:
             return message, parse(message.content or "")
         except ValueError as error:
-            if not retries:
-                raise BadResponse(f"{agent.name} gave no usable answer: {error}") from error
+            final = _why_final(message)
+            if final or not retries:
+                fault = final or str(error)
+                if message.finish_reason == "length":
+                    fault += " (raise max_tokens)"
+                raise BadResponse(f"{agent.name} gave no usable answer: {fault}") from error
             retries -= 1
             view.break_off()
             conversation.add(MEND.format(fault=error))
+
+
+def _why_final(message: Message) -> str:
+    """Return why asking again would change nothing about a reply, "" if it may."""
+    if message.refusal:
+        return f"the model refused: {message.refusal}"
+    if message.finish_reason == "content_filter":
+        return "a content filter stopped the reply"
+    return ""
 
 
 def _remember_calls(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any, Generic, TypeVar, overload
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
+
+from ._strict import strict_schema
 
 __all__ = ["JsonParser", "Parser", "StringParser"]
 
@@ -77,16 +80,41 @@ class StringParser(Parser[str]):
 class JsonParser(Parser[T]):
     """Reads JSON into `model`: a pydantic model, a dataclass, or any type that pydantic knows.
 
-    The JSON may stand in a fence or, an object or a list, among other text. A reply that does not
-    fit is answered with what is wrong with it, up to `retries` times. With `constrain` the server
-    is asked to allow nothing else (`response_format`), which not every server can.
+        parser = JsonParser(City)
+        parser = JsonParser(City | Fault)  # for a type checker a JsonParser[Any]
+
+    The JSON may stand in a fence or, an object or a list, among other text; `<think>` and what
+    stands in it do not count. A reply that does not fit is answered with what is wrong with it, up
+    to `retries` times. Of a reply that was cut off only a complete object, list or string at its
+    beginning counts, or a value in a fence that is closed.
+
+    With `constrain` the server is asked to allow nothing else (`response_format`), which not every
+    server can: strictly, unless the type has parts that a strict schema cannot say, such as free
+    keys (`dict[str, int]`) or `Any`. A strict server lets the model leave out no field, so it
+    writes out what has a default.
 
     `template` is the instruction, with `{schema}` where the JSON schema goes.
     """
 
+    @overload
+    def __init__(
+        self, model: type[T], *, retries: int = 2, constrain: bool = False, template: str = ...
+    ) -> None: ...
+
+    # Of a union, an `Annotated` and other special forms a type checker does not know the type.
+    @overload
+    def __init__(
+        self: JsonParser[Any],
+        model: object,
+        *,
+        retries: int = 2,
+        constrain: bool = False,
+        template: str = ...,
+    ) -> None: ...
+
     def __init__(
         self,
-        model: type[T],
+        model: Any,
         *,
         retries: int = 2,
         constrain: bool = False,
@@ -109,14 +137,26 @@ class JsonParser(Parser[T]):
         if not self.constrain:
             return {}
         name = _UNFIT.sub("_", self._schema.get("title", "")).strip("_")[:MOST_NAME]
-        schema = {"name": name or "answer", "schema": self._schema}
+        schema: dict[str, Any] = {"name": name or "answer", "schema": self._schema}
+        if (strict := strict_schema(self._schema)) is not None:
+            schema |= {"schema": strict, "strict": True}
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
     def parse(self, text: str) -> T:
         """Find the JSON that fits: all of the text, a fence, or the longest value that does."""
+        return self._read(_candidates(text))
+
+    def parse_cut(self, text: str) -> T:
+        """Read what is certainly complete; a number, or a value inside another, may not be."""
+        try:
+            return self._read(_complete(text))
+        except ValueError as error:
+            raise ValueError(f"the reply was cut off before it was complete: {error}") from error
+
+    def _read(self, candidates: Iterable[str]) -> T:
         not_json: ValidationError | None = None
         unfit: ValidationError | None = None
-        for each in _candidates(text):
+        for each in candidates:
             try:
                 return self._type.validate_json(each)
             except ValidationError as error:
@@ -149,6 +189,8 @@ def _candidates(text: str) -> Iterator[str]:
     All of the text, what is fenced, then the objects and lists in it, but for those in others.
     """
     yield text
+    if (answer := _without_reasoning(text)) != text:
+        yield (text := answer)
     yield from sorted(_FENCE.findall(text), key=len, reverse=True)
     values: list[str] = []
     decoder, work, end = json.JSONDecoder(), MOST_READINGS * len(text), 0
@@ -166,3 +208,27 @@ def _candidates(text: str) -> Iterator[str]:
         else:
             values.append(text[start:end])
     yield from sorted(values, key=len, reverse=True)
+
+
+def _complete(text: str) -> Iterator[str]:
+    """Give what is complete of a reply that was cut off, and may be the JSON that is meant.
+
+    That is the value with which it begins, or else what stands in fences: each of them closed.
+    """
+    text = _without_reasoning(text).strip()
+    if text.startswith(("{", "[", '"')):
+        with suppress(ValueError, RecursionError):
+            yield text[: json.JSONDecoder().raw_decode(text)[1]]
+    elif text.count("```") % 2 == 0:
+        fenced = (found.strip() for found in _FENCE.findall(text))
+        yield from sorted(fenced, key=len, reverse=True)
+
+
+def _without_reasoning(text: str) -> str:
+    """Return what stands behind a model's reasoning, whose first mark may be missing."""
+    begin, end = "<think>", "</think>"
+    if begin not in text.partition(end)[0]:
+        text = text.partition(end)[2] or text
+    while text.lstrip().startswith(begin):
+        text = text.partition(end)[2]
+    return text

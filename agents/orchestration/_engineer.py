@@ -17,6 +17,7 @@ from ...commander.errors import ConfigurationError, ContextTooLong
 from ...commander.kinds import require
 from ...commander.scope import scope_here
 from ...dispatch import Format
+from ...dispatch.assembly import STOPPED
 from ...handlers import View
 from ...messages import Message, Part
 from ...tools.sessions import do_all
@@ -95,8 +96,10 @@ class JsonEngineer(PromptEngineer[S], Generic[S, T]):
         self, obs: str | None, response: str, history: list[Message], state: S
     ) -> str:
         """Read it, and let `accept` take it."""
+        cut = bool(history) and history[-1].finish_reason in STOPPED
+        parse = self.parser.parse_cut if cut else self.parser.parse
         try:
-            accepted = self.accept(self.parser.parse(response), state)
+            accepted = self.accept(parse(response), state)
         except ValueError as error:
             improve = f"That cannot be used: {error}\nAnswer again, correctly."
             state.signal_error(str(error), improve)
@@ -214,7 +217,9 @@ class PromptedAgent(Agent[Any], Generic[S]):
                     raise
                 logger.info("the prompt of %s is made shorter: %s", self.name, error)
         state.mistake = None
-        history.append(Message(role="assistant", content=said.content))
+        status = said.extra["status"]
+        reason = status if status in STOPPED else None
+        history.append(Message(role="assistant", content=said.content, finish_reason=reason))
         response = await resolve(engineer.process_response(obs, said.content, history, state))
         if state.mistake is not None:
             response = said.content

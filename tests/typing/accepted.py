@@ -235,6 +235,10 @@ class Weather(BaseModel):
     degrees: int
 
 
+class Fault(BaseModel):
+    why: str
+
+
 class Twice(Agent[Weather]):
     def __init__(self, inner: Agent[Weather]) -> None:
         super().__init__()
@@ -259,6 +263,10 @@ async def asks(backend: Backend) -> None:
         assert_type(await commander.run(agent.call("?")), AgentMessage[Weather])
     async for message in agent.stream("?"):
         assert_type(message, AgentMessage)
+    either: JsonParser[Weather | Fault] = JsonParser(Weather | Fault, retries=1)
+    assert_type((await Agent(backend, output_format=either)("?")).formatted, Weather | Fault)
+    assert_type(JsonParser(Weather | None), JsonParser[Any])
+    assert_type(JsonParser(list[Weather]), JsonParser[list[Weather]])
 
 
 # --- tools: a method is bound as a plain one is

@@ -1,0 +1,283 @@
+"""JSON in replies that were cut off, refused, or reasoned about first; schemas that are strict."""
+
+import json
+from datetime import date
+from enum import Enum
+from typing import Annotated, Any, Literal, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from anabranch import Agent, BadResponse, Message
+from anabranch.agents import JsonParser, Namespace, Orchestrator, PromptedAgent, State
+from anabranch.agents.orchestration import JsonEngineer, Prompts
+from anabranch.testing import ScriptedBackend
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-999, 999) | st.text(max_size=3),
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(max_size=2), below),
+    max_leaves=6,
+)
+FRAMES = ["{}", " {}\n", "```json\n{}\n```", "So:\n```\n{}\n```\nIt is so.", "Well, {} it is."]
+ANY = JsonParser[Any](Any)
+
+
+class City(BaseModel):
+    name: str
+    people: int = 0
+
+
+class Fault(BaseModel):
+    why: str
+
+
+# --- cut off
+
+
+@given(values, st.sampled_from(FRAMES), st.sampled_from([None, 2]), st.data())
+def test_of_a_reply_that_was_cut_anywhere_all_of_the_value_is_read_or_none(
+    value: Any, frame: str, indent: int | None, data: st.DataObject
+) -> None:
+    """No number that goes on, and no value inside another."""
+    reply = frame.replace("{}", json.dumps(value, indent=indent))
+    cut = reply[: data.draw(st.integers(0, len(reply)))]
+    try:
+        found = ANY.parse_cut(cut)
+    except ValueError:
+        return
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("kind", "reply"),
+    [
+        (City, '{"name": "Paris"}'),
+        (City, '{"name": "Paris"}\n\nParis is the capi'),
+        (City, 'Here:\n```json\n{"name": "Paris"}\n```\nParis is the capi'),
+        (list[str], '["Paris"] and'),
+        (str, '"Paris"'),
+        (int, "```\n12\n```"),
+    ],
+)
+def test_what_is_complete_is_read_whatever_was_cut_behind_it(kind: Any, reply: str) -> None:
+    """Also where the answer reached its greatest length with its last character."""
+    assert JsonParser[Any](kind).parse_cut(reply) == JsonParser[Any](kind).parse(reply)
+
+
+@pytest.mark.parametrize("reason", ["length", "content_filter"])
+@pytest.mark.parametrize(
+    ("kind", "reply"),
+    [
+        (int, "12"),
+        (City, '{"cities": [{"name": "Paris", "people": 1}, {"na'),
+        (City, '```json\n{"name": "Paris"}\n```\nNo:\n```json\n{"name": "Ro'),
+        (City, '<think>Perhaps {"name": "Paris"}'),
+        (bool, "true"),
+    ],
+)
+async def test_an_agent_uses_nothing_of_a_reply_that_was_cut_off(
+    kind: Any, reply: str, reason: str
+) -> None:
+    """It asks again where that may help."""
+    cut = Message(role="assistant", content=reply, finish_reason=reason)
+    backend = ScriptedBackend(cut, cut, cut)
+    agent = Agent(backend, name="sage", output_format=JsonParser[Any](kind))
+    words = "cut off .*raise max_tokens" if reason == "length" else "content filter stopped"
+    with pytest.raises(BadResponse, match=words):
+        await agent("?")
+    assert len(backend.requests) == (3 if reason == "length" else 1)
+    if reason == "length":
+        assert "cut off" in (backend.requests[1].messages[-1].content or "")
+
+
+async def test_a_refusal_is_told_with_its_reason_and_not_asked_for_again() -> None:
+    """The model's own words."""
+    backend = ScriptedBackend(Message(role="assistant", refusal="I must not say."))
+    agent = Agent(backend, name="sage", output_format=JsonParser(City))
+    with pytest.raises(BadResponse, match=r"sage gave .*the model refused: I must not say\."):
+        await agent("?")
+    assert len(backend.requests) == 1
+
+
+async def test_an_engineer_uses_nothing_of_a_reply_that_was_cut_off(tmp_path: Any) -> None:
+    """It signals that, and the model answers again."""
+
+    class Names(Namespace):
+        city: str = ""
+
+    class Named(State):
+        names: Names = Names()
+
+    class Asks(JsonEngineer[Named, City]):
+        def values(self, obs: str | None, state: Named) -> dict[str, Any]:
+            return {}
+
+        def accept(self, said: City, state: Named) -> None:
+            state.names.city = said.name
+
+    (tmp_path / "asks.md").write_text("Name a city. {form}")
+    cut = '{"cities": [{"name": "Paris"}, {"na'
+    backend = ScriptedBackend(
+        Message(role="assistant", content=cut, finish_reason="length"), '{"name": "Rome"}'
+    )
+    agent = PromptedAgent("asks", Asks("asks", City, Prompts(tmp_path)), backend)
+    orchestrator = Orchestrator([agent], lambda _, s: None if s.agent else "asks", Named())
+    await orchestrator.forward()
+    assert orchestrator.state.names.city == "Rome"
+
+
+# --- reasoning
+
+
+@given(values, values, st.sampled_from(FRAMES[:4]), st.booleans())
+def test_json_in_the_reasoning_is_not_the_answer(
+    thought: Any, value: Any, frame: str, opened: bool
+) -> None:
+    """However long it is, and also where the template has its opening mark."""
+    thoughts = f"Perhaps {json.dumps([thought, thought])}?\n```\n{json.dumps(thought)}\n```"
+    reply = (
+        f"{'<think>' if opened else ''}{thoughts}</think>{frame.replace('{}', json.dumps(value))}"
+    )
+    if "```" not in json.dumps([thought, value]):
+        assert ANY.parse(reply) == value
+
+
+@pytest.mark.parametrize(
+    "reply", ['<think>{"name": "Paris"}', '<think>{"name": "Paris"}</think>I do not know.']
+)
+def test_reasoning_alone_is_no_answer(reply: str) -> None:
+    """Whatever it has in it."""
+    with pytest.raises(ValueError, match="not JSON"):
+        JsonParser(City).parse(reply)
+
+
+def test_marks_in_the_answer_are_text() -> None:
+    """Not reasoning."""
+    reply = '{"name": "<think>a</think>", "people": 1}'
+    assert JsonParser(City).parse(reply) == City(name="<think>a</think>", people=1)
+
+
+# --- strict schemas
+
+
+class Side(Enum):
+    HEADS = "heads"
+    TAILS = "tails"
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"]
+    lives: int = 9
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"]
+    born: date | None = None
+
+
+class Tree(BaseModel):
+    name: Annotated[str, Field(examples=["ash"])] = "oak"
+    below: list["Tree"] = []
+
+
+class Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    a: int
+
+
+STRICT: list[Any] = [
+    (int, 7),
+    (str | None, None),
+    (Literal["a", "b"], "a"),
+    (Side, Side.HEADS),
+    (list[City], [City(name="Paris")]),
+    (City | None, None),
+    (City | Fault, Fault(why="none")),
+    (Annotated[Cat | Dog, Field(discriminator="kind")], Dog(kind="dog")),
+    (Annotated[int, Field(ge=1, le=9)], 3),
+    (Tree, Tree(below=[Tree()])),
+    (date, date(2026, 1, 2)),
+]
+LOOSE: list[Any] = [dict[str, int], Any, tuple[int, str], Open, Annotated[str, Field(max_length=3)]]
+
+
+def objects(schema: Any) -> list[Any]:
+    """All mappings of a schema."""
+    if isinstance(schema, list):
+        return [found for each in cast("list[Any]", schema) for found in objects(each)]
+    if not isinstance(schema, dict):
+        return []
+    below = cast("dict[str, Any]", schema).values()
+    return [cast("Any", schema), *(found for each in below for found in objects(each))]
+
+
+def fits(schema: Any, value: Any, root: Any) -> bool:
+    """Whether a strict schema allows a value; bounds and formats aside."""
+    if "$ref" in schema:
+        found = root
+        for step in schema["$ref"].removeprefix("#/").split("/"):
+            found = found[step]
+        return fits(found, value, root)
+    if "anyOf" in schema:
+        return any(fits(each, value, root) for each in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        return value in schema.get("enum", [schema.get("const")])
+    kind: str = schema["type"]
+    kinds = {"object": dict, "array": list, "string": str, "integer": int, "null": type(None)}
+    if not isinstance(value, kinds[kind]):
+        return False
+    made: Any = cast("Any", value)
+    if kind == "object":
+        parts = schema["properties"]
+        same = made.keys() == parts.keys()
+        return same and all(fits(parts[key], each, root) for key, each in made.items())
+    return kind != "array" or all(fits(schema["items"], each, root) for each in made)
+
+
+def sent(model: Any) -> Any:
+    return JsonParser[Any](model, constrain=True).options()["response_format"]["json_schema"]
+
+
+create: Any = create_model
+
+
+@given(st.lists(st.tuples(st.sampled_from(STRICT), st.booleans()), min_size=1, max_size=6))
+def test_a_constrained_schema_is_strict_and_allows_the_same_values(fields: Any) -> None:
+    """Each object has all its properties and no others, as strict servers want."""
+    parts = {
+        f"f{n}": (kind, value if optional else ...)
+        for n, ((kind, value), optional) in enumerate(fields)
+    }
+    model = create("Drawn", **parts)
+    asked = sent(model)
+    schema = asked["schema"]
+    assert asked["strict"] is True
+    assert schema["type"] == "object"
+    for each in objects(schema):
+        assert not {"default", "oneOf", "discriminator", "examples"} & each.keys()
+        if each.get("type") == "object":
+            assert each["additionalProperties"] is False
+            assert each["required"] == [*each["properties"]]
+    value = model(**{f"f{n}": value for n, ((_, value), _) in enumerate(fields)})
+    written = value.model_dump(mode="json")
+    assert fits(schema, written, schema)
+    assert not fits(schema, {**written, "more": 1}, schema)
+    assert JsonParser[Any](model).parse(json.dumps(written)) == value
+
+
+@pytest.mark.parametrize("kind", LOOSE)
+def test_what_no_strict_schema_can_say_is_sent_as_it_is(kind: Any) -> None:
+    """As it was before: the server may do what it can."""
+    for model in (kind, create("Drawn", part=(kind, ...))):
+        asked = sent(model)
+        assert "strict" not in asked
+        assert asked["schema"] == JsonParser[Any](model)._schema
+
+
+def test_a_model_that_contains_itself_is_strict() -> None:
+    """Its root is written out; what it contains is a reference."""
+    asked = sent(Tree)
+    assert (asked["strict"], asked["schema"]["type"]) == (True, "object")
+    assert fits(asked["schema"], Tree(below=[Tree()]).model_dump(), asked["schema"])
