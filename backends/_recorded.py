@@ -12,7 +12,7 @@ from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from ..commander import is_watched, payer
 from ..commander.errors import ConfigurationError
@@ -30,6 +30,7 @@ from ..messages import (
     request_body,
 )
 from ..messages.kept import read_message, write_json, write_message
+from ..messages.options import StrictSchema
 from ._secret import clean
 from ._takes import fit_parts
 from ._tape import delta_from_json, delta_to_json
@@ -68,6 +69,11 @@ def key_of(request: Request) -> str:
     for message in body["messages"]:
         if isinstance(message["content"], list):
             message["content"] = [_short(part) for part in message["content"]]
+    wanted = body.get("response_format")
+    if isinstance(wanted, dict):
+        wanted = cast("dict[str, Any]", wanted)
+        if isinstance(schema := wanted.get("json_schema"), StrictSchema):
+            body["response_format"] = {**wanted, "json_schema": schema.known_as}
     try:
         return json.dumps(body, sort_keys=True)
     except (TypeError, ValueError, RecursionError) as error:

@@ -6,14 +6,14 @@ servers ignore it, and nobody is told. So it is refused where it is given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import SequenceMatcher
 from inspect import Parameter, signature
 from typing import Any
 
 from ..commander.errors import ConfigurationError
 
-__all__ = ["WIRE_OPTIONS", "check_options", "nearest", "parameters_of"]
+__all__ = ["WIRE_OPTIONS", "StrictSchema", "check_options", "nearest", "parameters_of"]
 
 WIRE_OPTIONS = frozenset(
     {
@@ -34,6 +34,22 @@ WIRE_OPTIONS = frozenset(
     }
 )
 """The names that an option may have."""
+
+
+class StrictSchema(dict[str, Any]):
+    """The `json_schema` of a `response_format` that a server is to follow strictly.
+
+    `known_as` is what earlier releases sent in its place. Journals and cassettes find requests, and
+    the nodes that make them, by that, so that what those releases have recorded is still found.
+    """
+
+    def __init__(self, sent: Mapping[str, Any], known_as: Mapping[str, Any]) -> None:
+        super().__init__(sent)
+        self.known_as = dict(known_as)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StrictSchema, (dict(self), self.known_as)
+
 
 ALIKE = 0.6  # of two names of which one may have been meant as the other, 1.0 being the same
 

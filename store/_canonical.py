@@ -32,6 +32,7 @@ from pydantic_core import TzInfo
 from ..commander import Node
 from ..commander.remote import inputs
 from ..messages import Part
+from ..messages.options import StrictSchema
 
 __all__ = [
     "CONTENT",
@@ -212,6 +213,7 @@ _NUMBERS: dict[type, Callable[[Any], str]] = {
 _CONTAINERS: dict[type, Callable[[Any, _Walk], str]] = {
     list: _list,
     dict: _dict,
+    StrictSchema: lambda value, walk: _dict(value.known_as, walk),
     tuple: _tagged("tuple", _list),
     set: _tagged("set", _set),
     frozenset: _tagged("frozenset", _set),

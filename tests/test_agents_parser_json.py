@@ -1,6 +1,8 @@
 """JSON in replies that were cut off, refused, or reasoned about first; schemas that are strict."""
 
+import copy
 import json
+import pickle
 from datetime import date
 from enum import Enum
 from typing import Annotated, Any, Literal, cast
@@ -10,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from anabranch import Agent, BadResponse, Message
+from anabranch import Agent, BadResponse, Message, connect
 from anabranch.agents import JsonParser, Namespace, Orchestrator, PromptedAgent, State
 from anabranch.agents.orchestration import JsonEngineer, Prompts
+from anabranch.messages import Request, request_body
+from anabranch.store._canonical import canonical
 from anabranch.testing import ScriptedBackend
 
 values = st.recursive(
@@ -281,3 +285,23 @@ def test_a_model_that_contains_itself_is_strict() -> None:
     asked = sent(Tree)
     assert (asked["strict"], asked["schema"]["type"]) == (True, "object")
     assert fits(asked["schema"], Tree(below=[Tree()]).model_dump(), asked["schema"])
+
+
+async def test_what_earlier_releases_recorded_is_found(tmp_path: Any) -> None:
+    """A request is known by the schema that they sent; a server is sent the strict one."""
+    parser = JsonParser(City, constrain=True)
+    new = parser.options()
+    schema = {"name": "City", "schema": JsonParser(City)._schema}
+    old: Any = {"response_format": {"type": "json_schema", "json_schema": schema}}
+    assert canonical(new) == canonical(old)
+    assert canonical(pickle.loads(pickle.dumps(new))) == canonical(copy.deepcopy(new))
+
+    file, backend = tmp_path / "a.jsonl", ScriptedBackend('{"name": "Paris"}')
+    recording = connect(f"cassette:{file}", record=backend)
+    await Agent(recording, output_format=JsonParser(City), **old)("The capital?")
+    playing = Agent(connect(f"cassette:{file}"), output_format=parser)
+    assert (await playing("The capital?")).formatted == City(name="Paris")
+
+    body = request_body("m", Request([Message(role="user", content="?")], options=new))
+    assert json.loads(json.dumps(body))["response_format"] == new["response_format"]
+    assert new["response_format"]["json_schema"]["strict"] is True

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar, overload
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
+from ...messages.options import StrictSchema
 from ._strict import strict_schema
 
 __all__ = ["JsonParser", "Parser", "StringParser"]
@@ -139,7 +140,7 @@ class JsonParser(Parser[T]):
         name = _UNFIT.sub("_", self._schema.get("title", "")).strip("_")[:MOST_NAME]
         schema: dict[str, Any] = {"name": name or "answer", "schema": self._schema}
         if (strict := strict_schema(self._schema)) is not None:
-            schema |= {"schema": strict, "strict": True}
+            schema = StrictSchema({**schema, "schema": strict, "strict": True}, schema)
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
     def parse(self, text: str) -> T:
