@@ -3,67 +3,151 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
 
 from ..messages import Delta, Request, Usage
+from ..messages.tokens import estimate_tokens, most_tokens
 
-__all__ = ["estimate_tokens", "most_of", "usage_of"]
+__all__ = ["CountTokens", "Estimate", "Estimator"]
 
-_CHARACTERS_PER_TOKEN = 4
+CountTokens: TypeAlias = Callable[[str], int]
+"""Says how many tokens a model makes of a text."""
+
 _MOST = 10**12  # tokens of one reply
+# What a chat template adds, in tokens: to a prompt, to each message, to each call or tool.
+_PROMPT_FRAME, _MESSAGE_FRAME, _CALL_FRAME = 3, 4, 12
+# The same at most. Some servers put a system message or instructions for tools before a prompt.
+_MOST_PROMPT_FRAME, _MOST_FRAME = 64, 16
+# How far the factor and the offset of a correction are expected to be off, as variances: a long
+# prompt corrects the factor, a short one the offset.
+_FACTOR_VARIANCE, _OFFSET_VARIANCE = 0.3**2, 100.0**2
 
 
-def estimate_tokens(request: Request, options: Mapping[str, Any]) -> int:
-    """Guess what `request` may take: its prompt, and all of `max_tokens` if that is set."""
-    most = _max_tokens(request, options)
-    return _prompt(request) + (0 if most is None else most)
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a request may take, in tokens.
+
+    `tokens` are those of its prompt and of the longest reply that it allows; `most` is what it may
+    take at most, None without `max_tokens`. `uncorrected` is the prompt as its texts are counted.
+    """
+
+    tokens: int
+    most: Usage | None
+    uncorrected: int
 
 
-def most_of(request: Request, options: Mapping[str, Any]) -> Usage | None:
-    """Return the most that `request` may take; None without `max_tokens`."""
-    most = _max_tokens(request, options)
-    return None if most is None else Usage(input_tokens=_prompt(request), output_tokens=most)
+class Estimator:
+    """Estimates the tokens of one model's requests and replies.
+
+    Texts are counted by the classes of their characters, or by `count`, the model's own tokenizer.
+    A chat template adds to them. How a provider counts is learned from the usage that it reports:
+    a factor and an offset, which make the estimate of the last prompt right.
+    """
+
+    def __init__(self, count: CountTokens | None = None) -> None:
+        self._count = count or estimate_tokens
+        self._count_most = count or most_tokens
+        # Replaced as one, since event loops in several threads may share a backend.
+        self._correction = 1.0, 0.0
+
+    def estimate(self, request: Request, options: Mapping[str, Any]) -> Estimate:
+        """Estimate what `request` may take; `options` are the backend's own."""
+        uncorrected, reply = self._prompt(request), _max_tokens(request, options)
+        prompt = self._correct(uncorrected)
+        if reply is None:
+            return Estimate(prompt, None, uncorrected)
+        most = Usage(input_tokens=max(prompt, self._most_prompt(request)), output_tokens=reply)
+        return Estimate(prompt + reply, most, uncorrected)
+
+    def usage_of(
+        self, request: Request, deltas: Sequence[Delta], estimate: Estimate | None = None
+    ) -> Usage:
+        """Return what the reply of which `deltas` came has taken, and learn from it.
+
+        That is the last usage among them, and an estimate of what came after it; without one, all
+        is estimated. A usage of 0 tokens counts as none. What no reply can have taken, less than
+        nothing or more than `_MOST`, is set right. `estimate` is what was expected.
+        """
+        usage, start = _reported(deltas)
+        if usage is None:
+            usage = Usage(input_tokens=self._correct(self._prompt(request)))
+        elif estimate is not None and usage.input_tokens:
+            self._learn(estimate.uncorrected, usage.input_tokens)
+        tokens = self._count("".join(_texts(deltas[start:])))
+        return usage + Usage(output_tokens=tokens) if tokens else usage
+
+    def _correct(self, tokens: int) -> int:
+        factor, offset = self._correction
+        return max(1, round(tokens * factor + offset))
+
+    def _learn(self, tokens: int, counted: int) -> None:
+        """Make the smallest change of the correction that makes `counted` of `tokens`."""
+        factor, offset = self._correction
+        error = counted - (tokens * factor + offset)
+        error /= tokens * tokens * _FACTOR_VARIANCE + _OFFSET_VARIANCE
+        factor += error * tokens * _FACTOR_VARIANCE
+        self._correction = max(0.0, factor), offset + error * _OFFSET_VARIANCE
+
+    def _prompt(self, request: Request) -> int:
+        """Count what the model reads: texts, calls and tools in their frames, and parts."""
+        calls = sum(len(message.tool_calls) for message in request.messages)
+        frames = _PROMPT_FRAME + _MESSAGE_FRAME * len(request.messages)
+        frames += _CALL_FRAME * (calls + len(request.tools))
+        return frames + self._content(request, self._count)
+
+    def _most_prompt(self, request: Request) -> int:
+        calls = sum(len(message.tool_calls) for message in request.messages)
+        frames = len(request.messages) + calls + len(request.tools)
+        content = self._content(request, self._count_most)
+        return _MOST_PROMPT_FRAME + _MOST_FRAME * frames + content
+
+    def _content(self, request: Request, count: CountTokens) -> int:
+        texts: list[str] = []
+        tokens = 0
+        for message in request.messages:
+            texts.append(message.content or "")
+            for call in message.tool_calls:
+                texts += call.name, call.text
+            if message.role != "tool":
+                for part in message.parts:
+                    if part.kind == "text":
+                        texts.append(part.text)
+                    else:
+                        tokens += part.estimate_tokens()
+        for tool in request.tools:
+            parameters = json.dumps(tool.parameters, default=str, ensure_ascii=False)
+            texts += tool.name, tool.description, parameters
+        return tokens + count("\n".join(filter(None, texts)))
 
 
 def _max_tokens(request: Request, options: Mapping[str, Any]) -> int | None:
-    most = request.options.get("max_tokens", options.get("max_tokens"))
-    return most if isinstance(most, int) and most >= 0 else None
+    fields: dict[str, Any] = {**options, **request.options}
+    for each in options, request.options:
+        extra: object = each.get("extra")
+        if isinstance(extra, Mapping):
+            fields |= cast("Mapping[str, Any]", extra)
+    given = [fields.get(name) for name in ("max_tokens", "max_completion_tokens")]
+    return max((most for most in given if isinstance(most, int) and most >= 0), default=None)
 
 
-def usage_of(request: Request, deltas: Sequence[Delta]) -> Usage:
-    """Return what the reply of which `deltas` came has taken.
-
-    That is the last usage among them, and an estimate of what came after it; without one, all is
-    estimated. A usage of 0 tokens counts as none. What no reply can have taken, less than nothing
-    or more than `_MOST`, is set right.
-    """
-    characters = 0
-    for delta in reversed(deltas):
-        if delta.usage is not None:
-            counts = delta.usage.model_dump()
-            usage = Usage(**{name: min(max(0, n), _MOST) for name, n in counts.items()})
-            if usage.total_tokens > 0:
-                return _add(usage, characters)
-        characters += len(delta.text) + len(delta.reasoning) + len(delta.refusal)
-        characters += sum(len(call.name or "") + len(call.arguments) for call in delta.tool_calls)
-    return _add(Usage(input_tokens=_prompt(request)), characters)
+def _reported(deltas: Sequence[Delta]) -> tuple[Usage | None, int]:
+    """Return the last usage among the deltas that counts, and the place of what came after it."""
+    for place in range(len(deltas) - 1, -1, -1):
+        usage = deltas[place].usage
+        if usage is not None:
+            counts = {name: min(max(0, n), _MOST) for name, n in usage.model_dump().items()}
+            if counts["input_tokens"] + counts["output_tokens"] > 0:
+                return Usage(**counts), place + 1
+    return None, 0
 
 
-def _add(usage: Usage, characters: int) -> Usage:
-    tokens = -(-characters // _CHARACTERS_PER_TOKEN)
-    return usage + Usage(output_tokens=tokens) if tokens else usage
-
-
-def _prompt(request: Request) -> int:
-    """Return a token for every four characters that the model reads, and what images may take."""
-    characters = parts = 0
-    for message in request.messages:
-        characters += len(message.content or "")
-        if message.role != "tool":
-            parts += sum(part.estimate_tokens() for part in message.parts)
-        characters += sum(len(call.name) + len(call.text) for call in message.tool_calls)
-    for tool in request.tools:
-        parameters = json.dumps(tool.parameters, default=str)
-        characters += len(tool.name) + len(tool.description) + len(parameters)
-    return parts + characters // _CHARACTERS_PER_TOKEN + 1
+def _texts(deltas: Iterable[Delta]) -> Iterator[str]:
+    for delta in deltas:
+        yield delta.text
+        yield delta.reasoning
+        yield delta.refusal
+        for call in delta.tool_calls:
+            yield call.name or ""
+            yield call.arguments

@@ -24,7 +24,7 @@ from ..messages import Delta, Message, Request, Usage
 from ..messages.text import quote
 from ._backend import Backend
 from ._embedding import Embedded, list_of_texts
-from ._estimate import estimate_tokens, most_of, usage_of
+from ._estimate import CountTokens, Estimator
 from ._recorded import note_taken
 from ._resume import is_constrained, shortened
 from ._retry import Breaker, Retries
@@ -106,7 +106,9 @@ class ModelBackend(Backend):
     Without `limits` it has its own, which limit nothing, so that one 429 holds back all of its
     requests. What an attempt took is charged to its limits and, under the model's name, to the
     current node, also if the reply breaks off or is cancelled: the usage that came with it, and an
-    estimate of what came after that. Before the first delta that is nothing.
+    estimate of what came after that. Before the first delta that is nothing. Estimates are made
+    from the texts, by `count_tokens` or by classes of characters, and corrected by the usage that
+    replies have reported.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class ModelBackend(Backend):
         limits: Limits | None = None,
         breaker: Breaker | None = None,
         resume: Literal["continue"] | None = None,
+        count_tokens: CountTokens | None = None,
         **default_options: Any,
     ) -> None:
         super().__init__(model, **default_options)
@@ -135,6 +138,11 @@ class ModelBackend(Backend):
         self.limits = limits or Limits()
         self.breaker = breaker
         self.resume = resume
+        if not (count_tokens is None or callable(count_tokens)):
+            raise ConfigurationError(
+                f"count_tokens={quote(count_tokens)}: it is a function of a text, or None"
+            )
+        self._estimator = Estimator(count_tokens)
 
     def __getstate__(self) -> object:
         raise ConfigurationError(
@@ -193,8 +201,8 @@ class ModelBackend(Backend):
             yield Delta(usage=usage, done=True)
 
         # It takes what these texts would as a prompt, and its reply is one delta without text.
-        prompt = Message(role="user", content="".join(texts))
-        request = Request([prompt], options={"max_tokens": 0})
+        prompt = Message(role="user", content="\n".join(texts))
+        request = Request([prompt], options={"max_tokens": 0, "max_completion_tokens": 0})
         async with aclosing(self._answer(request, answer)) as deltas:
             async for _ in deltas:
                 pass
@@ -253,8 +261,8 @@ class ModelBackend(Backend):
         node = payer()  # whoever closes the stream, it is this one's
         limits = [*limits_of(node), self.limits]
         counted = any(each.counts_tokens for each in limits)
-        tokens = estimate_tokens(request, self.default_options) if counted else 0
-        most = most_of(request, self.default_options) if counted else None
+        estimate = self._estimator.estimate(request, self.default_options) if counted else None
+        tokens, most = (0, None) if estimate is None else (estimate.tokens, estimate.most)
         async with turn_in(limits, self.model, tokens, most) as turn:
             try:
                 with self.breaker.attempt() if self.breaker else nullcontext():
@@ -270,7 +278,8 @@ class ModelBackend(Backend):
             finally:
                 turn.usage = Usage()  # before the first delta nobody knows whether a model ran
                 if came := reply.deltas:
-                    turn.usage = reply.took = usage_of(request, came)
+                    turn.usage = self._estimator.usage_of(request, came, estimate)
+                    reply.took = turn.usage
                     note_taken(self.model, turn.usage)
                     if node is not None:
                         charge(self.model, turn.usage, node)

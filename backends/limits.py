@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -24,7 +25,13 @@ from ._turn import LOCK, Gate, Turn
 
 __all__ = ["Limits", "Price", "Turn", "Turns", "cost", "limits_of", "turn_in"]
 
+logger = logging.getLogger("anabranch.backends")
+
 _MINUTE = 60.0
+_GOES_ALONE = (
+    "requests to %s run one at a time: Limits(reserve=True) cannot tell what one without max_tokens"
+    " may cost. Set max_tokens."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +98,15 @@ class Limits(Gate, Turns):
     `budget` is in tokens or, with `prices` (by model name), in their money; `spent` is what has
     been used of it, and is counted without a budget too. Once it is spent every request is refused
     with `BudgetExceeded`, the waiting ones too; replies that are under way then go over it by what
-    they take. With `reserve` none does: a request sets aside what it may cost at most, its prompt
-    (estimated) and all of `max_tokens`; it waits while others have set aside what it would need,
-    and is refused if that is more than is left. One without `max_tokens` may cost anything, so it
-    goes alone. What never ran costs nothing.
+    they take.
+
+    With `reserve` requests that leave together do not go over it. A request is refused if its
+    prompt, as estimated, and all of `max_tokens` are more than is left. It sets aside what it may
+    cost at most, a token for each byte of its prompt and all of `max_tokens`, and waits while
+    others have set aside what it would need; if nobody has, it starts. So one request at a time
+    can go over the budget, by what its provider counts beyond the estimate of its prompt. One
+    without `max_tokens` may cost anything, so it goes alone, and can go over by its reply too. See
+    docs/backends.md for what else can. What never ran costs nothing.
 
     Event loops in several threads may use one object at once.
 
@@ -133,6 +145,7 @@ class Limits(Gate, Turns):
         self.reserve = reserve
         self.spent = 0.0
         self._reserved: dict[Turn, float] = {}  # infinite where nobody can tell
+        self._has_warned = False  # that requests without `max_tokens` go one by one
         self._running: dict[Turn, Start | None] = {}
         self._recent: deque[Start] = deque()  # oldest first
         self._recent_tokens = 0
@@ -187,10 +200,16 @@ class Limits(Gate, Turns):
         spent = f"{self.spent:g} of {self.budget:g} {unit} are spent"
         if self.spent >= self.budget:
             return BudgetExceeded(spent)
-        most = self._most(turn)
-        if self.reserve and self.budget - self.spent < most < inf:
-            return BudgetExceeded(f"{spent}, and this request may cost {most:g}")
+        if self.reserve and self.budget - self.spent < (cost := self._expected(turn)):
+            may = "may cost" if turn.most is not None else "costs, for its prompt alone, about"
+            return BudgetExceeded(f"{spent}, and this request {may} {cost:g}")
         return None
+
+    def _expected(self, turn: Turn) -> float:
+        """Return what `turn` costs if its prompt is as estimated and its reply is the longest."""
+        reply = 0 if turn.most is None else turn.most.output_tokens
+        prompt = max(0, turn.tokens - reply)
+        return self._cost(turn.model, Usage(input_tokens=prompt, output_tokens=reply))
 
     def _most(self, turn: Turn) -> float:
         return inf if turn.most is None else self._cost(turn.model, turn.most)
@@ -206,8 +225,11 @@ class Limits(Gate, Turns):
         if self.is_full:
             return None
         if self._reserved and self.budget is not None:
-            left = self.budget - self.spent - sum(self._reserved.values())
-            if self._most(turn) > left:
+            reserved = sum(self._reserved.values())
+            if (most := self._most(turn)) > self.budget - self.spent - reserved:
+                if not self._has_warned and inf in (most, reserved):
+                    self._has_warned = True
+                    logger.warning(_GOES_ALONE, turn.model)
                 return None
         while self._recent and self._recent[0].at + _MINUTE <= now:
             self._recent[0].old = True

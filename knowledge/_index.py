@@ -57,7 +57,7 @@ class Index:
     `embed` words alone are looked for, which is said once in the log.
 
     Documents are cut into pieces of at most `size` tokens, of which up to `overlap` stand in the
-    next one too; `count_tokens` counts them, by default four letters for one.
+    next one too; `count_tokens` counts them, by default by an estimate.
 
     The file is opened at the first call and let go by `aclose`; `":memory:"` is gone then. It may
     be used from any loop, by several at once and by several processes. What is put in or removed is

@@ -8,17 +8,12 @@ from importlib import import_module
 from typing import Any, TypeAlias
 
 from ..commander.errors import ConfigurationError, MissingExtra
+from ..messages.tokens import estimate_tokens
 
 __all__ = ["CountTokens", "estimate_tokens", "token_counter"]
 
 CountTokens: TypeAlias = Callable[[str], int]
 """Says how many tokens a text has."""
-
-
-def estimate_tokens(text: str) -> int:
-    """Guess how many tokens a text has: one for four letters, one for each that is not ASCII."""
-    plain = len(text.encode("ascii", "ignore"))
-    return -(-plain // 4) + len(text) - plain
 
 
 def token_counter(name: str | os.PathLike[str]) -> CountTokens:

@@ -14,13 +14,16 @@ from hypothesis import strategies as st
 
 from anabranch import Commander, Node, handler, tool
 from anabranch.backends import Backend, Breaker, Limits, ModelBackend, Price, Retries
-from anabranch.backends._estimate import estimate_tokens
+from anabranch.backends._estimate import Estimator
 from anabranch.commander import BackendError, BackendUnavailable, BudgetExceeded, RateLimited
 from anabranch.messages import Delta, Message, Request, ToolCall, ToolCallDelta, Usage
+from anabranch.messages.tokens import estimate_tokens
 from anabranch.testing import SeededLoop
 
 ASK = Request([Message(role="user", content="What is it?")])
-PROMPT = len("What is it?") // 4 + 1
+PROMPT = Estimator().estimate(ASK, {}).tokens
+LONG = "x" * 4000
+TOKENS = estimate_tokens(LONG)
 TOLD = Usage(input_tokens=10, output_tokens=5)
 WHOLE = [Delta("a"), Delta(usage=TOLD, finish_reason="stop")]
 ONCE = Retries(attempts=1)
@@ -140,12 +143,12 @@ async def test_what_never_ran_costs_nothing() -> None:
 @pytest.mark.parametrize(
     "steps",
     [
-        (Delta("x" * 4000), Delta(finish_reason="stop")),
+        (Delta(LONG), Delta(finish_reason="stop")),
         (Delta(reasoning="x" * 2000), Delta("x" * 2000, finish_reason="stop")),
         (Delta(tool_calls=[ToolCallDelta(0, "1", "f", "x" * 3999)]), Delta(done=True)),
-        (Delta(usage=Usage()), Delta("x" * 4000), Delta(usage=Usage(), finish_reason="stop")),
-        (Delta("x" * 4000), BackendUnavailable("gone")),
-        (Delta(usage=Usage(input_tokens=PROMPT)), Delta("x" * 4000), Delta(done=True)),
+        (Delta(usage=Usage()), Delta(LONG), Delta(usage=Usage(), finish_reason="stop")),
+        (Delta(LONG), BackendUnavailable("gone")),
+        (Delta(usage=Usage(input_tokens=PROMPT)), Delta(LONG), Delta(done=True)),
     ],
     ids=["text", "reasoning", "call", "nothing told", "broken", "told too early"],
 )
@@ -154,9 +157,9 @@ async def test_what_ran_without_telling_its_usage_is_estimated(steps: Any) -> No
     """From the prompt and what came; the limits and the tree are charged the same."""
     backend = Plays(*steps, retries=ONCE)
     async with Commander() as commander:
-        commander.limits = Limits(budget=50 * (PROMPT + 1000))
+        commander.limits = Limits(budget=50 * (PROMPT + TOKENS))
         await _all(commander, backend, 50)
-        usage = Usage(input_tokens=50 * PROMPT, output_tokens=50_000)
+        usage = Usage(input_tokens=50 * PROMPT, output_tokens=50 * TOKENS)
         assert commander.usage() == {"m": usage}
         assert backend.limits.spent == commander.limits.spent == usage.total_tokens
         assert isinstance((await _all(commander, backend, 1))[0], BudgetExceeded)
@@ -171,7 +174,7 @@ async def test_the_prompt_counts_with_its_tools_and_calls() -> None:
         """Look there."""
         return where
 
-    calls = [ToolCall(id="1", name="look", arguments={"where": "x" * 400})]
+    calls = [ToolCall(id="1", name="look", arguments={"where": "in the house " * 40})]
     said = Message(role="assistant", tool_calls=calls)
     backend = Plays(Delta(done=True))
     await backend.complete(Request([said]))
@@ -235,7 +238,7 @@ def _cost(came: list[Delta]) -> int:
     usage = came[told[-1]].usage if told else Usage(input_tokens=PROMPT)
     assert usage is not None
     after = came[told[-1] + 1 :] if told else came
-    return usage.total_tokens + -(-sum(len(delta.text) for delta in after) // 4)
+    return usage.total_tokens + estimate_tokens("".join(delta.text for delta in after))
 
 
 @pytest.mark.parametrize(
@@ -258,4 +261,4 @@ async def test_a_usage_that_cannot_be_true_is_set_right(told: Usage, tokens: int
 
 async def test_an_estimate_below_nothing_lets_no_more_start() -> None:
     """Some servers take `max_tokens=-1` for no bound."""
-    assert estimate_tokens(ASK, {"max_tokens": -1_000}) == PROMPT
+    assert Estimator().estimate(ASK, {"max_tokens": -1_000}).tokens == PROMPT

@@ -29,6 +29,7 @@ from anabranch.backends import (
     Timeouts,
     connect,
 )
+from anabranch.backends._estimate import Estimator
 from anabranch.commander import (
     AuthenticationError,
     BackendError,
@@ -39,7 +40,7 @@ from anabranch.commander import (
     ModelNotFound,
     RateLimited,
 )
-from anabranch.messages import Delta, Request, Usage
+from anabranch.messages import Delta, Message, Request, Usage
 from anabranch.store import Durable, Live, live
 from anabranch.testing import ScriptedBackend
 
@@ -281,26 +282,33 @@ async def test_what_it_took_is_charged_to_the_tree_and_to_budgets(line: Line) ->
 
 
 async def test_what_the_server_does_not_tell_is_estimated(line: Line) -> None:
-    """A token for four characters of all texts; a failure costs nothing."""
+    """By the classes of characters in all texts; a failure costs nothing."""
     found = answer({"index": 0, "embedding": [1]}, {"index": 1, "embedding": [1]})
     line.server.script(Reply.error(503, "down"), found)
     backend = line.connect(limits=Limits())
     async with Commander() as commander:
-        await backend.embed(["x" * 400, "y" * 398])
-        assert commander.usage() == {"tiny": Usage(input_tokens=200)}
+        await backend.embed(TEXTS[:2])
+        assert commander.usage() == {"tiny": Usage(input_tokens=_estimate(TEXTS[:2]))}
+
+
+def _estimate(texts: list[str]) -> int:
+    prompt = Message(role="user", content="\n".join(texts))
+    return Estimator().estimate(Request([prompt]), {}).tokens
 
 
 async def test_an_estimate_holds_until_the_usage_is_known(line: Line) -> None:
     """So that a rate of tokens and a reserved budget are kept; options of replies do not count."""
     line.server.script(vectors("a", usage=5))
-    limits = Limits(tokens_per_minute=120, budget=130, reserve=True)
+    text = "word " * 100
+    tokens = _estimate([text])
+    limits = Limits(tokens_per_minute=tokens + 10, budget=tokens + 20, reserve=True)
     backend = line.connect(limits=limits, max_tokens=100_000)
 
     for _ in range(2):
-        await backend.embed(["x" * 396])  # 100 tokens, it seems
+        await backend.embed([text])
     assert limits.spent == 10
     with pytest.raises(BudgetExceeded):
-        await backend.embed(["x" * 600])
+        await backend.embed([text * 10])
 
 
 # --- backends of other kinds

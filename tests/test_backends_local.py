@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from _local import Tool, ask, counting, idle, tell
 
-from anabranch.backends import connect
+from anabranch.backends import Limits, connect
 from anabranch.backends._local import LocalBackend
 from anabranch.backends._local_engine import LocalEngine
 from anabranch.commander import (
@@ -164,6 +164,29 @@ async def test_max_tokens_cuts_a_reply_off() -> None:
     assert message.finish_reason == "length"
     assert message.usage is not None
     assert message.usage.output_tokens == 7
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A tool is a function that a model may call, and each call has its own time limit. ",
+        '{"id": 4711, "price": 12.5, "tags": ["new", "sale"], "active": true}, ',
+        "ツールとは、モデルが呼び出すことのできる関数です。",
+    ],
+    ids=["English", "JSON", "Japanese"],
+)
+async def test_estimates_learn_how_the_model_counts(text: str) -> None:
+    """From one reply, for a longer prompt of its kind; no prompt takes more than the most."""
+    async with LocalBackend(limits=Limits(budget=1e6), max_tokens=1) as backend:
+        for count in 2, 4:
+            request = ask(text * count)
+            estimate = backend._estimator.estimate(request, backend.default_options)
+            usage = (await backend.complete(request)).usage
+            assert usage is not None
+            assert estimate.most is not None
+            assert usage.input_tokens <= estimate.most.input_tokens
+        # It counts up to twice as many tokens as others for scripts that it hardly knows.
+        assert estimate.tokens - 1 == pytest.approx(usage.input_tokens, rel=0.25)
 
 
 async def test_at_temperature_0_a_reply_repeats() -> None:

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from anabranch import BudgetExceeded, Commander, ConfigurationError, Node, handler
 from anabranch.backends import Limits, ModelBackend, Price, cost
+from anabranch.backends._estimate import Estimator
 from anabranch.backends.limits import turn_in
 from anabranch.messages import Delta, Message, Request, Usage
 from anabranch.testing import SeededLoop
 
 ASK = Request([Message(role="user", content="Hello?")])
-PROMPT = 2  # tokens, by the estimate
+PROMPT = Estimator().estimate(ASK, {}).tokens
 
 
 class Paid(ModelBackend):
@@ -50,13 +51,17 @@ async def _ask_all(limits: Limits, backend: ModelBackend, count: int) -> list[st
 @jumping
 async def test_five_that_leave_at_once_do_not_overspend() -> None:
     """Those for which there is no room wait for what the others leave; the rest is refused."""
-    limits = Limits(budget=110, reserve=True)
-    answers = await _ask_all(limits, Paid("m", max_tokens=50), 5)
-    assert answers.count("answered") == 2
-    assert limits.spent == 104
-    refused = "104 of 110 tokens are spent, and this request may cost 52"
-    assert answers.count(refused) == 3
-    assert asyncio.get_running_loop().time() == pytest.approx(1)
+    takes = PROMPT + 50
+    limits = Limits(budget=11 * takes - 1, reserve=True)
+    answers = await _ask_all(limits, Paid("m", max_tokens=50), 15)
+    assert answers.count("answered") == 10
+    assert limits.spent == 10 * takes
+    refused = (
+        f"{10 * takes} of {11 * takes - 1} tokens are spent, and this request may cost {takes}"
+    )
+    assert answers.count(refused) == 5
+    # Each may cost more than that, so not all of the ten run at once.
+    assert 1 < asyncio.get_running_loop().time() < 9
 
 
 @jumping
@@ -64,26 +69,64 @@ async def test_without_reserve_those_under_way_go_over_the_budget() -> None:
     """It is asked for: a budget is otherwise kept by what has been spent."""
     limits = Limits(budget=110)
     assert (await _ask_all(limits, Paid("m", max_tokens=50), 5)).count("answered") == 5
-    assert limits.spent == 260
+    assert limits.spent == 5 * (PROMPT + 50)
 
 
 @jumping
-async def test_a_request_that_may_cost_anything_goes_alone() -> None:
-    """Without `max_tokens` nobody can tell: it is the last one that may go over the budget."""
+async def test_a_request_that_may_cost_anything_goes_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Without `max_tokens` nobody can tell: it is the last one that may go over the budget.
+
+    The log says once why they go one by one, and what to do.
+    """
     limits = Limits(budget=150, reserve=True)
     assert (await _ask_all(limits, Paid("m"), 5)).count("answered") == 2
-    assert limits.spent == 204
+    assert limits.spent == 2 * (PROMPT + 100)
     assert asyncio.get_running_loop().time() == pytest.approx(2)
+    (warning,) = caplog.messages
+    assert warning.startswith("requests to m run one at a time")
+    assert "Set max_tokens" in warning
+
+
+@jumping
+async def test_one_that_goes_alone_anyway_is_not_warned_about(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As it holds nobody back, and nobody holds it back."""
+    limits = Limits(budget=1000, reserve=True)
+    for _ in range(2):
+        assert await _ask_all(limits, Paid("m"), 1) == ["answered"]
+    assert await _ask_all(limits, Paid("m", max_tokens=100), 2) == ["answered"] * 2
+    assert caplog.messages == []
+
+
+@jumping
+async def test_a_prompt_that_alone_exceeds_the_budget_is_refused() -> None:
+    """With `max_tokens` or without, of tokens or of money; without `reserve` it is sent."""
+    long = Request([Message(role="user", content="word " * 100)])
+    tokens = Estimator().estimate(long, {}).tokens
+    prices = {"m": Price(input=1e6, output=1e6)}
+    for money in None, prices:
+        limits = Limits(budget=tokens - 1, reserve=True, prices=money)
+        with pytest.raises(BudgetExceeded, match=f"its prompt alone, about {tokens}"):
+            await Paid("m", limits=limits).complete(long)
+        with pytest.raises(BudgetExceeded, match=f"may cost {tokens}"):
+            await Paid("m", limits=limits, max_tokens=0).complete(long)
+        assert limits.spent == 0
+    limits = Limits(budget=tokens - 1)
+    await Paid("m", limits=limits).complete(long)
+    assert limits.spent == PROMPT + 100
 
 
 @jumping
 async def test_money_is_set_aside_by_the_prices() -> None:
     """Of the prompt and of all that the reply may have."""
     prices = {"m": Price(input=1e6, output=2e6)}
-    limits = Limits(budget=230, prices=prices, reserve=True)
+    limits = Limits(budget=3 * (PROMPT + 100) - 1, prices=prices, reserve=True)
     answers = await _ask_all(limits, Paid("m", max_tokens=50), 5)
     assert answers.count("answered") == 2
-    assert limits.spent == pytest.approx(204)
+    assert limits.spent == pytest.approx(2 * (PROMPT + 100))
     assert cost({"m": Usage(input_tokens=4, output_tokens=100)}, prices) == pytest.approx(204)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from anabranch import Commander
 from anabranch.backends import Limits
+from anabranch.backends._estimate import Estimator
 from anabranch.commander import BudgetExceeded, RateLimited, StreamInterrupted
 from anabranch.messages import Delta, Message, Request, ToolCall, Usage
 from anabranch.testing import ScriptedBackend, deltas, run_seeded
@@ -192,14 +193,17 @@ async def test_other_seeds_and_dimensions_are_other_models() -> None:
 
 
 async def test_what_was_embedded_is_known_and_charged() -> None:
-    """Each call's texts; a token for four characters."""
-    backend = ScriptedBackend("Hello", limits=Limits(budget=10))
+    """Each call's texts, by an estimate of their tokens."""
+    texts = ["one or two words", "and three more of them"]
+    prompt = Message(role="user", content="\n".join(texts))
+    tokens = Estimator().estimate(Request([prompt]), {}).tokens
+    backend = ScriptedBackend("Hello", limits=Limits(budget=tokens))
     async with Commander() as commander:
-        await backend.embed(["x" * 20, "y" * 19])
+        await backend.embed(texts)
         await backend.embed([])
-        assert commander.usage() == {"scripted": Usage(input_tokens=10)}
+        assert commander.usage() == {"scripted": Usage(input_tokens=tokens)}
         with pytest.raises(BudgetExceeded):
             await backend.embed(["z"])
 
-    assert backend.embedded == [["x" * 20, "y" * 19]]
+    assert backend.embedded == [texts]
     assert backend.requests == []

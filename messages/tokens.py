@@ -1,0 +1,69 @@
+"""How many tokens a text has, estimated by the classes of its characters."""
+
+from __future__ import annotations
+
+from math import ceil
+
+__all__ = ["estimate_tokens", "most_tokens"]
+
+# Tokens of a character by its class, and what a word and each pair of spaces add. Fitted to seven
+# tokenizers (cl100k, o200k, Claude 2, DeepSeek V3, Mistral v3, Tekken, SmolLM2) and 59 texts: prose
+# in 25 languages, code, JSON, tables, logs, identifiers. The estimate is within a quarter of their
+# mean for 53 of the texts. One tokenizer may differ from the mean by a factor of two.
+_WORD = 0.78
+_SPACES = 0.15
+_WEIGHTS = {
+    "a": 0.08,  # a to z
+    "A": 0.59,  # A to Z
+    "0": 0.85,  # digits, which many tokenizers do not join
+    ".": 0.52,  # other ASCII characters
+    "n": 0.77,  # line breaks and tabs
+    "l": 1.99,  # Latin letters with marks, which cut a word in two
+    "g": 0.54,  # Greek, Cyrillic
+    "h": 0.64,  # Hebrew, Arabic
+    "i": 0.71,  # the scripts of India and South East Asia, Vietnamese
+    "s": 0.93,  # punctuation beyond ASCII, symbols, full-width forms
+    "k": 0.88,  # kana
+    "c": 1.01,  # Han
+    "K": 1.06,  # Hangul
+    "e": 2.19,  # emoji, rare characters
+}
+# The last byte that begins the UTF-8 sequences of a class.
+_LAST_BYTES = {"l": 0xCB, "g": 0xD3, "h": 0xDF, "i": 0xE1, "k": 0xE3, "c": 0xE9, "K": 0xED}
+_BLANKS = {" ": " ", "\n": "n", "\r": "n", "\t": "n"}
+
+
+def _class_of(byte: int) -> str:
+    if byte >= 0xF0:
+        return "e"
+    if byte in {0xE2, 0xEE, 0xEF}:
+        return "s"
+    if byte >= 0x80:
+        return next(name for name, last in _LAST_BYTES.items() if byte <= last)
+    character = chr(byte)
+    if character.isalpha():
+        return "a" if character.islower() else "A"
+    return "0" if character.isdigit() else _BLANKS.get(character, ".")
+
+
+_CLASSES = bytes(ord(_class_of(byte)) for byte in range(256))
+_CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
+# Letters are "a", the other characters between which a word stands are blanks.
+_BORDERS = bytes.maketrans(b"A0.n", b"a   ")
+
+
+def estimate_tokens(text: str) -> int:
+    """Estimate the tokens of a text, by the classes of its characters; 0 for an empty one.
+
+    It takes some tens of milliseconds for a megabyte.
+    """
+    data = text.encode("utf-8", "surrogatepass").translate(_CLASSES, _CONTINUATION_BYTES)
+    words = (b" " + data.translate(_BORDERS)).count(b" a")
+    total = words * _WORD + data.count(b"  ") * _SPACES
+    total += sum(data.count(name.encode()) * weight for name, weight in _WEIGHTS.items())
+    return ceil(total)
+
+
+def most_tokens(text: str) -> int:
+    """Return how many tokens a text has at most: no tokenizer in use makes two of one byte."""
+    return len(text.encode("utf-8", "surrogatepass"))
