@@ -368,7 +368,7 @@ async def test_a_stream_may_be_a_child_of_a_commander_elsewhere() -> None:
         Commander() as commander,
         connect(server.url, model="tiny") as backend,
     ):
-        commander.limits = Limits(budget=3)
+        commander.limits = Limits(budget=15)
         agent = Agent(backend)
 
         async def serve(leave: bool) -> str:  # a task that knows nothing of the commander

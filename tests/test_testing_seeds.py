@@ -107,20 +107,20 @@ async def test_a_scripted_reply_is_charged() -> None:
     usage = Usage(input_tokens=30, output_tokens=12)
     backend = ScriptedBackend(Message(role="assistant", content="Yes.", usage=usage), "Maybe so.")
     async with Commander() as commander:
-        for total in (42, 42 + 2 + 3):
+        for total in (42, 42 + 10 + 4):
             conversation = Conversation()
             conversation.add("Hello?")
             await commander.call_handler(respond(backend, conversation))
             assert commander.usage()["scripted"].total_tokens == total
 
 
-@pytest.mark.parametrize("budget", [5, 6, 7])
+@pytest.mark.parametrize("budget", [14, 15, 16])
 async def test_a_budget_is_tested_with_a_script(budget: int) -> None:
     """Once it is spent the next request is refused, and the script does not hear of it."""
     limits = Limits(budget=budget)
-    backend = ScriptedBackend(otherwise="Maybe so.", limits=limits)  # 2 and 3 tokens
-    for _ in range(1 if budget == 5 else 2):
+    backend = ScriptedBackend(otherwise="Maybe so.", limits=limits)  # 10 and 4 tokens
+    for _ in range(1 if budget == 14 else 2):
         await backend.complete(REQUEST)
     with pytest.raises(BudgetExceeded):
         await backend.complete(REQUEST)
-    assert limits.spent == (5 if budget == 5 else 10)
+    assert limits.spent == (14 if budget == 14 else 28)

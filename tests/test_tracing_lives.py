@@ -149,7 +149,7 @@ def test_processes_that_are_killed_leave_one_picture(tmp_path: Path) -> None:
         assert all(spell.end is not None for spell in node.spells)
     spent = {model: Usage(**used) for model, used in said["usage"].items()}
     assert trace.lives[-1].usage == spent
-    assert trace.usage(desk) == {"scripted": Usage(input_tokens=9, output_tokens=6)}  # 3 replies
+    assert trace.usage(desk) == {"scripted": Usage(input_tokens=33, output_tokens=9)}  # 3 replies
     assert trace.root.usage == {}
     # What a kept node's agent had spent is the node's own where the kill took the agent's lines.
     assert {"clerk"} <= trace.usage_by_agent().keys() <= {"clerk", "writer", ""}
