@@ -78,7 +78,6 @@ class Assembly:
         # The call that the last piece belonged to; its wire index, if the next piece there can
         # belong to no other.
         self._call: OpenCall
-        self._put_pieces = branches.pieces  # takes those of this call
         self._at: int | None = None
         self._written: dict[int, OpenCall] = {}  # calls in the text, by their own index
         self._writing: OpenCall | None = None  # the last of these, if no text has come after it
@@ -163,7 +162,10 @@ class Assembly:
             joiner = self._call.joiner = self._call.joiner or SurrogateJoiner()
             run[:] = [replace(each, arguments=joiner.feed(each.arguments)) for each in run]
             arguments = "".join([piece.arguments for piece in run])
-        self._put_pieces(run)
+        if self._call.repeats is None:
+            self._branches.pieces(run)
+        else:
+            self._call.held += run
         run.clear()
         if arguments and self._call.feed(arguments):
             self._try_hand_on()
@@ -205,7 +207,6 @@ class Assembly:
         call.take_name(piece.name)
         self._at = None if call.again else piece.index
         self._call = call
-        self._put_pieces = self._branches.pieces if call.repeats is None else call.held.extend
         if piece.name and call.scanner.done:
             self._try_hand_on()
 
@@ -231,7 +232,6 @@ class Assembly:
             call.settle_name()
             self._branches.pieces(call.held)
         self._at = None
-        self._put_pieces = self._branches.pieces
 
     def _try_hand_on(self) -> None:
         call = self._call
@@ -292,7 +292,6 @@ class Assembly:
         """Take more of a call that is written in the content."""
         name = name and encodable(name)
         call = self._call = self._written[index]
-        self._put_pieces = self._branches.pieces
         self._at = None
         call.take_name(name)
         self._scan([ToolCallDelta(index, None, name, encodable(arguments))])

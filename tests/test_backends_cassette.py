@@ -21,6 +21,7 @@ from anabranch.backends._tape import delta_from_json, delta_to_json
 from anabranch.commander import (
     AuthenticationError,
     BackendError,
+    BadResponse,
     ConfigurationError,
     RateLimited,
     StreamInterrupted,
@@ -99,6 +100,19 @@ async def test_a_reply_that_was_left_is_played_as_interrupted(tmp_path: Path) ->
         await connect(f"cassette:{file}").complete(_ask())
 
     assert caught.value.partial.content == "a1"
+
+
+async def test_what_came_before_nonsense_is_played_with_it(tmp_path: Path) -> None:
+    """In the error."""
+    file = tmp_path / "a.jsonl"
+    broken = ScriptedBackend([Delta("Hel"), BadResponse("nonsense")])
+    with pytest.raises(BadResponse):
+        await connect(f"cassette:{file}", record=broken).complete(_ask())
+
+    with pytest.raises(BadResponse, match="nonsense") as caught:
+        await connect(f"cassette:{file}").complete(_ask())
+
+    assert caught.value.partial == Message(role="assistant", content="Hel")
 
 
 async def test_failures_are_recorded_and_no_key_is(tmp_path: Path) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+from random import Random
 from typing import Any
 
 import pytest
 from _line import ASK, KEY, Line, ask, failure_of, line, read_all
 from _server import DONE, Reply, ScriptedServer, calls, chunk, event, text
+from hypothesis import given
+from hypothesis import strategies as st
 
 from anabranch.commander import (
     AuthenticationError,
@@ -21,6 +24,7 @@ from anabranch.commander import (
     ModelNotFound,
     RateLimited,
 )
+from anabranch.messages import delta_from_chunk
 
 __all__ = ["line"]  # the fixture
 
@@ -350,6 +354,77 @@ async def test_a_server_that_does_not_stream_is_understood(line: Line) -> None:
     message = await line.connect().complete(ASK)
 
     assert (message.content, message.finish_reason) == ("Hi", "stop")
+
+
+@pytest.mark.parametrize(
+    "kind", ["", "text/plain", "application/octet-stream", "application/json", "text/html"]
+)
+@pytest.mark.parametrize("before", [b"", b": hi\n\n", b"\xef\xbb\xbf\r\n", b"event: message\n"])
+async def test_a_stream_is_known_by_how_it_begins(line: Line, kind: str, before: bytes) -> None:
+    """Whatever its type, and in whatever pieces it comes."""
+    raw = before + b"".join([_HI, _END, DONE])
+    for steps in [raw], [bytes([byte]) for byte in raw]:
+        line.server.script(Reply(steps, content_type=kind or "x/unknown"))
+        assert (await line.connect().complete(ASK)).content == "Hi"
+
+
+@pytest.mark.parametrize(
+    ("told", "kind"),
+    [
+        ({"detail": "the input is longer than the model's context length"}, ContextTooLong),
+        ({"detail": [{"loc": ["body"], "msg": "no"}]}, BackendError),
+        ({"detail": {"message": "who?", "code": 401}}, AuthenticationError),
+        ({"errors": [{"message": "slowly", "code": "429"}]}, RateLimited),
+        ({"message": "no such model", "type": "NotFoundError"}, ModelNotFound),
+        ({"error": {"error": {"message": "prompt is too long"}}}, ContextTooLong),
+        ({"error": {"message": "the request took too long"}}, BackendUnavailable),
+        ({"error": {"message": "bad", "type": "invalid_request_error"}}, BackendError),
+        ({"error": {"message": "no", "status": "PERMISSION_DENIED"}}, AuthenticationError),
+        ({"error": {"message": "wait", "status": "RESOURCE_EXHAUSTED"}}, RateLimited),
+        ({"error": {"message": "oh", "type": "InternalServerError"}}, BackendUnavailable),
+        ({"error": {"message": "pay", "code": "insufficient_balance"}}, BackendError),
+    ],
+)
+async def test_an_error_in_a_stream_is_of_the_kind_that_its_words_say(
+    line: Line, told: dict[str, Any], kind: type[BackendError]
+) -> None:
+    """One that will not change is not tried again."""
+    for step in event(told), json.dumps(told).encode() + b"\n":
+        line.server.requests.clear()
+        line.server.script(Reply([step + b"\n\n"]))
+        assert type(await failure_of(line.connect())) is kind
+        assert len(line.server.requests) == (3 if kind in (BackendUnavailable, RateLimited) else 1)
+
+
+def _as_texts(value: Any, chance: Random) -> Any:
+    """Write some of the numbers in a chunk as texts, and the texts of digits as numbers."""
+    if isinstance(value, dict):
+        return {key: _as_texts(each, chance) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_as_texts(each, chance) for each in value]
+    if type(value) is int and chance.random() < 0.6:
+        return chance.choice([str(value), float(value)])
+    return int(value) if isinstance(value, str) and value.isdigit() else value
+
+
+@given(
+    index=st.integers(0, 5),
+    ident=st.integers(0, 10**12),
+    tokens=st.integers(0, 10**6),
+    content=st.one_of(st.none(), st.sampled_from(["Hi", "7", "☃"])),
+    seed=st.integers(),
+)
+def test_numbers_may_be_texts_and_texts_numbers(
+    index: int, ident: int, tokens: int, content: str | None, seed: int
+) -> None:
+    """As other clients take them: of one meaning, whatever their type."""
+    call = {"index": index, "id": str(ident), "function": {"name": "add", "arguments": "{}"}}
+    plain = {
+        "choices": [{"index": 0, "delta": {"content": content, "tool_calls": [call]}}],
+        "usage": {"prompt_tokens": tokens, "completion_tokens": 1},
+    }
+
+    assert delta_from_chunk(_as_texts(plain, Random(seed))) == delta_from_chunk(plain)
 
 
 def test_stream_sync_needs_no_loop() -> None:
