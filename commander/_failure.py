@@ -8,7 +8,7 @@ from ._cancel import abort, cancel_subtrees
 from ._policy import Quorum
 from ._record import DONE, Record
 from ._report import describe, group, is_a, log, note, notes_of, raise_soon
-from .errors import NodeCancelled, QuorumNotMet
+from .errors import AnabranchError, NodeCancelled, QuorumNotMet
 
 __all__ = [
     "blame",
@@ -34,6 +34,8 @@ def blame(record: Record, error: BaseException) -> None:
 
 def log_lost(record: Record, error: BaseException, what: str) -> None:
     """Log a failure that reaches nobody, with its path and traceback."""
+    if is_a(error, AnabranchError) and getattr(error, "reported", False):
+        return
     log(logging.ERROR, what, record.path, error=error)
 
 

@@ -57,6 +57,9 @@ E = TypeVar("E", bound=BaseException)
 class AnabranchError(Exception):
     """The base of every error of this package. All can be pickled, with attributes and notes."""
 
+    reported = False
+    """Whether the outcome of a durable run raises this error: then no node's failure logs it."""
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Exception's own would call the class with its message, which is not what it takes.
         return remake, (type(self), self.args, self.__dict__)

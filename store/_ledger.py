@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..commander import Node, NodeLimits
+from ..commander.errors import AnabranchError
 from ._canonical import digest
 from ._codec import Codec
 from ._conversation import Talks
@@ -182,7 +183,12 @@ class Ledger(Rows):
                 self.append(question, "withdrawn")
 
     def fail(self, error: BaseException) -> None:
-        """Stop the run, as nothing more of it can be kept: its tree is suspended."""
+        """Stop the run, as nothing more of it can be kept: its tree is suspended.
+
+        The run's outcome raises `error`; nodes that fail with it as well are not logged.
+        """
+        if isinstance(error, AnabranchError):
+            error.reported = True
         if self.trouble is None:
             self.trouble, self.suspended = error, True
             self.loop.call_soon_threadsafe(self.roots.stop, "nothing more of the run is kept")

@@ -132,10 +132,14 @@ class Terminal:
         self._screen.resize(rows, columns)
         ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
+    async def process(self) -> int:
+        """Return the id of the program's process."""
+        await self.wait(lambda: b"\n" in self._told)
+        return int(self._told.split()[0])
+
     async def kill(self, number: int) -> None:
         """Send the program a signal."""
-        await self.wait(lambda: b"\n" in self._told)
-        os.kill(int(self._told.split()[0]), number)
+        os.kill(await self.process(), number)
 
     async def ended(self) -> int:
         """Wait for the program's end; return its status."""

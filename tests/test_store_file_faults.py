@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import logging
 import os
 import shutil
 import sqlite3
@@ -10,9 +11,11 @@ import pytest
 from _faulty import Disk
 from _journal import opened, program, row, taken, values
 
+from anabranch import Agent, Commander
 from anabranch.store import Durable, Journal, _schema, _writer
 from anabranch.store._file import JournalFile
 from anabranch.store.errors import JournalError
+from anabranch.testing import ScriptedBackend
 
 
 async def all_waiting(file: JournalFile, fence: int) -> list[object]:
@@ -283,3 +286,20 @@ async def test_a_cancel_after_a_failure_of_the_disk_gives_the_failure(tmp_path, 
     disk.mend()
     async with Journal(tmp_path / "runs.db") as journal:
         assert [run.state for run in await journal.runs()] == ["running"]
+
+
+@pytest.mark.parametrize("after", [0, 10, 20, *range(33, 44)])
+async def test_a_run_whose_journal_fails_says_so_by_its_outcome_alone(
+    tmp_path, monkeypatch, caplog, after
+):
+    """No node of it logs the failure a second time, with a traceback."""
+    disk = Disk(monkeypatch)
+    backend = ScriptedBackend(*(["A word. " * 500] * 50))
+    with caplog.at_level(logging.ERROR), pytest.raises(JournalError):
+        async with Journal(tmp_path / "runs.db") as journal, Commander(policy="isolate") as tree:
+            agent = Agent(backend, name="a", journal=journal)
+            await tree.run(agent.call("first", session_id="s"))
+            disk.fail_after(after)
+            for number in range(40):
+                await tree.run(agent.call(f"{number}", session_id="s"))
+    assert not caplog.records

@@ -11,15 +11,15 @@ from typing import Any, TypeAlias
 from ...agents import Agent, AgentMessage
 from ...agents.layers import TOOLS, AgentCall
 from ...commander import Node
-from ...commander.errors import ConfigurationError
+from ...commander.errors import AnabranchError, ConfigurationError
 from ...handlers import View
 from ...messages import Conversation, Message, Usage
 from ...store import JournalError, NotPending, PendingDoubt, RunBusy
-from .._terminal import LONGEST, in_line
+from .._terminal import LONGEST, complain, in_line
 from ._partner import Partner
 from ._sessions import AGENT, SessionInfo, Sessions
 
-__all__ = ["AgentPartner", "AskDoubt", "Cut"]
+__all__ = ["AgentPartner", "AskDoubt", "Cut", "TurnLost"]
 
 AskDoubt: TypeAlias = Callable[[PendingDoubt], Awaitable[object]]
 """Asks the person what became of a call in doubt, and answers it: `done(value)`, `not_done()`."""
@@ -34,6 +34,10 @@ class Cut:
 
     asked: Message
     doubts: list[PendingDoubt] = field(default_factory=list[PendingDoubt])
+
+
+class TurnLost(AnabranchError):
+    """A turn that was cut because its session could not be stored; the chat goes on."""
 
 
 class AgentPartner(Partner):
@@ -180,7 +184,46 @@ class AgentPartner(Partner):
         """Make another session that goes on from here, or from the end of turn number `turns`."""
         return await self.sessions.fork(self.info.id, self.agent, turns)
 
+    async def go_on_in_memory(self, error: JournalError) -> str:
+        """Continue this session in memory where its journal takes nothing any more.
+
+        Return what to say of that, in one line; raise `error` again where the journal still works.
+        """
+        if not await self.sessions.leave_file(error):
+            raise error
+        self.agent.journal = self.sessions.journal
+        if self._asked is not None:
+            self.agent.memory.add(*self._asked, session_id=self.info.id)
+            self._asked = None
+        if self.info.known:
+            self.info = await self.sessions.begin(replace(self.info, known=False), self.info.title)
+        return f"{self.sessions.trouble}. The chat continues in memory; /save FILE keeps it"
+
     async def _turn(self, node: Node[Any], said: Message | None) -> Any:
+        before = len(self.agent.memory.messages(self.info.id))
+        try:
+            return await self._answer_in_session(node, said)
+        except JournalError as error:
+            line = await self.go_on_in_memory(error)
+        if (
+            len(self.agent.memory.messages(self.info.id)) == before
+        ):  # nothing was said, no tool has run
+            complain(line)
+            return await self._answer_in_session(node, said)
+        if (answer := self._last_answer()) is None:
+            raise TurnLost(f"{line}, and /retry answers this turn")
+        complain(line)
+        return answer
+
+    def _last_answer(self) -> AgentMessage | None:
+        """Return what the agent said last, if that is a complete answer."""
+        for last in self.agent.memory.messages(self.info.id)[-1:]:
+            answers = last.sender == self.agent.name and last.type != TOOLS
+            if answers and last.stream_state != "failed":
+                return last
+        return None
+
+    async def _answer_in_session(self, node: Node[Any], said: Message | None) -> Any:
         session, asked = self.info.id, self._asked
         if said is not None:
             await self._stop_cut()

@@ -18,9 +18,10 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...backends import Backend
-from ...commander import ConfigurationError, Node
+from ...commander import AnabranchError, ConfigurationError, Node
 from ...handlers import handler
 from ...messages import Conversation, Message
+from ...store import JournalError
 from ...tools import AnyTool
 from .._terminal import LONGEST, complain, in_line
 from ._agent_partner import AgentPartner
@@ -85,6 +86,12 @@ async def obey(node: Node[Any], chat: Chat, line: str) -> Message | bool | None:
         return await wanted(chat, argument.strip())
     except BrokenPipeError:
         raise
+    except JournalError as error:
+        try:
+            complain(await require_agent(chat).go_on_in_memory(error))
+        except AnabranchError:  # the journal works, or is another's
+            complain(error)
+        return None
     except (Exception, SystemExit) as error:  # noqa: BLE001 - what the person types ends no chat
         complain(error)
         return None

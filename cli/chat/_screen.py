@@ -20,6 +20,7 @@ from ...tools import AnyTool, Decision, ToolResult
 from .._exact import exact
 from .._question import Question, draft
 from .._terminal import LONGEST, complain, in_line, show_traceback
+from ._agent_partner import TurnLost
 from ._rules import Rules
 
 NOBODY_HERE = "nobody is there to ask"
@@ -142,6 +143,8 @@ class Screen(View):
         if self._debug:
             show_traceback(error)
         complain(error)
+        if isinstance(error, TurnLost):
+            return
         if isinstance(error, JournalError):
             self.note("the turns before are kept; once that is mended, anabranch chat -c has them")
         elif self.interactive:

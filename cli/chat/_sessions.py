@@ -74,13 +74,33 @@ NOTED = ("title", "model", "system", "tools", "folder", "base_url", "agent", "tu
 class Sessions:
     """The sessions in a journal that is open.
 
-    `is_kept` says whether that is a file, and `trouble` why it is not, where it should be.
+    `is_kept` says whether that is a file, and `trouble` why it is not, where it should be. What
+    `leave_file` opens is closed by `stack`.
     """
 
-    def __init__(self, journal: Journal, *, is_kept: bool = True, trouble: str = "") -> None:
+    def __init__(
+        self, stack: AsyncExitStack, journal: Journal, *, is_kept: bool = True, trouble: str = ""
+    ) -> None:
+        self._stack = stack
         self.journal = journal
         self.is_kept = is_kept
         self.trouble = trouble
+
+    async def leave_file(self, error: JournalError) -> bool:
+        """Put a journal in memory in the place of one that takes nothing any more.
+
+        False where it was in memory before, or where the file still works: then `error` is about
+        one session.
+        """
+        if not self.is_kept:
+            return False
+        with suppress(JournalError):
+            await self.journal.runs(limit=0)
+            return False
+        self.journal = await self._stack.enter_async_context(Journal(MEMORY, partials=PARTIALS))
+        self.is_kept = False
+        self.trouble = f"{error.journal} {error.why}"
+        return True
 
     def new(self, **noted: Any) -> SessionInfo:
         """Return a new session, which stands nowhere before its first turn."""
@@ -245,7 +265,7 @@ async def open_sessions(path: Path | None = None, *, keep: bool = True) -> Async
         is_kept = journal is not None
         if journal is None:
             journal = await stack.enter_async_context(Journal(MEMORY, partials=PARTIALS))
-        yield Sessions(journal, is_kept=is_kept, trouble=trouble)
+        yield Sessions(stack, journal, is_kept=is_kept, trouble=trouble)
 
 
 def _make(path: Path) -> None:
