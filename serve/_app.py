@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -187,7 +187,7 @@ class Server:
             if journal is not None and not journal.is_open:
                 await stack.enter_async_context(journal)
             if journal is not None:
-                await stack.enter_async_context(_only_server(journal))
+                stack.enter_context(_only_server(journal))
             commander = Commander(limits=self._limits)
             runs = Runs(commander, most=self._max_runs, keep=self._keep, journal=journal)
             stack.callback(runs.close)
@@ -254,15 +254,15 @@ class Server:
         return application([*openai, *own_routes(self)], lifespan)
 
 
-@asynccontextmanager
-async def _only_server(journal: Journal) -> AsyncGenerator[None]:
+@contextmanager
+def _only_server(journal: Journal) -> Generator[None]:
     """Be the only server of a journal; raise `JournalError` if there is another one.
 
     A client of one would be told by the other that there is no such run.
     """
-    async with AsyncExitStack() as stack:
+    with ExitStack() as stack:
         try:
-            await stack.enter_async_context(journal.lock(PREFIX))
+            stack.enter_context(journal.reserve(PREFIX))
         except RunBusy as busy:
             who = "another process" if busy.pid is None else f"process {busy.pid}"
             why = f"is in use by the server of {who}"

@@ -275,21 +275,6 @@ class JournalFile:
                     each.release()
             raise
 
-    async def lock(self, name: str) -> RunLock | None:
-        """Take the lock of this name; None for a journal in memory, which is nobody else's.
-
-        Raises `RunBusy` while another process, another journal or this one has it.
-        """
-        made: list[RunLock] = []
-        if self.name == MEMORY:
-            return None
-        try:
-            await self.call(lambda _: made.append(RunLock(self._writer.path, name)), writes=False)
-        except asyncio.CancelledError:
-            self._writer.follow(lambda _: [each.release() for each in made])  # once it is made
-            raise
-        return made[0]
-
     async def release(
         self,
         run_id: str,

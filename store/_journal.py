@@ -10,6 +10,7 @@ from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
+    contextmanager,
     suppress,
 )
 from functools import lru_cache, partial
@@ -27,14 +28,16 @@ from ._codec import Codec
 from ._durable import Durable
 from ._file import ENDED, JournalFile, check_name
 from ._inbox import NOTE
+from ._lock import RunLock
 from ._look import RunView, view
 from ._rows import last_clock
 from ._run import KeptRun, cancel_unowned, resume, start, take_up
+from ._schema import MEMORY, trouble
 from ._session import Session, open_session
 from .errors import JournalError, RunBusy
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Generator
 
     from ._file import RunRow
     from ._seal import BytesCodec
@@ -253,22 +256,6 @@ class Journal:
         check = partial(self._require_unended, "signal")
         await self._file.post(run_id, "signal", name, data, key=key, check=check)
 
-    @asynccontextmanager
-    async def lock(self, name: str) -> AsyncGenerator[None]:
-        """Hold the lock of this name at the file for as long as the block lasts.
-
-        A name is locked once, whichever process or journal asks; a process that dies gives its
-        locks back. `name` should not be that of a run, since a run that is worked on is locked by
-        its own. Journals in memory have no locks. Raises `RunBusy` while the name is locked.
-        """
-        check_name(name)
-        lock = await self._file.lock(name)
-        try:
-            yield
-        finally:
-            if lock is not None:
-                lock.release()
-
     async def note(self, run_id: str, name: str, value: Any) -> None:
         """Keep plain JSON beside a run, also one that is over; on disk when this returns.
 
@@ -345,6 +332,28 @@ class Journal:
         opening = open_session(file, run_id, grace=grace, max_recoveries=most)
         async with self._held(opening) as session:
             yield session
+
+    @contextmanager
+    def reserve(self, name: str) -> Generator[None]:
+        """Keep a name from everybody else who reserves it in this file, for as long as the block.
+
+        It says nothing about a run of this name. The end of this process, however it comes, ends
+        it too. Raises `RunBusy` while another process, or another journal, has it, and
+        `JournalError` where no lock can be made. In memory it keeps nobody out.
+        """
+        if self.name == MEMORY:
+            yield
+            return
+        try:
+            lock = RunLock(self.name, f"\0{name}")  # which no run is called
+        except RunBusy as busy:
+            raise RunBusy(name, busy.pid, busy.since) from None
+        except OSError as error:
+            raise trouble(self.name, error) from error
+        try:
+            yield
+        finally:
+            lock.release()
 
     @asynccontextmanager
     async def taken_up(

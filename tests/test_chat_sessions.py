@@ -20,7 +20,13 @@ from _scale import SEED, many
 from anabranch import Agent, Commander, tool
 from anabranch.backends import Backend
 from anabranch.cli.chat._agent_partner import AgentPartner
-from anabranch.cli.chat._sessions import SessionInfo, Sessions, UnknownSession, open_sessions
+from anabranch.cli.chat._sessions import (
+    SessionBusy,
+    SessionInfo,
+    Sessions,
+    UnknownSession,
+    open_sessions,
+)
 from anabranch.commander.errors import NodeCancelled
 from anabranch.handlers import View
 from anabranch.messages import Delta, Message, Part, Request, ToolCall
@@ -227,7 +233,7 @@ async def test_a_turn_that_is_stopped_is_over() -> None:
 async def test_two_terminals_have_a_session_each_and_one_is_busy_for_the_other(
     tmp_path: Path,
 ) -> None:
-    """While one answers in a session, another that wants to is told who has it."""
+    """While one has a session open, another that wants to is told who has it."""
     answering, go_on = asyncio.Event(), asyncio.Event()
 
     @tool(read_only=True)
@@ -253,6 +259,9 @@ async def test_two_terminals_have_a_session_each_and_one_is_busy_for_the_other(
         await say(partner_of(two), "my own")
         go_on.set()
         await node
+        with pytest.raises(SessionBusy, match=f"session 'go' is open in process {os.getpid()}"):
+            await other.open()
+        one.let_go()
         await other.open()
         assert told(other)[-1] == "assistant: done"
 

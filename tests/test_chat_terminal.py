@@ -450,3 +450,38 @@ async def test_the_first_screen_of_a_first_start_is_legible(tmp_path: Path) -> N
         await on.shows("the small model could not be fetched")
         assert await on.ended() == 2
         assert "\N{REPLACEMENT CHARACTER}" not in on.text
+
+
+async def test_two_terminals_never_share_a_session(tmp_path: Path) -> None:
+    """`-c`, `--resume` and `/resume` name the process that has it open, until that ends."""
+    async with ScriptedServer(*(text(f"Answer {n}.") for n in range(4))) as server:
+        model = ("--model", server.url, "--name", "m")
+        async with open_terminal(*model, folder=tmp_path) as one:
+            await one.say("first")
+            await one.over()
+            busy = f"the session 'first' is open in process {await one.process()}"
+            for option in (["-c"], ["--resume", "first"], ["-c", "a question"]):
+                async with open_terminal(*model, *option, folder=tmp_path, columns=200) as two:
+                    await two.shows(busy)
+                    assert await two.ended() == 2
+            async with open_terminal(*model, folder=tmp_path, columns=200) as two:
+                await two.say("another")
+                await two.over()
+                await two.say("/resume first")
+                await two.shows(busy)
+                await two.say("further")
+                await two.over(2)
+                await one.say("/resume another")
+                await one.shows("the session 'another' is open in process")
+                await one.say("/new")
+                await one.say("/rename mine")  # done after it
+                await one.shows("it is called mine")
+                await two.say("/resume first")
+                await two.shows("(first; /sessions lists all)")
+                await two.kill(signal.SIGKILL)
+                await two.ended()
+            await one.say("/resume first")
+            await one.shows("(first; /sessions lists all)")
+            await one.leave()
+    said = [each["content"] for each in server.requests[-1].body["messages"]]
+    assert said[-3:] == ["another", "Answer 1.", "further"]

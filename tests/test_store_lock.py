@@ -1,16 +1,18 @@
 """The lock on a run: one holder at any moment, whoever comes and goes meanwhile."""
 
-import asyncio
 import errno
 import os
 import random
 import shutil
 import threading
+from contextlib import ExitStack
 
 import pytest
 from _scale import SEED, many
+from hypothesis import given
+from hypothesis import strategies as st
 
-from anabranch.store import Journal, _lock
+from anabranch.store import Journal, JournalError, _lock
 from anabranch.store._lock import RunLock
 from anabranch.store.errors import RunBusy
 
@@ -113,26 +115,40 @@ def test_a_full_disk_keeps_no_lock_back(tmp_path, monkeypatch):
     RunLock(str(tmp_path / "runs.db"), "run").release()
 
 
-@pytest.mark.parametrize("cancelled", [0, 1, 2, 3, 4, 8])
-async def test_a_name_at_a_journal_is_locked_once(tmp_path, cancelled):
-    """Whoever asks, also the same journal; whoever is cancelled on the way keeps nothing back."""
-    path = tmp_path / "runs.db"
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["a", "b", None])), max_size=12))
+def test_a_reserved_name_is_one_journals_alone(tmp_path_factory, steps):
+    """Whoever reserves and lets go meanwhile; a run of the same name is nobody's concern."""
+    path = tmp_path_factory.mktemp("reserved") / "runs.db"
+    journals = [Journal(path) for _ in range(3)]
+    stacks = [ExitStack() for _ in journals]
+    holders = {}
+    for who, name in steps:
+        if name is None:
+            stacks[who].close()
+            holders = {each: holder for each, holder in holders.items() if holder != who}
+        elif name in holders:
+            with pytest.raises(RunBusy) as raised:
+                stacks[who].enter_context(journals[who].reserve(name))
+            assert (raised.value.run_id, raised.value.pid) == (name, os.getpid())
+        else:
+            stacks[who].enter_context(journals[who].reserve(name))
+            RunLock(str(path), name).release()
+            holders[name] = who
+    for stack in stacks:
+        stack.close()
 
-    async def hold(journal):
-        async with journal.lock("server"):
-            await asyncio.Event().wait()
 
-    async with Journal(path) as one, Journal(path) as other:
-        holding = asyncio.create_task(hold(one))
-        for _ in range(cancelled):
-            await asyncio.sleep(0)
-        holding.cancel()
-        await asyncio.wait([holding])
-        async with one.lock("server"), one.lock("another"):
-            for each in (one, other):
-                with pytest.raises(RunBusy, match=str(os.getpid())):
-                    async with each.lock("server"):
-                        pass
-        async with other.lock("server"):
-            pass
-    assert [*(tmp_path / "runs.db-locks").iterdir()] == []
+def test_in_memory_a_reserved_name_keeps_nobody_out():
+    """As each such journal is its own."""
+    with Journal(":memory:").reserve("a"), Journal(":memory:").reserve("a"):
+        pass
+
+
+def test_where_no_name_can_be_reserved_the_error_says_why(tmp_path):
+    """As of any other trouble with the file."""
+    (tmp_path / "runs.db-locks").write_text("no folder")
+    with (
+        pytest.raises(JournalError, match="could not be used"),
+        Journal(tmp_path / "runs.db").reserve("a"),
+    ):
+        pass

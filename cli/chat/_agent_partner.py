@@ -69,9 +69,10 @@ class AgentPartner(Partner):
     async def open(self) -> None:
         """Read what was said in the session, if there is one.
 
-        Raises `RunBusy` while another terminal answers in it.
+        Raises `SessionBusy` while another chat has it open.
         """
         if self.info.known:
+            self.sessions.reserve(self.info)
             await self.agent.recall(self.info.id)
             self._asked = await self.agent.find_cut(self.info.id)
 
@@ -224,6 +225,7 @@ class AgentPartner(Partner):
         return None
 
     async def _answer_in_session(self, node: Node[Any], said: Message | None) -> Any:
+        self.sessions.reserve(self.info)
         session, asked = self.info.id, self._asked
         if said is not None:
             await self._stop_cut()

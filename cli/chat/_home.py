@@ -58,6 +58,7 @@ class Home:
 
     def new(self, conversation: Conversation | None = None) -> AgentPartner:
         """Return a partner in a new session, which may begin with what was said elsewhere."""
+        self.sessions.let_go()
         system = self.agent.system if isinstance(self.agent.system, str) else None
         info = self.sessions.new(
             **self.speaker(), system=system, folder=str(Path.cwd()), agent=self.place

@@ -8,21 +8,29 @@ import os
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from platformdirs import user_data_path
 
-from ...commander.errors import ConfigurationError
+from ...commander.errors import AnabranchError, ConfigurationError
 from ...messages.text import encodable
-from ...store import Journal, JournalError, RunNotFound, RunRow
+from ...store import Journal, JournalError, RunBusy, RunNotFound, RunRow
 
 if TYPE_CHECKING:
     from ...agents import Agent
 
-__all__ = ["AGENT", "SessionInfo", "Sessions", "UnknownSession", "open_sessions", "shorten_title"]
+__all__ = [
+    "AGENT",
+    "SessionBusy",
+    "SessionInfo",
+    "Sessions",
+    "UnknownSession",
+    "open_sessions",
+    "shorten_title",
+]
 
 AGENT = "chat"
 """The name of every chat's agent: its sessions are the runs "chat/ID"."""
@@ -36,6 +44,19 @@ TITLE = 60  # characters
 
 class UnknownSession(ConfigurationError):
     """No session, or several, are what was asked for; the message says which there are."""
+
+
+class SessionBusy(ConfigurationError, RunBusy):
+    """Another chat has the session open."""
+
+    def __init__(self, info: SessionInfo, busy: RunBusy) -> None:
+        who = "another chat" if busy.pid is None else f"process {busy.pid}"
+        AnabranchError.__init__(
+            self,
+            f"the session {info.title or info.id!r} is open in {who}: continue there, or choose"
+            " another session with --resume or /resume",
+        )
+        self.run_id, self.pid, self.since = info.run_id, busy.pid, busy.since
 
 
 @dataclass(frozen=True)
@@ -85,6 +106,32 @@ class Sessions:
         self.journal = journal
         self.is_kept = is_kept
         self.trouble = trouble
+        # The session that this chat has open, so that no other chat can open it.
+        self._open = ""
+        self._reserved = stack.enter_context(ExitStack())
+
+    def reserve(self, info: SessionInfo) -> None:
+        """Keep a session from other chats, until this one opens another or ends.
+
+        Raises `SessionBusy` while another chat has it; then this one keeps what it had.
+        """
+        if info.id == self._open:
+            return
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self.journal.reserve(info.run_id))
+            except RunBusy as busy:
+                raise SessionBusy(info, busy) from None
+            except JournalError:
+                return  # whatever is next done in the session says why
+            self.let_go()
+            self._open = info.id
+            self._reserved.push(stack.pop_all())
+
+    def let_go(self) -> None:
+        """Let others open the session that this chat had open."""
+        self._open = ""
+        self._reserved.close()
 
     async def leave_file(self, error: JournalError) -> bool:
         """Put a journal in memory in the place of one that takes nothing any more.
@@ -97,6 +144,7 @@ class Sessions:
         with suppress(JournalError):
             await self.journal.runs(limit=0)
             return False
+        self.let_go()
         self.journal = await self._stack.enter_async_context(Journal(MEMORY, partials=PARTIALS))
         self.is_kept = False
         self.trouble = f"{error.journal} {error.why}"

@@ -266,6 +266,8 @@ async def _open_session(chat: Chat, options: ChatOptions) -> AgentPartner:
         info = await home.sessions.find(options.resume)
     elif options.resume is not None and (info := await home.sessions.newest()) is None:
         chat.screen.note("(there is no session yet: a new one begins)")
+    if info is not None:
+        home.sessions.reserve(info)  # before a model is opened in vain
     if home.agent.backend is None:
         model, base_url = options.model, options.base_url
         if model is None and info is not None and info.model:
