@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from html import escape
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from anabranch.cli.chat import _markdown
+from anabranch.cli.chat._export_html import _prose
 from anabranch.cli.chat._markdown import PARSER, PIECE, Block, MarkdownStream
 from anabranch.cli.chat._markdown_view import Look, render, tail
 from anabranch.handlers.legible import legible
@@ -32,6 +34,8 @@ LINES = [
     "\u001b]8;;x\u0007",
     "> " * 24 + "deep", "- " * 24 + "deep",
     "é漢字👩\u200d👩e\u0301",
+    "$$", "$$ a | b $$", "  $$", "> $$", "- $$", "\\[", "\\]", "\\[ x", "y $$", "$$ a $$ *b*",
+    "$a*b*c$ *d*", "\\(a_b_c\\)", "$5 *and* $6",
 ]  # fmt: skip
 
 
@@ -158,6 +162,51 @@ def code_of(found: list[Block]) -> list[str]:
             contents[-1] += fences.pop(0).removeprefix(tree(block.lead)[0][3])
         contents += fences
     return contents
+
+
+# --- math
+
+SIGNS = st.sampled_from(
+    ["a*b*c", "_x_", r"\frac{1}{2}", "**k**", "~~", "[a](b)", "<br>", "&lt;", "^{2}", r"\\", "7"]
+)
+MATH = st.lists(SIGNS, min_size=1, max_size=5).map("".join)
+WAYS = [("$", "$"), ("$$", "$$"), (r"\(", r"\)"), (r"\[", r"\]")]
+
+
+@given(MATH, st.sampled_from(WAYS), st.sampled_from(["{}", "so {}, *yes*", "- {}", "> {}", "# {}"]))
+@settings(max_examples=many(100, 2000), deadline=None)
+def test_math_in_a_line_stays_as_it_is_written(math: str, way: tuple[str, str], line: str) -> None:
+    """In each place where text may stand; also in a page that is exported."""
+    written = f"{way[0]}{math}{way[1]}"
+    (block,) = blocks([line.format(written) + "\n"])
+    assert written in render(block, Look(300, "none"))
+    assert escape(written) in _prose(line.format(written))
+
+
+@given(st.lists(MATH | st.sampled_from(["- a", "# b", "> c", "1. d", "| e |", "---", "    f"])))
+@settings(max_examples=many(50, 1000), deadline=None)
+def test_math_of_several_lines_stays_as_it_is_written(lines: list[str]) -> None:
+    """Whatever its lines look like."""
+    written = "\n".join(["$$", *lines, "$$"])
+    shown = "".join(render(each, Look(300, "none")) for each in blocks([f"It *is*\n{written}\n"]))
+    assert written in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("it costs $5 or *less* than $10", "it costs $5 or less than $10"),
+        ("from $5*a* to $6", "from $5a to $6"),
+        ("`$` and `a*b$`", "`$` and `a*b$`"),
+        (r"\$5*a*b\$", "$5ab$"),
+        ("$$ and *no* end", "$$ and no end"),
+        ("$x", "$x"),
+    ],
+)
+def test_prices_and_signs_are_no_math(text: str, shown: str) -> None:
+    """A mark that begins or ends nothing is a sign of the text."""
+    (block,) = blocks([f"A {text}\n"])
+    assert render(block, Look(80, "none")).strip() == f"A {shown}"
 
 
 # --- what is drawn

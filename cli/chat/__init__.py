@@ -19,6 +19,7 @@
     _plain           line by line: a pipe, a dumb terminal, `--plain`
     _status          what the status line says, from the events of the tree
     _markdown        text that streams, cut into blocks; _markdown_view: a block as it is shown
+    _math            math in Markdown, which stays as it is written
     _figures         what a tool drew, inline where the terminal can
     _export          a conversation as a file: _export_markdown, _export_html, _export_parts
 

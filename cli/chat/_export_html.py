@@ -17,6 +17,7 @@ from pygments.util import ClassNotFound
 
 from ...messages import Message, Part, ToolCall
 from ._export_parts import DATA_IMAGE, arguments_of, file_of, said, too_hard
+from ._math import MATH_BLOCK, MATH_INLINE, enable_math
 
 __all__ = ["html_of"]
 
@@ -170,9 +171,11 @@ def _parser() -> Any:
         "code_block": _render_code,
         "th_open": _render_cell,
         "td_open": _render_cell,
+        MATH_BLOCK: _render_math,
+        MATH_INLINE: _render_math_inline,
     }.items():
         markdown.add_render_rule(name, rule)
-    return markdown
+    return enable_math(markdown)
 
 
 def _link(url: str) -> str:
@@ -204,6 +207,15 @@ def _render_cell(_: Any, tokens: Sequence[Token], at: int, options: Any, env: An
     """Begin a cell; the page's policy takes no style from an attribute."""
     side = str(tokens[at].attrs.get("style", "")).removeprefix("text-align:")
     return f'<{tokens[at].tag} align="{side}">' if side else f"<{tokens[at].tag}>"
+
+
+def _render_math(_: Any, tokens: Sequence[Token], at: int, options: Any, env: Any) -> str:
+    lines = escape(tokens[at].content.strip("\n")).split("\n")
+    return f"<p>{'<br>'.join(lines)}</p>\n"
+
+
+def _render_math_inline(_: Any, tokens: Sequence[Token], at: int, options: Any, env: Any) -> str:
+    return escape(tokens[at].content)
 
 
 def _render_code(_: Any, tokens: Sequence[Token], at: int, options: Any, env: Any) -> str:

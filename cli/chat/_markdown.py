@@ -1,7 +1,7 @@
 """Markdown that streams: blocks that no later text can change, and the one that still grows.
 
-The grammar is CommonMark's with tables and strikethrough, and two things left out, so that what
-has been printed stays true: HTML is shown as it is written, and links by reference
+The grammar is CommonMark's with tables, strikethrough and math, and two things left out, so that
+what has been printed stays true: HTML is shown as it is written, and links by reference
 (`[text][label]`) stay text, since their address may come with the last line.
 
 A block goes out as soon as it cannot change. Two kinds are given out in pieces, or they would grow
@@ -21,6 +21,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from ...handlers.legible import legible
+from ._math import MATH_BLOCK, enable_math
 
 __all__ = ["CONTEXT", "PARSER", "PIECE", "Block", "MarkdownStream"]
 
@@ -34,10 +35,10 @@ _LARGEST_NUMBER = 999_999_999  # of an item, in CommonMark
 
 PARSER = MarkdownIt("commonmark", {"html": False})
 """The parser of the chat's grammar."""
-PARSER.enable(["table", "strikethrough"]).disable("reference")
+enable_math(PARSER.enable(["table", "strikethrough"]).disable("reference"))
 
 # The kinds of blocks that end with the first empty line.
-_CLOSED_BY_BLANK = {"paragraph_open", "blockquote_open", "table_open"}
+_CLOSED_BY_BLANK = {"paragraph_open", "blockquote_open", "table_open", MATH_BLOCK}
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,7 @@ def _end_of_last(last: Token, tokens: list[Token], text: str, starts: list[int])
     # A line with a bar may be the head of a table, which the next line tells.
     decided = end - first > 1 or lines > end or "|" not in text[starts[first] :]
     closed = last.type in ("heading_open", "hr", "fence") and decided
+    closed = closed or (last.type == MATH_BLOCK and last.meta["closed"])
     if closed or (last.type in _CLOSED_BY_BLANK and lines > end):
         return len(text), ""
     return 0, ""

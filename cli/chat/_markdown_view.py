@@ -20,6 +20,7 @@ from rich.theme import Theme
 
 from ...handlers.legible import legible
 from ._markdown import PARSER, Block
+from ._math import MATH_BLOCK, MATH_INLINE
 
 __all__ = ["ColorTheme", "Look", "render", "tail"]
 
@@ -155,6 +156,8 @@ def _prepared(tokens: Iterable[Token], look: Look) -> Iterator[Token]:
             token.content = legible(token.content)
             if token.type == "text":
                 token.content = _BREAK.sub("\n", token.content)
+            elif token.type == MATH_INLINE:
+                token.type = "text"
             elif token.type == "code_inline" and look.theme == "none":
                 token.content = f"`{token.content}`"
         yield token
@@ -271,6 +274,22 @@ class _Code(CodeBlock):
             yield from line.wrap(console, options.max_width, overflow="fold") or [Text()]
 
 
+class _Math(CodeBlock):
+    """Lines of math, as they are written."""
+
+    source: str
+
+    @classmethod
+    def create(cls, markdown: Markdown, token: Token) -> _Math:
+        math = cls("text", "default")
+        math.source = token.content
+        return math
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in self.source.expandtabs(4).splitlines():
+            yield from Text(line).wrap(console, options.max_width, overflow="fold")
+
+
 class _Rule(HorizontalRule):
     new_line = True
 
@@ -293,6 +312,7 @@ _Shown.elements = Markdown.elements | {
     "heading_open": _Heading,
     "fence": _Code,
     "code_block": _Code,
+    MATH_BLOCK: _Math,
     "hr": _Rule,
     "bullet_list_open": _List,
     "ordered_list_open": _List,
