@@ -96,6 +96,33 @@ async def test_wrong_usage_says_what_is_wrong(place: Place, options: list[str], 
     assert not place.server.requests
 
 
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--image", "nope.png", "x"], "nope.png: No such file"),
+        (["--image", "bad.png", "x"], "bad.png"),
+        (["--load", "nope.json", "x"], "nope.json: No such file"),
+        (["--load", "nope.json"], "nope.json: No such file"),
+        (["--load", "bad.png", "x"], "bad.png"),
+        (["read @nope.txt", "--image", "nope.png"], "nope.png: No such file"),
+        (["--resume", "nothing", "x"], "no session 'nothing'"),
+        (["--tools", "nothing:x", "x"], "'nothing'"),
+        (["--format", "nothing", "x"], "no format 'nothing'"),
+        (["--knowledge", "nope.db", "x"], "nope.db"),
+    ],
+)
+async def test_what_is_not_there_is_told_before_a_model_is_fetched(
+    place: Place, options: list[str], word: str
+) -> None:
+    """The small model would be, as there is none in the cache; the installer has no index."""
+    (place.folder / "bad.png").write_text("no picture")
+    cache = place.folder / "cache"
+    status, out, err = await place.chat(*options, ANABRANCH_CACHE=str(cache), PIP_NO_INDEX="1")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert word in err
+    assert not cache.exists()
+
+
 async def test_a_session_goes_on_where_it_was_and_nowhere_else(place: Place) -> None:
     """With the server that `--base-url` named; a password in an address is never on disk."""
     address = place.server.url.replace("//", "//ann:hunter2@")

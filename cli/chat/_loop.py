@@ -79,14 +79,12 @@ class Chat:
             self.warm()
             return await self._talk()
 
-    async def once(self, partner: Partner, said: str, images: Sequence[str] = ()) -> int:
+    async def once(self, partner: Partner, question: Message) -> int:
         """Have one question answered; return the exit status."""
         self.partner, self._is_once = partner, True
         self._tell_agent(partner)
         with self._signals():
-            message = await read_message(said, images)
-            if not self._left:
-                await self.answer(message)
+            await self.answer(question)
             return self._end()
 
     async def _talk(self) -> int:

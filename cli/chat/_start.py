@@ -17,7 +17,7 @@ from ...agents import Agent
 from ...commander import AnabranchError, Commander, ConfigurationError
 from ...dispatch import Format
 from ...dispatch.formats import FORMATS
-from ...messages import Conversation
+from ...messages import Conversation, Message
 from ...tools import open_tools
 from .._editor import open_history
 from .._knowledge import open_index
@@ -26,7 +26,7 @@ from .._terminal import complain
 from ._agent_partner import AgentPartner
 from ._attach import read_piped, with_piped
 from ._commands import COMMANDS, describe_partner
-from ._home import Home
+from ._home import Home, read_message
 from ._live import THEMES, LiveScreen
 from ._loop import Chat
 from ._partner import Partner
@@ -113,6 +113,11 @@ async def hold_chat(options: ChatOptions) -> int:
         and not options.images
     ):
         raise ConfigurationError("the question is empty")
+    # What the options name is read before a model is opened, which may have to be fetched.
+    question = None
+    if options.question is not None:
+        question = await _read_question(with_piped(options.question, piped), options.images)
+    loaded = None if options.load is None else _load(options.load)
     async with AsyncExitStack() as stack:
         sessions = await stack.enter_async_context(open_sessions(keep=options.history))
         home = Home(stack, sessions, settings, options.options)
@@ -123,7 +128,7 @@ async def hold_chat(options: ChatOptions) -> int:
             async with _open_chat(commander, home, status, options) as chat:
                 status.follow(commander, chat.touch)
                 try:
-                    return await _talk(chat, options, piped)
+                    return await _talk(chat, options, question, loaded)
                 finally:
                     status.close()
 
@@ -146,9 +151,11 @@ async def _open_chat(
         yield chat
 
 
-async def _talk(chat: Chat, options: ChatOptions, piped: str) -> int:
+async def _talk(
+    chat: Chat, options: ChatOptions, question: Message | None, loaded: Conversation | None
+) -> int:
     home, screen = chat.home, chat.screen
-    partner = await _find_partner(chat, options)
+    partner = await _find_partner(chat, options, loaded)
     if home.sessions.trouble:
         complain(home.sessions.trouble)
     if screen.rules is not None:
@@ -156,8 +163,8 @@ async def _talk(chat: Chat, options: ChatOptions, piped: str) -> int:
             if screen.rules.drop_old():
                 screen.note(RULES_DROPPED)
     try:
-        if options.question is not None:
-            status = await chat.once(partner, with_piped(options.question, piped), options.images)
+        if question is not None:
+            status = await chat.once(partner, question)
         else:
             if screen.interactive:
                 speaks = describe_partner(partner)
@@ -175,6 +182,14 @@ async def _talk(chat: Chat, options: ChatOptions, piped: str) -> int:
         last = chat.partner.messages()[-1]
         sys.stdout.write(json.dumps(last.to_record(), ensure_ascii=False) + "\n")
     return status
+
+
+async def _read_question(said: str, images: Sequence[str]) -> Message:
+    try:
+        return await read_message(said, images)
+    except OSError as error:
+        which = error.filename or "a file of the question"
+        raise ConfigurationError(f"{which}: {error.strerror or error}") from None
 
 
 def _load(path: Path) -> Conversation:
@@ -235,7 +250,7 @@ def _formats(names: list[str] | None) -> list[Format] | None:
     return None if names is None else [FORMATS[name]() for name in names]
 
 
-async def _find_partner(chat: Chat, options: ChatOptions) -> Partner:
+async def _find_partner(chat: Chat, options: ChatOptions, loaded: Conversation | None) -> Partner:
     """Return whom the options name, in the session that they name."""
     home, screen = chat.home, chat.screen
     raw = not isinstance(screen, LiveScreen)
@@ -254,10 +269,12 @@ async def _find_partner(chat: Chat, options: ChatOptions) -> Partner:
                 raise ConfigurationError(f"{options.agent} keeps no sessions: leave --continue out")
             return found
         home.adopt(found, options.agent)
-    return await _open_session(chat, options)
+    return await _open_session(chat, options, loaded)
 
 
-async def _open_session(chat: Chat, options: ChatOptions) -> AgentPartner:
+async def _open_session(
+    chat: Chat, options: ChatOptions, loaded: Conversation | None
+) -> AgentPartner:
     home, info = chat.home, None
     home.doubt = chat.ask_doubt
     if options.resume is not None and home.sessions.trouble:
@@ -275,7 +292,7 @@ async def _open_session(chat: Chat, options: ChatOptions) -> AgentPartner:
         named = f"{model or 'local'} {options.name or ''}".strip()
         await home.use(named, base_url=base_url)
     if info is None:
-        return home.new(None if options.load is None else _load(options.load))
+        return home.new(loaded)
     partner = await home.open(info)
     if options.agent is None:
         if options.system is None:
