@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,10 +18,10 @@ from pydantic_core import to_jsonable_python
 from ..commander import Node, actor_of
 from ..tools.calls import write_text
 from ._file import ENDED
-from .errors import NotPending
+from .errors import NotPending, RunNotFound
 
 if TYPE_CHECKING:
-    from ._file import JournalFile, RunRow
+    from ._file import JournalFile
     from ._ledger import Ledger
 
 __all__ = ["APPROVAL", "DOUBT", "PendingApproval", "PendingDoubt", "pending", "write_question"]
@@ -51,16 +52,20 @@ class _Question:
 
     async def _answer(self, answer: dict[str, Any]) -> None:
         """Send the answer; it counts when this returns. Raises `NotPending` if it never will."""
-        if (run := await self._file.run(self.run_id)).state in ENDED:
-            raise NotPending(self.run_id, self.number, f"the run is over ({run.state})")
-        if self._ident not in await _open(self._file, run):
-            raise NotPending(self.run_id, self.number, "it was answered, or is asked no more")
         name, value = self._ident.hex(), json.dumps(answer).encode()
-        number = await self._file.post(self.run_id, "answer", name, value)
-        letters = await self._file.letters(self.run_id)
-        first = next(each for each in letters if (each.kind, each.name) == ("answer", name))
-        if first.id != number:
-            raise NotPending(self.run_id, self.number, "it was answered at the same time")
+        try:
+            if (run := await self._file.run(self.run_id)).state in ENDED:
+                raise NotPending(self.run_id, self.number, f"the run is over ({run.state})")
+            if self._ident not in await _open(self._file, self.run_id):
+                raise NotPending(self.run_id, self.number, "it was answered, or is asked no more")
+            number = await self._file.post(self.run_id, "answer", name, value)
+        except RunNotFound:
+            raise NotPending(self.run_id, self.number, "the run is over and was purged") from None
+        with suppress(RunNotFound):  # the run has ended since then, and was purged
+            letters = await self._file.letters(self.run_id)
+            first = next(each for each in letters if (each.kind, each.name) == ("answer", name))
+            if first.id != number:
+                raise NotPending(self.run_id, self.number, "it was answered at the same time")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +126,13 @@ async def pending(file: JournalFile, cls: type[Q], run_id: str | None = None) ->
     for run in await file.runs() if run_id is None else [await file.run(run_id)]:
         if run.state in ENDED:
             continue
-        for ident, (number, asked, question) in (await _open(file, run)).items():
+        try:
+            waiting = await _open(file, run.run_id)
+        except RunNotFound:
+            if run_id is not None:
+                raise
+            continue  # it has ended since it was listed, and was purged
+        for ident, (number, asked, question) in waiting.items():
             if question.pop("kind") == kind:
                 when = datetime.fromtimestamp(asked, UTC)
                 more = {"run_id": run.run_id, "number": number, "asked": when}
@@ -129,15 +140,16 @@ async def pending(file: JournalFile, cls: type[Q], run_id: str | None = None) ->
     return sorted(found, key=lambda each: each.asked)
 
 
-async def _open(file: JournalFile, run: RunRow) -> dict[bytes, tuple[int, float, dict[str, Any]]]:
+async def _open(file: JournalFile, run_id: str) -> dict[bytes, tuple[int, float, dict[str, Any]]]:
     """Return the questions of a run that wait: number, time and what is asked."""
     waiting: dict[bytes, tuple[int, float, dict[str, Any]]] = {}
-    for row in await file.rows(run.run_id):
+    run, rows, letters = await file.look(run_id)
+    for row in () if run.state in ENDED else rows:
         if row.kind == "question":
             waiting[row.ident] = row.seq, row.time, json.loads(row.value)
         elif row.kind in ("letter", "withdrawn"):
             waiting.pop(row.ident, None)
-    for letter in await file.letters(run.run_id) if waiting else ():
+    for letter in letters:
         if letter.kind == "answer":
             waiting.pop(bytes.fromhex(letter.name), None)
     return waiting

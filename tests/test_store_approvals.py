@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,17 @@ from anabranch.commander.scope import scope_here
 from anabranch.handlers import View, call_tools
 from anabranch.jobs import Job
 from anabranch.messages import ToolCall
-from anabranch.store import Done, Durable, DurableCalls, Journal, Live, NotDone, NotPending, live
+from anabranch.store import (
+    Done,
+    Durable,
+    DurableCalls,
+    Journal,
+    Live,
+    NotDone,
+    NotPending,
+    RunNotFound,
+    live,
+)
 from anabranch.tools import Approvals, Decision
 
 
@@ -257,9 +268,43 @@ async def test_a_question_of_a_run_that_is_over_takes_no_answer(tmp_path: Path) 
             await approval.approve()
 
 
-async def waiting_soon(journal: Journal) -> list[Any]:
-    async with asyncio.timeout(30):
-        while not (found := await journal.approvals()):  # noqa: ASYNC110
+@pytest.mark.parametrize("at", range(4))
+async def test_a_purge_between_two_reads_hides_only_its_own_run(
+    tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was read before it, the questions of other runs are listed."""
+    name, reads = str(tmp_path / "runs.db"), 0
+    async with Journal(name) as journal, Journal(name) as reader:
+        runs = [asyncio.create_task(journal.run(Given(View()), run_id=each)) for each in "ab"]
+        waiting = await waiting_soon(journal, 2)
+        (approval,) = [each for each in waiting if each.run_id == "a"]
+        call = reader._file.call
+
+        async def purge_at(*args: Any, **options: Any) -> Any:
+            nonlocal reads
+            if reads == at:
+                await journal.cancel("a")
+                await asyncio.wait(runs[:1])
+                assert await journal.purge(time.time() + 1, prefix="a") == 1
+            reads += 1
+            return await call(*args, **options)
+
+        monkeypatch.setattr(reader._file, "call", purge_at)
+        found = [each.run_id for each in await reader.approvals()]
+        assert "b" in found
+        if at < reads:
+            with pytest.raises(NotPending, match="is over and was purged"):
+                await approval.approve()
+            with pytest.raises(RunNotFound):
+                await journal.approvals("a")
+        for each in runs:
+            each.cancel()
+        await asyncio.wait(runs)
+
+
+async def waiting_soon(journal: Journal, number: int = 1) -> list[Any]:
+    async with asyncio.timeout(60):
+        while len(found := await journal.approvals()) < number:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return found
 
