@@ -9,6 +9,7 @@ from contextlib import nullcontext
 
 import pytest
 
+from anabranch import Commander, Job, handler
 from anabranch.commander.errors import ConfigurationError
 from anabranch.knowledge import Index, KnowledgeError, estimate_tokens
 
@@ -354,3 +355,36 @@ def test_sizes_that_make_no_sense_are_refused(settings):
     """Before anything is opened."""
     with pytest.raises(ValueError, match="a piece has at least 16 tokens"):
         Index(":memory:", **settings)
+
+
+@pytest.mark.parametrize("what", ["add", "add_folder", "search"])
+async def test_a_job_keeps_its_slot_while_an_index_works(tmp_path, what):
+    """T9: its thread is no wait for the tree, also where the block of the commander awaits all."""
+    docs = write(tmp_path / "docs", page="# A\n\nput_job\n" * 50)
+    busy, most = 0, 0
+
+    async with Index(str(tmp_path / "index.db")) as index, Commander(max_concurrency=1) as tree:
+
+        @handler
+        async def outer(node):
+            jobs = [node.put_job(Uses(number)) for number in range(4)]
+            await asyncio.gather(*jobs)
+
+        class Uses(Job[None]):
+            number: int
+
+            async def task(self):
+                nonlocal busy, most
+                busy += 1
+                most = max(most, busy)
+                if what == "add":
+                    await index.add(f"{self.number}", "# A\n\nput_job\n" * 500)
+                elif what == "add_folder":
+                    await index.add_folder(docs)
+                else:
+                    await index.search("put_job")
+                busy -= 1
+
+        await asyncio.gather(*(tree.put_job(Uses(number)) for number in range(4)))
+        await outer()
+    assert most == 1
