@@ -8,7 +8,7 @@ PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadgroup
 # The type checkers look for packages beside the python that is found first.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help chat test test-all test-pythons test-lowest test-ray test-vllm check format contracts clean
+.PHONY: help chat test test-all test-pythons test-lowest test-ray test-clients test-vllm check format contracts clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -31,6 +31,9 @@ test-lowest: $(VENV)/dev.stamp  ## run the core tests with the lowest anyio and 
 
 test-ray: $(VENV)/ray.stamp  ## run the tests on a Ray cluster of three nodes, on this machine
 	ANABRANCH_RAY=1 $(BIN)/python -m pytest tests/ray_cluster $(ARGS)
+
+test-clients: $(VENV)/dev.stamp  ## run the clients of others, for Python and Node, against what is served
+	tests/clients/run.sh $(ARGS)
 
 test-vllm:  ## run the suite of the real vLLM engine, in an environment of its own (4 GB)
 	tests/vllm_engine/run.sh $(ARGS)

@@ -1,0 +1,22 @@
+"""The clients of others. `run.sh` gives them an environment; else it says that they did not run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _suite import skip_suite, tell_skipped
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "ANABRANCH_CLIENTS" not in os.environ:
+        skip_suite(items, Path(__file__).parent, "clients")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    tell_skipped(terminalreporter, "clients", "of others' clients did not run: make test-clients")
+    for report in terminalreporter.stats.get("passed", []):
+        if "version " in report.capstdout:
+            terminalreporter.line(f"{report.nodeid}: {report.capstdout.strip()}")
