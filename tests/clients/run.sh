@@ -37,7 +37,9 @@ install_node() {
 }
 
 missing() {
-    echo "NOT RUN: $1 could not be installed: $(tail -n 1 "$2")" >>"$folder/missing"
+    local why
+    why=$(grep -m 1 -i error "$2") || why="no answer in $PATIENCE seconds"
+    echo "NOT RUN: $1 could not be installed: $why" >>"$folder/missing"
 }
 
 if [ ! $program -ot "$folder/ready" ]; then
