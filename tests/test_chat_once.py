@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 from _chat import environment
 from _place import Place
-from _server import Reply, ScriptedServer, calls, text
+from _server import DONE, Reply, ScriptedServer, calls, chunk, text
+from _serving import on_uvicorn
 from _until import until
 from _warm import run_warm
 
+from anabranch import Agent, connect
+from anabranch.serve import serve
 from anabranch.store import Journal
 
 MINE = """
@@ -73,6 +76,46 @@ async def test_json_is_one_message_and_errors_stand_beside_it(place: Place) -> N
     status, out, err = await place.ask("--json", "Two?")
     assert (status, out) == (1, "")
     assert "too hot" in err
+
+
+def thought(*pieces: dict[str, str]) -> Reply:
+    """Answer with reasoning, and with whatever else."""
+    said = [{"reasoning_content": "Hm"}, {"reasoning_content": "m."}, *pieces]
+    return Reply([*map(chunk, said), chunk(finish="stop"), DONE])
+
+
+async def test_json_has_the_reasoning(place: Place) -> None:
+    """And none of the data that the provider wants back."""
+    place.server.script(thought({"content": "Yes."}))
+    status, out, err = await place.ask("--json", "One?")
+    record = json.loads(out)
+    assert (status, err) == (0, "")
+    assert record == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hmm."}
+    assert (await place.ask("Two?"))[:2] == (0, "Yes.\n")
+
+
+async def test_a_reply_that_is_all_reasoning_is_no_answer(place: Place) -> None:
+    """It says so on the standard error, and the status is 1."""
+    place.server.script(thought())
+    status, out, err = await place.ask("One?")
+    assert (status, out) == (1, "")
+    assert "the model reasoned and gave no answer" in err
+    status, out, err = await place.ask("--json", "One?")
+    assert (status, json.loads(out)["reasoning_content"]) == (1, "Hmm.")
+    assert "gave no answer" in err
+
+
+@pytest.mark.parametrize("answer", ["Yes.", ""])
+async def test_json_of_what_is_served_has_the_reasoning(place: Place, answer: str) -> None:
+    """An agent in a file, and one behind a server of ours."""
+    place.server.script(thought({"content": answer}))
+    (place.folder / "mine.py").write_text(MINE.format(url=place.server.url))
+    status, out, _ = await place.chat("--json", "--agent", "mine:bob", "One?")
+    assert (status, json.loads(out)["reasoning_content"]) == (0 if answer else 1, "Hmm.")
+    model = Agent(connect(place.server.url, model="m"), name="m")
+    async with model.backend as _, on_uvicorn(serve(model)) as url:  # type: ignore[union-attr]
+        status, out, _ = await place.chat("--json", "--url", url, "One?")
+    assert (status, json.loads(out)["reasoning_content"]) == (0 if answer else 1, "Hmm.")
 
 
 @pytest.mark.parametrize(

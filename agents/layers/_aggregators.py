@@ -177,11 +177,14 @@ def _join(row: Sequence[Message], sources: Sequence[AgentMessage]) -> Message:
 def _made(message: AgentMessage, key: str, role: Role, text: str, parts: list[Part]) -> Message:
     kept: dict[str, Any] = vars(message)
     said: Message | None = kept.get(key)
-    items = message.provider_items if role == "assistant" else []
-    now = (role, text, parts, items)
-    if said is None or (said.role, said.content, said.parts, said.provider_items) != now:
-        said = Message(role=role, content=text, parts=[*parts], provider_items=[*items])
-        kept[key] = said
+    own = role == "assistant"
+    reasoning, items = (message.reasoning, message.provider_items) if own else (None, [])
+    if said is None or (role, text, parts, reasoning, items) != (
+        *(said.role, said.content, said.parts, said.reasoning, said.provider_items),
+    ):
+        said = kept[key] = Message(
+            role=role, content=text, parts=[*parts], reasoning=reasoning, provider_items=[*items]
+        )
     return said
 
 

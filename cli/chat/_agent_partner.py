@@ -90,7 +90,12 @@ class AgentPartner(Partner):
                     said.formatted, said.type = [each], TOOLS
                     memory.add(said, session_id=session)
                 case "assistant":
-                    said = AgentMessage(content=each.content or "", sender=self.agent.name)
+                    said = AgentMessage(
+                        content=each.content or "",
+                        sender=self.agent.name,
+                        reasoning=each.reasoning,
+                        provider_items=each.provider_items,
+                    )
                     memory.add(said, session_id=session)
                 case "tool":
                     last = memory.messages(session)[-1:]

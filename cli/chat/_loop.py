@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from prompt_toolkit.completion import Completer
 
+from ...agents import AgentMessage
 from ...commander import AnabranchError, Commander, ConfigurationError, Node, NodeCancelled
 from ...handlers import View, handler
 from ...messages import Message, Request, ToolCall, Usage
@@ -38,6 +39,7 @@ __all__ = ["Chat"]
 
 T = TypeVar("T")
 
+ONLY_REASONED = "the model reasoned and gave no answer: ask again, or raise --max-tokens"
 NOBODY_KNOWS = "nobody knows whether this was done; it is not repeated"
 TICK = 0.25
 """Seconds between two looks at the clock while something goes on."""
@@ -66,6 +68,7 @@ class Chat:
         self._interrupted = False
         self._killed = 0
         self._is_once = False
+        self.only_reasoned = False  # the last reply has no text
         self._warming: Node[Any] | None = None
         self._sessions: list[SessionInfo] = []  # as they were listed last, to be completed
         self._tree: LiveTrace | None = None
@@ -175,6 +178,9 @@ class Chat:
             self.screen.ended()
             for line in self.partner.sources(answer):
                 self.screen.note(line)
+            self.only_reasoned = _only_reasoned(answer)
+            if self.only_reasoned:
+                self.screen.failed(AnabranchError(ONLY_REASONED))
         except Exception as error:  # noqa: BLE001 - whatever failed, the chat goes on
             self.screen.failed(error)
         finally:
@@ -425,3 +431,12 @@ def is_command(text: str) -> bool:
     """Say whether a text is for the chat itself: `/word`, and no path."""
     name = text.split(maxsplit=1)[0] if text.strip() else ""
     return name.startswith("/") and "/" not in name[1:]
+
+
+def _only_reasoned(answer: object) -> bool:
+    """Say whether a reply has reasoning and nothing for the person."""
+    match answer:
+        case AgentMessage(reasoning=str()) | Message(reasoning=str()):
+            return answer.content is None or not str(answer.content).strip()
+        case _:
+            return False

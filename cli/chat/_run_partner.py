@@ -66,8 +66,8 @@ class RunPartner(Partner):
             raise
         finally:
             telling.end()
-            answer.content = telling.text
-            if telling.text:
+            answer.content, answer.reasoning = telling.text, telling.reasoning
+            if telling.text or telling.reasoning:
                 self._messages.append(answer)
         return answer
 

@@ -178,8 +178,8 @@ async def _talk(
         raise
     if chat.is_killed:
         _rescue(chat)
-    if options.as_json and not status:
-        last = chat.partner.messages()[-1]
+    if options.as_json and (not status or chat.only_reasoned):
+        last = chat.partner.messages()[-1].model_copy(update={"provider_items": []})
         sys.stdout.write(json.dumps(last.to_record(), ensure_ascii=False) + "\n")
     return status
 

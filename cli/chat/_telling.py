@@ -55,12 +55,19 @@ class Telling:
         self._shown: _Speech | None = None  # whose text grows on the screen
         self._headed = False  # a name stands there, so that each text needs one
         self._answer: _Speech | None = None
+        self._reasoning: list[str] = []
+        self._reasoner = ""  # the reply that this is of
         self._size = 0
 
     @property
     def text(self) -> str:
         """The answer, as far as it has come."""
         return "" if self._answer is None else "".join(self._answer.said)
+
+    @property
+    def reasoning(self) -> str | None:
+        """What the model reasoned for its last reply, if anything."""
+        return "".join(self._reasoning) or None
 
     async def tell(self, kind: str, data: Mapping[str, Any]) -> None:
         """Show an entry; one of a kind that nobody sees is passed over.
@@ -70,8 +77,11 @@ class Telling:
         match kind:
             case "text":
                 await self._hear(data)
+            case "reasoning":
+                self._reason(data)
             case "called":
                 await self.pause()
+                self._reasoning = []  # it was for the call
                 arguments, error = read_arguments(_text(data, "arguments"))
                 name, call_id = _text(data, "name"), _text(data, "call")
                 self.view.called(ToolCall(id=call_id, name=name, arguments=arguments, error=error))
@@ -101,11 +111,21 @@ class Telling:
             self._shown = None
             self.view.ended()
 
-    async def _hear(self, data: Mapping[str, Any]) -> None:
+    def _reason(self, data: Mapping[str, Any]) -> None:
         text, name = _text(data, "text"), _text(data, "speech")
+        self._count(text)
+        if name != self._reasoner:
+            self._reasoner, self._reasoning = name, []
+        self._reasoning.append(text)
+
+    def _count(self, text: str) -> None:
         self._size += len(text)
         if self._size > LONGEST:
             raise BadEntry("an answer without end")
+
+    async def _hear(self, data: Mapping[str, Any]) -> None:
+        text, name = _text(data, "text"), _text(data, "speech")
+        self._count(text)
         speech = self._speeches.get(name)
         if speech is None:
             agent = data.get("agent")
