@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from _replays import every_life
+from _server import DONE, Reply, ScriptedServer, chunk, text
 from _serving import on_uvicorn
 from _serving import talk as talk_to
 from _strict import KINDS, StrictServer
@@ -22,7 +23,7 @@ from anabranch.commander import Commander, Node
 from anabranch.handlers import respond
 from anabranch.messages import Message, ProviderItem
 from anabranch.serve import serve
-from anabranch.store import Durable, Live, live
+from anabranch.store import Durable, Journal, Live, live
 from anabranch.testing import ScriptedBackend
 
 SCHEMES = ("http", "openai")
@@ -288,6 +289,46 @@ async def test_a_client_that_adds_what_it_got_sends_them_back(kind: str) -> None
             assert answer == "Answer 3."
         assert server.refusals == []
         assert "127.0.0.1" not in str(said) + str(listed)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_a_key_in_them_is_not_written(scheme: str, tmp_path: Path) -> None:
+    """A server that echoes the key sends it in an item too: no file has it."""
+    key = "sk-secret-0123456789/+="
+    echo = chunk({"reasoning_content": f"The key is {key[:9]}"})
+    call = {"index": 0, "id": "c", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+    signed = {**call, "extra_content": {"signature": key}}
+    reply = [echo, chunk({"reasoning_content": key[9:]}), chunk({"tool_calls": [signed]})]
+    file, journal = tmp_path / "talk.jsonl", tmp_path / "runs.db"
+    async with ScriptedServer(Reply([*reply, chunk(finish="tool_calls"), DONE])) as server:
+        settings: Any = {"api_key": key}
+        spec = server.url if scheme == "http" else "openai:m"
+        settings |= {"model": "m"} if scheme == "http" else {"base_url": server.url}
+        async with connect(spec, **settings) as backend:
+            recorded = connect(f"cassette:{file}", record=backend)
+            talk = Conversation()
+            talk.add("First?")
+            message = await recorded.complete(talk.request(tools=[add]))
+            server.script(Reply([*reply, chunk(finish="tool_calls"), DONE]), text("Answer."))
+            async with Journal(journal) as kept:
+                await kept.run(Asks(backend), run_id="r")
+    assert [key in item.data for item in message.provider_items] == [True, True]
+    written = b"".join(each.read_bytes() for each in (file, *files_of(journal)))
+    assert key.encode() not in written
+    assert key[9:].encode() not in written
+
+
+def files_of(journal: Path) -> list[Path]:
+    return [each for each in journal.parent.glob(f"{journal.name}*") if each.is_file()]
+
+
+class Asks(Durable[str]):
+    backend: Live[Backend] = live()
+
+    async def task(self) -> str:
+        talk = self.durable.conversation("talk")
+        talk.add("First?")
+        return (await respond(self.backend, talk, [add])).content or ""
 
 
 async def test_a_reply_without_tools_has_none() -> None:

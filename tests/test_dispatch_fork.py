@@ -9,7 +9,7 @@ import pytest
 from _fork import CALL, Source, collect, collected, run
 from _until import turns
 
-from anabranch.commander import Node
+from anabranch.commander import Commander, Node
 from anabranch.dispatch import Reply, fork
 from anabranch.handlers import handler
 from anabranch.messages import Delta, Message, ToolCall, ToolCallDelta, ToolCallError, Usage
@@ -184,3 +184,24 @@ async def test_a_repair_that_raises_fails_the_reply() -> None:
 
     with pytest.raises(ZeroDivisionError):
         await run(body)
+
+
+async def test_reasoning_is_heard_by_those_who_listen_for_it() -> None:
+    """Piece by piece, as events of the node that has forked the reply; it costs nobody else."""
+
+    @handler
+    async def ask(node: Node[Any], *pieces: str) -> str | None:
+        said = [Delta(reasoning=piece) for piece in pieces]
+        reply = fork(node, [*said, Delta("So.", finish_reason="stop")])
+        return (await reply.message).reasoning
+
+    async with Commander() as commander:
+        assert await commander.run(ask("Hm")) == "Hm"
+        events = commander.events(["reasoning"])
+        node = ask("Hm", "m.")
+        assert await commander.run(node) == "Hmm."
+        heard = [await anext(events) for _ in range(2)]
+        assert [(event.node_id, event.data) for event in heard] == [
+            (node.node_id, "Hm"),
+            (node.node_id, "m."),
+        ]
