@@ -26,6 +26,7 @@ __all__ = [
     "half_way",
     "keep_engine",
     "kill",
+    "ordered",
     "processes",
     "running",
     "vllm",
@@ -117,8 +118,13 @@ def drop_last(cases: list[Any]) -> list[Any]:
     return sorted(cases, key=lambda each: "drop" in each.values)
 
 
+def ordered(order: str) -> dict[str, Any]:
+    """Return the settings of `connect` by which an `Ordered` backend gets its order."""
+    return {"extra": {"order": order}}
+
+
 class Ordered(VLLMBackend):
-    """The small model, in an actor; by the option `order` it does there what a test cannot reach.
+    """The small model, in an actor; by what `ordered` gives it does there what a test cannot reach.
 
     "count" says how many requests the engine has under way, "pid" which process this is; "drop"
     kills the engine in the middle of the reply, "long" answers a question that is too long.
@@ -126,7 +132,7 @@ class Ordered(VLLMBackend):
 
     async def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
         options = {**request.options}
-        order = options.pop("order", None)
+        order = options.pop("extra", {}).get("order")
         messages = [_TOO_LONG] if order == "long" else request.messages
         llm = running(self._running())
         if order in {"count", "pid"}:

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from _vllm import Ordered, ordered
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +20,7 @@ from anabranch.backends._vllm_reply import check_options
 from anabranch.backends._vllm_tools import Reader, marked_call, structural_tag
 from anabranch.commander import ConfigurationError, MissingExtra
 from anabranch.dispatch.assembly import assemble
-from anabranch.messages import Delta, Message
+from anabranch.messages import Delta, Message, Request
 
 
 @dataclass
@@ -142,3 +144,15 @@ def test_without_vllm_the_extra_is_named() -> None:
     """When the backend is made, not at its first use."""
     with pytest.raises(MissingExtra, match=r"anabranch\[vllm\]"):
         connect("vllm:Qwen/Qwen3-8B")
+
+
+async def test_a_test_on_ray_gives_its_orders_in_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an option that every backend passes on; the engine itself is not asked."""
+    monkeypatch.setattr("anabranch.backends._vllm.find_spec", lambda _: True)
+    engine = SimpleNamespace(get_num_unfinished_requests=lambda: 3)
+    monkeypatch.setattr("_vllm.running", lambda _: engine)
+    monkeypatch.setattr(Ordered, "prepare", Ordered.aclose)
+    monkeypatch.setattr(Ordered, "_running", lambda _: None)
+    request = Request([Message(role="user", content="Hello")], options=ordered("count"))
+
+    assert (await Ordered("m").complete(request)).content == "3"

@@ -94,6 +94,17 @@ async def test_an_engine_is_used_like_any_backend_in_a_tree() -> None:
                     await commander.run(respond(backend, conversation))
 
 
+async def test_what_only_the_engine_knows_reaches_it_in_extra() -> None:
+    """From a backend's settings and from a request; any other unknown option is refused here."""
+    async with asyncio.timeout(60), ScriptedServer(text("Hi")) as server:
+        async with serve("llm", connect(server.url, model="tiny")):
+            backend = connect("ray:llm", extra={"order": "count"})
+            assert (await backend.complete(HELLO)).content == "Hi"
+        assert server.requests[0].body["order"] == "count"
+    with pytest.raises(ConfigurationError, match="RayBackend has no option 'order'"):
+        connect("ray:llm", order="count")
+
+
 async def test_an_engine_embeds_for_every_tree() -> None:
     """What it took there is charged to its name here; its errors are raised here."""
     refused = Reply.error(429, "slowly", Retry_After="900")

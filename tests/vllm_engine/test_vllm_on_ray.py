@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 from _conformance import HELLO, Subject, cases, show
 from _left import gone, processes
-from _vllm import ARGUMENTS, LONG, MODEL, Ordered, close_engine, drop_last, half_way
+from _vllm import ARGUMENTS, LONG, MODEL, Ordered, close_engine, drop_last, half_way, ordered
 
 from anabranch import WorkerLost, connect
 from anabranch.backends import Backend, Timeouts
@@ -51,7 +51,7 @@ async def _served() -> Engine:
 
 async def ask(order: str) -> int:
     """Have the actor tell something of itself."""
-    message = await connect("ray:llm", order=order).complete(HELLO)
+    message = await connect("ray:llm", **ordered(order)).complete(HELLO)
     return int(message.content or "")
 
 
@@ -61,8 +61,8 @@ class RaySubject(Subject):
     settings: ClassVar[dict[str, dict[str, Any]]] = {
         "text": {},
         "one call": {},
-        "too long": {"order": "long"},
-        "drop": {"order": "drop", **LONG},
+        "too long": ordered("long"),
+        "drop": {**ordered("drop"), **LONG},
     }
 
     async def backend(self, case: str, **settings: Any) -> Backend:
