@@ -75,8 +75,8 @@ class Estimator:
             usage = Usage(input_tokens=self._correct(self._prompt(request)))
         elif estimate is not None and usage.input_tokens:
             self._learn(estimate.uncorrected, usage.input_tokens)
-        tokens = self._count("".join(_texts(deltas[start:])))
-        return usage + Usage(output_tokens=tokens) if tokens else usage
+        text = "".join(_texts(deltas[start:]))
+        return usage + Usage(output_tokens=self._count(text)) if text else usage
 
     def _correct(self, tokens: int) -> int:
         factor, offset = self._correction

@@ -29,8 +29,8 @@ logger = logging.getLogger("anabranch.backends")
 
 _MINUTE = 60.0
 _GOES_ALONE = (
-    "requests to %s run one at a time: Limits(reserve=True) cannot tell what one without max_tokens"
-    " may cost. Set max_tokens."
+    "a request to %s has to wait: Limits(reserve=True) cannot tell what a request without"
+    " max_tokens may cost, and runs it alone. Set max_tokens."
 )
 
 

@@ -85,7 +85,7 @@ async def test_a_request_that_may_cost_anything_goes_alone(
     assert limits.spent == 2 * (PROMPT + 100)
     assert asyncio.get_running_loop().time() == pytest.approx(2)
     (warning,) = caplog.messages
-    assert warning.startswith("requests to m run one at a time")
+    assert warning.startswith("a request to m has to wait")
     assert "Set max_tokens" in warning
 
 
