@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -75,7 +75,7 @@ class Estimator:
             usage = Usage(input_tokens=self._correct(self._prompt(request)))
         elif estimate is not None and usage.input_tokens:
             self._learn(estimate.uncorrected, usage.input_tokens)
-        text = "".join(_texts(deltas[start:]))
+        text = _text_of(deltas[start:])
         return usage + Usage(output_tokens=self._count(text)) if text else usage
 
     def _correct(self, tokens: int) -> int:
@@ -143,11 +143,12 @@ def _reported(deltas: Sequence[Delta]) -> tuple[Usage | None, int]:
     return None, 0
 
 
-def _texts(deltas: Iterable[Delta]) -> Iterator[str]:
+def _text_of(deltas: Iterable[Delta]) -> str:
+    texts: list[str] = []
     for delta in deltas:
-        yield delta.text
-        yield delta.reasoning
-        yield delta.refusal
+        texts.append(delta.text)
+        if delta.reasoning or delta.refusal:
+            texts += delta.reasoning, delta.refusal
         for call in delta.tool_calls:
-            yield call.name or ""
-            yield call.arguments
+            texts += call.name or "", call.arguments
+    return "".join(texts)

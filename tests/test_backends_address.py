@@ -131,7 +131,7 @@ def test_headers_are_no_option(spec: str, option: str) -> None:
 async def test_proxies_of_the_environment_are_not_used_for_an_address_that_was_given(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The key would go there in clear."""
+    """By `http` for no address of this machine, by `openai:` for none: the key would go there."""
     heard: list[bytes] = []
     proxy = RawServer(lambda request: [heard.append(request) or response()])
     async with asyncio.timeout(200), ScriptedServer(text("Hi")) as server, proxy:
