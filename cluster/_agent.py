@@ -53,6 +53,10 @@ class RemoteAgent(ActorHandle):
         """Let the agent take a message and, if asked to, answer it; see `Participant`."""
         return await self.invoke("receive", message, request_reply=request_reply)
 
+    async def receive_again(self, message: AgentMessage, *, request_reply: bool = True) -> Answer:
+        """Let the agent answer a message that it may have heard already; see `Participant`."""
+        return await self.invoke("receive_again", message, request_reply=request_reply)
+
     async def begin_chat(self, partner: str, *, clear_history: bool = False) -> None:
         """Tell the agent that a conversation begins; see `Participant`."""
         await self.invoke("begin_chat", partner, clear_history=clear_history)

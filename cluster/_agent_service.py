@@ -165,6 +165,11 @@ class CallerProxy:
         """See `Participant`."""
         return await self._caller.ask(self.name, "receive", message, request_reply=request_reply)
 
+    async def receive_again(self, message: AgentMessage, *, request_reply: bool = True) -> Answer:
+        """See `Participant`."""
+        method = "receive_again"
+        return await self._caller.ask(self.name, method, message, request_reply=request_reply)
+
     async def begin_chat(self, partner: str, *, clear_history: bool = False) -> None:
         """See `Participant`."""
         await self._caller.ask(self.name, "begin_chat", partner, clear_history=clear_history)

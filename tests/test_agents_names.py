@@ -19,6 +19,7 @@ from anabranch.agents import (
     SummaryMemory,
     UserProxyAgent,
 )
+from anabranch.agents.layers._call import run_in_tree
 from anabranch.messages import Request
 from anabranch.testing import ScriptedBackend
 
@@ -73,6 +74,24 @@ async def test_an_agent_without_a_name_may_be_given_its_own_answer() -> None:
     answer = await agent("Write.")
     await agent(answer, "Improve this.")
     assert roles(backend.requests[1]) == [("user", "better\nImprove this.")]
+
+
+async def test_an_agent_without_a_name_is_steered_by_another() -> None:
+    """What that says by its name is not its own."""
+
+    @tool
+    def work() -> str:
+        """Work."""
+        assert call.steer(AgentMessage(content="Hurry.", sender="Agent"))
+        return "worked"
+
+    asks = Message(role="assistant", tool_calls=[ToolCall(id="1", name="work")])
+    backend = ScriptedBackend(asks, "done")
+    agent = Agent(backend, tools=[work])
+    call: Any = agent.call("Go.", session_id=1)
+    assert (await run_in_tree(call)).text == "done"
+    assert roles(backend.requests[1])[-1] == ("user", "Hurry.")
+    assert [each.sender for each in agent.memory.messages(1)][2] == "another Agent"
 
 
 async def test_a_named_agent_takes_what_it_has_said_for_its_own() -> None:

@@ -84,8 +84,8 @@ class Chat(Node[ChatResult], internal=True):
 
     However it ends, both have the same history of it: a message is in both or in neither. With
     `retry` the next attempt goes on with the message that has no answer yet, and no agent or group
-    of this process hears it twice. In a durable run it begins again instead, and what the attempt
-    before it has said is forgotten.
+    hears it twice. In a durable run it begins again instead, and what the attempt before it has
+    said is forgotten.
     """
 
     # How far all attempts came; of an engine's name, as it is no part of what was called.

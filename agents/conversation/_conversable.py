@@ -311,8 +311,9 @@ class ConversableAgent(Agent[Any]):
         session = self.session_with(partner)
         left = self._abandoned.get(session, [])
         for place, each in enumerate(left):
-            if each is message:
-                self._arrived.setdefault(session, []).append(left.pop(place))
+            if each == message:  # not the same object if it came from another process
+                del left[place]
+                self._arrived.setdefault(session, []).append(message)
                 return True
         since: list[AgentMessage] = []  # this agent spoke last
         for each in reversed(self.memory.messages(session)):

@@ -96,7 +96,7 @@ class Group(ABC):
     async def receive_again(self, message: AgentMessage, *, request_reply: bool = True) -> Answer:
         """Let the group go on about a message about which its talk has failed, or `receive` it."""
         talk = self._talk(message)
-        if request_reply and talk.failed is message and not talk.held:
+        if request_reply and talk.failed == message and not talk.held:
             return await self._hold(talk, message)
         return await self.receive(message, request_reply=request_reply)
 

@@ -189,7 +189,7 @@ class Hearing:
         # All are noted before a hook runs, so that a kill leaves all of that or nothing.
         heard = [found for each in reversed(calls) if (found := each.hear(asked=asked)) is not None]
         try:
-            told = [message for each in heard for message in await each.read()]
+            told = [agent.receive_as(said) for each in heard for said in await each.read()]
         except BaseException:
             for each in heard:
                 each.give_back()

@@ -60,6 +60,19 @@ class Faulty(ConversableAgent):
         raise KeyError("no answer")
 
 
+class Counting(ConversableAgent):
+    """Fails once, then says how often it has heard the message."""
+
+    fails = True
+
+    @reply
+    async def count(self, message: AgentMessage) -> ReplyResult:
+        if self.fails:
+            self.fails = False
+            raise OSError("once")
+        return f"{[each.content for each in self.chat_messages['user']].count(message.content)}"
+
+
 class Hasty(ConversableAgent):
     async def generate_reply(self, message: Any) -> Any:
         try:

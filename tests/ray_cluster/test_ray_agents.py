@@ -10,12 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _ray_people import Alice, Blocked, Bob, Circular, Counter, Faulty, Hasty, Held, Leaver
+from _ray_people import (
+    Alice,
+    Blocked,
+    Bob,
+    Circular,
+    Counter,
+    Counting,
+    Faulty,
+    Hasty,
+    Held,
+    Leaver,
+)
 from _server import Reply as ServerReply
 from _server import ScriptedServer, Step, chunk, text
 from _until import until
 
-from anabranch import Commander, connect
+from anabranch import Commander, Retry, connect
 from anabranch.agents import (
     Chat,
     ConversableAgent,
@@ -61,6 +72,15 @@ async def test_it_keeps_its_state_in_its_actor() -> None:
         await user.initiate_chat(bob, "Again?")
         assert len((await bob.invoke("chat_messages"))["user"]) == 2
         assert (await bob.invoke("last_message", "user")).content == "I am bob."
+
+
+async def test_a_chat_that_is_tried_again_tells_it_nothing_twice() -> None:
+    """It answers the message that it has heard already."""
+    async with remote(Counting, "bob") as bob, Commander() as commander:
+        chat = Chat(a_user(), bob, "Well?", max_turns=1)
+        result = await commander.call_handler(chat, retry=Retry(attempts=2, on=OSError))
+        assert result.text == "1"
+        assert len((await bob.invoke("chat_messages"))["user"]) == 2
 
 
 async def test_a_reply_is_heard_while_it_is_given(tmp_path: Path) -> None:
