@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from ...backends import Backend
-from ...commander.errors import BadResponse, ConfigurationError
+from ...commander.errors import BadResponse, ConfigurationError, ContextTooLong
 from ...commander.kinds import FUNCTION, require
 from ...commander.scope import Attempt, scope_here
 from ...messages import Message, Part, Request
@@ -38,6 +38,7 @@ __all__ = [
     "SessionId",
     "SummaryMemory",
     "ask_summary",
+    "cut_middle",
     "fit_json",
     "fit_keys",
     "message_tokens",
@@ -93,6 +94,9 @@ OWN = "own"
 Filter: TypeAlias = Callable[[AgentMessage], bool]
 
 CHARACTERS_PER_TOKEN = 4
+
+SHORTEST = 400  # characters of a text that is not cut any more
+LEFT_OUT = "\n[... left out ...]\n"
 
 
 def message_tokens(message: AgentMessage) -> int:
@@ -288,6 +292,10 @@ class SummaryMemory(Memory):
     to `backend`; its summary stands in their place, as a message of type "summary" by "memory".
     `save` then has the summary too: what it replaced is forgotten. If the summary fails, so does
     the call that needed it, and the memory stays as it was.
+
+    What `filter` refuses is neither counted nor summarised, and stays in the memory; it is not
+    asked about summaries, which the model always reads. What is too long for the context of
+    `backend` is summarised in parts, and one message that is too long loses its middle.
     """
 
     def __init__(
@@ -307,25 +315,60 @@ class SummaryMemory(Memory):
         self.limit = max_tokens
         self.prompt = prompt
 
+    def get(
+        self,
+        session_id: SessionId = 0,
+        *,
+        recent_n: int | None = None,
+        filter: Filter | None = None,  # noqa: A002 - the field's term
+    ) -> list[AgentMessage]:
+        """Return a session's messages as `Memory` does, and each summary among them."""
+        accepts = filter or self.filter
+
+        def is_read(message: AgentMessage) -> bool:
+            return _is_summary(message) or accepts is None or accepts(message)
+
+        return super().get(session_id, recent_n=recent_n, filter=is_read)
+
     async def prepare(self, session_id: SessionId) -> None:
         """Summarise, if the session is too long."""
-        messages = self._all(session_id)
+        messages = self.get(session_id)
         if sum(map(self.count, messages)) <= self.limit:
             return
         newest = self._newest(messages, self.limit // 2)
         old = messages[: len(messages) - len(newest)]
         if not old:
             return
-        talk = "\n\n".join(f"{each.sender}: {_with_notes(each)}" for each in old)
-        text = await ask_summary(self.backend, self.prompt, talk)
+        text = await self._summarise([f"{each.sender}: {_with_notes(each)}" for each in old])
         summary = AgentMessage(
             content=f"Summary of what was said before:\n{text}", sender="memory", type="summary"
         )
         if (scope := scope_here()) is not None:
             vars(summary).update({DONE_IN: scope.attempt_here(), INSTEAD_OF: old})
         messages = self._all(session_id)  # others may have added, or summarised, meanwhile
-        if all(a is b for a, b in zip(old, messages, strict=False)) and len(messages) >= len(old):
-            messages[: len(old)] = [summary]
+        replaced = {id(each) for each in old}
+        places = [place for place, each in enumerate(messages) if id(each) in replaced]
+        if len(places) == len(old):
+            for place in reversed(places):
+                del messages[place]
+            messages.insert(places[0], summary)
+
+    async def _summarise(self, said: list[str]) -> str:
+        """Return a summary of what was said, made of those of its halves if it is too long."""
+        try:
+            return await ask_summary(
+                self.backend, self.prompt, "\n\n".join(said), cut=len(said) == 1
+            )
+        except ContextTooLong:
+            if len(said) == 1:
+                raise
+        half = len(said) // 2
+        halves = [await self._summarise(said[:half]), await self._summarise(said[half:])]
+        return await self._summarise(["\n\n".join(halves)])
+
+
+def _is_summary(message: AgentMessage) -> bool:
+    return (message.type, message.sender) == ("summary", "memory")
 
 
 def _with_notes(message: AgentMessage) -> str:
@@ -333,13 +376,28 @@ def _with_notes(message: AgentMessage) -> str:
     return "\n".join([message.text, *(part.text or f"[{part.about}]" for part in message.parts)])
 
 
-async def ask_summary(backend: Backend, prompt: str, text: str) -> str:
-    """Return what a model makes of `text`; raise `BadResponse` if that is nothing."""
+async def ask_summary(backend: Backend, prompt: str, text: str, *, cut: bool = True) -> str:
+    """Return what a model makes of `text`; raise `BadResponse` if that is nothing.
+
+    A text that does not fit the model's context loses its middle until it does, or, without `cut`,
+    is a `ContextTooLong`.
+    """
     request = Request([Message(role="system", content=prompt), Message(role="user", content=text)])
-    summary = (await backend.complete(request)).content
+    try:
+        summary = (await backend.complete(request)).content
+    except ContextTooLong:
+        if not cut or (shorter := cut_middle(text)) is None:
+            raise
+        return await ask_summary(backend, prompt, shorter)
     if not summary:
         raise BadResponse("the model gave an empty summary")
     return summary
+
+
+def cut_middle(text: str) -> str | None:
+    """Return a text without its middle, about half as long; None if it is short already."""
+    keep = len(text) // 4
+    return None if len(text) <= SHORTEST else text[:keep] + LEFT_OUT + text[-keep:]
 
 
 def json_value(value: object) -> Any:

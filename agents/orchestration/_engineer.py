@@ -23,6 +23,7 @@ from ...messages import Message, Part
 from ...tools.sessions import do_all
 from ..layers import Agent, AgentHook, AgentMessage, JsonParser, Memory, SessionId
 from ..layers._answer import answer
+from ..layers._memory import cut_middle
 from ..layers._message import TOOLS, copy_message
 from ._modules import Module
 from ._state import State
@@ -34,9 +35,6 @@ logger = logging.getLogger("anabranch.agents")
 
 S = TypeVar("S", bound=State)
 T = TypeVar("T")
-
-SHORTEST = 400  # characters of a message that is not cut any more
-LEFT_OUT = "\n[... left out ...]\n"
 
 
 class PromptEngineer(ABC, Generic[S]):
@@ -269,11 +267,8 @@ def _cut_longest(*lists: list[Message]) -> bool:
     if found is None:
         return False
     messages, at = found
-    content = messages[at].content or ""
-    if len(content) <= SHORTEST:
+    if (shorter := cut_middle(messages[at].content or "")) is None:
         return False
-    keep = len(content) // 4
-    shorter = content[:keep] + LEFT_OUT + content[-keep:]
     messages[at] = messages[at].model_copy(update={"content": shorter})
     return True
 
