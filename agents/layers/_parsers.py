@@ -149,10 +149,9 @@ class JsonParser(Parser[T]):
 
     def parse_cut(self, text: str) -> T:
         """Read what is certainly complete; a number, or a value inside another, may not be."""
-        try:
-            return self._read(_complete(text))
-        except ValueError as error:
-            raise ValueError(f"the reply was cut off before it was complete: {error}") from error
+        if not (complete := [*_complete(text)]):
+            raise ValueError("the reply was cut off before its JSON was complete")
+        return self._read(complete)
 
     def _read(self, candidates: Iterable[str]) -> T:
         not_json: ValidationError | None = None
