@@ -1,6 +1,7 @@
 """Orchestrators whose answer fails: calls of tools that have run, and what others have said."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
@@ -10,12 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch import Agent, BackendUnavailable, ContextTooLong, Message, ToolCall, tool
-from anabranch.agents import Orchestrator, PromptedAgent, PromptEngineer, Sequential, State
+from anabranch.agents import (
+    Orchestrator,
+    PromptedAgent,
+    PromptEngineer,
+    Sequential,
+    State,
+    StepAgent,
+)
 from anabranch.agents.orchestration import Action, Module
 from anabranch.messages import Request
 from anabranch.testing import ScriptedBackend, explore, pause, run_seeded
 
-Kind: TypeAlias = Literal["plain", "prompted", "sequence"]
+Kind: TypeAlias = Literal["plain", "prompted", "sequence", "steps"]
 
 
 class Faults:
@@ -67,9 +75,12 @@ def team(kind: Kind, faults: Faults, paid: list[str]) -> Orchestrator[State]:
         def reply(request: Request) -> Message | str:
             faults.here()
             # A model that is told its task anew starts anew, except for the inner agents.
-            seen = request.messages if kind == "sequence" else request.messages[-1:]
-            if any("was paid" in (each.content or "") for each in seen if each.role == "tool"):
+            seen = request.messages[-1:] if kind in ("plain", "prompted") else request.messages
+            if any("was paid" in (each.content or "") for each in seen if each.role != "assistant"):
                 return f"{whom} is done"
+            if kind == "steps":
+                action = {"name": "pay", "parameters": {"whom": whom}}
+                return f"I pay.\n```json\n{json.dumps(action)}\n```"
             call = ToolCall(id=f"call{faults.moment}", name="pay", arguments={"whom": whom})
             return Message(role="assistant", content="I pay.", tool_calls=[call])
 
@@ -80,9 +91,12 @@ def team(kind: Kind, faults: Faults, paid: list[str]) -> Orchestrator[State]:
         if kind == "prompted":
             modules = [Late(faults)]
             return PromptedAgent(name, Clerk(faults), backend, modules=modules, tools=[pay])
-        made: Agent[Any] = Agent(backend, name=name, tools=[pay])
+        if kind == "steps":
+            made: Agent[Any] = StepAgent(backend, plugins=[pay], name=name)
+        else:
+            made = Agent(backend, name=name, tools=[pay])
         made.after_agent(faults.here)
-        if kind == "plain":
+        if kind != "sequence":
             return made
         last = Agent(ScriptedBackend(otherwise=lambda _: faults.here() or f"{name} is done"))
         return Sequential(made, last, name=name)
@@ -111,7 +125,7 @@ async def play(orchestrator: Orchestrator[State], saved: bool) -> Action:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.sampled_from(["plain", "prompted", "sequence"]),
+    st.sampled_from(["plain", "prompted", "sequence", "steps"]),
     st.sets(st.integers(1, 16), max_size=10),
     st.booleans(),
 )
@@ -142,7 +156,7 @@ def test_a_cancel_at_any_moment_repeats_no_call(kind: Kind) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(["plain", "sequence"]),
+    st.sampled_from(["plain", "sequence", "steps"]),
     st.sets(st.integers(1, 16), max_size=10),
     st.integers(0, 40),
     st.integers(0, 2**20),

@@ -27,7 +27,7 @@ from ...messages import Message, Part, Request
 from ...messages.text import encodable
 from ...tools import ToolResult
 from ...tools.sessions import do_all
-from ._message import TOOLS, AgentMessage, copy_message
+from ._message import TOOLS, AgentMessage, copy_message, has_run
 from ._parsers import Parser
 
 __all__ = [
@@ -193,7 +193,7 @@ class Memory:
         session stays as well.
         """
         own = [each for each in self._all(session_id) if _is_added_here(each)]
-        answers = takewhile(lambda each: each.type != TOOLS, reversed(own))
+        answers = takewhile(lambda each: not has_run(each), reversed(own))
         self.retract([*answers], session_id)
 
     def drop_cut(self, session_id: SessionId) -> bool:

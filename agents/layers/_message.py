@@ -12,7 +12,7 @@ from ...messages import Message, Part, ProviderItem, Usage
 from ...messages.text import quote
 from ...tools import ToolResult, result_text
 
-__all__ = ["TOOLS", "AgentMessage", "StreamState", "copy_message", "read_inputs"]
+__all__ = ["TOOLS", "AgentMessage", "StreamState", "copy_message", "has_run", "read_inputs"]
 
 F = TypeVar("F", default=Any)
 
@@ -70,6 +70,16 @@ class AgentMessage(BaseModel, Generic[F]):
         state = self.__getstate__()
         state["__dict__"] = dict(self)  # the fields, and not what else is kept beside them
         return _restore, (kind, state)
+
+
+def has_run(message: AgentMessage) -> bool:
+    """Return whether a message has calls of tools that have run, or what they gave."""
+    if message.type == TOOLS:
+        return True
+    results = message.formatted
+    return isinstance(results, list) and any(
+        isinstance(each, ToolResult) for each in cast("list[Any]", results)
+    )
 
 
 def _restore(kind: type[AgentMessage], state: dict[Any, Any]) -> AgentMessage:

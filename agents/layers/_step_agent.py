@@ -18,7 +18,7 @@ from ._aggregators import Aggregator, System, ToolAggregator
 from ._executor import ToolExecutor
 from ._hooks import AgentHook
 from ._memory import SessionId
-from ._message import AgentMessage
+from ._message import AgentMessage, has_run
 
 if TYPE_CHECKING:
     from ...store import Journal
@@ -114,7 +114,18 @@ class StepAgent(Agent[ToolAction]):
             if self.finished(answer):
                 return answer
             result = await self.act(answer, session_id)
-            answer = await self.agent(result, session_id=session_id, **options)
+            memory = self.agent.memory
+            before = {id(each) for each in memory.messages(session_id)}
+            try:
+                answer = await self.agent(result, session_id=session_id, **options)
+            except BaseException:
+                # The agent takes back what it has not answered. But the action has run: a model
+                # that did not read so would repeat it.
+                since = [each for each in memory.messages(session_id) if id(each) not in before]
+                heard = any((m.sender, m.text) == (result.sender, result.text) for m in since)
+                if has_run(result) and not heard:
+                    memory.add(result, session_id=session_id)
+                raise
         if not self.finished(answer):
             answer.extra["status"] = "max_rounds"
         return answer
