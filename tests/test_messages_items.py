@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from anabranch import AgentMessage, Conversation
 from anabranch.backends import connect
+from anabranch.backends._prompt import plain_messages
 from anabranch.backends._recorded import _write as write_reply  # pyright: ignore[reportPrivateUsage]
 from anabranch.backends._recorded import deltas_of, key_of
 from anabranch.backends._tape import delta_from_json, delta_to_json
@@ -142,6 +143,7 @@ def test_items_change_nothing_for_others(reply: list[Delta], provider: str) -> N
     plain = message.model_copy(update={"provider_items": []})
     request, without = Request([message]), Request([plain])
     assert request_body("m", request) == request_body("m", without)
+    assert plain_messages([message]) == plain_messages([plain])  # for models in this process
     own = [each for each in message.provider_items if each.provider == provider]
     alone = message.model_copy(update={"provider_items": own})
     assert message.to_wire(provider) == alone.to_wire(provider)

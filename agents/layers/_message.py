@@ -107,6 +107,7 @@ def copy_message(message: AgentMessage | Message | Part | str) -> AgentMessage:
         update={
             "extra": dict(message.extra),
             "parts": list(message.parts),
+            "provider_items": list(message.provider_items),
             "usage": Usage(),
         }
     )
