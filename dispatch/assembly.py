@@ -162,12 +162,13 @@ class Assembly:
             joiner = self._call.joiner = self._call.joiner or SurrogateJoiner()
             run[:] = [replace(each, arguments=joiner.feed(each.arguments)) for each in run]
             arguments = "".join([piece.arguments for piece in run])
-        if self._call.repeats is None:
+        call = self._call
+        if call.repeats is None:
             self._branches.pieces(run)
         else:
-            self._call.held += run
+            call.held += run
         run.clear()
-        if arguments and self._call.feed(arguments):
+        if arguments and call.feed(arguments):
             self._try_hand_on()
 
     def _turn_to(self, piece: ToolCallDelta) -> None:
