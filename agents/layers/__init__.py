@@ -9,7 +9,8 @@ memory, `handlers.respond` asks the model and runs its tools, a parser reads the
 - `_usage`: what calls take, counted for their agents and sessions
 - `_sequential`: agents one after the other, as one
 - `_message`: what is handed on; `_memory`: what is kept; `_aggregators`: what the model reads of it
-- `_parsers`: what a reply means; `_actions`: calls that are found in it; `_prompt`: `@prompt`
+- `_parsers`: what a reply means; `_strict`: schemas that servers follow strictly
+- `_actions`: calls that are found in a reply; `_prompt`: `@prompt`
 - `_hooks`: what sees messages pass; `_stream`: what is said, as it grows
 - `_knowledge`: documents that are searched before the model is asked, and what an answer cites
 - `_executor`: runs the calls in a message; `_step_agent`: thinks, acts and thinks again
