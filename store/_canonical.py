@@ -268,7 +268,9 @@ def _object(value: Any, walk: _Walk) -> str:
         own: Any = getattr(value, "__dict__", {})
         if "__qualname__" in own or issubclass(kind, (type, FunctionType, BuiltinFunctionType)):
             # A class, a function, or what wraps a function as a tool does.
-            if named(value.__module__, value.__qualname__) is value:
+            # Pickling a handler renames its function to this (`handlers/_handler.py`).
+            renamed = value.__qualname__.endswith("._function")
+            if not renamed and named(value.__module__, value.__qualname__) is value:
                 return f'{{"$name":{quote(f"{value.__module__}:{value.__qualname__}")}}}'
             state = None
         elif issubclass(kind, Enum):  # a member of a `Flag` may have no name

@@ -11,6 +11,7 @@ import inspect
 import io
 import math
 import os
+import pickle
 import random
 import struct
 import subprocess
@@ -464,6 +465,19 @@ def test_the_depth_that_is_written_does_not_depend_on_the_caller() -> None:
     assert below(0) == below(200) == (("[" * (DEEPEST - 1)) + "1" + "]" * (DEEPEST - 1), True)
     here = len(inspect.stack(0))
     assert below(sys.getrecursionlimit() - here - 60)[1] is False  # it says so, and does not raise
+
+
+@handler
+async def pickled(node: Any) -> None:
+    """Do nothing."""
+
+
+def test_a_pickle_of_a_handler_changes_no_text() -> None:
+    """Else a node would have another identity after it, and its effects other keys."""
+    values = pickled, pickled._function, pickled()
+    before = [canonical(each) for each in values]
+    pickle.dumps([pickled, pickled()])
+    assert [canonical(each) for each in values] == before
 
 
 def test_what_is_derived_does_not_count_and_what_is_hidden_does() -> None:
