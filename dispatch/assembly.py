@@ -57,6 +57,15 @@ class Assembly:
     are as in `OpenCall`.
     """
 
+    __slots__ = (  # more than CPython's dictionaries of attributes share
+        *("_at", "_branches", "_by_id", "_call", "_calls", "_content", "_content_joiner"),
+        *("_content_origin", "_content_size", "_exempt", "_finish_reason", "_ids", "_items"),
+        *("_joining", "_latest", "_measured", "_next_place", "_order", "_places", "_reasoning"),
+        *("_reasoning_joiner", "_refusal", "_refusal_joiner", "_refusal_origin", "_splitter"),
+        *("_take_content", "_texts", "_to_user", "_tried", "_usage", "_writing", "_written"),
+        "whole",
+    )
+
     def __init__(
         self,
         branches: Branches,
