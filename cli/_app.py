@@ -75,7 +75,7 @@ def chat(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="The model's name, where --model or --url is a server's address."),
+        typer.Option(help="The model's name, where the server of --model or --url has several."),
     ] = None,
     base_url: Annotated[
         str | None, typer.Option(help="Another server for openai:, mistral: or groq:.")

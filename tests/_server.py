@@ -110,7 +110,8 @@ class Received:
 class ScriptedServer:
     """Answers requests with its scripted replies in turn; the last one is repeated.
 
-    Whatever the script says, texts are embedded if `embeds`.
+    Whatever the script says, texts are embedded if `embeds`. `models` are listed; None: it lists
+    none.
 
     `requests` holds what came. `asked` is set by the first; `gone` when a client left before its
     reply ended.
@@ -124,6 +125,7 @@ class ScriptedServer:
         self._stack = AsyncExitStack()
         self.url = ""
         self.embeds = False
+        self.models: list[Any] | None = None
 
     def script(self, *replies: Reply) -> None:
         """Replace the replies."""
@@ -132,11 +134,20 @@ class ScriptedServer:
     async def __aenter__(self) -> ScriptedServer:
         app = web.Application()
         app.router.add_post("/{path:.*}", self._answer)
+        app.router.add_get("/{path:.*}", self._list)
         self.url = await self._stack.enter_async_context(served(app)) + "/v1"
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    async def _list(self, request: web.Request) -> web.Response:
+        if request.path != "/v1/models":
+            raise web.HTTPNotFound
+        if self.models is None:
+            raise web.HTTPMethodNotAllowed("GET", ["POST"])
+        data = [{"id": each, "object": "model"} for each in self.models]
+        return web.json_response({"object": "list", "data": data})
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())

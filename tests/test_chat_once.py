@@ -166,6 +166,51 @@ async def test_what_is_not_there_is_told_before_a_model_is_fetched(
     assert not cache.exists()
 
 
+async def test_the_one_model_of_a_server_needs_no_name(place: Place) -> None:
+    """It is asked which it has; the session keeps the name, so that `-c` asks no more."""
+    place.server.models = ["only one"]
+    for address in (place.server.url, f"{place.server.url}/chat/completions/"):
+        assert (await place.chat("--model", address, "One?"))[:2] == (0, "Yes.\n")
+        assert place.server.requests[-1].body["model"] == "only one"
+    place.server.models = None
+    assert (await place.chat("-c", "Two?"))[:2] == (0, "Yes.\n")
+    assert place.server.requests[-1].body["model"] == "only one"
+    other = await place.chat("--model", place.server.url, "--name", "mine", "Three?")
+    assert (other[0], place.server.requests[-1].body["model"]) == (0, "mine")
+
+
+@pytest.mark.parametrize(
+    ("models", "path", "words"),
+    [
+        (["a", "b\x1b[2J"], "/v1", ["has: a, b", "--name"]),
+        ([], "/v1", ["has: none", "--name"]),
+        (None, "/v1", ["cannot be asked (status 405)", "--name"]),
+        (["a"], "", ["status 404; is it http://127.0.0.1:", "/v1?", "--name"]),
+        (["a"], "/v1?key=hunter2", ["has: a, b"]),
+    ],
+)
+async def test_which_model_is_asked_in_words_of_the_command_line(
+    place: Place, models: list[str] | None, path: str, words: list[str]
+) -> None:
+    """One line that says what there is and what to do, and shows no key; no call of Python."""
+    place.server.models = ["a", "b"] if "hunter2" in path else models
+    address = place.server.url.removesuffix("/v1").replace("//", "//ann:hunter2@") + path
+    status, out, err = await place.chat("--model", address, "One?")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("anabranch: which model? http://127.0.0.1:")
+    assert all(each in err for each in words)
+    assert not [each for each in ("connect(", "='", "hunter2", "ann:", "\x1b") if each in err[10:]]
+    assert not place.server.requests
+
+
+async def test_an_address_is_given_once(place: Place) -> None:
+    """As the model or as `--base-url`."""
+    where = place.server.url
+    status, _, err = await place.chat("--model", where, "--base-url", where, "--name", "m", "x")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "--model or --base-url" in err
+
+
 async def test_a_session_goes_on_where_it_was_and_nowhere_else(place: Place) -> None:
     """With the server that `--base-url` named; a password in an address is never on disk."""
     address = place.server.url.replace("//", "//ann:hunter2@")

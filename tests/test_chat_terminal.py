@@ -485,3 +485,21 @@ async def test_two_terminals_never_share_a_session(tmp_path: Path) -> None:
             await one.leave()
     said = [each["content"] for each in server.requests[-1].body["messages"]]
     assert said[-3:] == ["another", "Answer 1.", "further"]
+
+
+async def test_of_several_models_the_person_chooses_one(tmp_path: Path) -> None:
+    """At the start, and behind `/model`."""
+    async with ScriptedServer(text("Yes.")) as server:
+        server.models = ["small", "large"]
+        async with open_terminal("--model", server.url, folder=tmp_path) as on:
+            await on.shows("1. small", "2. large", "which one?")
+            await on.press("2\r")
+            await on.shows("large (http)")
+            await on.say("hello")
+            await on.shows("Yes.")
+            await on.over()
+            assert server.requests[-1].body["model"] == "large"
+            server.models = ["other"]
+            await on.say(f"/model {server.url}")
+            await on.shows("other (http)")
+            await on.leave()

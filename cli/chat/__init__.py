@@ -5,6 +5,7 @@
     _commands        lines that begin with a slash; _complete: what Tab makes of them
     _home            what lives as long as the chat; _settings: what the person has chosen for all
 
+    _models          which models a server has, where the person has named none
     _partner         whom one talks to: an agent in a session, a thing that can be served, a server
     _agent_partner   an agent in a session; _sessions: where these are kept and found
     _served_partner  a thing that can be served, in this process; _url_partner: one on a server

@@ -12,10 +12,12 @@ from typing import Any
 
 from ...agents import Agent
 from ...backends import Backend, connect, cost
+from ...commander import ConfigurationError
 from ...messages import Conversation, Message, Part, Usage
 from ...tools import AnyTool
 from ._agent_partner import AgentPartner, AskDoubt
 from ._attach import attach, take_pasted
+from ._models import Choose, find_model, is_address
 from ._sessions import AGENT, SessionInfo, Sessions
 from ._settings import Settings
 
@@ -50,6 +52,7 @@ class Home:
         self.place = ""  # of the agent, if it is the person's own: `module:name`
         self.tools: list[AnyTool] = []
         self.doubt: AskDoubt | None = None
+        self.choose: Choose | None = None  # of several models on a server
 
     def adopt(self, agent: Agent[Any], place: str) -> None:
         """Talk to an agent of the person's own; its sessions are kept with the chat's."""
@@ -94,9 +97,15 @@ class Home:
     async def use(self, model: str, base_url: str | None = None) -> Backend:
         """Let another model speak from now on; the one before stays open, as it may speak now.
 
-        `model` is `local`, `openai:NAME`, or an address and a name, with a blank between.
+        `model` is `local`, `openai:NAME`, or an address and a name, with a blank between. The name
+        of the only model there may be left out; of several, the person chooses one.
         """
         spec, _, name = model.partition(" ")
+        if is_address(spec):
+            if base_url is not None:
+                raise ConfigurationError("give the server's address once: --model or --base-url")
+            name = name.strip() or await find_model(spec, self.choose)
+            model = f"{spec} {name}"
         backend = connect(spec, model=name.strip() or None, base_url=base_url, **self.options)
         self.agent.backend = await self.stack.enter_async_context(backend)
         self.model, self.base_url = model, base_url

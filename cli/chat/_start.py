@@ -276,7 +276,7 @@ async def _open_session(
     chat: Chat, options: ChatOptions, loaded: Conversation | None
 ) -> AgentPartner:
     home, info = chat.home, None
-    home.doubt = chat.ask_doubt
+    home.doubt, home.choose = chat.ask_doubt, chat.screen.choose_name
     if options.resume is not None and home.sessions.trouble:
         raise ConfigurationError(home.sessions.trouble)  # it is there, and cannot be read
     if options.resume:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 from ...commander import ConfigurationError, Node, charge
@@ -24,16 +24,14 @@ from .._http import (
     require_ok,
 )
 from .._terminal import in_line
+from ._models import Choose
 from ._run_partner import Questions, Refused, RunPartner
 from ._telling import BadEntry, Telling
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
 
-__all__ = ["Choose", "UrlPartner", "find_server"]
-
-Choose: TypeAlias = Callable[[Sequence[str]], Awaitable[str | None]]
-"""Lets the person choose one of several names; None: none of them."""
+__all__ = ["UrlPartner", "find_server"]
 
 # Seconds before each try to come back to a run; what comes between two losses makes all new.
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
