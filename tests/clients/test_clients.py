@@ -35,6 +35,7 @@ PYTHON = {
 NODE = {"openai": WIRES, "ai": [*WIRES, "compatible", "compatible-stream"]}
 WEATHER = {"Rome": "warm", "Oslo": "cold"}
 ANSWERS = ["It is warm in Rome.", "It is cold in Oslo."]
+THOUGHT = "The city matters."  # clients may show it, and send it back
 ROUND = ["user", "assistant", "tool", "assistant"]
 
 
@@ -43,10 +44,17 @@ def answer(request: Request) -> Message:
     *_, before, last = [Message(role="user"), *request.messages]
     if last.role == "tool":
         city = before.tool_calls[0].arguments["city"]
-        return Message(role="assistant", content=f"It is {last.content} in {city}.")
+        said = f"It is {last.content} in {city}."
+        return Message(role="assistant", content=said, reasoning=THOUGHT)
     city = (last.content or "").removesuffix("?").split()[-1]
     call = ToolCall(id=f"call_{len(request.messages)}", name="weather", arguments={"city": city})
-    return Message(role="assistant", tool_calls=[call])
+    return Message(role="assistant", tool_calls=[call], reasoning=THOUGHT)
+
+
+def heard(model: ScriptedBackend) -> list[Message]:
+    """Return the last request's messages; pydantic-ai sends reasoning back as messages."""
+    messages = model.requests[-1].messages
+    return [each for each in messages if each.tool_calls or THOUGHT not in (each.content or "")]
 
 
 @tool
@@ -66,6 +74,7 @@ async def talk(program: Callable[[str, list[str]], list[str]], modes: list[str])
             pytest.skip(f"there is no {command[0]}")
         process = await asyncio.create_subprocess_exec(
             *command,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -83,7 +92,7 @@ async def talk(program: Callable[[str, list[str]], list[str]], modes: list[str])
     print(f"version {seen['version']}")
     assert seen["answers"] == dict.fromkeys([*models, *agents], ANSWERS)
     for mode, model in models.items():
-        asked = model.requests[-1].messages
+        asked = heard(model)
         assert [each.role for each in asked] == [*ROUND, *ROUND[:3]], mode
         contents = [each.content or None for each in asked]
         assert contents[2:4] == ["warm", ANSWERS[0]], mode
@@ -92,7 +101,7 @@ async def talk(program: Callable[[str, list[str]], list[str]], modes: list[str])
         assert ids == [each.tool_call_id for each in asked if each.role == "tool"], mode
         assert len({*ids}) == 2, mode
     for mode, brain in brains.items():
-        asked = brain.requests[-1].messages
+        asked = heard(brain)
         assert [each.role for each in asked] == ["user", "assistant", *ROUND[:3]], mode
         assert asked[1].content == ANSWERS[0], mode
 
