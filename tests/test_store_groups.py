@@ -8,8 +8,15 @@ import pytest
 from _lives import Kill, act, every_kill, play
 from _scale import SEED, many
 
-from anabranch import StreamInterrupted, tool
-from anabranch.agents import ConversableAgent, GroupChat, GroupTalk
+from anabranch import AgentMessage, StreamInterrupted, tool
+from anabranch.agents import (
+    NOT_MINE,
+    ConversableAgent,
+    GroupChat,
+    GroupTalk,
+    ReplyResult,
+    reply,
+)
 from anabranch.agents.conversation import Talk, choose_by_model, random_speaker
 from anabranch.backends import Backend
 from anabranch.commander.scope import scope_here
@@ -166,3 +173,54 @@ def test_a_talk_fails_in_each_life_as_it_has_failed() -> None:
             again = play(talk, Kill(result - 1, frozenset()).of(life), seed=rows)
             assert (again.outcome, asked) == (life.outcome, []), (seed, rows)
     assert failed
+
+
+class Changes(Talks):
+    """Members who come and go in their answers, by chance and what was said by then."""
+
+    async def task(self) -> list[str]:
+        class Changing(ConversableAgent):
+            @reply
+            def change(self, message: AgentMessage) -> ReplyResult:
+                read = "|".join(each.text for each in self.chat_messages["team"])
+                chance = random.Random(f"{self.name} {read}")
+                name = chance.choice("abcd")
+                if chance.random() < 0.5:
+                    team.members[name] = everybody[name]
+                elif len(team.members) > 1:
+                    team.members.pop(name, None)
+                return NOT_MINE
+
+        everybody = {name: Changing(name, self.backend, f"You are {name}.") for name in "abcd"}
+        kind: Any = GroupTalk if self.how == "floor" else GroupChat
+        team = kind("team", [everybody[name] for name in "abc"], max_turns=5)
+        await ConversableAgent("user").initiate_chat(team, "Go.", max_turns=1)
+        said = [f"{each.sender}: {each.text}" for each in team.talks["user"].messages]
+        return [*said, *team.members]
+
+
+@pytest.mark.parametrize("how", ["floor", "turns"])
+def test_who_comes_and_goes_during_a_talk_is_the_same_in_each_life(how: str) -> None:
+    """Members that are added or removed while they speak; the talk always ends."""
+    changed = 0
+    for seed in range(SEED, SEED + many(4, 20)):
+
+        def answer(request: Request, seed: int = seed) -> str:
+            read = "|".join(f"{each.role}{each.content}" for each in request.messages)
+            floor = "you have the floor" in str(request.messages[-1].content)
+            chance = random.Random(f"{seed} {read}")
+            return f"speech {chance.random():.3f}" if floor or chance.random() < 0.7 else " "
+
+        def talk(answer: Any = answer, how: str = how) -> Changes:
+            return Changes(how, ScriptedBackend(otherwise=answer))
+
+        first = play(talk, seed=seed)
+        assert first.error is None, first.error
+        changed += first.result[-3:] != [*"abc"]
+        result = next(row.seq for row in reversed(first.rows) if row.kind == "result")
+        again = play(talk, Kill(result - 1, frozenset()).of(first), seed=seed + 1)
+        assert again.outcome == first.outcome, seed
+        for rows in range(seed % 3, result, many(5, 1)):
+            life = play(talk, Kill(rows, frozenset()).of(first), seed=seed + rows)
+            assert life.error is None, (seed, rows, life.error)
+    assert changed

@@ -37,7 +37,8 @@ class GroupTalk(Group):
 
     The talk ends when nobody has anything to say, when somebody ends it (`TERMINATE`), or after
     `max_turns`, which is logged; who still thinks then is cancelled, but waited for in a durable
-    run, whose lives have to remember the same.
+    run, whose lives have to remember the same. There, a change of `members` counts from the next
+    talk on.
     """
 
     def __init__(
@@ -60,13 +61,15 @@ class GroupTalk(Group):
         """Give each member a seat, a child of `node`, and wait until the talk has ended."""
         floor = _Floor(self, talk)
         talk.on_news = floor.ring
+        if floor.kept:  # each life would see changes at another moment
+            talk.seated = {**self.members}
         try:
             floor.seat_members(node)
             floor.end_if_quiet()  # nobody is a member any more
-            await (floor.give_turns(node) if floor.kept else floor.seat_newcomers(node))
+            await (floor.give_turns() if floor.kept else floor.seat_newcomers(node))
             await floor.over.wait()
         finally:
-            talk.on_news = None
+            talk.on_news = talk.seated = None
         cancel_again(floor.seats, "the talk is over")
         if floor.fault is not None:
             raise floor.fault
@@ -223,14 +226,13 @@ class _Floor:
         finally:
             self.done.set()
 
-    async def give_turns(self, node: Node[Any]) -> None:
+    async def give_turns(self) -> None:
         """Let one after the other have its turn: whoever came first in the first life."""
         while (name := await once("turn", self._first_waiting)) is not None:
             await self._until(lambda name=name: name in self.waiting)  # type: ignore[misc]
             self.done.clear()
             self.waiting.pop(name).set_result(None)
             await self.done.wait()
-            self.seat_members(node)
         # Who thinks comes to an end with it, or would remember other things in another life.
         await self._until(lambda: self.present <= self.waiting.keys())
 
@@ -266,8 +268,7 @@ class _Seat(Node[None], internal=True):
         try:
             while name in floor.present and await floor.hear_next(name):
                 if name not in floor.talk.members:
-                    async with floor.turn(name):
-                        return
+                    break
                 await floor.hear_and_answer(name)
         except Exception as error:
             # No more may be said in the outer conversation. Or a member has failed in a durable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from functools import partial
 from inspect import isawaitable
@@ -146,11 +146,17 @@ class Group(ABC):
         Returns how it did. Several talks may be held at once.
         """
 
-    async def find(self, name: str) -> Participant:
-        """Return a member; raise `UnknownAgent` for another name, or one that nobody has."""
-        if name not in self.members:
-            raise UnknownAgent(name, [*self.members], f"the group {self.name!r}")
-        member = self.members[name]
+    async def find(
+        self, name: str, members: Mapping[str, Participant | str] | None = None
+    ) -> Participant:
+        """Return a member; raise `UnknownAgent` for another name, or one that nobody has.
+
+        `members` are those to look among, by default those of the group.
+        """
+        members = self.members if members is None else members
+        if name not in members:
+            raise UnknownAgent(name, [*members], f"the group {self.name!r}")
+        member = members[name]
         if not isinstance(member, str):
             return member
         return await (self._directory or Directory()).find(member)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,8 @@ class Talk:
         # something.
         self._unheard: dict[str, list[AgentMessage]] = {each: [] for each in group.members}
         self.on_news: Callable[[], object] | None = None
+        # The members of a talk during which these do not change.
+        self.seated: Mapping[str, Participant | str] | None = None
         # Whether the members speak just now, and about what they do, or did when it failed.
         self.held = False
         self.failed: AgentMessage | None = None
@@ -50,12 +52,12 @@ class Talk:
     @property
     def members(self) -> Mapping[str, Participant | str]:
         """The members by their names."""
-        return self.group.members
+        return self.group.members if self.seated is None else self.seated
 
     @property
     def names(self) -> list[str]:
         """The members' names, in the order in which they were given."""
-        return [*self.group.members]
+        return [*self.members]
 
     def unheard(self, name: str) -> list[AgentMessage]:
         """Return what a member has not heard yet: all that was said, if it has just been added."""
@@ -94,7 +96,7 @@ class Talk:
 
         What that is, is looked for in the block of `turn`.
         """
-        member = await self.group.find(name)
+        member = await self._find(name)
         async with turn:
             unheard, self._unheard[name] = self.unheard(name), []
         if not unheard:
@@ -106,8 +108,12 @@ class Talk:
     async def tell(self, name: str, text: str, *, request_reply: bool = True) -> Answer:
         """Tell one member something, in the group's own name."""
         message = as_message(text, self.group.name, self.group.name)
-        member = await self.group.find(name)
+        member = await self._find(name)
         return self._answer(name, await member.receive(message, request_reply=request_reply))
+
+    def _find(self, name: str) -> Awaitable[Participant]:
+        seated = self.seated
+        return self.group.find(name) if seated is None else self.group.find(name, seated)
 
     def _answer(self, name: str, answer: Answer) -> Answer:
         if answer.message is None:
