@@ -90,9 +90,8 @@ class Request:
     `options` have the wire's names (`temperature`, `top_p`, `stop`, `max_tokens`, `seed`,
     `tool_choice`, ...) and win over the backend's defaults; `extra`, a mapping, holds fields that
     only your server knows. A tool may be a mapping, as on the wire; `Conversation` makes messages
-    of such. Raises `TypeError` for what is no `Message`, `ConfigurationError` for what is no tool,
-    for two tools of one name, since a call says which it means by its name alone, and for an option
-    of any other name.
+    of such. Raises `ConfigurationError` for what is no `Message` and no tool, for two tools of one
+    name, since a call says which it means by its name alone, and for an option of any other name.
     """
 
     messages: Sequence[Message]
@@ -102,9 +101,9 @@ class Request:
     def __post_init__(self) -> None:
         for message in self.messages:
             if not isinstance(message, Message):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(
-                    f"a request takes Messages, not {quote(message)}: a Conversation makes them of"
-                    " texts and the wire's mappings, and gives its request()"
+                raise ConfigurationError(
+                    f"the request cannot be written: it takes Messages, not {quote(message)}; a"
+                    " Conversation makes them of texts and the wire's mappings, and its request()"
                 )
         check_options(self.options, "a request")
         tools = tuple(map(read_tool, self.tools))

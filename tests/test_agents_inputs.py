@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch import Agent, Message, ToolCall, connect, tool
+from anabranch import Agent, ConfigurationError, Message, ToolCall, connect, tool
 from anabranch.agents import Sequential
 from anabranch.agents.layers import AgentMessage
 from anabranch.agents.layers._hooks import Moment
@@ -46,7 +46,7 @@ def test_what_is_no_request_is_a_type_error(wrong: Any) -> None:
 def test_a_request_is_made_of_messages(wrong: Any, first: bool) -> None:
     """Wherever the other thing stands among them."""
     said = Message(role="user", content="x")
-    with pytest.raises(TypeError, match="a request takes Messages"):
+    with pytest.raises(ConfigurationError, match="it takes Messages, not"):
         Request([wrong, said] if first else [said, wrong])
     if isinstance(wrong, str | dict):
         conversation = Conversation()

@@ -7,6 +7,7 @@ memory, `handlers.respond` asks the model and runs its tools, a parser reads the
 - `_sessions`: sessions that a journal keeps; `_cut`: what a call had said when it was cut
 - `_steer`: what calls are told while they are made
 - `_usage`: what calls take, counted for their agents and sessions
+- `_state`: the saved memories of an agent and all below it
 - `_sequential`: agents one after the other, as one
 - `_message`: what is handed on; `_memory`: what is kept; `_aggregators`: what the model reads of it
 - `_parsers`: what a reply means; `_strict`: schemas that servers follow strictly
