@@ -9,6 +9,7 @@ to be embedded, and come out as vectors.
                                  after what pause; time limits; another model to ask
     limits, _turn                rates, concurrency and budgets, of a backend or a whole tree: how
                                  requests are held against them; which request goes first
+    _resume                      when a broken reply can be continued, and what remains of it
     _estimate                    how many tokens a request is taken for before it starts
     _wire, _http, _openai, _sse  servers: a request as JSON, a reply as events; aiohttp or the SDK
     _embedding                   texts and the vectors that come for them

@@ -1,4 +1,4 @@
-"""Going on with a reply that broke off: when a server can, and how much it may still write."""
+"""Continue a reply that broke off: which replies can be continued, and how much may still come."""
 
 from __future__ import annotations
 
