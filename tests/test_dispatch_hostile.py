@@ -190,7 +190,8 @@ def test_a_usage_that_is_not_clean_is_taken_as_far_as_it_can_be() -> None:
     """Fractions are rounded, what is no count is 0, and the reply stands."""
     usage = {"prompt_tokens": 1.6, "completion_tokens": None, "prompt_tokens_details": 3}
     assert Usage.from_wire(usage) == Usage(input_tokens=2)
-    odds: list[Any] = [float("nan"), float("inf"), -1, "1", [], 10**400, {}]
+    assert Usage.from_wire({"prompt_tokens": "1"}) == Usage(input_tokens=1)
+    odds: list[Any] = [float("nan"), float("inf"), -1, "one", [], 10**400, {}]
     for odd in odds:
         assert Usage.from_wire({"prompt_tokens": odd, "completion_tokens": 5}).total_tokens == 5
 

@@ -35,7 +35,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 async def test_an_installed_package_brings_tools(install):
     """The one of the page: not imported before it is asked for, and closed at the block's end."""
-    section = PAGE.partition("## Tools of your own")[2]
+    section = PAGE.partition("A toolkit is a class")[2]
     module, table = re.findall(r"```(?:python|toml)\n(.*?)```", section, re.DOTALL)
     points = tomllib.loads(table)["project"]["entry-points"][GROUP]
     install("library", module, "\n".join(f"{name} = {value}" for name, value in points.items()))

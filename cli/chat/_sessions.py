@@ -49,14 +49,9 @@ class UnknownSession(ConfigurationError):
 class SessionBusy(ConfigurationError, RunBusy):
     """Another chat has the session open."""
 
-    def __init__(self, info: SessionInfo, busy: RunBusy) -> None:
-        who = "another chat" if busy.pid is None else f"process {busy.pid}"
-        AnabranchError.__init__(
-            self,
-            f"the session {info.title or info.id!r} is open in {who}: continue there, or choose"
-            " another session with --resume or /resume",
-        )
-        self.run_id, self.pid, self.since = info.run_id, busy.pid, busy.since
+    def __init__(self, text: str, run_id: str = "", pid: int | None = None) -> None:
+        AnabranchError.__init__(self, text)
+        self.run_id, self.pid, self.since = run_id, pid, None
 
 
 @dataclass(frozen=True)
@@ -121,7 +116,13 @@ class Sessions:
             try:
                 stack.enter_context(self.journal.reserve(info.run_id))
             except RunBusy as busy:
-                raise SessionBusy(info, busy) from None
+                who = "another chat" if busy.pid is None else f"process {busy.pid}"
+                raise SessionBusy(
+                    f"the session {info.title or info.id!r} is open in {who}: continue there, or"
+                    " choose another session with --resume or /resume",
+                    info.run_id,
+                    busy.pid,
+                ) from None
             except JournalError:
                 return  # whatever is next done in the session says why
             self.let_go()
