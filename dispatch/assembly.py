@@ -136,7 +136,8 @@ class Assembly:
                         piece = replace(piece, id=piece.id and encodable(piece.id), name=name)
                     self._turn_to(piece)
                     at = self._at
-                if piece.item is not None:
+                # The item of a head that is repeated goes with what follows it.
+                if piece.item is not None and self._call.again is not piece:
                     self._items.append((piece.item, self._call))
                 run.append(piece)
             if delta.reasoning or delta.finish_reason or delta.done or delta.refusal or delta.usage:
@@ -197,6 +198,7 @@ class Assembly:
         if call is not None and piece.name and call.name and piece.id:
             call = call if call.id in (None, piece.id) else None
         repeats: OpenCall | None = None
+        again: ToolCallDelta | None = None
         if call is not None and call.name and call.scanner.done:
             # What comes after whole arguments begins another call, or is dropped. A head that is
             # merely repeated may do either: what follows it decides.
@@ -204,13 +206,15 @@ class Assembly:
             if piece.name == call.name and not begins:
                 call.again = piece
             elif piece.name or (begins and call.again is not None):
-                head = call.again or piece
+                again, head = call.again, call.again or piece
                 piece = replace(piece, id=piece.id or head.id, name=piece.name or head.name)
                 repeats = call if (call.id, call.name) == (piece.id, piece.name) else None
                 call = None
         if call is None:
             call = self._latest = self._begin(piece.index, repeats if piece.id else None)
             self._calls[piece.index if piece.index >= 0 else call.index] = call
+            if again is not None and again.item is not None:
+                self._items.append((again.item, call))
         if piece.id and not call.id:
             call.id = piece.id
             self._by_id.setdefault(piece.id, call)
@@ -233,6 +237,7 @@ class Assembly:
         before = call.repeats
         if before is not None and call.is_repeated(truncated=truncated):
             self._order.remove(call)
+            self._items = [each for each in self._items if each[1] is not call]
             self._places.discard(call.index)
             self._next_place = max(self._places) + 1
             self._calls = {at: before if each is call else each for at, each in self._calls.items()}

@@ -17,7 +17,7 @@ from anabranch.commander import Commander, Node
 from anabranch.dispatch import fork
 from anabranch.dispatch.assembly import Assembly, Branches
 from anabranch.handlers import handler
-from anabranch.messages import Delta, Message, ToolCallDelta
+from anabranch.messages import Delta, Message, ProviderItem, ToolCallDelta
 
 __all__ = ["line"]  # the fixture
 
@@ -147,15 +147,16 @@ calls = st.lists(st.tuples(st.sampled_from(["add", "look"]), arguments), min_siz
 def pieces_of(index: int, call: Call, chance: Random) -> list[ToolCallDelta]:
     """Cut a call: whole, or its head alone and its arguments in pieces."""
     name, given = call
+    item = ProviderItem.of("maker", {"signature": index})
     text = json.dumps(given, ensure_ascii=chance.random() < 0.5)
     place = chance.choice([index, index, -1])
     if chance.random() < 0.4:
-        return [ToolCallDelta(place, f"c{index}", name, text)]
+        return [ToolCallDelta(place, f"c{index}", name, text, item=item)]
     cuts = sorted(chance.sample(range(len(text) + 1), min(3, len(text))))
     parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     ident = f"c{index}" if place < 0 else None
     return [
-        ToolCallDelta(place, f"c{index}", name),
+        ToolCallDelta(place, f"c{index}", name, item=item),
         *(ToolCallDelta(place, ident, None, part) for part in parts),
     ]
 
@@ -181,6 +182,7 @@ def test_calls_that_are_sent_again_change_nothing(made: list[Call], seed: int) -
     assert heard.text == plain.text
     ids = [(call.id, call.index, call.arguments) for call in heard.message.tool_calls]
     assert ids == [(call.id, call.index, call.arguments) for call in plain.message.tool_calls]
+    assert heard.message.provider_items == plain.message.provider_items
 
 
 def test_the_pieces_of_a_call_that_is_sent_again_are_passed_on_once() -> None:
