@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from ._stack import awaited_by, chain, frame_of, frames
+from ._stack import awaited_by, chain, frame_of, frames, sleeps
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -23,6 +23,7 @@ __all__ = [
     "is_lock",
     "reach",
     "relays",
+    "times_out",
     "waits_for_tree",
 ]
 
@@ -56,8 +57,8 @@ def reach(
 ) -> tuple[dict[asyncio.Task[Any], None], list[Wait], list[End]]:
     """Return all tasks for which a coroutine waits that stands at `future`, and their `Wait`s.
 
-    Third come the other ends of the search: futures of which nobody knows who ends them, with the
-    coroutine that stands there.
+    Third come the other ends of the search, with the coroutine that stands there: futures of which
+    nobody knows who ends them, and such as are about to be done.
 
     `work_of` may give the tasks behind a `Wait`, which the search then goes through: if there are
     none of them now, it is an end.
@@ -93,7 +94,7 @@ def reach(
                 continue
         else:
             behind = _behind(coroutine, future)
-        if not behind:
+        if all(other.done() for other in behind):  # if there are any, it is done in a few turns
             ends.append((coroutine, future))
         for other in behind:
             if isinstance(other, asyncio.Task):
@@ -121,12 +122,37 @@ def _behind(coroutine: object, future: asyncio.Future[Any]) -> list[asyncio.Futu
         return [future]
     if GATHERING is not None and isinstance(future, GATHERING):
         return _futures([getattr(future, "_children", None)])
-    for callback, _ in getattr(future, "_callbacks", None) or ():
-        if getattr(callback, "__code__", None) in SHIELDS:
-            return _futures([_closed_over(callback, "inner")])
+    if (shielded := _shielded(future)) is not None:
+        return _futures([shielded])
     if coroutine is None:
         return []
     return [each for each in _futures(_held(coroutine)) if each is not future]
+
+
+def _shielded(future: object) -> object | None:
+    """Return what is behind a future that `asyncio.shield` has returned; None of any other."""
+    for callback, _ in getattr(future, "_callbacks", None) or ():
+        if getattr(callback, "__code__", None) in SHIELDS:
+            return _closed_over(callback, "inner")
+    return None
+
+
+def times_out(coroutine: object) -> bool:
+    """Say whether a coroutine stands in a wait that a timer may end, and nothing is cancelled then.
+
+    That is `asyncio.wait` with a timeout, or for the first of several of which one is a sleep,
+    `asyncio.as_completed` with a timeout, and `asyncio.wait_for` of a shield.
+    """
+    for where, names in _stands(coroutine):
+        if where == WAIT_FOR and _shielded(names.get("fut")) is None:
+            continue
+        if any(_find(names, path) is not None for path in TIMERS.get(where, ())):
+            return True
+        if where == WAIT and names.get("return_when") == asyncio.FIRST_COMPLETED:
+            tasks = [each for each in _futures([names.get("fs")]) if isinstance(each, asyncio.Task)]
+            # One that has ended, ends the wait in the next turn.
+            return any(each.done() or sleeps(each.get_coro()) for each in tasks)
+    return False
 
 
 def gathering(wait: asyncio.Future[Any]) -> asyncio.Future[Any] | None:
@@ -167,6 +193,16 @@ def _closed_over(function: Any, name: str) -> Any:
 
 def _held(coroutine: object) -> Iterator[object]:
     """Yield what the innermost frame of a coroutine waits for, if `HOLDS` names that frame."""
+    for where, names in _stands(coroutine):
+        for path in HOLDS.get(where, ()):
+            yield _find(names, path)
+
+
+def _stands(coroutine: object) -> Iterator[tuple[tuple[str, str], Mapping[str, object]]]:
+    """Yield the innermost frame of a coroutine and its variables; with `PASSES`, those around it.
+
+    A frame is given by its module and its qualified name.
+    """
     things = list(chain(coroutine))
     for at, thing in reversed(list(enumerate(things))):
         frame = frame_of(thing)
@@ -179,23 +215,32 @@ def _held(coroutine: object) -> Iterator[object]:
             for each in gc.get_referents(*things[:at]):
                 inner = getattr(each, "gi_frame", None)
                 if inner is not None and inner.f_locals.get("done") is done:
-                    yield inner.f_locals.get("todo")
-        for local, *attributes in HOLDS.get(where, ()):
-            held = frame.f_locals.get(local)
-            for attribute in attributes:
-                held = getattr(held, attribute, None)
-            yield held
+                    yield where, inner.f_locals
+        else:
+            yield where, frame.f_locals
         if where not in PASSES:
             return
+
+
+def _find(names: Mapping[str, object], path: Sequence[str]) -> object:
+    """Return what a path of a variable and attributes leads to; None if it does not exist."""
+    local, *attributes = path
+    found = names.get(local)
+    for attribute in attributes:
+        found = getattr(found, attribute, None)
+    return found
 
 
 ANYIO = "anyio._backends._asyncio"
 # The frames that wait for futures or tasks, by module and qualified name: the local variables, and
 # the attributes from there, that hold these. Other locals may hold tasks that nobody waits for, as
 # anyio's function for threads holds the program's main task.
+WAIT, WAIT_FOR = ("asyncio.tasks", "_wait"), ("asyncio.tasks", "wait_for")
+AS_COMPLETED = ("asyncio.tasks", "as_completed.<locals>._wait_for_one")  # before Python 3.13
 HOLDS: dict[tuple[str, str], list[list[str]]] = {
-    ("asyncio.tasks", "_wait"): [["fs"]],
-    ("asyncio.tasks", "wait_for"): [["fut"]],  # before Python 3.12
+    WAIT: [["fs"]],
+    WAIT_FOR: [["fut"]],  # before Python 3.12
+    AS_COMPLETED: [["todo"]],
     ("asyncio.tasks", "_cancel_and_wait"): [["fut"]],
     ("asyncio.tasks", "_AsCompletedIterator._wait_for_one"): [["self", "_todo"]],
     ("asyncio.taskgroups", "TaskGroup.__aexit__"): [["self", "_tasks"]],
@@ -205,7 +250,13 @@ HOLDS: dict[tuple[str, str], list[list[str]]] = {
     ("anyio._core._tasks", "TaskHandle.wait"): [["self", "_cancel_scope", "_host_task"]],
     ("anyio._core._tasks", "TaskHandle.__await__"): [["self", "_cancel_scope", "_host_task"]],
 }
-AS_COMPLETED = ("asyncio.tasks", "as_completed.<locals>._wait_for_one")  # before Python 3.13
+# And those that hold the timer which may end such a wait.
+TIMERS: dict[tuple[str, str], list[list[str]]] = {
+    WAIT: [["timeout_handle"]],
+    WAIT_FOR: [["timeout"]],
+    AS_COMPLETED: [["timeout_handle"]],
+    ("asyncio.tasks", "_AsCompletedIterator._wait_for_one"): [["self", "_timeout_handle"]],
+}
 # What such a frame may await in turn.
 PASSES = {("asyncio.queues", "Queue.get"), ("asyncio.locks", "Event.wait"), (ANYIO, "Event.wait")}
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias,
 
 from ._cancel import cancel_subtrees, leaves
 from ._limits import NodeLimits
-from ._reach import gathering, relays
+from ._reach import awaited, gathering, reach, relays, times_out
 from ._record import CURRENT, Callback, node_in, parent_here, record_of
 from ._usage import charge_as, limits_around, payer
 
@@ -45,6 +45,7 @@ __all__ = [
     "leaves_here",
     "may_be_awaited",
     "once",
+    "parent_may_time_out",
     "parent_runs",
     "parent_wants_slot",
     "put_of",
@@ -459,6 +460,21 @@ def parent_runs(node: Node[Any]) -> bool:
     """Say whether the body of the node's parent runs, and was not told to end."""
     above = None if node.parent is None else record_of(node.parent)
     return above is not None and above.task is not None and not above.ending
+
+
+def parent_may_time_out(node: Node[Any]) -> bool:
+    """Say whether a timer may end the wait of the body of the node's parent (`times_out`).
+
+    Or whether that body goes on now: then it may be about to wait so.
+    """
+    task = None if node.parent is None else record_of(node.parent).task
+    if task is None or task.done():
+        return False
+    future = awaited(task)
+    if future is None or future.done():
+        return True
+    tasks, _, _ = reach(task.get_coro(), future)
+    return any(times_out(each.get_coro()) for each in (task, *tasks))
 
 
 async def until_parent_has_slot(node: Node[Any]) -> None:

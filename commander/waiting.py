@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ._entry import enter
 from ._failure import take_failure, untake_failure
-from ._reach import LocalFuture, Wait, awaited, is_lock, reach, waits_for_tree
+from ._reach import LocalFuture, Wait, awaited, is_lock, reach, times_out, waits_for_tree
 from ._record import CURRENT, DONE, enclosing, node_in, parent_here, record_of
 from ._stack import drives, frames, sleeps
 from .private import running_loop
@@ -108,8 +108,9 @@ def waits_for(
 ) -> list[Node[Any]] | None:
     """Return the nodes for which the body of `node` waits; None if it may go on without them.
 
-    It may if it runs, has not begun, or waits for anything but nodes, `futures` and, with `locks`,
-    locks. The task that asks counts as one that waits for `futures`.
+    It may if it runs, has not begun, waits for anything but nodes, `futures` and, with `locks`,
+    locks, or if a timer may end its wait (`times_out`). The task that asks counts as one that waits
+    for `futures`.
     """
     task = record_of(node).task
     if task is None or task.done():
@@ -117,7 +118,9 @@ def waits_for(
     tasks, waits, ends = reach(task.get_coro(), awaited(task))
     for each in (task, *tasks):
         future = awaited(each)
-        if each is not asyncio.current_task() and (future is None or future.done()):
+        if each is asyncio.current_task():
+            continue
+        if future is None or future.done() or times_out(each.get_coro()):
             return None
     if all(end[1] in futures or (locks and is_lock(end)) for end in ends):
         return [wait.node for wait in waits]

@@ -35,6 +35,7 @@ class Claim:
         self._ledger = caller.ledger
         self._name = name
         self._text = text
+        self._aside = is_aside_here()
         self._inputs = digest(text).hex()[:SHORT]
         # Where the next attempt looks for it: below what, and in which attempt it is.
         self.shared: dict[str, str] = {}
@@ -127,11 +128,23 @@ class Claim:
 
     def intent(self) -> dict[str, Any]:
         """Return what is written of it before it is done: who calls it, where and with what."""
-        value = {"by": self._ledger.intents.name_caller(self.caller), "name": self._name}
+        by = self._ledger.intents.name_caller(self.caller)
+        value: dict[str, Any] = {"by": by, "name": self._name}
+        if led := self._count_led(len(by.split())):
+            value["led"] = led
         if self.stable is not None:
             value["key"] = self.stable
         at = (caller_node(self.caller) or current_node())._node_name
         return {**value, "inputs": self._inputs, "at": at}
+
+    def _count_led(self, most: int) -> int:
+        """Return for how many nodes, the caller and those above it, their own tasks led to it."""
+        count = 0
+        for scope in () if self._aside else self.caller.up():
+            count += 1
+            if scope.aside or count == most:
+                break
+        return count
 
     def attempt(self) -> str:
         """Say which attempt of its caller this is."""

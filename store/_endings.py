@@ -21,6 +21,7 @@ from ..commander.scope import (
     has_siblings,
     hearer,
     may_be_awaited,
+    parent_may_time_out,
     parent_runs,
     parent_wants_slot,
     relays_of,
@@ -119,7 +120,8 @@ class Endings:
         if fails and fails_parent(node):
             return True  # nobody awaits it, and others are cut short at once
         heard = hearer(node)
-        if not (self._waiting or self._turns or _scope(node).given_up or parent_wants_slot(node)):
+        early = _scope(node).given_up is not None or self._is_ahead(node, number)
+        if not (self._waiting or self._turns or early or parent_wants_slot(node)):
             if heard is not None and self._gather in (None, heard):
                 self._keep_apart(node if fails else heard, node, relays_of(node))
                 return True
@@ -203,7 +205,7 @@ class Endings:
                 if not self._sorted:
                     self._sort()
                 node, number = waiting[0], numbers[0]
-                if self._is_early(node):
+                if self._is_early(node, number):
                     if not ended:
                         self._hold_first(node)
                     break
@@ -242,7 +244,7 @@ class Endings:
         kept = scope.kept_as
         return (kept[1] if kept else scope.outcome and scope.outcome.kind) == "failure"
 
-    def _is_early(self, node: Node[Any]) -> bool:
+    def _is_early(self, node: Node[Any], number: int) -> bool:
         """Say whether a recorded failure that was awaited is not awaited yet in this execution.
 
         Or whether a wait for the node is still to be given up, as it was before the node ended.
@@ -250,7 +252,7 @@ class Endings:
         scope = _scope(node)
         if node is self._given_up:
             return False
-        if scope.given_up is not None:
+        if scope.given_up is not None or self._is_ahead(node, number):
             return True
         row = scope.outcome
         return (
@@ -260,11 +262,22 @@ class Endings:
             and was_awaited(row.value)
         )
 
+    def _is_ahead(self, node: Node[Any], number: int) -> bool:
+        """Say whether the parent may still time out of a wait, as it did before the node ended.
+
+        It did if it comes to an effect that was begun before the row with the node's outcome.
+        """
+        return self._parent.leads_on(number) and parent_may_time_out(node)
+
     def _hold_first(self, node: Node[Any]) -> None:
         """Let no more end until `node` may, or until another one is put that ended before."""
 
         async def hold() -> None:
-            scope = _scope(node)
+            scope, number = _scope(node), self._numbers[0]
+            while self._sorted and scope.given_up is None:
+                if not self._is_ahead(node, number):
+                    break
+                await asyncio.sleep(PAUSE)
             if scope.given_up is None:
                 await until_awaited(node, lambda: self._sorted)
             while self._sorted and (wait := scope.given_up) is not None and parent_runs(node):

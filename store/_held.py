@@ -11,6 +11,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, cast
 
 from ..commander import Node
+from ..commander.scope import scope_of
 from ..commander.waiting import waits_for
 
 if TYPE_CHECKING:
@@ -39,6 +40,15 @@ async def end_again(scope: NodeScope, node: Node[Any]) -> None:
     for each in [each for each, why in ledger.doomed.items() if why == decision]:
         each.cancel(decision.reason)
     await asyncio.get_running_loop().create_future()
+
+
+def _is_to_be_given_up(node: Node[Any], waiter: Node[Any]) -> bool:
+    """Say whether the body of `waiter` still gives up its wait for `node`, as it did before."""
+    scope, around = (cast("NodeScope | None", scope_of(each)) for each in (node, waiter))
+    wait = None if scope is None else scope.given_up
+    if scope is None or around is None or wait is None or wait["by"] != around.now.hex():
+        return False
+    return scope.ledger.loop.time() <= scope.ledger.start + LATE * wait["after"] + 1
 
 
 class Stuck:
@@ -75,6 +85,8 @@ class Stuck:
                 below = list(each.children)
             else:
                 below = waits_for(each, self._futures, locks=self._locks)
+                if below and any(_is_to_be_given_up(other, each) for other in below):
+                    below = None
             if below is None:
                 moving.append(each)
                 continue

@@ -58,6 +58,8 @@ class NodeIdentity(Scope):
     given_up: dict[str, Any] | None = None
     # Whether it gives what the effect that it is for gave before: nothing below it is put again.
     skips = False
+    # Whether another task than that of the putter's body has put it.
+    aside = False
     # What others know its attempt by.
     _attempt: Attempt | None = None
 

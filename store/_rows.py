@@ -143,6 +143,7 @@ class Rows:
             return  # for who looks at the run: no life goes on from it
         if row.kind == "resumed":
             self._forget_failures()
+            self.intents.led_to.clear()  # what runs again may go another way
             return
         self._add(row)
         if row.kind == "intent":

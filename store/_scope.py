@@ -166,6 +166,8 @@ class NodeScope(NodeIdentity):
             )
         if root:
             ledger.roots.add_round(scope, node, key, PutBy(self.path(), not closing))
+        if aside:
+            scope.aside = True
         if aside and kept is not None:
             endings = self._completion_order()
             if scope.recorded:
@@ -274,10 +276,19 @@ class NodeScope(NodeIdentity):
         parent, kept = self.parent, self.kept_as
         if parent is None or (kept is None and self.given_up is None):
             return True
-        if parent._endings is None and self.given_up is None and not has_siblings(node):
-            return True
         number, kind = kept or (self.ledger.last + 1, "")
+        early = self.given_up is not None or parent.leads_on(number)
+        if parent._endings is None and not early and not has_siblings(node):
+            return True
         return parent._completion_order().may_end(number, node, kind == "failure", end)
+
+    def leads_on(self, number: int) -> bool:
+        """Say whether its own task comes to an effect that an earlier execution has begun by then.
+
+        By then means before the row of this number.
+        """
+        ledger = self.ledger
+        return bool(ledger.before) and ledger.intents.first_left(self.now, ledger.claimed) < number
 
     def _completion_order(self) -> Endings:
         if self._endings is None:

@@ -12,11 +12,11 @@ effect is done.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ..commander import Node, current_node
@@ -69,6 +69,9 @@ class Intents:
         self.put: dict[bytes, Node[Any]] = {}
         # Those that a node which has completed did not make again.
         self.lost: set[bytes] = set()
+        # By a node in its attempt: the numbers of the intents to which its own task has led, and
+        # what this execution comes to by then: the effect, or the node below it that made it.
+        self.led_to: defaultdict[str, deque[tuple[int, bytes, bool]]] = defaultdict(deque)
 
     def add(self, row: Row) -> None:
         """Add an intent of an earlier execution."""
@@ -83,6 +86,10 @@ class Intents:
             self._by_call[name, inputs].setdefault(call, intent)
             self.nodes.update(bytes.fromhex(who) for who, _ in links)
             self._link(links)
+        below = call
+        for level, (who, now) in enumerate(links[: value.get("led", 0)]):
+            self.led_to[now].append((row.seq, below, level > 0))
+            below = bytes.fromhex(who)
 
     def _link(self, links: list[tuple[str, str]]) -> None:
         """Take note of the nodes above a caller, itself first."""
@@ -103,6 +110,20 @@ class Intents:
         by = " ".join(names)
         self._link(_links(by))
         return by
+
+    def first_left(self, now: bytes, claimed: set[bytes]) -> float:
+        """Return the number of the first intent to which the own task of a node leads again.
+
+        That task comes to them one after the other, so what had not ended by then was not needed
+        for it. Infinity if there is none.
+        """
+        left = self.led_to.get(now.hex())
+        while left:
+            number, what, is_node = left[0]
+            if what not in (self.put if is_node else claimed):
+                return number
+            left.popleft()
+        return inf
 
     def path(self, by: str) -> list[list[str]]:
         """Return a caller and all nodes above it; empty if the journal does not say that."""
@@ -205,19 +226,21 @@ async def wait_for_unreplayed(caller: NodeScope, name: str, inputs: str, key: st
 @lending_slot()
 async def hold(ledger: Ledger, decide: Callable[[], bool]) -> bool:
     """Wait until `decide()` is true; return False if nothing of the run goes on for a lock."""
-    future = asyncio.get_running_loop().create_future()
-    ledger.held.add(future)
-    try:
-        while True:
-            # Others have to be where they wait before it can be seen that they do.
-            await asyncio.wait([future], timeout=POLL_SECONDS)
-            if decide():
-                return True
-            stuck = Stuck(ledger, locks=True)
-            if all(root in stuck for root in ledger.roots.running.values()):
-                return False
-    finally:
-        ledger.held.discard(future)
+    while True:
+        # Others have to be where they wait before it can be seen that they do.
+        future = ledger.loop.create_future()
+        timer = ledger.loop.call_later(POLL_SECONDS, future.set_result, None)
+        ledger.held.add(future)
+        try:
+            await future
+        finally:
+            ledger.held.discard(future)
+            timer.cancel()
+        if decide():
+            return True
+        stuck = Stuck(ledger, locks=True)
+        if all(root in stuck for root in ledger.roots.running.values()):
+            return False
 
 
 def _outlook(

@@ -290,7 +290,7 @@ def test_a_timeout_reaches_whoever_awaits_the_node(way: str, kept: bool, pause: 
 
 # --- timers of the program's own
 
-SECONDS = {"timer": 1.0}
+SECONDS = {"timer": 1.0, "job": 2.0}
 
 
 class Slow(Durable[int]):
@@ -311,12 +311,68 @@ async def take_seconds(seconds: float) -> int:
     return 1
 
 
+async def by_timeout(job: Node[Any], seconds: float) -> None:
+    async with asyncio.timeout(seconds):
+        await job
+
+
+async def by_wait_for(job: Node[Any], seconds: float) -> None:
+    await asyncio.wait_for(job, seconds)
+
+
+async def by_shield(job: Node[Any], seconds: float) -> None:
+    task = asyncio.create_task(seen_of(job))
+    await asyncio.wait_for(asyncio.shield(task), seconds)
+
+
+async def by_wait(job: Node[Any], seconds: float) -> None:
+    done, _ = await asyncio.wait([asyncio.create_task(seen_of(job))], timeout=seconds)
+    if not done:
+        raise TimeoutError
+
+
+async def by_first(job: Node[Any], seconds: float) -> None:
+    task, timer = asyncio.create_task(seen_of(job)), asyncio.create_task(asyncio.sleep(seconds))
+    await asyncio.wait([task, timer], return_when=asyncio.FIRST_COMPLETED)
+    if not task.done():
+        raise TimeoutError
+    timer.cancel()
+
+
+async def by_as_completed(job: Node[Any], seconds: float) -> None:
+    for each in asyncio.as_completed([seen_of(job)], timeout=seconds):
+        await each
+
+
+IN_TIME: dict[str, Callable[[Node[Any], float], Awaitable[None]]] = {
+    "timeout": by_timeout,
+    "wait_for": by_wait_for,
+    "shield": by_shield,
+    "wait": by_wait,
+    "first": by_first,
+    "as_completed": by_as_completed,
+}
+
+
+class Acts(Durable[str]):
+    name: str
+
+    async def task(self) -> str:
+        return await self.call_handler(acts(self.name))
+
+
+@handler
+async def acts(node: Node[Any], name: str) -> str:
+    return await act(name)
+
+
 class Hurries(Durable[list[str]]):
     """Does other things if a job takes longer than a timer, which no journal knows."""
 
     seconds: float
     kept: bool
     way: str
+    deep: bool = False
 
     async def task(self) -> list[str]:
         job: Node[int] = (
@@ -325,20 +381,62 @@ class Hurries(Durable[list[str]]):
             else self.call_handler(slow(self.seconds), claim=True)
         )
         try:
-            if self.way == "timeout":
-                async with asyncio.timeout(SECONDS["timer"]):
-                    await job
-            else:
-                await asyncio.wait_for(job, SECONDS["timer"])
+            await IN_TIME[self.way](job, SECONDS["timer"])
         except TimeoutError:
-            await act("refund")
+            await (self.put_job(Acts("refund")) if self.deep else act("refund"))
             await asyncio.sleep(0.5)
             done = "late"
         else:
-            await act("ship")
+            await (self.put_job(Acts("ship")) if self.deep else act("ship"))
             done = "in time"
         await asyncio.wait([asyncio.create_task(seen_of(job))])
         return [done, await act("end")]
+
+
+@pytest.mark.parametrize("way", ["shield", "wait", "first", "as_completed"])
+@pytest.mark.parametrize("seconds", [0.5, 2.0])
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_timer_that_cancels_nothing_goes_as_before(way: str, seconds: float, deep: bool) -> None:
+    """A job that had not ended by then does not end before, whatever the journal has of it."""
+    first = every_kill(lambda: Hurries(seconds, True, way, deep))
+    assert first.result[0] == ("in time" if seconds < 1 else "late")
+
+
+class Tries(Durable[list[str]]):
+    """Has a job pay, and pays itself if that takes too long."""
+
+    way: str
+
+    async def task(self) -> list[str]:
+        job = self.put_job(Pays())
+        try:
+            await IN_TIME[self.way](job, 1.0)
+        except TimeoutError:
+            return [await act("pay"), await job]
+        return [await job]
+
+
+class Pays(Durable[str]):
+    async def task(self) -> str:
+        await asyncio.sleep(SECONDS["job"])
+        return await act("pay")
+
+
+@pytest.mark.parametrize("way", [*IN_TIME])
+def test_a_call_waits_for_a_timer_behind_which_the_recorded_one_is(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code that has not changed is not parked, though the job comes to its call before the timer.
+
+    So it is also if the journal has no more than the one call.
+    """
+    first = play(lambda: Tries(way))
+    assert first.error is None
+    monkeypatch.setitem(SECONDS, "job", 0.5)
+    intent = next(row.seq for row in first.rows if row.kind == "intent")
+    for rows in range(intent, len(first.rows) + 1):
+        life = play(lambda: Tries(way), Kill(rows, frozenset(doubtful(first, rows))).of(first))
+        assert (life.outcome, life.disk.done) == (first.outcome, first.disk.done), rows
 
 
 @pytest.mark.parametrize("kept", [True, False])
