@@ -137,22 +137,32 @@ def _shielded(future: object) -> object | None:
     return None
 
 
-def times_out(coroutine: object) -> bool:
-    """Say whether a coroutine stands in a wait that a timer may end, and nothing is cancelled then.
+def times_out(coroutine: object) -> float | None:
+    """Return after how many seconds, at least, a timer ends the wait in which a coroutine stands.
 
-    That is `asyncio.wait` with a timeout, or for the first of several of which one is a sleep,
-    `asyncio.as_completed` with a timeout, and `asyncio.wait_for` of a shield.
+    None if none does, or if it cancels something then. Such a wait is `asyncio.wait` with a
+    timeout, or for the first of several of which one is a sleep, `asyncio.as_completed` with a
+    timeout, and `asyncio.wait_for` of a shield. Where something else may end it as well, the result
+    is 0.
     """
     for where, names in _stands(coroutine):
         if where == WAIT_FOR and _shielded(names.get("fut")) is None:
             continue
-        if any(_find(names, path) is not None for path in TIMERS.get(where, ())):
-            return True
-        if where == WAIT and names.get("return_when") == asyncio.FIRST_COMPLETED:
-            tasks = [each for each in _futures([names.get("fs")]) if isinstance(each, asyncio.Task)]
+        several = where not in (WAIT, WAIT_FOR)
+        if where == WAIT and names.get("return_when") != asyncio.ALL_COMPLETED:
+            tasks = _futures([names.get("fs")])
+            several = len(tasks) > 1
             # One that has ended, ends the wait in the next turn.
-            return any(each.done() or sleeps(each.get_coro()) for each in tasks)
-    return False
+            if any(each.done() or _sleeps(each) for each in tasks):
+                return 0.0
+        if any(_find(names, path) is not None for path in TIMERS.get(where, ())):
+            seconds: Any = names.get("timeout")
+            return 0.0 if several else seconds
+    return None
+
+
+def _sleeps(future: asyncio.Future[Any]) -> bool:
+    return isinstance(future, asyncio.Task) and sleeps(future.get_coro())
 
 
 def gathering(wait: asyncio.Future[Any]) -> asyncio.Future[Any] | None:

@@ -45,8 +45,8 @@ __all__ = [
     "leaves_here",
     "may_be_awaited",
     "once",
-    "parent_may_time_out",
     "parent_runs",
+    "parent_times_out",
     "parent_wants_slot",
     "put_of",
     "relays_of",
@@ -462,19 +462,20 @@ def parent_runs(node: Node[Any]) -> bool:
     return above is not None and above.task is not None and not above.ending
 
 
-def parent_may_time_out(node: Node[Any]) -> bool:
-    """Say whether a timer may end the wait of the body of the node's parent (`times_out`).
+def parent_times_out(node: Node[Any]) -> float | None:
+    """Return after how many seconds a timer ends the wait of the parent's body, as `times_out`.
 
-    Or whether that body goes on now: then it may be about to wait so.
+    0 if that body goes on now: then it may be about to wait so.
     """
     task = None if node.parent is None else record_of(node.parent).task
     if task is None or task.done():
-        return False
+        return None
     future = awaited(task)
     if future is None or future.done():
-        return True
+        return 0.0
     tasks, _, _ = reach(task.get_coro(), future)
-    return any(times_out(each.get_coro()) for each in (task, *tasks))
+    every = (times_out(each.get_coro()) for each in (task, *tasks))
+    return min((each for each in every if each is not None), default=None)
 
 
 async def until_parent_has_slot(node: Node[Any]) -> None:

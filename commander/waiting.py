@@ -120,7 +120,7 @@ def waits_for(
         future = awaited(each)
         if each is asyncio.current_task():
             continue
-        if future is None or future.done() or times_out(each.get_coro()):
+        if future is None or future.done() or times_out(each.get_coro()) is not None:
             return None
     if all(end[1] in futures or (locks and is_lock(end)) for end in ends):
         return [wait.node for wait in waits]

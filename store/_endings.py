@@ -21,8 +21,8 @@ from ..commander.scope import (
     has_siblings,
     hearer,
     may_be_awaited,
-    parent_may_time_out,
     parent_runs,
+    parent_times_out,
     parent_wants_slot,
     relays_of,
     scope_of,
@@ -48,6 +48,7 @@ CROWD = 32
 # Seconds in which a failure that was awaited before is awaited again, and the pauses meanwhile. It
 # would make the parent fail if it came before the parent awaits it.
 AWAITED_WITHIN, PAUSE = 5.0, 0.01
+SLACK = 0.1  # seconds by which a timer may seem to have run out too early
 LATE = 2.0  # times as long as it took before, after which a wait is not given up any more
 AT_ONCE = 500  # nodes that end in one turn of the loop
 
@@ -265,9 +266,13 @@ class Endings:
     def _is_ahead(self, node: Node[Any], number: int) -> bool:
         """Say whether the parent may still time out of a wait, as it did before the node ended.
 
-        It did if it comes to an effect that was begun before the row with the node's outcome.
+        It did if it comes to an effect that was begun before the row with the node's outcome, and
+        so long after the one before that the timer may have run out meanwhile.
         """
-        return self._parent.leads_on(number) and parent_may_time_out(node)
+        if (took := self._parent.leads_on(number)) is None:
+            return False
+        seconds = parent_times_out(node)
+        return seconds is not None and seconds <= took + SLACK
 
     def _hold_first(self, node: Node[Any]) -> None:
         """Let no more end until `node` may, or until another one is put that ended before."""

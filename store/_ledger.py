@@ -57,6 +57,7 @@ class Ledger(Rows):
         self.file = file
         self.loop = asyncio.get_running_loop()
         self.run_id = run.run_id
+        self.intents.began = run.created
         self.fence = run.fence
         # This life among all in this process, of whatever journal.
         self.life = (run.run_id, object())

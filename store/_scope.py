@@ -277,18 +277,22 @@ class NodeScope(NodeIdentity):
         if parent is None or (kept is None and self.given_up is None):
             return True
         number, kind = kept or (self.ledger.last + 1, "")
-        early = self.given_up is not None or parent.leads_on(number)
+        early = self.given_up is not None or parent.leads_on(number) is not None
         if parent._endings is None and not early and not has_siblings(node):
             return True
         return parent._completion_order().may_end(number, node, kind == "failure", end)
 
-    def leads_on(self, number: int) -> bool:
-        """Say whether its own task comes to an effect that an earlier execution has begun by then.
+    def leads_on(self, number: int) -> float | None:
+        """Return how long its own task took, at most, to an effect that it comes to again.
 
-        By then means before the row of this number.
+        That is the next one, in seconds since the one before. None if it was not begun before the
+        row of this number, or if there is none.
         """
         ledger = self.ledger
-        return bool(ledger.before) and ledger.intents.first_left(self.now, ledger.claimed) < number
+        if not ledger.before:
+            return None
+        first, took = ledger.intents.first_left(self.now, ledger.claimed)
+        return took if first < number else None
 
     def _completion_order(self) -> Endings:
         if self._endings is None:

@@ -69,9 +69,12 @@ class Intents:
         self.put: dict[bytes, Node[Any]] = {}
         # Those that a node which has completed did not make again.
         self.lost: set[bytes] = set()
-        # By a node in its attempt: the numbers of the intents to which its own task has led, and
-        # what this execution comes to by then: the effect, or the node below it that made it.
-        self.led_to: defaultdict[str, deque[tuple[int, bytes, bool]]] = defaultdict(deque)
+        # By a node in its attempt: the numbers and times of the intents to which its own task has
+        # led, and what this execution comes to by then: the effect, or the node below that made it.
+        self.led_to: defaultdict[str, deque[tuple[int, float, bytes, bool]]] = defaultdict(deque)
+        # The time of the last one that it has come to; and when the run was begun.
+        self._led_last: dict[str, float] = {}
+        self.began = 0.0
 
     def add(self, row: Row) -> None:
         """Add an intent of an earlier execution."""
@@ -88,7 +91,7 @@ class Intents:
             self._link(links)
         below = call
         for level, (who, now) in enumerate(links[: value.get("led", 0)]):
-            self.led_to[now].append((row.seq, below, level > 0))
+            self.led_to[now].append((row.seq, row.time, below, level > 0))
             below = bytes.fromhex(who)
 
     def _link(self, links: list[tuple[str, str]]) -> None:
@@ -111,19 +114,22 @@ class Intents:
         self._link(_links(by))
         return by
 
-    def first_left(self, now: bytes, claimed: set[bytes]) -> float:
+    def first_left(self, now: bytes, claimed: set[bytes]) -> tuple[float, float]:
         """Return the number of the first intent to which the own task of a node leads again.
 
-        That task comes to them one after the other, so what had not ended by then was not needed
-        for it. Infinity if there is none.
+        And how many seconds after the one before that was, or after the run's beginning. That task
+        comes to them one after the other, so what had not ended by then was not needed for it. The
+        number is infinity if there is none.
         """
-        left = self.led_to.get(now.hex())
+        key = now.hex()
+        left = self.led_to.get(key)
         while left:
-            number, what, is_node = left[0]
+            number, when, what, is_node = left[0]
             if what not in (self.put if is_node else claimed):
-                return number
+                return number, when - self._led_last.get(key, self.began)
+            self._led_last[key] = when
             left.popleft()
-        return inf
+        return inf, 0.0
 
     def path(self, by: str) -> list[list[str]]:
         """Return a caller and all nodes above it; empty if the journal does not say that."""

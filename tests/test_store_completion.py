@@ -402,6 +402,31 @@ def test_a_timer_that_cancels_nothing_goes_as_before(way: str, seconds: float, d
     assert first.result[0] == ("in time" if seconds < 1 else "late")
 
 
+class Waits(Durable[str]):
+    """Waits long for a job, after a call that an edit takes away."""
+
+    async def task(self) -> str:
+        job = self.put_job(Slow(5))
+        if CALLS:
+            await act("log", 1)
+        await IN_TIME["wait"](job, 3600.0)
+        return await act("ship")
+
+
+CALLS: list[bool] = []
+
+
+def test_a_call_that_was_taken_away_makes_no_wait_time_out() -> None:
+    """It came too soon after what was before to have come after the timer."""
+    CALLS.append(True)
+    first = play(Waits)
+    CALLS.clear()
+    for rows in range(len(first.rows) + 1):
+        life = play(Waits, Kill(rows, frozenset(doubtful(first, rows))).of(first))
+        assert life.outcome == first.outcome, rows
+        assert life.disk.now < first.disk.now + 60
+
+
 class Tries(Durable[list[str]]):
     """Has a job pay, and pays itself if that takes too long."""
 

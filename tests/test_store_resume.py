@@ -288,3 +288,39 @@ def test_a_run_in_which_nothing_has_failed_is_left_as_it_is() -> None:
     resume(cut)
     assert (len(cut.rows[RUN_ID]), cut.runs[RUN_ID].state) == (2, "suspended")
     assert play(Wait, cut).result == "on"
+
+
+class Cleans(Durable[str]):
+    """Waits for a job with a timer of its own, and cleans up if the job fails."""
+
+    async def task(self) -> str:
+        job = asyncio.ensure_future(seen(self.put_job(Breaks(), claim=True)))
+        timer = asyncio.ensure_future(asyncio.sleep(3))
+        await asyncio.wait([job, timer], return_when=asyncio.FIRST_COMPLETED)
+        timer.cancel()
+        try:
+            return await act("ship", await job) if job.done() else "late"
+        except ValueError:
+            await act("clean")
+            raise
+
+
+class Breaks(Durable[str]):
+    async def task(self) -> str:
+        await asyncio.sleep(2)
+        return attempt("job")
+
+
+async def seen(job: Node[str]) -> str:
+    return await job
+
+
+def test_what_was_done_because_of_a_failure_holds_nothing_that_runs_again() -> None:
+    """It does not come again, so the job is in time for the timer."""
+    BROKEN.clear()
+    BROKEN.add("job")
+    life = play(Cleans)
+    assert isinstance(life.error, ValueError)
+    BROKEN.clear()
+    resume(life.disk)
+    assert str(play(Cleans, life.disk).result).startswith("ship(job)")
