@@ -34,6 +34,7 @@ __all__ = [
     "Put",
     "Scope",
     "adopt",
+    "body_times_out",
     "cancel_again",
     "charge_again",
     "fails_parent",
@@ -46,7 +47,6 @@ __all__ = [
     "may_be_awaited",
     "once",
     "parent_runs",
-    "parent_times_out",
     "parent_wants_slot",
     "put_of",
     "relays_of",
@@ -462,12 +462,12 @@ def parent_runs(node: Node[Any]) -> bool:
     return above is not None and above.task is not None and not above.ending
 
 
-def parent_times_out(node: Node[Any]) -> float | None:
-    """Return after how many seconds a timer ends the wait of the parent's body, as `times_out`.
+def body_times_out(node: Node[Any]) -> float | None:
+    """Return after how many seconds a timer ends the wait of the node's body, as `times_out`.
 
     0 if that body goes on now: then it may be about to wait so.
     """
-    task = None if node.parent is None else record_of(node.parent).task
+    task = record_of(node).task
     if task is None or task.done():
         return None
     future = awaited(task)

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..commander import Node
 from ..commander.scope import (
+    body_times_out,
     fails_parent,
     has_siblings,
     hearer,
     may_be_awaited,
     parent_runs,
-    parent_times_out,
     parent_wants_slot,
     relays_of,
     scope_of,
@@ -121,7 +121,7 @@ class Endings:
         if fails and fails_parent(node):
             return True  # nobody awaits it, and others are cut short at once
         heard = hearer(node)
-        early = _scope(node).given_up is not None or self._is_ahead(node, number)
+        early = _scope(node).given_up is not None or self._is_ahead(number)
         if not (self._waiting or self._turns or early or parent_wants_slot(node)):
             if heard is not None and self._gather in (None, heard):
                 self._keep_apart(node if fails else heard, node, relays_of(node))
@@ -246,16 +246,18 @@ class Endings:
         return (kept[1] if kept else scope.outcome and scope.outcome.kind) == "failure"
 
     def _is_early(self, node: Node[Any], number: int) -> bool:
-        """Say whether a recorded failure that was awaited is not awaited yet in this execution.
+        """Say whether a node is not to end yet, as something came before in an earlier execution.
 
-        Or whether a wait for the node is still to be given up, as it was before the node ended.
+        It was awaited before it failed, a wait for it was given up, or its putter's wait timed out.
         """
         scope = _scope(node)
         if node is self._given_up:
             return False
-        if scope.given_up is not None or self._is_ahead(node, number):
-            return True
-        row = scope.outcome
+        return scope.given_up is not None or self._is_ahead(number) or self._fails_early(node)
+
+    def _fails_early(self, node: Node[Any]) -> bool:
+        """Say whether a recorded failure that was awaited is not awaited yet in this execution."""
+        row = _scope(node).outcome
         return (
             row is not None
             and row.kind == "failure"
@@ -263,15 +265,17 @@ class Endings:
             and was_awaited(row.value)
         )
 
-    def _is_ahead(self, node: Node[Any], number: int) -> bool:
-        """Say whether the parent may still time out of a wait, as it did before the node ended.
+    def _is_ahead(self, number: int) -> bool:
+        """Say whether the putter may still time out of a wait, as it did before a node ended.
 
         It did if it comes to an effect that was begun before the row with the node's outcome, and
         so long after the one before that the timer may have run out meanwhile.
         """
         if (took := self._parent.leads_on(number)) is None:
             return False
-        seconds = parent_times_out(node)
+        # A round is put elsewhere: its putter is no parent in the tree.
+        putter = self._parent.ledger.intents.put.get(self._parent.ident)
+        seconds = None if putter is None else body_times_out(putter)
         return seconds is not None and seconds <= took + SLACK
 
     def _hold_first(self, node: Node[Any]) -> None:
@@ -279,12 +283,10 @@ class Endings:
 
         async def hold() -> None:
             scope, number = _scope(node), self._numbers[0]
-            while self._sorted and scope.given_up is None:
-                if not self._is_ahead(node, number):
-                    break
-                await asyncio.sleep(PAUSE)
             if scope.given_up is None:
-                await until_awaited(node, lambda: self._sorted)
+                await self._until_timed_out(number)
+                if self._fails_early(node):
+                    await until_awaited(node, lambda: self._sorted)
             while self._sorted and (wait := scope.given_up) is not None and parent_runs(node):
                 if self._loop.time() > scope.ledger.start + LATE * wait["after"] + 1:
                     break
@@ -296,6 +298,16 @@ class Endings:
 
         self._called = True
         self._holding = self._loop.create_task(hold())
+
+    async def _until_timed_out(self, number: int) -> None:
+        """Wait while `_is_ahead`, for no effect longer than the putter may need to come to it."""
+        took, late = None, 0.0
+        while self._sorted and self._is_ahead(number):
+            if took != (took := self._parent.leads_on(number)):
+                late = self._loop.time() + LATE * (took or 0.0) + 1
+            if self._loop.time() > late:
+                break
+            await asyncio.sleep(PAUSE)
 
     def _let_parent_go_on(self, node: Node[Any]) -> None:
         """Let no more end until the parent has its slot: it has not seen yet what has ended."""

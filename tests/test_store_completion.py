@@ -402,27 +402,47 @@ def test_a_timer_that_cancels_nothing_goes_as_before(way: str, seconds: float, d
     assert first.result[0] == ("in time" if seconds < 1 else "late")
 
 
+class Turns(Durable[list[str]]):
+    """Does other things if the next round takes longer than a timer."""
+
+    async def task(self) -> list[str]:
+        tasks = [asyncio.create_task(seen_of(self.put_job(Slow(2.0), parent=self.commander)))]
+        done, _ = await asyncio.wait(tasks, timeout=1.0)
+        saw = await act("ship" if done else "refund")
+        await asyncio.wait(tasks)
+        return [saw, await act("end")]
+
+
+def test_a_timer_goes_as_before_where_it_is_for_a_round() -> None:
+    """The round is put outside the tree of the job that waits for it."""
+    assert every_kill(Turns).result[0].startswith("refund")
+
+
 class Waits(Durable[str]):
     """Waits long for a job, after a call that an edit takes away."""
 
+    way: str
+
     async def task(self) -> str:
-        job = self.put_job(Slow(5))
+        job = self.put_job(Slow(5), claim=True)
         if CALLS:
             await act("log", 1)
-        await IN_TIME["wait"](job, 3600.0)
+        await IN_TIME[self.way](job, 3600.0)
         return await act("ship")
 
 
 CALLS: list[bool] = []
 
 
-def test_a_call_that_was_taken_away_makes_no_wait_time_out() -> None:
+@pytest.mark.parametrize("way", ["shield", "wait", "first", "as_completed"])
+def test_a_call_that_was_taken_away_makes_no_wait_time_out(way: str) -> None:
     """It came too soon after what was before to have come after the timer."""
     CALLS.append(True)
-    first = play(Waits)
+    first = play(lambda: Waits(way))
     CALLS.clear()
     for rows in range(len(first.rows) + 1):
-        life = play(Waits, Kill(rows, frozenset(doubtful(first, rows))).of(first))
+        left = Kill(rows, frozenset(doubtful(first, rows))).of(first)
+        life = play(lambda: Waits(way), left)
         assert life.outcome == first.outcome, rows
         assert life.disk.now < first.disk.now + 60
 
