@@ -36,8 +36,7 @@ CORE = f"{BARE} tools_* toolbox_* backends_* pickle private_names"
 LEFT_OUT = "backends_local* backends_vllm* backends_warm tree_typing"
 NOT_BARE = """
     dispatch_repeats dispatch_wire handlers_formats messages_options store_canonical store_failure
-    store_keys
-    store_kernel store_processes tree_t01_holders tree_t12_slow tree_typing
+    store_keys store_kernel store_processes tree_t01_holders tree_t12_slow tree_typing
 """
 
 ASK = """
