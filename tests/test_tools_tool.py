@@ -22,7 +22,7 @@ from anabranch import Commander, ToolCall
 from anabranch.commander.errors import ToolError
 from anabranch.handlers import call_tools
 from anabranch.messages import Part
-from anabranch.tools import Illustrated, Tool, tool
+from anabranch.tools import Illustrated, Tool, Toolkit, tool
 
 
 class Place(BaseModel):
@@ -256,6 +256,39 @@ async def test_a_bound_method_and_a_static_method_are_tools():
     assert await Box.double.run({"x": 2}) == "4"
 
 
+@pytest.mark.parametrize("approve", [False, True])
+async def test_static_and_class_methods_are_tools_of_a_toolkit(approve: bool):
+    """They run as Python runs them, and what a toolkit says of its tools holds for itself alone."""
+
+    class Box(Toolkit):
+        @staticmethod
+        @tool
+        def double(x: int) -> int:
+            return 2 * x
+
+        @classmethod
+        @tool
+        def label(cls, x: int) -> str:
+            return f"{cls.__name__} {x}"
+
+        @tool
+        def show(self, x: int) -> int:
+            return x
+
+    class Crate(Box):
+        pass
+
+    box, crate = Box(), Crate()
+    crate.approve = approve
+    assert {name: each.approve for name, each in crate.methods.items()} == dict.fromkeys(
+        ("double", "label", "show"), approve
+    )
+    assert not any(each.approve for each in box.tools)
+    assert all(list(each.parameters["properties"]) == ["x"] for each in box.tools)
+    given = [[await each.run({"x": 2}) for each in kit.tools] for kit in (box, crate)]
+    assert given == [["4", "Box 2", "2"], ["4", "Crate 2", "2"]]
+
+
 async def test_what_the_function_raises_comes_out():
     """Outside a conversation a tool's own exception is the caller's."""
 
@@ -290,6 +323,11 @@ def test_what_cannot_be_a_tool_is_refused_when_it_is_decorated():
         def numbers():
             yield 1
 
+    with pytest.raises(TypeError, match="give a lambda a name"):
+        tool(lambda: 1)
+    assert Tool(lambda: 1, name="one").name == "one"
+    with pytest.raises(TypeError, match="below @classmethod"):
+        tool(classmethod(len))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"len: retry must be a Retry or None, not 3"):
         tool(retry=3)(len)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="next to the function"):
@@ -508,13 +546,30 @@ async def test_what_a_plain_wrapper_returns_is_awaited() -> None:
     async def later(x: int) -> Any:
         return double(x)
 
-    for function in wrapped(double), wrapped(wrapped(double)), later:
+    def much_later(x: int) -> Any:
+        return later(x)
+
+    for function in wrapped(double), wrapped(wrapped(double)), later, much_later:
         made = Tool(function)
         assert await made.run({"x": 2}) == "4"
         async with Commander() as commander:
             call = ToolCall(id="1", name=made.name, arguments={"x": 3})
             (result,) = await commander.run(call_tools(_each(call), [made]))
             assert (result.content, result.status) == ("6", "ok")
+
+
+async def test_a_result_that_would_have_to_be_iterated_is_a_failure() -> None:
+    """Its text would be an address in memory."""
+
+    async def numbers() -> AsyncGenerator[int]:
+        yield 1
+
+    @tool
+    def listed() -> Any:
+        return numbers()
+
+    with pytest.raises(TypeError, match="it cannot give an async_generator"):
+        await listed.run({})
 
 
 async def test_what_an_awaited_wrapper_raises_is_the_tools_failure() -> None:

@@ -30,10 +30,12 @@ class _Untitled(GenerateJsonSchema):
 
 
 def _by_name(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return what a function takes; a `self` belongs to the method and is left out."""
+    """Return what a function takes, without the `self` or the bare `cls` of a method."""
     parameters = list(inspect.signature(function).parameters.values())
-    if parameters and parameters[0].name == "self":
-        del parameters[0]
+    if parameters:
+        first = parameters[0]
+        if first.name == "self" or (first.name == "cls" and first.annotation is first.empty):
+            del parameters[0]
     for p in parameters:
         if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL):
             raise TypeError(

@@ -5,7 +5,15 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
@@ -78,13 +86,16 @@ class Tool(Generic[P, R]):
         reconcile_after: float = 60.0,
     ) -> None:
         if isinstance(function, (staticmethod, classmethod)):
-            raise TypeError("put @tool below @staticmethod, next to the function")
+            kind = type(cast("object", function)).__name__
+            raise TypeError(f"put @tool below @{kind}, next to the function")
         if not inspect.isroutine(function):
             raise TypeError(f"a tool is made of a function, not of {function!r}")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
                 f"tool {function.__qualname__}: a tool returns its result, it cannot yield"
             )
+        if not name and function.__name__ == "<lambda>":
+            raise TypeError(f"tool {function.__qualname__}: give a lambda a name, by name=")
         about = f"tool {function.__qualname__}:"
         require(retry, Retry | None, f"{about} retry must be a Retry or None")
         require(timeout, NUMBER | None, f"{about} timeout must be a number of seconds or None")
@@ -206,12 +217,24 @@ class Tool(Generic[P, R]):
         """Return the arguments as the function takes them; raise `InvalidArguments`."""
         return self._arguments.check(arguments)
 
+    # In this order: a class method, which binds its class; then a tool that is read from the class;
+    # then a method, which binds its object; then a static method, which binds nothing.
+    @overload
+    def __get__(
+        self: Callable[Concatenate[type[S], Q], R], instance: None, owner: type[S]
+    ) -> Tool[Q, R]: ...
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Tool[P, R]: ...
     @overload
     def __get__(
         self: Callable[Concatenate[S, Q], R], instance: S, owner: type | None = None
     ) -> Tool[Q, R]: ...
+    @overload
+    def __get__(
+        self: Callable[Concatenate[type[S], Q], R], instance: S, owner: type | None = None
+    ) -> Tool[Q, R]: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> Tool[P, R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Tool[..., Any]:
         """Bind a tool that was written as a method, as a plain function is bound."""
         if instance is None:
@@ -279,8 +302,7 @@ def result_text(value: object) -> str:
 async def _call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     """Call a function, in a thread if it is a plain one, and await what it returns if it can be."""
     if inspect.iscoroutinefunction(function):
-        result = await function(**arguments)
-        return await result if inspect.isawaitable(result) else result
+        return await _last(await function(**arguments))
     abandoned = False
     coroutine: Coroutine[Any, Any, Any] | None = None
 
@@ -305,7 +327,17 @@ async def _call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> A
         if coroutine is not None:
             coroutine.close()
         raise
-    return await result if inspect.isawaitable(result) else result
+    return await _last(result)
+
+
+async def _last(result: Any) -> Any:
+    """Await what a function returned, and what that gives, until it is no awaitable."""
+    while inspect.isawaitable(result):
+        result = await result
+    if isinstance(result, AsyncIterator):
+        kind = type(cast("object", result)).__name__
+        raise TypeError(f"a tool returns its result, it cannot give an {kind}")
+    return result
 
 
 @contextmanager

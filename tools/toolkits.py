@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
+from copy import copy
 from typing import Any, Self, cast
 
 from ..commander.errors import ConfigurationError
@@ -49,11 +50,17 @@ class Toolkit:
     def methods(self) -> dict[str, AnyTool]:
         """The tools by the names of their methods, which may differ from what a model reads."""
         names = dict.fromkeys(name for cls in reversed(type(self).__mro__) for name in vars(cls))
-        made = {
-            name: getattr(self, name)
-            for name in names
-            if isinstance(inspect.getattr_static(self, name), Tool)
-        }
+        made: dict[str, AnyTool] = {}
+        for name in names:
+            written: Any = inspect.getattr_static(self, name)
+            inner = getattr(written, "__func__", None)
+            if isinstance(written, Tool):
+                made[name] = getattr(self, name)
+            elif isinstance(written, staticmethod) and isinstance(inner, Tool):
+                made[name] = copy(cast("AnyTool", inner))
+            elif isinstance(written, classmethod) and isinstance(inner, Tool):
+                # `getattr` returns a method of the tool from Python 3.13 on.
+                made[name] = cast("AnyTool", inner).__get__(type(self))
         for bound in made.values():
             bound.approve = bound.approve or self.approve
             if not bound.read_only and bound.reconcile is None:

@@ -295,3 +295,27 @@ async def call_tools_of_a_toolkit(counter: Counter) -> None:
     assert_type(await Counter.add(counter, 3), int)
     bound: Tool[..., Any] = counter.show
     assert_type(bound.name, str)
+
+
+class Scales(Toolkit):
+    """Its static and class methods keep their types, too."""
+
+    @staticmethod
+    @tool
+    def double(x: int) -> int:
+        """Return twice the number."""
+        return 2 * x
+
+    @classmethod
+    @tool
+    def label(cls, x: int) -> str:
+        """Return the label."""
+        return f"{cls.__name__} {x}"
+
+
+def call_static_and_class_methods(scales: Scales) -> None:
+    assert_type(scales.double(2), int)
+    assert_type(Scales.double(x=2), int)
+    assert_type(scales.label(2), str)
+    assert_type(Scales.label(x=2), str)
+    assert_type(scales.double.name, str)
