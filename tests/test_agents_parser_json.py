@@ -5,6 +5,7 @@ import json
 import pickle
 from datetime import date
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import pytest
@@ -105,29 +106,69 @@ async def test_a_refusal_is_told_with_its_reason_and_not_asked_for_again() -> No
     assert len(backend.requests) == 1
 
 
-async def test_an_engineer_uses_nothing_of_a_reply_that_was_cut_off(tmp_path: Any) -> None:
+class Names(Namespace):
+    city: str = ""
+
+
+class Named(State):
+    names: Names = Names()
+
+
+class Asks(JsonEngineer[Named, City]):
+    def values(self, obs: str | None, state: Named) -> dict[str, Any]:
+        return {}
+
+    def accept(self, said: City, state: Named) -> None:
+        state.names.city = said.name
+
+
+def asking(backend: ScriptedBackend, folder: Path) -> Orchestrator[Named]:
+    (folder / "asks.md").write_text("Name a city. {form}")
+    agent = PromptedAgent("asks", Asks("asks", City, Prompts(folder)), backend)
+    return Orchestrator([agent], lambda _, s: None if s.agent else "asks", Named())
+
+
+@pytest.mark.parametrize(
+    ("last", "why"),
+    [
+        (Message(role="assistant", refusal="I must not say."), "refused: I must not say"),
+        (Message(role="assistant", content='{"na', finish_reason="content_filter"), "filter"),
+    ],
+)
+async def test_an_engineer_asks_nothing_again_that_stays_as_it_is(
+    last: Message, why: str, tmp_path: Path
+) -> None:
+    """The answer has not happened; the same call asks once more."""
+    backend = ScriptedBackend(last, '{"name": "Rome"}')
+    orchestrator = asking(backend, tmp_path)
+    with pytest.raises(BadResponse, match=f"asks gave no usable answer: .*{why}"):
+        await orchestrator.forward()
+    assert len(backend.requests) == 1
+    assert orchestrator.state == Named()
+
+    await orchestrator.forward()
+    assert orchestrator.state.names.city == "Rome"
+    assert backend.requests[0].messages == backend.requests[1].messages
+
+
+async def test_a_refusal_is_known_as_such() -> None:
+    """From an agent without a parser, too."""
+    backend = ScriptedBackend(Message(role="assistant", refusal="No."), "Yes.")
+    agent = Agent(backend)
+    answers = [await agent("?", session_id=1), await agent("??", session_id=1)]
+    assert [(each.text, each.extra.get("refusal")) for each in answers] == [
+        ("No.", "No."),
+        ("Yes.", None),
+    ]
+
+
+async def test_an_engineer_uses_nothing_of_a_reply_that_was_cut_off(tmp_path: Path) -> None:
     """It signals that, and the model answers again."""
-
-    class Names(Namespace):
-        city: str = ""
-
-    class Named(State):
-        names: Names = Names()
-
-    class Asks(JsonEngineer[Named, City]):
-        def values(self, obs: str | None, state: Named) -> dict[str, Any]:
-            return {}
-
-        def accept(self, said: City, state: Named) -> None:
-            state.names.city = said.name
-
-    (tmp_path / "asks.md").write_text("Name a city. {form}")
     cut = '{"cities": [{"name": "Paris"}, {"na'
     backend = ScriptedBackend(
         Message(role="assistant", content=cut, finish_reason="length"), '{"name": "Rome"}'
     )
-    agent = PromptedAgent("asks", Asks("asks", City, Prompts(tmp_path)), backend)
-    orchestrator = Orchestrator([agent], lambda _, s: None if s.agent else "asks", Named())
+    orchestrator = asking(backend, tmp_path)
     await orchestrator.forward()
     assert orchestrator.state.names.city == "Rome"
 

@@ -22,7 +22,7 @@ from ._stream import AgentView
 if TYPE_CHECKING:
     from ._agent import Agent
 
-__all__ = ["answer"]
+__all__ = ["answer", "why_final"]
 
 logger = logging.getLogger("anabranch.agents")
 
@@ -80,11 +80,12 @@ async def answer(
     if message.finish_reason in STOPPED:
         status = message.finish_reason
     text = message.content or message.refusal or ""
+    refused = {"refusal": message.refusal} if message.refusal else {}
     return AgentMessage(
         content=text,
         sender=agent.name,
         formatted=formatted,
-        extra={"status": status, **citations(agent, conversation, text)},
+        extra={"status": status, **refused, **citations(agent, conversation, text)},
         reasoning=message.reasoning,
         provider_items=message.provider_items,
     )
@@ -121,7 +122,7 @@ async def _ask(
         try:
             return message, parse(message.content or "")
         except ValueError as error:
-            final = _why_final(message)
+            final = why_final(message)
             if final or not retries:
                 fault = final or str(error)
                 if message.finish_reason == "length":
@@ -132,7 +133,7 @@ async def _ask(
             conversation.add(MEND.format(fault=error))
 
 
-def _why_final(message: Message) -> str:
+def why_final(message: Message) -> str:
     """Return why asking again would change nothing about a reply, "" if it may."""
     if message.refusal:
         return f"the model refused: {message.refusal}"

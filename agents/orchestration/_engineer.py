@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from ...backends import Backend
 from ...commander.awaitable import require_awaitable
-from ...commander.errors import ConfigurationError, ContextTooLong
+from ...commander.errors import BadResponse, ConfigurationError, ContextTooLong
 from ...commander.kinds import require
 from ...commander.scope import scope_here
 from ...dispatch import Format
@@ -22,7 +22,7 @@ from ...handlers import View
 from ...messages import Message, Part
 from ...tools.sessions import do_all
 from ..layers import Agent, AgentHook, AgentMessage, JsonParser, Memory, SessionId
-from ..layers._answer import answer
+from ..layers._answer import answer, why_final
 from ..layers._memory import cut_middle
 from ..layers._message import TOOLS, copy_message
 from ._modules import Module
@@ -76,8 +76,9 @@ class JsonEngineer(PromptEngineer[S], Generic[S, T]):
     """Fills the prompt `name`, and reads answers as `model`, any type that pydantic knows.
 
     The prompt's `{form}` is what the model is told about the JSON. An answer that does not fit is
-    signalled. `parser.options()` are for the agent's model: once `parser.constrain` is set, the
-    server allows nothing but what fits.
+    signalled; a refusal, or a reply that a content filter stopped, is a `BadResponse`.
+    `parser.options()` are for the agent's model: once `parser.constrain` is set, the server allows
+    nothing but what fits.
     """
 
     def __init__(self, name: str, model: type[T], prompts: Prompts) -> None:
@@ -94,11 +95,13 @@ class JsonEngineer(PromptEngineer[S], Generic[S, T]):
         self, obs: str | None, response: str, history: list[Message], state: S
     ) -> str:
         """Read it, and let `accept` take it."""
-        cut = bool(history) and history[-1].finish_reason in STOPPED
-        parse = self.parser.parse_cut if cut else self.parser.parse
+        reply = history[-1] if history else Message(role="assistant")
+        parse = self.parser.parse_cut if reply.finish_reason in STOPPED else self.parser.parse
         try:
             accepted = self.accept(parse(response), state)
         except ValueError as error:
+            if final := why_final(reply):
+                raise BadResponse(f"{self.name} gave no usable answer: {final}") from error
             improve = f"That cannot be used: {error}\nAnswer again, correctly."
             state.signal_error(str(error), improve)
             return response
@@ -217,7 +220,10 @@ class PromptedAgent(Agent[Any], Generic[S]):
         state.mistake = None
         status = said.extra["status"]
         reason = status if status in STOPPED else None
-        history.append(Message(role="assistant", content=said.content, finish_reason=reason))
+        refusal = said.extra.get("refusal")
+        history.append(
+            Message(role="assistant", content=said.content, refusal=refusal, finish_reason=reason)
+        )
         response = await resolve(engineer.process_response(obs, said.content, history, state))
         if state.mistake is not None:
             response = said.content
