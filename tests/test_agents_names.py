@@ -43,7 +43,7 @@ def test_each_agent_takes_the_answer_of_the_one_before_for_the_user_s(
 ) -> None:
     """With names or without, in a session or not, twice."""
     given = [name for name in names[: len(kinds)] if name is not None]
-    if len({*given}) < len(given):
+    if len({*given}) < len(given):  # which is refused
         names = [None] * 4
 
     async def main() -> None:
@@ -65,6 +65,37 @@ def test_each_agent_takes_the_answer_of_the_one_before_for_the_user_s(
             assert read == [*first, ("user", told[1])]
 
     asyncio.run(main())
+
+
+@given(
+    names=st.lists(st.sampled_from([None, "a", "b", "c"]), min_size=2, max_size=4),
+    nested=st.booleans(),
+)
+def test_two_agents_of_one_name_do_not_answer_each_other(
+    names: list[str | None], nested: bool
+) -> None:
+    """Each would read the answer of the other as its own. One agent may stand there twice."""
+    agents = [Agent(ScriptedBackend(), name=name) for name in names]
+    given = [name for name in names if name is not None]
+
+    def chain(items: list[Agent[Any]]) -> Sequential:
+        return Sequential(Sequential(*items[:-1]), items[-1]) if nested else Sequential(*items)
+
+    if len({*given}) < len(given):
+        with pytest.raises(ConfigurationError, match=r"two agents called '[abc]'"):
+            chain(agents)
+    else:
+        assert len([*chain(agents).named_agents()]) > len(names)
+        chain([*agents, agents[0]])
+
+
+def test_no_agent_of_a_chain_takes_the_place_of_another() -> None:
+    """Neither by its number nor by a key that was given."""
+    first, second = Agent(ScriptedBackend(), name="a"), Agent(ScriptedBackend(), name="b")
+    with pytest.raises(ConfigurationError, match="two agents as '1'"):
+        Sequential({"1": first}, second)
+    with pytest.raises(ConfigurationError, match="two agents as 'x'"):
+        Sequential({"x": first}, {"x": second})
 
 
 async def test_an_agent_without_a_name_may_be_given_its_own_answer() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ...commander.errors import ConfigurationError
 from ...commander.kinds import require
 from ._agent import Agent
 from ._memory import SessionId
@@ -21,7 +22,8 @@ class Sequential(Agent[Any]):
 
     `Sequential(writer, critic)`, or with names: `Sequential({"writer": ..., "critic": ...})`.
     `journal` is as in `Agent`. A call's `exit_at` is the number of the agent whose answer is
-    enough. Raises `ValueError` if there is no agent.
+    enough. Raises `ValueError` if there is no agent, `ConfigurationError` if two have the same
+    `name=`, or the same key.
     """
 
     def __init__(
@@ -35,11 +37,20 @@ class Sequential(Agent[Any]):
         for each in agents:
             named = {str(len(self.agents)): each} if isinstance(each, Agent) else each
             require(named, Mapping, "a Sequential must be of Agents, or mappings of such")
-            for agent in named.values():
+            for key, agent in named.items():
                 require(agent, Agent, "a Sequential must be of Agents")
-            self.agents.update(named)
+                if key in self.agents:
+                    raise ConfigurationError(f"a Sequential cannot have two agents as {key!r}")
+                self.agents[key] = agent
         if not self.agents:
             raise ValueError("a Sequential needs at least one agent")
+        speakers: dict[str, Agent[Any]] = {}
+        for agent in _speakers(self):
+            if agent._has_own_name and speakers.setdefault(agent.name, agent) is not agent:
+                raise ConfigurationError(
+                    f"a Sequential cannot have two agents called {agent.name!r}: each would take"
+                    " the other's answers for its own; give one another name="
+                )
 
     async def forward(
         self,
@@ -62,3 +73,12 @@ class Sequential(Agent[Any]):
 
     def __getitem__(self, key: int | str) -> Agent[Any]:
         return self.agents[key] if isinstance(key, str) else list(self)[key]
+
+
+def _speakers(agent: Agent[Any]) -> Iterator[Agent[Any]]:
+    """Yield the agents that answer each other in `agent`."""
+    if not isinstance(agent, Sequential):
+        yield agent
+        return
+    for each in agent:
+        yield from _speakers(each)
