@@ -1,17 +1,20 @@
 """`StepAgent`: thoughts, calls of plugins and code, until there is an answer."""
 
 import asyncio
+import contextlib
+import itertools
 import json
 from collections.abc import Iterable
 from typing import Any
 
 import _left
 import pytest
+from _until import turns
 from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch import AgentMessage, Commander, Message, NodeCancelled, tool
-from anabranch.agents import StepAgent
+from anabranch.agents import Orchestrator, State, StepAgent
 from anabranch.agents.layers import FencedCall, ToolParser
 from anabranch.dispatch import (
     BareJSON,
@@ -24,6 +27,7 @@ from anabranch.dispatch import (
     Mistral,
     Think,
 )
+from anabranch.messages import Request
 from anabranch.testing import ScriptedBackend
 from anabranch.tools import PerSession, PythonKernel, Toolkit
 
@@ -162,6 +166,69 @@ async def test_action_hooks_see_every_action() -> None:
     await agent("?")
 
     assert seen == [("StepAgent", code("1")), ("StepAgent", "1")]
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("orchestrated", [False, True])
+def test_whenever_it_is_cancelled_the_model_reads_what_its_action_came_to(
+    orchestrated: bool, hooked: bool
+) -> None:
+    """At each turn of the loop; what the tool gave is told only as the hooks leave it."""
+    ends = set[str]()
+
+    async def main(after: int) -> bool:
+        made: list[str] = []
+
+        @tool
+        async def make() -> str:
+            """Make something."""
+            await turns(3)
+            made.append("")
+            return "secret" if hooked else "made"
+
+        async def hide(agent: StepAgent, message: AgentMessage, session_id: object) -> AgentMessage:
+            await turns(3)
+            return message.model_copy(update={"content": "made"})
+
+        def play(request: Request) -> str:
+            acted = any(each.role == "assistant" for each in request.messages)
+            return "done" if acted else plugin("make")
+
+        backend = ScriptedBackend(otherwise=play, size=None)
+        agent = StepAgent(backend, plugins=[make], name="maker")
+        if hooked:
+            agent.after_action(hide)
+        orchestrator = Orchestrator([agent], lambda _, s: None if s.agent else "maker", State())
+
+        def ask() -> Any:
+            return orchestrator.forward("Go.") if orchestrated else agent("Go.", session_id=1)
+
+        asked = asyncio.ensure_future(ask())
+        await turns(after)
+        if asked.done():
+            return False
+        asked.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asked
+        ran = len(made)
+        await ask()
+        read = [(each.role, each.content or "") for each in backend.requests[-1].messages[1:]]
+        results = [
+            then.split("\n")[0]
+            for (role, text), (_, then) in itertools.pairwise(read)
+            if role == "assistant" and "```json" in text
+        ]
+        if results != ["Go."]:  # the reply itself was cut, and its action did not begin
+            assert results in (["made"], ["The call was interrupted."]), after
+            ends.update(results)
+        assert bool(made) >= (results == ["made"])
+        assert ran <= (results != ["Go."])
+        return True
+
+    after = 0
+    while asyncio.run(main(after)):
+        after += 1
+    assert ends == {"made", "The call was interrupted."}
 
 
 async def cancelled_while_code_runs() -> None:

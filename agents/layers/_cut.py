@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...messages import Message
 from ...messages.kept import read_message
 from ...tools import ToolResult
+from ._executor import INTERRUPTED
 from ._memory import read_records
 from ._message import TOOLS, AgentMessage
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from ...store import RunView
 
 __all__ = ["read_cut"]
-
-INTERRUPTED = "The call was interrupted."
 
 
 def read_cut(view: RunView, name: str) -> list[AgentMessage]:

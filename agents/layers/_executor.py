@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self, cast
 
@@ -22,9 +22,11 @@ from ._memory import SessionId
 from ._message import AgentMessage
 from ._stream import APPROVE
 
-__all__ = ["ToolExecutor"]
+__all__ = ["INTERRUPTED", "ToolExecutor", "execution"]
 
 logger = logging.getLogger("anabranch.tools")
+
+INTERRUPTED = "The call was interrupted."
 
 
 class ToolExecutor:
@@ -94,7 +96,7 @@ class ToolExecutor:
         self, message: AgentMessage, *, session_id: SessionId | None = None
     ) -> AgentMessage:
         """Run the calls in `message` and return their results."""
-        return await run_in_tree(_Execute(self, message, session_id))
+        return await run_in_tree(execution(self, message, session_id))
 
     def reset(self, session_id: SessionId = 0) -> None:
         """Forget what tools keep for a session: its kernel begins to end, and nobody waits."""
@@ -123,6 +125,9 @@ class ToolExecutor:
 
 
 class _Execute(Node[AgentMessage], internal=True, name="execute_tools"):
+    # Of an engine's name, as it is no part of what was called.
+    _node_started: Sequence[CallNode | ToolResult] = ()
+
     def __init__(
         self, executor: ToolExecutor, message: AgentMessage, session_id: SessionId | None
     ) -> None:
@@ -165,6 +170,7 @@ class _Execute(Node[AgentMessage], internal=True, name="execute_tools"):
                 error = InvalidArguments(f"the message is not a tool call in JSON: {error}")
             return [ToolResult.of_error(ToolCall(id="call_0", name=""), error)]
         started: list[CallNode | ToolResult] = []
+        self._node_started = started
         for call in calls:
             if call.error is not None:
                 error = f"Error: the arguments are {call.error}"
@@ -178,6 +184,31 @@ class _Execute(Node[AgentMessage], internal=True, name="execute_tools"):
                 with suppress(NodeCancelled):
                     await node
         return [node.answer if isinstance(node, CallNode) else node for node in started]
+
+    def cut_short(self, *, hooked: bool) -> AgentMessage:
+        """Return what is known of the calls when the wait for them was cancelled and all has ended.
+
+        Where results are `hooked`, none is told that the hooks have not seen.
+        """
+        if self.result is not None:
+            return self.result
+        results = [
+            each
+            if isinstance(each, ToolResult)
+            else ToolResult.of(each.call, INTERRUPTED, "failed")
+            if hooked or each.state == "cancelled"
+            else each.answer
+            for each in self._node_started
+        ]
+        nothing = ToolResult(content=INTERRUPTED, status="failed")
+        return _answer(self._executor, self._message, results or [nothing])
+
+
+def execution(
+    executor: ToolExecutor, message: AgentMessage, session_id: SessionId | None
+) -> _Execute:
+    """Return a call of an executor as a node that has not started."""
+    return _Execute(executor, message, session_id)
 
 
 def _answer(

@@ -15,7 +15,8 @@ from ...tools.toolkits import flatten
 from ._actions import AgentStep, FencedCall, ToolAction, ToolParser, check_formats
 from ._agent import Agent
 from ._aggregators import Aggregator, System, ToolAggregator
-from ._executor import ToolExecutor
+from ._call import run_in_tree
+from ._executor import ToolExecutor, execution
 from ._hooks import AgentHook
 from ._memory import SessionId
 from ._message import AgentMessage, has_run
@@ -133,7 +134,10 @@ class StepAgent(Agent[ToolAction]):
     async def act(
         self, message: AgentMessage[ToolAction], session_id: SessionId = 0
     ) -> AgentMessage:
-        """Run the action of a reply; whatever goes wrong is told in what is returned."""
+        """Run the action of a reply; whatever goes wrong is told in what is returned.
+
+        If it is cancelled, the agent remembers what is known of the action's end.
+        """
         found = message.formatted
         if found["status"] == "none":
             return AgentMessage(content="Go on.", sender="tools", receiver=self.name)
@@ -141,9 +145,16 @@ class StepAgent(Agent[ToolAction]):
         if toolkit is not None and found["status"] == "valid" and found["tool_type"] == INTERPRETER:
             tool, (code,) = toolkit.tools[0], found["action"]["parameters"].values()
             argument = next(iter(tool.parameters["properties"]))
-            call = {"name": tool.name, "parameters": {argument: code}}
-            message = message.model_copy(update={"formatted": {**found, "action": call}})
-        return await self.executor(message, session_id=session_id)
+            action = {"name": tool.name, "parameters": {argument: code}}
+            message = message.model_copy(update={"formatted": {**found, "action": action}})
+        call = execution(self.executor, message, session_id)
+        try:
+            return await run_in_tree(call)
+        except BaseException:
+            # The action may have run: a model that did not read of its end would repeat it.
+            hooked = bool(self.hooks_of("after_action"))
+            self.agent.memory.add(call.cut_short(hooked=hooked), session_id=session_id)
+            raise
 
     @property
     def keeps_memory(self) -> bool:
