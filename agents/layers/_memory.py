@@ -502,6 +502,8 @@ def read_records(records: Iterable[Mapping[str, Any]]) -> list[AgentMessage]:
         if not isinstance(records, (list, tuple)):
             raise TypeError(f"a list of messages was expected, not {records!r:.200}")
         for record in cast("Sequence[Mapping[str, Any]]", records):
+            if not isinstance(record, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"a message was expected, not {record!r:.200}")
             # By itself pydantic would make a message of anything, and drop what it does not know.
             if unknown := record.keys() - {*AgentMessage.model_fields, OWN}:
                 raise ValueError(f"a message has no {', '.join(sorted(map(repr, unknown)))}")
