@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, cast
-
-from pydantic_core import from_json
+from typing import TYPE_CHECKING, Any
 
 from ..commander import EventKind, Node, emit, payer
 from ..messages import Asked, Delta, Replied, Request, Usage, Working
-from ._sse import EventReader
 
 if TYPE_CHECKING:
     from ._backend import Backend
 
 __all__ = [
     "TOLD",
-    "AnswerReader",
     "ToldQuestion",
     "hear_taken",
     "is_telling",
+    "names_listener",
     "tell_request",
     "telling",
     "working",
@@ -33,9 +29,6 @@ __all__ = [
 
 # The kinds of events that tell of a question.
 TOLD: tuple[EventKind, ...] = ("request", "first_chunk", "working", "reply")
-
-# An id or a model's name, as servers say them. Anything else may be a text.
-_NAME = re.compile(r"[!-~]{1,200}")
 
 _numbers: Iterator[int] = count(1)
 
@@ -74,41 +67,15 @@ def hear_taken(model: str, usage: Usage) -> None:
         told.taken[model] = told.taken.get(model, Usage()) + usage
 
 
-class AnswerReader:
-    """Reads from the first events of a reply who gives it, for the question that is told here.
+def names_listener() -> Callable[[str | None, str | None], None] | None:
+    """Return the function that stores a reply's id and model in the question told here, if any."""
+    if (told := _TOLD.get()) is None:
+        return None
 
-    Fed with the bytes of a stream until `is_done`; where no question is told, that is at once.
-    """
+    def listen(response_id: str | None, response_model: str | None) -> None:
+        told.response_id, told.response_model = response_id, response_model
 
-    __slots__ = ("_events", "_told", "is_done")
-
-    def __init__(self) -> None:
-        self._told = _TOLD.get()
-        self._events = EventReader()
-        self.is_done = self._told is None
-
-    def feed(self, piece: bytes, *, last: bool) -> None:
-        """Take the next bytes; after the `last` ones nothing more is looked for."""
-        self.is_done = last
-        for event in self._events.feed(piece):
-            try:
-                chunk: Any = from_json(event)
-            except ValueError:
-                continue
-            # Azure begins with an event in which both are empty.
-            if isinstance(chunk, dict) and self._hear(cast("dict[str, Any]", chunk)):
-                self.is_done = True
-                return
-
-    def _hear(self, chunk: dict[str, Any]) -> bool:
-        found = [
-            name if isinstance(name, str) and _NAME.fullmatch(name) else None
-            for name in (chunk.get("id"), chunk.get("model"))
-        ]
-        if self._told is None or not any(found):
-            return False
-        self._told.response_id, self._told.response_model = found
-        return True
+    return listen
 
 
 @contextmanager

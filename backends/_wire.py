@@ -18,16 +18,7 @@ from pydantic import SecretStr
 from pydantic_core import from_json
 
 from ..commander.errors import AnabranchError, BackendError, BadResponse, ConfigurationError
-from ..messages import (
-    Delta,
-    ItemReader,
-    Message,
-    Request,
-    WholeMessages,
-    delta_from_chunk,
-    end_items,
-    request_body,
-)
+from ..messages import ChunkReader, Delta, Message, Request, request_body
 from ..messages.text import quote
 from ._address import (
     CHAT,
@@ -43,7 +34,7 @@ from ._failure import LONGEST, any_reply, describe, whole_body
 from ._model import ModelBackend
 from ._secret import Redactor, as_secret, keep_from_logs
 from ._sse import EventReader
-from ._tell import AnswerReader
+from ._tell import names_listener
 
 __all__ = ["ReadOther", "WireBackend"]
 
@@ -169,18 +160,15 @@ class WireBackend(ModelBackend):
         failure: AnabranchError
         silent = whole = 0  # bytes since the last delta, and all of them
         # Servers need nothing back of a reply that was offered no tools.
-        items = ItemReader(self.item_provider) if request.tools else None
-        answer = AnswerReader()
+        provider = self.item_provider if request.tools else ""
+        events, chunks = EventReader(), ChunkReader(provider, names_listener())
         try:
             body = self._body(partial(self.fields, request), request.options)
             async with aclosing(self.post(CHAT, body, any_reply)) as pieces:
-                reader, messages = EventReader(), WholeMessages()
                 async for piece in pieces:
-                    deltas, failed = _read(reader.feed(piece), messages, items)
+                    deltas, failed = _read(events.feed(piece), chunks)
                     whole += len(piece)
                     silent = 0 if deltas else silent + len(piece)
-                    if not answer.is_done:
-                        answer.feed(piece, last=bool(deltas))
                     if deltas:
                         yield deltas
                     if failed is not None:
@@ -190,7 +178,7 @@ class WireBackend(ModelBackend):
                     if whole > _LONGEST_REPLY:
                         raise BadResponse(f"the reply is longer than {_LONGEST_REPLY} bytes")
             # An event that the end of the stream cut off counts only if it is whole.
-            deltas, failed = _read([event.strip() for event in reader.close()], messages, items)
+            deltas, failed = _read([event.strip() for event in events.close()], chunks)
             if deltas:
                 yield deltas
             if not (failed is None or isinstance(failed, BadResponse)):
@@ -239,36 +227,29 @@ def _unreadable(error: Exception) -> BadResponse:
     return BadResponse(f"the reply cannot be read: {kind}: {describe(error)}")
 
 
-def _end(items: ItemReader | None) -> Delta:
-    return Delta(done=True, items=() if items is None else end_items(items))
-
-
-def _read(
-    events: list[bytes], messages: WholeMessages, items: ItemReader | None
-) -> tuple[list[Delta], BackendError | None]:
-    """Return what the events say, up to the first that is a failure."""
-    deltas = messages.deltas
+def _read(events: list[bytes], chunks: ChunkReader) -> tuple[list[Delta], BackendError | None]:
+    """Return the deltas of the events, up to the first failure, and that failure."""
+    deltas: list[Delta] = []
     try:
         for event in events:
             if event == b"[DONE]":
-                deltas.append(_end(items))
+                deltas.append(chunks.end())
                 continue
             try:
                 chunk: Any = from_json(event)
             except ValueError:
                 for value in _values(event):
-                    other = delta_from_chunk(value, messages, items) if value else _end(items)
+                    other = chunks.read(value) if value else chunks.end()
                     if other is not None:
                         deltas.append(other)
                 continue
             if not isinstance(chunk, dict):
                 raise _not_an_object(event)
-            fields = cast("dict[str, Any]", chunk)
-            if (delta := delta_from_chunk(fields, messages, items)) is not None:
+            if (delta := chunks.read(cast("dict[str, Any]", chunk))) is not None:
                 deltas.append(delta)
     except BackendError as failure:
-        return messages.forget(), failure
-    return messages.forget(), None
+        return deltas, failure
+    return deltas, None
 
 
 def _values(event: bytes) -> Iterator[dict[str, Any]]:

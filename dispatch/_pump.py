@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, cast
 
 from ..commander import BadResponse, Node, NodeCancelled, StreamInterrupted, emit
 from ..commander.waiting import drives
-from ..messages import Delta, Message, ToolCall, ToolCallDelta, ToolCallError, WholeMessages
+from ..messages import ChunkReader, Delta, Message, ToolCall, ToolCallDelta, ToolCallError
 from ..messages.arguments import read_arguments
 from ._channel import Channel, Gate, Waiters
 from ._format import Format
@@ -144,11 +144,11 @@ class Pump(Node[None], internal=True):
     async def _read(self, waiting: list[Delta], feed: Callable[[], None]) -> None:
         """Put what the source gives into `waiting`, and feed it now and then."""
         gate, turn = self._gate, max(1, min(_TURN, self._gate.limit // _DELTA))
-        messages = WholeMessages()
+        chunks = ChunkReader()
         left = batch = 0
         async for item in self._iterator:
             delta = item
-            if type(item) is not Delta and (delta := to_delta(item, messages)) is None:
+            if type(item) is not Delta and (delta := to_delta(item, chunks)) is None:
                 continue
             if not left:
                 if self._refused:

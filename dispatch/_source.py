@@ -14,7 +14,7 @@ from inspect import isawaitable, iscoroutine, isgenerator
 from typing import Any, TypeAlias, cast
 
 from ..commander import BadResponse
-from ..messages import Delta, WholeMessages, delta_from_chunk
+from ..messages import ChunkReader, Delta
 from ..messages.text import quote
 
 __all__ = [
@@ -38,18 +38,9 @@ or an awaitable that gives one."""
 _AHEAD = 256
 
 
-def to_delta(item: object, messages: WholeMessages) -> Delta | None:
-    """Make a delta of what a source gives: a wire chunk, as a mapping or as an SDK's object.
-
-    `messages` are those among its chunks.
-    """
-    if isinstance(item, Delta):
-        return item
-    delta = delta_from_chunk(_chunk(item), messages)
-    if delta is not None:
-        messages.deltas.append(delta)
-        messages.forget()
-    return delta
+def to_delta(item: object, chunks: ChunkReader) -> Delta | None:
+    """Make a delta of a source's item: a wire chunk is a mapping or an SDK's object."""
+    return item if isinstance(item, Delta) else chunks.read(_chunk(item))
 
 
 def _chunk(item: object) -> Mapping[str, Any]:

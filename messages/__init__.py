@@ -38,10 +38,8 @@ from ._request import Request as Request
 from ._request import ToolSchema as ToolSchema
 from ._request import has_parameter as has_parameter
 from ._tool_call_error import ToolCallError as ToolCallError
-from ._wire import WholeMessages as WholeMessages
+from ._wire import ChunkReader as ChunkReader
 from ._wire import delta_from_chunk as delta_from_chunk
-from ._wire import end_items as end_items
 from ._wire import error_from_wire as error_from_wire
 from ._wire import message_from_response as message_from_response
 from ._wire import request_body as request_body
-from ._wire_items import ItemReader as ItemReader

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, cast
 
@@ -20,52 +20,128 @@ from ._delta import Delta, ToolCallDelta
 from ._item import ProviderItem
 from ._message import Message, Usage, content_reasoning, content_text
 from ._request import Request
-from ._wire_items import CALL_FIELD, ItemReader
+from ._wire_items import CALL_FIELD, MESSAGE_FIELDS
 from .arguments import arguments_text
 from .text import encodable, quote
 
 __all__ = [
-    "WholeMessages",
+    "ChunkReader",
     "delta_from_chunk",
-    "end_items",
     "error_from_wire",
     "message_from_response",
     "request_body",
 ]
 
+# An id or a model's name, as servers send them. Anything else may be a text.
+_NAME = re.compile(r"[!-~]{1,200}")
 
-class WholeMessages:
-    """Whole messages among the chunks of one reply: what a delta or another one said is left out.
 
-    Servers send one at the end, or with each chunk what has come so far. Put the deltas of a reply
-    into `deltas`, and empty it at will by `forget`.
+class ChunkReader:
+    """Turns the chunks of one streamed reply into deltas.
+
+    Servers may send the complete message at the end, or with each chunk the message so far. The
+    reader leaves out what an earlier delta or message held.
+
+    With a `provider`, the deltas also hold the items that it wants back. `on_names` receives the id
+    and the model of the reply, at most once: from the first chunk that names one of them.
     """
 
-    __slots__ = ("_content", "_reasoning", "_said", "deltas")
+    __slots__ = ("_content", "_fields", "_has_output", "_on_names", "_provider", "_reasoning")
 
-    def __init__(self) -> None:
-        self.deltas: list[Delta] = []
-        self._said = False  # something in a delta that was forgotten
-        # Of the messages so far, None if none was used.
+    def __init__(
+        self,
+        provider: str = "",
+        on_names: Callable[[str | None, str | None], object] | None = None,
+    ) -> None:
+        self._provider = provider
+        self._on_names = on_names
+        self._fields: dict[str, list[Any]] = {}  # of the message, since the last item
+        self._has_output = False
+        # Of the complete messages so far, None if none was used.
         self._content: str | None = None
         self._reasoning = ""
 
-    def forget(self) -> list[Delta]:
-        """Return the deltas, and take others from here on."""
-        deltas, self.deltas = self.deltas, []
-        self._said = self._said or any(map(_says, deltas))
-        return deltas
+    def read(self, chunk: Mapping[str, Any]) -> Delta | None:
+        """Turn a chunk, as JSON gives it, into a delta; None if it adds nothing.
 
-    def rest(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the part of `message` that has not been said."""
-        if self._content is None:
-            if self._said or any(map(_says, self.deltas)):
-                return {}
-            self._content = ""
+        Raises `BadResponse` for a chunk that breaks the protocol, several choices included, and the
+        error of `error_from_wire` for an error object, also for one beside a choice.
+        """
+        if self._on_names is not None:
+            self._read_names(chunk)
+        may_fail = "error" in chunk or "x_groq" in chunk or chunk.get("object") == "error"
+        if may_fail and (error := _error(chunk)):
+            raise error_from_wire(error)
+        choices: Any = chunk.get("choices")
+        if choices.__class__ is not list:  # a call of `_list` for each chunk would cost more
+            choices = _list(chunk, "choices")
+        if not choices:
+            if error := _error_alone(chunk):
+                raise error_from_wire(error)
+            usage = _usage(chunk)
+            return None if usage is None else Delta(usage=usage)
+        choice = _the_choice(choices)
+        piece = _object(choice, "delta") or self._rest(_object(choice, "message"))
+        finish_reason = choice.get("finish_reason")
+        usage = chunk.get("usage")
+        text = piece.get("content")
+        if text and len(piece) == 1 and not finish_reason and not usage and type(text) is str:
+            self._has_output = True
+            return Delta(text)  # by far the most frequent chunk
+        thought = ""
+        if text is not None and not isinstance(text, str):
+            try:
+                text, thought = (
+                    (str(text), "")
+                    if _is_number(text)
+                    else (content_text(text), content_reasoning(text))
+                )
+            except (AttributeError, KeyError, TypeError):
+                raise _unexpected("content", "a text or a list of parts", text) from None
+        has_calls = "tool_calls" in piece or "function_call" in piece
+        delta = Delta(
+            text or "",
+            _text(piece, "reasoning_content") or _text(piece, "reasoning") or thought,
+            _text(piece, "refusal"),
+            self._calls(piece) if has_calls else (),
+            _usage(chunk) if usage or finish_reason else None,
+            _finish(choice) if finish_reason else None,
+        )
+        if self._provider:
+            for name in piece:  # one or two, mostly
+                if name in MESSAGE_FIELDS and type(value := piece[name]) in (str, list):
+                    self._fields.setdefault(name, []).append(value)
+            if self._fields and (delta.tool_calls or finish_reason):
+                delta.items = self._items()
+        if delta.text or delta.tool_calls or delta.reasoning or delta.refusal:
+            self._has_output = True
+            return delta
+        return delta if delta.finish_reason or delta.usage or delta.items else None
+
+    def end(self) -> Delta:
+        """Return the delta of the end mark."""
+        return Delta(done=True, items=self._items() if self._fields else ())
+
+    def _read_names(self, chunk: Mapping[str, Any]) -> None:
+        names = [
+            name if isinstance(name, str) and _NAME.fullmatch(name) else None
+            for name in (chunk.get("id"), chunk.get("model"))
+        ]
+        if self._on_names is not None and any(names):  # Azure begins with empty ones
+            self._on_names(*names)
+        if self._has_output or any(names):
+            self._on_names = None
+
+    def _rest(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the part of a complete message that no delta or message before it held."""
+        if not message or (self._content is None and self._has_output):
+            return {}
+        said = self._content or ""
         rest = dict(message)
         if isinstance(content := message.get("content"), str):
-            rest["content"] = content.removeprefix(self._content)
-            self._content += rest["content"]
+            rest["content"] = content.removeprefix(said)
+            said += rest["content"]
+        self._content = said
         for key in "reasoning_content", "reasoning":
             if isinstance(reasoning := message.get(key), str):
                 rest[key] = reasoning.removeprefix(self._reasoning)
@@ -73,68 +149,48 @@ class WholeMessages:
                 break
         return rest
 
+    def _calls(self, piece: Mapping[str, Any]) -> Sequence[ToolCallDelta]:
+        calls: list[ToolCallDelta] = []
+        for call in _list(piece, "tool_calls"):
+            if not isinstance(call, dict):
+                raise _unexpected("a tool call", "an object", call)
+            fields = cast("dict[str, Any]", call)
+            function = _object(fields, "function")
+            index = fields.get("index")
+            place = index if type(index) is int else _place(index, "a tool call's index")
+            name = _text(function, "name") or None
+            call = ToolCallDelta(place, _text(fields, "id") or None, name, _arguments(function))
+            if self._provider and (more := fields.get(CALL_FIELD)):
+                call.item = _item(self._provider, {CALL_FIELD: more})
+            calls.append(call)
+        if not calls and (legacy := _object(piece, "function_call")):
+            name = _text(legacy, "name") or None
+            return (ToolCallDelta(0, "call_0" if name else None, name, _arguments(legacy)),)
+        return calls
 
-def _says(delta: Delta) -> bool:
-    return bool(delta.text or delta.tool_calls or delta.reasoning or delta.refusal)
+    def _items(self) -> Sequence[ProviderItem]:
+        """Join the fields that have come since the last time to an item."""
+        joined: dict[str, Any] = {}
+        for name, values in self._fields.items():
+            if all(isinstance(value, str) for value in values):
+                joined[name] = "".join(values)
+            else:
+                lists = [cast("list[Any]", value) for value in values if type(value) is list]
+                joined[name] = [each for value in lists for each in value]
+        self._fields = {}
+        return (_item(self._provider, joined),)
 
 
-def delta_from_chunk(
-    chunk: Mapping[str, Any],
-    messages: WholeMessages | None = None,
-    items: ItemReader | None = None,
-) -> Delta | None:
-    """Turn one chunk of a streamed reply, as JSON gives it, into a delta; None if it says nothing.
+def delta_from_chunk(chunk: Mapping[str, Any]) -> Delta | None:
+    """Read a chunk on its own, as `ChunkReader.read` does."""
+    return ChunkReader().read(chunk)
 
-    `messages` are those of the reply: without them, a message that repeats its deltas is added.
-    `items` collects the data of the reply that its server wants back.
-    Raises `BadResponse` for what is not the protocol, several choices included, and what
-    `error_from_wire` makes of an error object, also of one beside a choice.
-    """
-    told = "error" in chunk or "x_groq" in chunk or chunk.get("object") == "error"
-    if told and (error := _error(chunk)):
-        raise error_from_wire(error)
-    choices: Any = chunk.get("choices")
-    if choices.__class__ is not list:  # a call of `_list` for each chunk would cost more
-        choices = _list(chunk, "choices")
-    if not choices:
-        if error := _error_alone(chunk):
-            raise error_from_wire(error)
-        usage = _usage(chunk)
-        return None if usage is None else Delta(usage=usage)
-    choice = _the_choice(choices)
-    piece = _object(choice, "delta")
-    if not piece and (piece := _object(choice, "message")) and messages is not None:
-        piece = messages.rest(piece)
-    finish_reason = choice.get("finish_reason")
-    usage = chunk.get("usage")
-    text = piece.get("content")
-    if text and len(piece) == 1 and not finish_reason and not usage and type(text) is str:
-        return Delta(text)  # by far the most frequent chunk
-    thought = ""
-    if text is not None and not isinstance(text, str):
-        try:
-            text, thought = (
-                (str(text), "")
-                if _is_number(text)
-                else (content_text(text), content_reasoning(text))
-            )
-        except (AttributeError, KeyError, TypeError):
-            raise _unexpected("content", "a text or a list of parts", text) from None
-    calls = _calls(piece, items) if "tool_calls" in piece or "function_call" in piece else ()
-    if items is not None and not (calls and len(piece) == 1):
-        items.take(piece)
-    delta = Delta(
-        text or "",
-        _text(piece, "reasoning_content") or _text(piece, "reasoning") or thought,
-        _text(piece, "refusal"),
-        calls,
-        _usage(chunk) if usage or finish_reason else None,
-        _finish(choice) if finish_reason else None,
-    )
-    if items is not None and items.fields and (calls or finish_reason):
-        delta.items = end_items(items)
-    says = delta.text or delta.tool_calls or delta.reasoning or delta.finish_reason
-    return delta if says or delta.usage or delta.refusal or delta.items else None
+
+def _item(provider: str, fields: dict[str, Any]) -> ProviderItem:
+    try:
+        return ProviderItem.of(provider, fields)
+    except ValueError:
+        raise _unexpected(next(iter(fields)), "JSON", fields) from None
 
 
 def _the_choice(choices: Sequence[Any]) -> Mapping[str, Any]:
@@ -191,39 +247,6 @@ def _usage(chunk: Mapping[str, Any]) -> Usage | None:
     if not usage or not isinstance(usage, dict):
         return None
     return Usage.from_wire(cast("dict[str, Any]", usage))
-
-
-def end_items(items: ItemReader) -> Sequence[ProviderItem]:
-    """Return the items of a reply since the last time. Raises `BadResponse`."""
-    try:
-        return items.end()
-    except ValueError as fault:
-        raise BadResponse(f"not the chat-completions wire: {fault}") from None
-
-
-def _calls(piece: Mapping[str, Any], items: ItemReader | None) -> Sequence[ToolCallDelta]:
-    calls: list[ToolCallDelta] = []
-    for call in _list(piece, "tool_calls"):
-        if not isinstance(call, dict):
-            raise _unexpected("a tool call", "an object", call)
-        fields = cast("dict[str, Any]", call)
-        function = _object(fields, "function")
-        index = fields.get("index")
-        place = index if type(index) is int else _place(index, "a tool call's index")
-        name = _text(function, "name") or None
-        call = ToolCallDelta(place, _text(fields, "id") or None, name, _arguments(function))
-        if items is not None and CALL_FIELD in fields:
-            try:
-                call.item = items.of_call(fields)
-            except ValueError:
-                raise _unexpected("extra_content", "JSON", fields) from None
-        calls.append(call)
-    if calls:
-        return calls
-    if legacy := _object(piece, "function_call"):
-        name = _text(legacy, "name") or None
-        return (ToolCallDelta(0, "call_0" if name else None, name, _arguments(legacy)),)
-    return ()
 
 
 def _arguments(function: Mapping[str, Any]) -> str:
@@ -364,7 +387,7 @@ _TOO_LONG = re.compile(
 def message_from_response(response: Mapping[str, Any]) -> Message:
     """Turn the whole response of a request that did not stream into its message.
 
-    Raises as `delta_from_chunk` does.
+    Raises as `ChunkReader.read` does.
     """
     if error := _error(response):
         raise error_from_wire(error)

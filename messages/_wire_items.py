@@ -1,13 +1,13 @@
-"""The fields of the chat-completions wire that a server wants back: read, and written again."""
+"""The fields of the chat-completions wire that a server wants back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any, cast
 
 from ._item import ProviderItem
 
-__all__ = ["ItemReader", "put_items"]
+__all__ = ["CALL_FIELD", "MESSAGE_FIELDS", "put_items"]
 
 # Fields of a message. DeepSeek and Moonshot refuse a request with tools that lacks the reasoning of
 # an earlier reply, OpenRouter one that lacks its details; a server of ours sends items itself.
@@ -16,44 +16,6 @@ MESSAGE_FIELDS = frozenset(
 )
 # The field of a tool call. Gemini refuses a call that lacks its signature, which it has here.
 CALL_FIELD = "extra_content"
-
-
-class ItemReader:
-    """Collects the items of one reply for `delta_from_chunk`; `provider` is who makes it."""
-
-    __slots__ = ("_provider", "fields")
-
-    def __init__(self, provider: str) -> None:
-        self._provider = provider
-        self.fields: dict[str, list[Any]] = {}  # of the message, since the last item
-
-    def take(self, piece: Mapping[str, Any]) -> None:
-        """Take the fields of a piece of the message."""
-        for name in piece:  # one or two, mostly
-            if name in MESSAGE_FIELDS and type(value := piece[name]) in (str, list):
-                self.fields.setdefault(name, []).append(value)
-
-    def end(self) -> Sequence[ProviderItem]:
-        """Return the fields taken since the last time as an item, if there are any.
-
-        Raises `ValueError` for a field that has no JSON.
-        """
-        if not self.fields:
-            return ()
-        joined: dict[str, Any] = {}
-        for name, values in self.fields.items():
-            if all(isinstance(value, str) for value in values):
-                joined[name] = "".join(values)
-            else:
-                lists = [cast("list[Any]", value) for value in values if type(value) is list]
-                joined[name] = [each for value in lists for each in value]
-        self.fields = {}
-        return (ProviderItem.of(self._provider, joined),)
-
-    def of_call(self, call: Mapping[str, Any]) -> ProviderItem | None:
-        """Return the item of a piece of a tool call. Raises `ValueError` as `end` does."""
-        value = call.get(CALL_FIELD)
-        return ProviderItem.of(self._provider, {CALL_FIELD: value}) if value else None
 
 
 def put_items(wire: dict[str, Any], items: Iterable[ProviderItem]) -> None:

@@ -19,14 +19,13 @@ from anabranch.backends._recorded import deltas_of, key_of
 from anabranch.backends._tape import delta_from_json, delta_to_json
 from anabranch.dispatch.assembly import assemble
 from anabranch.messages import (
+    ChunkReader,
     Delta,
-    ItemReader,
     Message,
     ProviderItem,
     Request,
     ToolCall,
     ToolCallDelta,
-    delta_from_chunk,
     request_body,
 )
 from anabranch.messages.kept import read_message, write_json, write_message
@@ -171,14 +170,14 @@ def test_a_server_gets_the_fields_that_it_sent(
     pieces: list[dict[str, Any]], between: bool, signed: dict[str, Any]
 ) -> None:
     """Texts and lists that came in pieces are joined; the fields of a call stand in the call."""
-    items = ItemReader("here")
+    reader = ChunkReader("here")
     function = {"name": "f", "arguments": "{}"}
     call = {"index": 0, "id": "c", "function": function, "extra_content": signed}
     half = len(pieces) // 2 if between else len(pieces)
     made = [*pieces[:half], {"tool_calls": [call]}, *pieces[half:]]
     chunks = [{"choices": [{"delta": each}]} for each in made]
     chunks.append({"choices": [{"delta": {}, "finish_reason": "tool_calls"}]})
-    reply = [delta for each in chunks if (delta := delta_from_chunk(each, items=items)) is not None]
+    reply = [delta for each in chunks if (delta := reader.read(each)) is not None]
     wire = assemble(reply).to_wire("here")
     for name in ("reasoning_content", "reasoning", "reasoning_details"):
         sent = [each[name] for each in pieces if name in each]
