@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from _asgi import Answer, ask, body_of, is_refusal
@@ -16,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch import Agent, Job, Node, handler
+from anabranch.messages.text import encodable
 from anabranch.serve import Server, _body, serve
+from anabranch.serve._http import Refusal
 from anabranch.testing import ScriptedBackend
 
 CHAT, RESPONSES, RUNS = "/v1/chat/completions", "/v1/responses", "/runs"
@@ -197,6 +199,75 @@ def test_random_json_is_refused_or_answered(requests: list[tuple[str, Any]]) -> 
             await _lives(server)
 
     asyncio.run(check())
+
+
+LITERALS = st.sampled_from(
+    [
+        *(
+            "1",
+            "-0",
+            "-0.0",
+            "1e5",
+            "1e999",
+            "-1E999",
+            "0.1e-400",
+            "9007199254740993.0",
+            "01",
+            "1.",
+        ),
+        *("NaN", "-Infinity", "nan", "true", "null", '"a"', '"\\ud83d"', '"\\ud83d\\ude00"'),
+        *('"\\uD83D\\u0041"', '"\\ude00\\ud83d"', '"\\u0000"', '"\x01"', '"\\x"', '"\x7f\xa0"'),
+        *("9" * 400, "9" * 400 + ".5", "9" * 4301, "18446744073709551616", "\ufeff1", "[1,]", ""),
+        *("[" * n + "1e999" * (n % 2) + "]" * n for n in (98, 99, 100, 150, 199, 250, 300)),
+    ]
+)
+TEXTS = st.recursive(
+    LITERALS,
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda each: f"[{', '.join(each)}]")
+        | st.lists(st.tuples(st.sampled_from(["a", "b", "\\ud83d"]), inner), max_size=3).map(
+            lambda each: "{" + ",".join(f'"{name}": {value}' for name, value in each) + "}"
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=many(100, 5000))
+@given(TEXTS.map(lambda text: f'{{"a": {text}}}') | TEXTS, st.booleans())
+def test_a_body_is_read_as_json_reads_it(text: str, broken: bool) -> None:
+    """Numbers, halves of characters, repeated names, depth: the same value or the same refusal.
+
+    A number that is too large is refused, unless a later value has its name.
+    """
+
+    def refuse(name: str) -> float:
+        raise ValueError(name)
+
+    def depth_of(value: Any) -> int:
+        if isinstance(value, dict):
+            value = [*cast("dict[str, Any]", value).values()]
+        each = cast("list[Any]", value) if isinstance(value, list) else None
+        return 0 if each is None else 1 + max(map(depth_of, each), default=0)
+
+    body = text.encode() + b"\xff" * broken
+    expected: Any = "the body is no JSON"
+    with suppress(ValueError, RecursionError):
+        loaded = json.loads(body.decode(), parse_constant=refuse)
+        json.dumps(loaded, allow_nan=False)
+        expected = loaded
+        if not isinstance(expected, dict):
+            expected = "the body is no JSON object"
+        elif depth_of(loaded) > 100:
+            expected = "the body has more than 100 levels"
+        else:
+            expected = json.loads(encodable(json.dumps(expected, ensure_ascii=False)))
+    answer: Any
+    try:
+        answer = asyncio.run(_body._parse(body))  # pyright: ignore[reportPrivateUsage]
+    except Refusal as refusal:
+        answer = refusal.message
+    assert repr(answer) == repr(expected)
 
 
 @settings(max_examples=many(100, 5000))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import tracemalloc
 from collections.abc import AsyncGenerator
@@ -16,6 +15,7 @@ from _asgi import Answer, ask, body_of, is_refusal
 from _scale import many
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic_core import from_json
 
 from anabranch import Agent, Job, Message
 from anabranch.serve import Server, serve
@@ -104,13 +104,12 @@ async def test_a_request_has_no_more_values_than_allowed(
 ) -> None:
     """They are counted before they are read: 3 million lists would hold the loop for long."""
     read: list[int] = []
-    loads = json.loads
 
     def counting(text: Any, **options: Any) -> Any:
         read.append(len(text))
-        return loads(text, **options)
+        return from_json(text, **options)
 
-    monkeypatch.setattr("anabranch.serve._body.json.loads", counting)
+    monkeypatch.setattr("anabranch.serve._body.from_json", counting)
     async with _running() as server:
         body = f'{{"model": "Count", "fields": {{"anything": {many_values}}}}}'
         answer = await ask(server, "POST", RUNS, body.encode())
