@@ -203,8 +203,10 @@ def _the_choice(choices: Sequence[Any]) -> Mapping[str, Any]:
         raise BadResponse("the reply has several choices; ask for one (n=1)")
     if "error" in fields and (error := _error(fields)):
         raise error_from_wire(error)
-    if fields.get("finish_reason") in ("error", "network_error"):
+    if (reason := fields.get("finish_reason")) in ("error", "network_error"):
         raise error_from_wire("the server ended the reply by an unnamed error")
+    if reason == "abort":  # vLLM and SGLang, when they shut down, sleep or drop a request
+        raise error_from_wire("the server aborted the reply")
     return fields
 
 
