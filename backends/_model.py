@@ -38,15 +38,17 @@ class _Reply:
     """What has come of a reply so far, over all attempts.
 
     `took` is what the last attempt took, `usage` what all those before it did, None if none did.
-    `written` are the tokens of the text that the next attempt goes on after.
+    `written` are the tokens of the text that the next attempt goes on after. `goes_on` says that
+    this attempt continues a text, and no more of it has come yet.
     """
 
-    __slots__ = ("attempt", "before", "deltas", "took", "usage", "whole", "written")
+    __slots__ = ("attempt", "before", "deltas", "goes_on", "took", "usage", "whole", "written")
 
     def __init__(self) -> None:
         self.attempt = 1
         self.before: list[Delta] = []  # of earlier attempts
         self.deltas: list[Delta] = []  # of this one
+        self.goes_on = False
         self.took = Usage()
         self.usage: Usage | None = None
         self.written = 0
@@ -54,6 +56,8 @@ class _Reply:
 
     def add(self, delta: Delta) -> None:
         self.deltas.append(delta)
+        if delta.text:
+            self.goes_on = False
         if delta.finish_reason is not None or delta.done:
             self.whole = True
 
@@ -222,6 +226,13 @@ class ModelBackend(Backend):
                 ):
                     async for arrived in arriving:
                         for delta in arrived if isinstance(arrived, list) else (arrived,):
+                            if delta.reasoning and reply.goes_on:
+                                reply.deltas.append(delta)  # so that it is charged
+                                raise StreamInterrupted(
+                                    "the reply broke off, and the server returned its"
+                                    " continuation as reasoning",
+                                    partial=assemble_partial(reply.before),
+                                )
                             reply.add(delta)
                             yield delta if first else reply.with_earlier(delta)
                 return
@@ -252,6 +263,9 @@ class ModelBackend(Backend):
         if is_constrained(request, self.default_options):
             return None
         reply.end_attempt()
+        # A server that parses reasoning out of the text may take all of a continuation for it, as
+        # vLLM does where the prompt has no end mark: the reply would lose the rest of its text.
+        reply.goes_on = True
         return self.continuation(shortened(request, self.default_options, reply.written), partial)
 
     @asynccontextmanager

@@ -143,6 +143,39 @@ async def test_a_reply_that_only_reasoned_begins_again(line: Line) -> None:
     assert first == second
 
 
+@pytest.mark.parametrize(
+    "rest",
+    [
+        Reply(
+            [chunk({"reasoning": "upon"}), chunk({"reasoning": " a"}), chunk(finish="stop"), DONE]
+        ),
+        Reply([chunk({"reasoning": "upon a"}, "stop"), DONE]),
+        Reply(
+            [chunk({"reasoning": "Ah."}), chunk({"content": "Once"}), chunk(finish="stop"), DONE]
+        ),
+    ],
+)
+async def test_a_text_that_goes_on_as_reasoning_is_not_lost(line: Line, rest: Reply) -> None:
+    """Servers with a parser of reasoning take the rest of a text for it: the reply fails."""
+    line.server.script(Reply([*THOUGHTS, chunk({"content": "Once "}), Step.DROP]), rest)
+
+    failure = await failure_of(line.connect(resume="continue"))
+
+    assert isinstance(failure, StreamInterrupted)
+    assert (failure.partial.reasoning, failure.partial.content) == ("Hm, well", "Once ")
+    assert len(line.server.requests) == 2
+
+
+async def test_a_text_that_goes_on_may_be_followed_by_reasoning(line: Line) -> None:
+    """Once some of the rest has come as text."""
+    rest = [chunk({"content": "upon"}), chunk({"reasoning": "Ah."}), chunk(finish="stop"), DONE]
+    line.server.script(Reply([chunk({"content": "Once "}), Step.DROP]), Reply(rest))
+
+    message = await line.connect(resume="continue").complete(ASK)
+
+    assert (message.reasoning, message.content) == ("Ah.", "Once upon")
+
+
 async def test_what_came_before_nonsense_is_kept(line: Line) -> None:
     """Also where the reply is not the protocol."""
     line.server.script(Reply([*THOUGHTS, chunk({"content": "Hel"}), b"data: {broken\n\n"]))
