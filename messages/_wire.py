@@ -377,7 +377,9 @@ _STATUSES = {
 }
 _MAY_BE_TOO_LONG = (None, 400, 413, 422, 500)
 _TOO_LONG = re.compile(
-    r"context[ _](length|size|window|limit)|reduce the length|too many tokens|max_model_len"
+    r"context[ _](length|size|window|limit)|reduce the length|too many tokens"
+    # Not "max_tokens=9 cannot be greater than max_model_len=4": no prompt is short enough for it.
+    r"|(?<!greater than )max_model_len"
     r"|maximum (context|model|prompt|input)|context overflow|exceed_context_size"
     r"|\b(prompt|input|request|context|conversation|message)s?( text)? ((is|are|was) )?"
     r"too (long|large)"

@@ -170,6 +170,7 @@ async def test_an_address_may_end_in_the_endpoint(line: Line, path: str) -> None
         (404, {"message": "no model 'tiny'", "code": "model_not_found"}, ModelNotFound),
         (400, {"message": "n", "code": "context_length_exceeded"}, ContextTooLong),
         (400, {"message": "the request exceeds the available context size"}, ContextTooLong),
+        (400, {"message": "max_tokens=9 cannot be greater than max_model_len=4."}, BackendError),
         (413, "too large", ContextTooLong),
         (429, {"message": "slowly"}, RateLimited),
         (408, {"message": "late"}, BackendUnavailable),
