@@ -78,6 +78,22 @@ def test_the_package_imports_from_the_parent_folder_of_a_clone(tmp_path: Path) -
     assert found == str(tmp_path / "anabranch" / "__init__.py")
 
 
+def test_the_name_of_a_clone_hides_no_package_from_its_tests(tmp_path: Path) -> None:
+    """pytest imports the `__init__.py` of the clone's folder under the folder's name."""
+    clone = tmp_path / "colorsys"
+    (clone / "tests").mkdir(parents=True)
+    (clone / "anabranch").symlink_to(ROOT / "anabranch")
+    (clone / "__init__.py").write_text((ROOT / "__init__.py").read_text())
+    test = "def test_it():\n    import colorsys\n    assert colorsys.rgb_to_hsv\n"
+    (clone / "tests" / "test_it.py").write_text(test)
+    run = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    options = ("-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--rootdir=.", "tests")
+
+    done = subprocess.run([sys.executable, "-c", run, *options], capture_output=True, cwd=clone)
+
+    assert done.returncode == 0, done.stdout.decode()
+
+
 EVERYDAY = """Commander Job Handler handler Node run fork connect tool Tool Conversation Message
 Part ToolCall Retry current_node"""
 
