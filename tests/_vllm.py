@@ -29,6 +29,7 @@ __all__ = [
     "ordered",
     "processes",
     "running",
+    "unfinished",
     "vllm",
 ]
 
@@ -72,6 +73,11 @@ def running(engine: VLLMEngine) -> Any:
     """Return the AsyncLLM of an engine that is loaded."""
     assert engine.model is not None
     return engine.model.llm
+
+
+def unfinished(llm: Any) -> int:
+    """Return the number of requests that an AsyncLLM has under way; vLLM 0.27 has no other way."""
+    return llm.output_processor.get_num_unfinished_requests()
 
 
 def processes(llm: Any) -> Any:
@@ -136,7 +142,7 @@ class Ordered(VLLMBackend):
         messages = [_TOO_LONG] if order == "long" else request.messages
         llm = running(self._running())
         if order in {"count", "pid"}:
-            told = os.getpid() if order == "pid" else llm.get_num_unfinished_requests()
+            told = os.getpid() if order == "pid" else unfinished(llm)
             yield Delta(str(told), finish_reason="stop")
             return
         with Killer(llm) if order == "drop" else nullcontext():

@@ -149,7 +149,8 @@ def test_without_vllm_the_extra_is_named() -> None:
 async def test_a_test_on_ray_gives_its_orders_in_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """As an option that every backend passes on; the engine itself is not asked."""
     monkeypatch.setattr("anabranch.backends._vllm.find_spec", lambda _: True)
-    engine = SimpleNamespace(get_num_unfinished_requests=lambda: 3)
+    processor = SimpleNamespace(get_num_unfinished_requests=lambda: 3)
+    engine = SimpleNamespace(output_processor=processor)
     monkeypatch.setattr("_vllm.running", lambda _: engine)
     monkeypatch.setattr(Ordered, "prepare", Ordered.aclose)
     monkeypatch.setattr(Ordered, "_running", lambda _: None)

@@ -10,7 +10,7 @@ from contextlib import aclosing, contextmanager
 from typing import Any, ClassVar
 
 import pytest
-from _vllm import close_engine, keep_engine, kill, processes, vllm
+from _vllm import close_engine, keep_engine, kill, processes, unfinished, vllm
 
 from anabranch import Commander, Conversation, tool
 from anabranch.backends import Retries
@@ -110,7 +110,7 @@ async def test_cancelling_a_task_aborts_its_request(engine: VLLMEngine) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await task
 
-        assert _llm(engine).get_num_unfinished_requests() == 0
+        assert unfinished(_llm(engine)) == 0
 
 
 async def test_backends_with_the_same_settings_share_an_engine(engine: VLLMEngine) -> None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 from _conformance import Subject, cases, show
-from _vllm import LONG, Killer, drop_last, half_way, running, vllm
+from _vllm import LONG, Killer, drop_last, half_way, running, unfinished, vllm
 
 from anabranch.backends import Backend, Timeouts
 from anabranch.backends._vllm_engine import VLLMEngine
@@ -37,7 +37,7 @@ class VLLMSubject(Subject):
         return backend
 
     async def left(self) -> None:
-        assert running(self.engine).get_num_unfinished_requests() == 0
+        assert unfinished(running(self.engine)) == 0
 
 
 @pytest.mark.parametrize(("kind", "case"), drop_last(cases("vllm")))
