@@ -20,7 +20,7 @@ from ._delta import Delta, ToolCallDelta
 from ._item import ProviderItem
 from ._message import Message, Usage, content_reasoning, content_text
 from ._request import Request
-from ._wire_items import CALL_FIELD, MESSAGE_FIELDS
+from ._wire_items import CALL_FIELD, MESSAGE_FIELDS, join_pieces
 from .arguments import arguments_text
 from .text import encodable, quote
 
@@ -109,7 +109,7 @@ class ChunkReader:
         )
         if self._provider:
             for name in piece:  # one or two, mostly
-                if name in MESSAGE_FIELDS and type(value := piece[name]) in (str, list):
+                if name in MESSAGE_FIELDS and type(value := piece[name]) in (str, list, dict):
                     self._fields.setdefault(name, []).append(value)
             if self._fields and (delta.tool_calls or finish_reason):
                 delta.items = self._items()
@@ -170,13 +170,7 @@ class ChunkReader:
 
     def _items(self) -> Sequence[ProviderItem]:
         """Join the fields that have come since the last time to an item."""
-        joined: dict[str, Any] = {}
-        for name, values in self._fields.items():
-            if all(isinstance(value, str) for value in values):
-                joined[name] = "".join(values)
-            else:
-                lists = [cast("list[Any]", value) for value in values if type(value) is list]
-                joined[name] = [each for value in lists for each in value]
+        joined = {name: join_pieces(values) for name, values in self._fields.items()}
         self._fields = {}
         return (_item(self._provider, joined),)
 

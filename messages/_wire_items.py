@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any, cast
 
 from ._item import ProviderItem
 
-__all__ = ["CALL_FIELD", "MESSAGE_FIELDS", "put_items"]
+__all__ = ["CALL_FIELD", "MESSAGE_FIELDS", "join_pieces", "put_items"]
 
 # Fields of a message. DeepSeek and Moonshot refuse a request with tools that lacks the reasoning of
-# an earlier reply, OpenRouter one that lacks its details; a server of ours sends items itself.
+# an earlier reply, OpenRouter one that lacks its details, Gemini signs text without calls in its
+# extra content; a server of ours sends items itself.
 MESSAGE_FIELDS = frozenset(
-    {"reasoning_content", "reasoning", "reasoning_details", "provider_items"}
+    {"reasoning_content", "reasoning", "reasoning_details", "provider_items", "extra_content"}
 )
 # The field of a tool call. Gemini refuses a call that lacks its signature, which it has here.
 CALL_FIELD = "extra_content"
+_THOUGHT_MARK = ("thought", True)
+
+
+def join_pieces(values: Sequence[Any]) -> Any:
+    """Return a field that came in several pieces: texts, lists or objects."""
+    kinds = set(map(type, values))
+    if list in kinds:
+        lists = [cast("list[Any]", value) for value in values if type(value) is list]
+        return [each for value in lists for each in value]
+    if dict in kinds:
+        objects = (value for value in values if type(value) is dict)
+        return reduce(_merge, map(_without_marks, objects))
+    return "".join(values)
 
 
 def put_items(wire: dict[str, Any], items: Iterable[ProviderItem]) -> None:
@@ -38,7 +53,28 @@ def put_items(wire: dict[str, Any], items: Iterable[ProviderItem]) -> None:
                 call[CALL_FIELD] = fields[CALL_FIELD]
 
 
+def _without_marks(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return extra content without Gemini's mark of a thought, which describes a single piece."""
+    return {
+        name: {key: each for key, each in value.items() if (key, each) != _THOUGHT_MARK}
+        if isinstance(value, dict)
+        else value
+        for name, value in cast("Mapping[str, dict[str, Any]]", extra).items()
+    }
+
+
+def _merge(before: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object that came in several pieces; a later value replaces an earlier one."""
+    merged = {**before, **value}
+    for name in before.keys() & value.keys():
+        if isinstance(before[name], dict) and isinstance(value[name], dict):
+            merged[name] = _merge(before[name], value[name])
+    return merged
+
+
 def _join(before: Any, value: Any) -> Any:
     """Return a field that came in several pieces, such as reasoning between two calls."""
+    if isinstance(before, dict) and isinstance(value, dict):
+        return _merge(cast("dict[str, Any]", before), cast("dict[str, Any]", value))
     joins = type(before) is type(value) and type(value) in (str, list)
     return before + value if joins else value

@@ -17,7 +17,7 @@ from aiohttp import web
 __all__ = ["KINDS", "StrictServer"]
 
 KINDS = ("deepseek", "gemini", "openrouter")
-_FIELDS = ("reasoning_content", "reasoning", "reasoning_details", "provider_items")
+_FIELDS = ("reasoning_content", "reasoning", "reasoning_details", "provider_items", "extra_content")
 
 
 def _made(kind: str, number: int) -> dict[str, Any]:
@@ -30,6 +30,8 @@ def _made(kind: str, number: int) -> dict[str, Any]:
             signed = {"type": "reasoning.encrypted", "data": f"{number}==", "order": {"z": 1.10}}
             plain = {"type": "reasoning.text", "text": thought, "id": 12345678901234567890}
             return {"reasoning": thought, "reasoning_details": [plain, signed | {"a": None}]}
+        case "gemini":
+            return {"extra_content": {"google": {"thought_signature": f"text {number}", "b": 1.50}}}
         case _:
             return {}
 
@@ -102,6 +104,10 @@ class StrictServer:
         said = [chunk({"role": "assistant", "content": "", "reasoning_content": None})]
         made = _made(self.kind, number)
         for name, value in made.items():
+            if isinstance(value, dict):  # Gemini marks thoughts, and signs at the end
+                said += [chunk({"content": "", name: {"google": {"thought": True}}})]
+                said += [chunk({"content": "", name: value})]
+                continue
             half = len(value) // 2
             said += [chunk({name: value[:half]}), chunk({name: value[half:]})]
         if answered:

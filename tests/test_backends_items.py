@@ -74,7 +74,7 @@ async def test_a_server_gets_its_own_data_back(kind: str, scheme: str, fails: bo
         assert await turn(backend, talk, "Second?") == "Answer 3."
         assert server.refusals == []
         assert len(server.requests) == 4
-        assert items(talk) == ([1, 0, 1, 0] if kind == "gemini" else [1, 1, 1, 1])
+        assert items(talk) == ([2, 1, 2, 1] if kind == "gemini" else [1, 1, 1, 1])
 
 
 @pytest.mark.parametrize("kind", KINDS)

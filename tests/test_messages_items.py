@@ -161,6 +161,7 @@ FIELDS = st.fixed_dictionaries(
         "reasoning_content": TEXTS,
         "reasoning": TEXTS,
         "reasoning_details": st.lists(VALUES, max_size=2),
+        "extra_content": st.dictionaries(TEXTS, st.dictionaries(TEXTS, TEXTS), max_size=2),
     },
 )
 
@@ -169,7 +170,7 @@ FIELDS = st.fixed_dictionaries(
 def test_a_server_gets_the_fields_that_it_sent(
     pieces: list[dict[str, Any]], between: bool, signed: dict[str, Any]
 ) -> None:
-    """Texts and lists that came in pieces are joined; the fields of a call stand in the call."""
+    """Texts, lists and objects in pieces are joined; the fields of a call stand in the call."""
     reader = ChunkReader("here")
     function = {"name": "f", "arguments": "{}"}
     call = {"index": 0, "id": "c", "function": function, "extra_content": signed}
@@ -184,6 +185,11 @@ def test_a_server_gets_the_fields_that_it_sent(
         empty: Any = [] if name == "reasoning_details" else ""
         joined: Any = "".join(sent) if empty == "" else sum(sent, empty)
         assert json.dumps(wire.get(name)) == json.dumps(joined if sent else None)
+    extra: dict[str, dict[str, str]] = {}
+    for each in pieces:
+        for name, value in each.get("extra_content", {}).items():
+            extra[name] = {**extra.get(name, {}), **value}
+    assert wire.get("extra_content", {}) == extra
     assert json.dumps(wire["tool_calls"][0].get("extra_content")) == json.dumps(signed or None)
     assert wire["role"] == "assistant"
 
