@@ -18,7 +18,6 @@ MESSAGE_FIELDS = frozenset(
 )
 # The field of a tool call. Gemini refuses a call that lacks its signature, which it has here.
 CALL_FIELD = "extra_content"
-_THOUGHT_MARK = ("thought", True)
 
 
 def join_pieces(values: Sequence[Any]) -> Any:
@@ -28,7 +27,7 @@ def join_pieces(values: Sequence[Any]) -> Any:
         lists = [cast("list[Any]", value) for value in values if type(value) is list]
         return [each for value in lists for each in value]
     if dict in kinds:
-        objects = (value for value in values if type(value) is dict)
+        objects = [cast("dict[str, Any]", each) for each in values if type(each) is dict]
         return reduce(_merge, map(_without_marks, objects))
     return "".join(values)
 
@@ -53,22 +52,21 @@ def put_items(wire: dict[str, Any], items: Iterable[ProviderItem]) -> None:
                 call[CALL_FIELD] = fields[CALL_FIELD]
 
 
-def _without_marks(extra: Mapping[str, Any]) -> dict[str, Any]:
+def _without_marks(extra: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return extra content without Gemini's mark of a thought, which describes a single piece."""
-    return {
-        name: {key: each for key, each in value.items() if (key, each) != _THOUGHT_MARK}
-        if isinstance(value, dict)
-        else value
-        for name, value in cast("Mapping[str, dict[str, Any]]", extra).items()
-    }
+    if not isinstance(google := extra.get("google"), dict):
+        return extra
+    fields = cast("dict[str, Any]", google)
+    return {**extra, "google": {key: fields[key] for key in fields if key != "thought"}}
 
 
-def _merge(before: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(before: Mapping[str, Any], value: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return an object that came in several pieces; a later value replaces an earlier one."""
     merged = {**before, **value}
     for name in before.keys() & value.keys():
-        if isinstance(before[name], dict) and isinstance(value[name], dict):
-            merged[name] = _merge(before[name], value[name])
+        old, new = before[name], value[name]
+        if isinstance(old, dict) and isinstance(new, dict):
+            merged[name] = _merge(cast("dict[str, Any]", old), cast("dict[str, Any]", new))
     return merged
 
 
@@ -76,5 +74,5 @@ def _join(before: Any, value: Any) -> Any:
     """Return a field that came in several pieces, such as reasoning between two calls."""
     if isinstance(before, dict) and isinstance(value, dict):
         return _merge(cast("dict[str, Any]", before), cast("dict[str, Any]", value))
-    joins = type(before) is type(value) and type(value) in (str, list)
+    joins = type(value) in (str, list) and isinstance(before, type(value))
     return before + value if joins else value
