@@ -44,6 +44,12 @@ class Estimator:
     Texts are counted by the classes of their characters, or by `count`, the model's own tokenizer.
     A chat template adds to them. How a provider counts is learned from the usage that it reports:
     a factor and an offset, which make the estimate of the last prompt right.
+
+    The correction is the update of a Kalman filter without measurement noise, which is recursive
+    least squares: the error is shared out by the gain `P h / (h' P h)`, with `h = (tokens, 1)`.
+    Unlike there, the covariance `P` stays as it began, `_FACTOR_VARIANCE` and `_OFFSET_VARIANCE`,
+    so that later prompts count as much as earlier ones: a model behind a name may change. With a
+    constant `P` this is the normalised least mean squares filter.
     """
 
     def __init__(self, count: CountTokens | None = None) -> None:

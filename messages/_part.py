@@ -22,6 +22,7 @@ from .text import encodable
 __all__ = ["LARGEST_PART", "Part", "PartKind"]
 
 PartKind: TypeAlias = Literal["image", "audio", "file", "text"]
+Detail: TypeAlias = Literal["low", "high", "original"]
 
 LARGEST_PART = 20 * 2**20
 """How many bytes a part may have: what hosted models take of one image."""
@@ -58,7 +59,8 @@ class Part(BaseModel):
     bytes, or, of an image, the `https:` address that the model's own server reads. `name` is a
     file's name, never its path. However a part is made, also when it is read back, its first bytes
     have to be what its type says, and it has from 1 byte to 20 MiB. Its `repr` has no bytes.
-    `detail` is how closely a model is asked to look at an image; None leaves that to the model.
+    `detail` is how closely a model is asked to look at an image; None leaves that to the model. A
+    part that is no image takes none.
 
     A file of text reaches every model, as text after the message's own. What else a model takes is
     known of some backends (`Backend.takes`).
@@ -68,11 +70,16 @@ class Part(BaseModel):
 
     url: str
     name: str | None = None
-    detail: Literal["low", "high", "original"] | None = None
+    detail: Detail | None = None
 
     @classmethod
     def from_bytes(
-        cls, data: bytes, media_type: str | None = None, *, name: str | None = None
+        cls,
+        data: bytes,
+        media_type: str | None = None,
+        *,
+        name: str | None = None,
+        detail: Detail | None = None,
     ) -> Part:
         """Make a part of bytes. Raises `ConfigurationError` if they are not what a model takes.
 
@@ -83,10 +90,10 @@ class Part(BaseModel):
             found = _checked_type(data, media_type or "")
         except ValueError as error:
             raise ConfigurationError(_said_of(name, error)) from None
-        return cls._made(f"data:{found};base64,{base64.b64encode(data).decode()}", name)
+        return cls._made(f"data:{found};base64,{base64.b64encode(data).decode()}", name, detail)
 
     @classmethod
-    def from_path(cls, path: str | os.PathLike[str]) -> Part:
+    def from_path(cls, path: str | os.PathLike[str], *, detail: Detail | None = None) -> Part:
         """Read a file, now; only its name goes along, not its path.
 
         It never waits for a file that gives nothing: a pipe, a device or a folder is a
@@ -100,24 +107,28 @@ class Part(BaseModel):
         except ValueError as error:
             raise ConfigurationError(_said_of(os.fsdecode(path), error)) from None
         guessed = mimetypes.guess_type(name)[0] or ""
-        return cls.from_bytes(data, guessed if _kind_of(guessed) else None, name=name)
+        media_type = guessed if _kind_of(guessed) else None
+        return cls.from_bytes(data, media_type, name=name, detail=detail)
 
     @classmethod
-    def from_url(cls, url: str, *, name: str | None = None) -> Part:
+    def from_url(cls, url: str, *, name: str | None = None, detail: Detail | None = None) -> Part:
         """Make a part of a `data:` URL, or of an image's `https:` address, which is not read here.
 
         Raises `ConfigurationError` for any other address, for one with a user or a password in it,
         and for data that are not what they are said to be.
         """
-        return cls._made(url, name)
+        return cls._made(url, name, detail)
 
     @classmethod
-    def _made(cls, url: str, name: str | None) -> Part:
+    def _made(cls, url: str, name: str | None, detail: Detail | None) -> Part:
         try:
-            return cls(url=url, name=name)
+            part = cls(url=url, name=name, detail=detail)
         except ValidationError as error:
             what = error.errors(include_url=False, include_input=False)[0]["msg"]
             raise ConfigurationError(_said_of(name, what.removeprefix("Value error, "))) from None
+        if detail is not None and part.kind != "image":
+            raise ConfigurationError(_said_of(name, "only an image is looked at in a detail="))
+        return part
 
     @field_validator("url")
     @classmethod

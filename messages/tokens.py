@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-__all__ = ["estimate_tokens", "most_tokens"]
+__all__ = ["RunningEstimate", "estimate_tokens", "most_tokens"]
 
 # Tokens of a character by its class, and what a word and each pair of spaces add. Fitted to seven
 # tokenizers (cl100k, o200k, Claude 2, DeepSeek V3, Mistral v3, Tekken, SmolLM2) and 59 texts: prose
@@ -30,6 +30,9 @@ _WEIGHTS = {
 }
 # The last byte that begins the UTF-8 sequences of a class.
 _LAST_BYTES = {"l": 0xCB, "g": 0xD3, "h": 0xDF, "i": 0xE1, "k": 0xE3, "c": 0xE9, "K": 0xED}
+# Characters of a text in pieces that are estimated at once. Each piece by itself would count too
+# much: a word that is cut counts twice, and each estimate is rounded up.
+_ESTIMATED_AT_ONCE = 1000
 _BLANKS = {" ": " ", "\n": "n", "\r": "n", "\t": "n"}
 
 
@@ -62,6 +65,29 @@ def estimate_tokens(text: str) -> int:
     total = words * _WORD + data.count(b"  ") * _SPACES
     total += sum(data.count(name.encode()) * weight for name, weight in _WEIGHTS.items())
     return ceil(total)
+
+
+class RunningEstimate:
+    """The estimated tokens of a text that comes in pieces, at a cost that grows with its length."""
+
+    __slots__ = ("_rest", "_tokens")
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._rest = ""  # the end of the text, which is not in `_tokens`
+
+    def add(self, text: str) -> None:
+        """Take the next piece."""
+        self._rest += text
+        if len(self._rest) >= _ESTIMATED_AT_ONCE:
+            end = self._rest.rfind(" ") + 1 or len(self._rest)
+            self._tokens += estimate_tokens(self._rest[:end])
+            self._rest = self._rest[end:]
+
+    @property
+    def tokens(self) -> int:
+        """The estimate for all pieces so far."""
+        return self._tokens + estimate_tokens(self._rest)
 
 
 def most_tokens(text: str) -> int:

@@ -18,7 +18,7 @@ from anabranch import BudgetExceeded, ConfigurationError, tool
 from anabranch.backends import Limits, ModelBackend, connect
 from anabranch.backends._estimate import Estimator
 from anabranch.messages import Delta, Message, Part, Request, ToolCall, Usage
-from anabranch.messages.tokens import estimate_tokens, most_tokens
+from anabranch.messages.tokens import RunningEstimate, estimate_tokens, most_tokens
 from anabranch.testing import SeededLoop
 
 COUNTED = json.loads((Path(__file__).parent / "data" / "token_counts.json").read_text())
@@ -48,6 +48,17 @@ def test_an_estimate_is_between_nothing_and_the_most(text: str, more: str) -> No
     assert estimate_tokens(text) <= 2 * most_tokens(text)
     assert estimate_tokens(text) <= estimate_tokens(text + more)
     assert estimate_tokens(text + "\ud800") > 0
+
+
+@given(st.lists(st.sampled_from(["word", " ", "a", "  ", "你", ", ", "7", "\n"]), max_size=3000))
+def test_a_text_in_pieces_is_estimated_as_in_one(pieces: list[str]) -> None:
+    """However its words are cut."""
+    running = RunningEstimate()
+    for piece in pieces:
+        running.add(piece)
+    text = "".join(pieces)
+    whole = estimate_tokens(text)
+    assert whole <= running.tokens <= whole + 2 * (1 + len(text) // 500)
 
 
 @tool

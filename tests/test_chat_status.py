@@ -87,8 +87,9 @@ def test_a_reply_is_counted_while_it_is_written() -> None:
     """Tokens and speed, from its text; a reply without text is written too."""
     made = status(asked(0.0), event("first_chunk", 1.0, 1))
     assert made.state(2.0) == "writing 1 s"
-    made.hear(event("text", 2.0, "abcd" * 30))
-    assert made.state(3.0) == "writing about 30 tokens, 15/s"
+    for piece in "你好" * 15, *(["Some ", "wor", "ds, "] * 5):
+        made.hear(event("text", 2.0, piece))
+    assert made.state(3.0) == "writing about 47 tokens, 24/s"
     made.hear(replied(3.0))
     assert made.state(3.0) == "thinking"
 

@@ -11,6 +11,7 @@ import json
 import os
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ PARTS = st.one_of(
     st.just(Part.from_url("https://pictures.test/cat.jpg?size=2", name="cat")),
     st.just(Part.from_url("https://pictures.test/cat")),
     st.builds(
-        lambda detail: Part(url=PIXEL.url, detail=detail),
+        lambda detail: Part.from_url(PIXEL.url, detail=detail),
         st.sampled_from(["low", "high", "original", None]),
     ),
 )
@@ -80,6 +81,20 @@ def test_the_wire_has_each_part_and_no_path(message: Message) -> None:
     whole = content if isinstance(content, str) else content[0].get("text", "")
     assert all(part.text in whole for part in message.parts)
     assert all("/" not in (part.name or "") for part in message.parts)
+
+
+def test_an_image_is_looked_at_in_the_detail_that_is_asked(tmp_path: Path) -> None:
+    """However the part is made; nothing else is looked at, and a misspelt detail is refused."""
+    (tmp_path / "a.png").write_bytes(PNG)
+    (tmp_path / "a.pdf").write_bytes(PDF)
+    part = Part.from_path(tmp_path / "a.png", detail="low")
+    assert part.to_wire()["image_url"]["detail"] == "low"
+    for make in (partial(Part.from_path, tmp_path / "a.pdf"), partial(Part.from_bytes, WAV)):
+        with pytest.raises(ConfigurationError, match="only an image"):
+            make(detail="low")
+    wrong: Any = "close"
+    with pytest.raises(ConfigurationError, match="'low', 'high' or 'original'"):
+        Part.from_bytes(PNG, detail=wrong)
 
 
 def test_a_conversation_saves_and_loads_parts(tmp_path: Path) -> None:

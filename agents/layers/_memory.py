@@ -100,7 +100,11 @@ LEFT_OUT = "\n[... left out ...]\n"
 
 
 def message_tokens(message: AgentMessage) -> int:
-    """Guess the tokens of a message: one per four characters, one more, and those of its parts."""
+    """Guess the tokens of a message: one per four characters, one more, and those of its parts.
+
+    This guess must not change: a durable run that resumes has to leave out the same messages as
+    before, or its requests are not those that its journal has replies for.
+    """
     parts = sum(part.estimate_tokens() for part in message.parts)
     return 1 + len(message.text) // CHARACTERS_PER_TOKEN + parts
 
@@ -111,6 +115,10 @@ class Memory:
     `get` leaves out what `filter` refuses, then all but the last `recent_n` messages, then the
     oldest until what remains has at most `max_tokens` tokens by `count` (the last message stays
     in any case). Nothing is forgotten by that: `save` gives all.
+
+    Without `count`, four characters are a token. That is rough, far too low for Chinese, but the
+    same in each version, so that a durable run resumes with the same messages. Give `count` the
+    model's tokenizer for more.
 
     What is added is copied, so that nobody who changes a message changes another's memory.
     """

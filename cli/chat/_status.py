@@ -17,6 +17,7 @@ from ...commander.tap import Tap
 from ...handlers.legible import legible
 from ...messages import Asked, Replied, ToolCall, Usage, Working
 from ...messages.mask import mask
+from ...messages.tokens import RunningEstimate
 from .._tree_view import money, tokens
 
 __all__ = ["Figures", "Status"]
@@ -28,7 +29,6 @@ KINDS: Final[tuple[EventKind, ...]] = (
 # Events that are kept until the line is drawn; before more are lost they are taken in.
 ROOM: Final = 4096
 NAME, VALUE, CALL, STATE = 30, 24, 60, 200
-CHARACTERS_PER_TOKEN: Final = 4
 # Below, a speed is no speed: a whole reply that came in one piece.
 SHORTEST: Final = 0.05
 # What is done in words; those with a measure say how far it is.
@@ -86,7 +86,7 @@ class _Asking:
     stage: Working | None = None
     reads: float | None = None  # since when
     spoke: float | None = None
-    characters: int = 0
+    written: RunningEstimate = field(default_factory=RunningEstimate)
     held: bool = False  # waits for its turn in limits
 
 
@@ -212,7 +212,7 @@ class Status:
             case "text", str():
                 for asking in self._asking.values():
                     if asking.node == node:
-                        asking.characters += len(data)
+                        asking.written.add(data)
             case ("charged" | "charged_again", Mapping()):
                 self._charge(cast("Mapping[Any, Any]", data), again=kind == "charged_again")
             case "waiting", _:
@@ -318,7 +318,7 @@ def _is_usage(used: object) -> bool:
 
 def _asking_words(asking: _Asking, now: float) -> str:
     if asking.spoke is not None:
-        written = -(-asking.characters // CHARACTERS_PER_TOKEN)
+        written = asking.written.tokens
         passed = now - asking.spoke
         if not written:
             return f"writing {_length(passed)}"
