@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, TypeAlias, cast
 
+from ..commander.errors import ConfigurationError
 from ..messages import Delta, Request, Usage
+from ..messages.text import quote
 from ..messages.tokens import estimate_tokens, most_tokens
 
 __all__ = ["CountTokens", "Estimate", "Estimator"]
@@ -53,8 +56,9 @@ class Estimator:
     """
 
     def __init__(self, count: CountTokens | None = None) -> None:
-        self._count = count or estimate_tokens
-        self._count_most = count or most_tokens
+        self._own_count = count
+        self._count = self._counted if count else estimate_tokens
+        self._count_most = self._counted if count else most_tokens
         # Replaced as one, since event loops in several threads may share a backend.
         self._correction = 1.0, 0.0
 
@@ -83,6 +87,16 @@ class Estimator:
             self._learn(estimate.uncorrected, usage.input_tokens)
         text = _text_of(deltas[start:])
         return usage + Usage(output_tokens=self._count(text)) if text else usage
+
+    def _counted(self, text: str) -> int:
+        """Count by the user's function. Raises `ConfigurationError` if that gives no number."""
+        assert self._own_count is not None
+        tokens: object = self._own_count(text)
+        if not (isinstance(tokens, Real) and 0 <= tokens <= _MOST):
+            raise ConfigurationError(
+                f"count_tokens= gave {quote(tokens)} for a text: it returns a number of tokens"
+            )
+        return int(tokens)
 
     def _correct(self, tokens: int) -> int:
         factor, offset = self._correction

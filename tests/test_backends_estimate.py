@@ -188,6 +188,10 @@ async def test_a_tokenizer_that_is_known_counts() -> None:
     assert 1000 < estimate.most.input_tokens < 1100
     with pytest.raises(ConfigurationError, match="count_tokens='cl100k': it is a function"):
         connect("http://127.0.0.1/v1", model="m", count_tokens="cl100k")
+    for wrong in None, "5", -5, float("nan"), [5]:
+        made: Any = wrong
+        with pytest.raises(ConfigurationError, match=r"count_tokens= gave .* a number of tokens"):
+            Estimator(lambda _, made=made: made).estimate(asking("x"), {})
 
 
 COUNTERS: dict[str, Callable[[str], int]] = {
