@@ -93,8 +93,10 @@ class _Reply:
         return assemble_partial([*self.before, *map(self.with_earlier, self.deltas)])
 
     @property
-    def has_calls(self) -> bool:
-        return any(delta.tool_calls for delta in (*self.before, *self.deltas))
+    def has_more_than_text(self) -> bool:
+        """Whether a call or a refusal has come, which no server can go on with."""
+        came = (*self.before, *self.deltas)
+        return any(delta.tool_calls or delta.refusal for delta in came)
 
 
 class ModelBackend(Backend):
@@ -105,7 +107,7 @@ class ModelBackend(Backend):
     `resume="continue"` the model is then asked to go on after the text that came, as one more of
     the attempts, where the server can (`continuation`), and from the beginning if only reasoning
     came. What it may still write is less by what came, and the usage it tells is that of all
-    attempts. A reply with calls, or one that follows a grammar, does not go on.
+    attempts. A reply with calls or a refusal, or one that follows a grammar, does not go on.
 
     Without `limits` it has its own, which limit nothing, so that one 429 holds back all of its
     requests. What an attempt took is charged to its limits and, under the model's name, to the
@@ -254,7 +256,7 @@ class ModelBackend(Backend):
     def _further(self, request: Request, reply: _Reply) -> Request | None:
         """Return the request that goes on with a reply that broke off; None if none can."""
         partial = reply.partial
-        if not self.resume or reply.has_calls:
+        if not self.resume or reply.has_more_than_text:
             return None
         if partial is None or partial.content is None:  # nothing of the answer has come
             reply.end_attempt()

@@ -72,6 +72,16 @@ async def test_a_reply_that_must_call_a_tool_does_not_go_on(line: Line) -> None:
         assert len(line.server.requests) == requests
 
 
+async def test_a_refusal_does_not_go_on(line: Line) -> None:
+    """Its rest would come as text, behind a refusal that is none any more."""
+    line.server.script(Reply([chunk({"refusal": "I can"}), Step.DROP]), text("not"))
+
+    with pytest.raises(StreamInterrupted):
+        await line.connect(resume="continue").complete(ASK)
+
+    assert len(line.server.requests) == 1
+
+
 async def test_plain_text_as_a_format_is_no_grammar(line: Line) -> None:
     """Nor is an option that was taken back."""
     line.server.script(Reply([chunk({"content": "Once "}), Step.DROP]), text("upon"))
