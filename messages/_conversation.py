@@ -58,14 +58,14 @@ class Conversation:
         self.messages += taken
 
     def request(
-        self, *, tools: Sequence[ToolSchema | Mapping[str, Any]] = (), **options: Any
+        self, *, tools: Sequence[ToolSchema | Mapping[str, Any]] | None = None, **options: Any
     ) -> Request:
         """Make what a backend takes: the messages as they are now, tools, and wire options.
 
         A mapping among the tools is one of the wire's. Raises `ConfigurationError` for what is no
         tool, for two tools of one name, and for options that the wire has not.
         """
-        return Request(tuple(self.messages), cast("Sequence[ToolSchema]", tools), options)
+        return Request(tuple(self.messages), cast("Sequence[ToolSchema]", tools or ()), options)
 
     def to_record(self) -> dict[str, Any]:
         """Return all there is to keep as JSON values, the messages in the wire's own shape.

@@ -122,6 +122,7 @@ def test_a_request_takes_tools_of_the_wire(given: Any) -> None:
         assert [each.name for each in request.tools] == ["add", "other"]
     body = request_body("m", request)
     assert body["tools"][0] == WIRE_TOOL
+    assert Conversation().request(tools=None).tools == ()
 
 
 @pytest.mark.parametrize("wrong", [{}, {"name": 5}, {"function": "x"}, print, "add", None])
