@@ -84,7 +84,7 @@ class EventReader:
         data = self._data
         if data and data[0] is self._bare:
             data.append(line)
-            if line == b"}":
+            if line == (b"]" if data[0].startswith(b"[") else b"}"):
                 events.append(_join(data))
                 data.clear()
         elif line.startswith(b"error:"):
@@ -92,8 +92,8 @@ class EventReader:
         elif line.startswith(b"event:"):
             if line[6:].strip() == b"error":
                 data.append(_ERROR)
-        elif line.startswith(b"{"):
-            if line.rstrip().endswith(b"}"):
+        elif line.startswith((b"{", b"[{")) or line.rstrip() == b"[":
+            if line.rstrip().endswith((b"}", b"}]")):
                 events.append(line)
             elif not data:
                 self._bare = line

@@ -244,7 +244,7 @@ def _read(events: list[bytes], chunks: ChunkReader) -> tuple[list[Delta], Backen
                         deltas.append(other)
                 continue
             if not isinstance(chunk, dict):
-                raise _not_an_object(event)
+                chunk = _only_object(chunk, event)
             if (delta := chunks.read(cast("dict[str, Any]", chunk))) is not None:
                 deltas.append(delta)
     except BackendError as failure:
@@ -272,9 +272,7 @@ def _values(event: bytes) -> Iterator[dict[str, Any]]:
                 value: Any = json.loads(said)
             except (ValueError, RecursionError):
                 raise BadResponse(f"an event that is not JSON: {event[:200]!r}") from None
-            if not isinstance(value, dict):
-                raise _not_an_object(event)
-            yield cast("dict[str, Any]", value) or {"choices": []}
+            yield _only_object(value, event) or {"choices": []}
 
 
 def _is_json(text: str) -> bool:
@@ -285,5 +283,13 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _not_an_object(event: bytes) -> BadResponse:
-    return BadResponse(f"an event that is not an object: {event[:200]!r}")
+def _only_object(value: object, event: bytes) -> dict[str, Any]:
+    """Return an object, also one that is alone in a list, as Gemini writes errors.
+
+    Raises `BadResponse` for anything else.
+    """
+    if isinstance(value, list) and len(cast("list[object]", value)) == 1:
+        value = cast("list[object]", value)[0]
+    if not isinstance(value, dict):
+        raise BadResponse(f"an event that is not an object: {event[:200]!r}")
+    return cast("dict[str, Any]", value)

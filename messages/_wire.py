@@ -162,7 +162,8 @@ class ChunkReader:
             call = ToolCallDelta(place, _text(fields, "id") or None, name, _arguments(function))
             if self._provider and (more := fields.get(CALL_FIELD)):
                 call.item = _item(self._provider, {CALL_FIELD: more})
-            calls.append(call)
+            if call.id or call.name or call.arguments or call.item:  # else a call of nothing
+                calls.append(call)
         if not calls and (legacy := _object(piece, "function_call")):
             name = _text(legacy, "name") or None
             return (ToolCallDelta(0, "call_0" if name else None, name, _arguments(legacy)),)
