@@ -28,6 +28,7 @@ __all__ = [
     "any_reply",
     "failure_from_library",
     "failure_from_response",
+    "has_reply",
     "refuse",
     "whole_body",
 ]
@@ -39,16 +40,22 @@ _REFUSAL = 5.0  # seconds that such a body may take: the status counts without i
 _MARKS = (b"data:", b"event:", b"error:", b"retry:", b"id:", b":")
 _LONGEST_MARK = max(map(len, _MARKS))
 _VERSION = re.compile(r"/v\d")
+_NO_REPLY = frozenset({204, 205, 206})  # no content, or a part of it
 _TRY_AGAIN = frozenset({408, 409, 425})  # the request never ran, or ran into another
 _NO_SUCH_ADDRESS = frozenset({404, 405})  # unless it is the model that is unknown
 _LONGEST_EXCERPT = 300  # characters of a body that is no error object
 _LONGEST_MESSAGE = 2_000  # characters of what an error object says
 
 
+def has_reply(status: int) -> bool:
+    """Say whether a response with this status has a reply. Some frameworks answer a POST by 201."""
+    return 200 <= status < 300 and status not in _NO_REPLY
+
+
 async def refuse(
     status: int, headers: Mapping[str, str], pieces: AsyncGenerator[bytes, None], where: str
 ) -> NoReturn:
-    """Raise the error that a response with another status than 200 stands for."""
+    """Raise the error that a response without a reply stands for."""
     body = bytearray()
     async with aclosing(pieces):
         with suppress(Exception):  # it broke off, or takes too long
@@ -72,7 +79,7 @@ async def whole_body(
 
     Raises the error that a refusal stands for, and `BadResponse` for what is no JSON.
     """
-    if status != 200:
+    if not has_reply(status):
         await refuse(status, headers, pieces, where)
     async with aclosing(pieces):
         if "json" not in headers.get("content-type", "").lower():
@@ -88,7 +95,7 @@ async def any_reply(
     How it begins counts, whatever its type. One in one piece is passed on as the events it stands
     for. Raises the error that a refusal stands for, and `BadResponse` for what is not the protocol.
     """
-    if status != 200:
+    if not has_reply(status):
         await refuse(status, headers, pieces, where)
     begun = b""
     async with aclosing(pieces):
@@ -145,8 +152,9 @@ def failure_from_response(
 ) -> BackendError:
     """Make the error that a response with this status stands for; `where` is the address asked."""
     plain = _cut(" ".join(body.decode("utf-8", "replace").split()), _LONGEST_EXCERPT)
-    if 300 <= status < 400:
-        there = hide_secrets(headers.get("location", ""))
+    location = headers.get("location", "")
+    if 300 <= status < 400 and location:
+        there = hide_secrets(location)
         plain = f"{where} redirects to {there!r}: give that as base_url"
     elif not plain or plain.startswith("<"):
         plain = f"{where} answered with status {status}"
@@ -200,6 +208,9 @@ def failure_from_library(error: BaseException, where: str) -> BackendError:
     innermost = error
     for each in _causes(error):
         innermost = each
+        if isinstance(each, aiohttp.ClientHttpProxyError):
+            text = _cut(f"the proxy refused: {each.message}", _LONGEST_EXCERPT).encode()
+            return failure_from_response(each.status, each.headers or {}, text, where)
         if isinstance(each, aiohttp.ClientResponseError):
             text = _cut(" ".join(each.message.split()), _LONGEST_EXCERPT)
             return BadResponse(f"{where}: {text}")

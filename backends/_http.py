@@ -23,7 +23,7 @@ from ._address import (
     secrets_of,
     server_address,
 )
-from ._failure import failure_from_library
+from ._failure import failure_from_library, has_reply
 from ._per_loop import Connections
 from ._wire import ReadOther, WireBackend
 
@@ -37,7 +37,10 @@ __all__ = ["HttpBackend"]
 
 
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_OWN_HEADERS = frozenset({"accept", "accept-encoding", "content-length", "content-type"})
+_OWN_HEADERS = frozenset(
+    {"accept", "accept-encoding", "content-encoding", "content-length", "content-type"}
+    | {"transfer-encoding"}
+)
 
 
 class HttpBackend(WireBackend):
@@ -71,6 +74,7 @@ class HttpBackend(WireBackend):
         **settings: Any,
     ) -> None:
         headers = _check_headers({} if headers is None else headers, api_key)
+        _check_kinds(proxy=proxy, ssl=ssl, unix_socket=unix_socket, session=session)
         direct = proxy is False or session is not None or unix_socket is not None
         if proxy:
             self._proxy = proxy_address(proxy)
@@ -133,9 +137,10 @@ class HttpBackend(WireBackend):
                     total=None, sock_connect=self.timeouts.connect, ceil_threshold=60
                 ),
                 allow_redirects=False,
+                raise_for_status=False,  # a session of the user's may say otherwise
             )
             streams = path == CHAT and response.content_type == "text/event-stream"
-            if response.status != 200 or not streams:
+            if not (streams and has_reply(response.status)):
                 pieces = (piece async for piece in response.content.iter_any())
                 others = read_other(response.status, response.headers, pieces, where)
                 async with aclosing(others):
@@ -155,6 +160,22 @@ class HttpBackend(WireBackend):
             if response is not None and not response.content.at_eof():
                 response.close()
         raise failure
+
+
+def _check_kinds(*, proxy: Any, ssl: Any, unix_socket: Any, session: Any) -> None:
+    """Raise `ConfigurationError`, without its value, for a setting of a wrong type."""
+    from ssl import SSLContext
+
+    for name, value, expected, fits in (
+        ("proxy", proxy, "an address, or False", proxy is False or isinstance(proxy, str)),
+        ("ssl", ssl, "an ssl.SSLContext, or False", isinstance(ssl, SSLContext | bool)),
+        ("unix_socket", unix_socket, "a path", isinstance(unix_socket, str | os.PathLike)),
+        ("session", session, "an aiohttp.ClientSession", hasattr(session, "closed")),
+    ):
+        if not (fits or value is None):
+            raise ConfigurationError(
+                f"{name}= is {expected}, not a value of type {type(value).__name__}"
+            )
 
 
 def _check_headers(

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from ..commander.errors import BackendError, ConfigurationError, MissingExtra
 from ..messages import Message, Request
 from ._address import CHAT, Host, hide_secrets
-from ._failure import failure_from_library, refuse
+from ._failure import failure_from_library, has_reply, refuse
 from ._per_loop import Connections
 from ._secret import as_secret, filter_loggers
 from ._wire import ReadOther, WireBackend
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 __all__ = ["OpenAIBackend"]
+
+
+_LAZY = (
+    ("openai", "AsyncOpenAI"),
+    ("openai.resources.chat", "AsyncChat"),
+    ("openai.resources.chat.completions", "AsyncCompletions"),
+    ("openai.resources", "AsyncEmbeddings"),
+)
 
 
 class OpenAIBackend(WireBackend):
@@ -55,8 +63,9 @@ class OpenAIBackend(WireBackend):
                 "(any text for a server that needs none)"
             )
         try:  # here and now: it takes a second, which no reply should wait for
-            for name in "aiohttp", "openai", "openai.resources.chat.completions":
-                import_module(name)
+            import_module("aiohttp")
+            for module, name in _LAZY:  # the SDK imports the modules of its clients at first use
+                getattr(import_module(module), name)
         except ImportError:
             raise MissingExtra("the openai backend", "openai") from None
         _trust()
@@ -126,7 +135,7 @@ class OpenAIBackend(WireBackend):
                     model=body["model"],
                     messages=[],
                     stream=True,
-                    extra_body=_but(body, "model", "stream"),
+                    extra_body=_but(body, "model"),
                 )
             else:
                 opening = client.embeddings.with_streaming_response.create(
@@ -159,7 +168,7 @@ class OpenAIBackend(WireBackend):
 
     async def _refuse(self, response: Response) -> None:
         """Raise for a refusal, before the SDK reads the whole of it."""
-        if response.status_code != 200:
+        if not has_reply(response.status_code):
             pieces = response.aiter_bytes()
             await refuse(response.status_code, response.headers, pieces, self._where)
 

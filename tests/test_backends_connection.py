@@ -8,20 +8,26 @@ import ssl
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
 from _line import ASK
 from _raw import RawServer, response
-from _server import ScriptedServer, text
+from _server import Reply, ScriptedServer, text
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.backends import Backend, Retries, connect
 from anabranch.backends._address import environment_proxy
-from anabranch.commander import AuthenticationError, BackendError, ConfigurationError
+from anabranch.commander import (
+    AuthenticationError,
+    BackendError,
+    BackendUnavailable,
+    ConfigurationError,
+)
 
 PEM = Path(__file__).parent / "data" / "localhost.pem"
 AWAY = "http://models.example/v1"  # an address to which only a proxy leads
@@ -77,8 +83,14 @@ async def test_headers_go_with_each_request_and_their_secrets_stay_hidden() -> N
         ({"headers": [SECRET]}, "a mapping of names to values"),
         ({"headers": {"authorization": SECRET}, "api_key": "k"}, "not both"),
         ({"proxy": f"socks5://u:{SECRET}@h"}, "not an http or https proxy"),
-        ({"proxy": 7, "unix_socket": "/s"}, "and no proxy"),
-        ({"session": object(), "ssl": False}, "session= has a connector"),
+        ({"headers": {"Transfer-Encoding": "chunked"}}, "the backend sets Transfer-Encoding"),
+        ({"proxy": "h:7", "unix_socket": "/s"}, "and no proxy"),
+        ({"session": SimpleNamespace(closed=False), "ssl": False}, "session= has a connector"),
+        ({"proxy": 7}, "proxy= is an address, or False, not a value of type int"),
+        ({"proxy": True}, "proxy= is an address"),
+        ({"ssl": SECRET}, "ssl= is an ssl.SSLContext, or False, not a value of type str"),
+        ({"unix_socket": 7}, "unix_socket= is a path"),
+        ({"session": SECRET}, "session= is an aiohttp.ClientSession"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_at_once(settings: Any, said: str) -> None:
@@ -113,6 +125,23 @@ async def test_a_proxy_is_asked_for_the_address(
     with pytest.raises(BackendError) as gone:
         await answer(connect(AWAY, model="m", proxy=address, retries=ONCE))
     assert SECRET not in str(gone.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(407, BackendError), (403, AuthenticationError), (502, BackendUnavailable)]
+)
+async def test_a_proxy_that_refuses_to_connect_is_told_by_its_status(
+    status: int, kind: type[BackendError]
+) -> None:
+    """Before there is any TLS; what another attempt may change is tried again."""
+    refusal = response(b"", status=f"{status} No {SECRET}")
+    async with asyncio.timeout(100), RawServer(lambda _: [refusal]) as proxy:
+        address = proxy.url.replace("http://", f"http://ann:{SECRET}@").removesuffix("/v1")
+        away = AWAY.replace("http:", "https:")
+        with pytest.raises(BackendError, match=f"the proxy refused: No .*{status}") as refused:
+            await answer(connect(away, model="m", proxy=address, retries=ONCE))
+    assert (type(refused.value), refused.value.status) == (kind, status)
+    assert SECRET not in str(refused.value)
 
 
 async def test_no_proxy_means_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,12 +232,16 @@ async def test_a_certificate_is_trusted_as_was_said(trusts: bool | str) -> None:
 
 
 async def test_a_session_of_ones_own_is_used_and_left_open() -> None:
-    """Its own headers go along; once it is closed, the error says so."""
+    """Its own headers go along; once it is closed, the error says so. Refusals are ours to read."""
     async with asyncio.timeout(100), ScriptedServer(text("Hi")) as server:
-        async with aiohttp.ClientSession(headers={"X-Team": "search"}) as session:
+        own = aiohttp.ClientSession(headers={"X-Team": "search"}, raise_for_status=True)
+        async with own as session:
             backend = connect(server.url, model="m", session=session)
             assert await answer(backend) == "Hi"
             assert not session.closed
+            server.script(Reply.error(401, {"message": "no such key"}))
+            with pytest.raises(AuthenticationError, match="no such key"):
+                await answer(backend)
         with pytest.raises(ConfigurationError, match=r"session= .* is closed"):
             await answer(backend)
     headers = {name.lower(): value for name, value in server.requests[0].headers.items()}

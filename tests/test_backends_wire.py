@@ -99,12 +99,14 @@ async def test_extra_fields_go_into_the_body_as_they_are(line: Line) -> None:
     backend = line.connect(seed=1, extra={"min_p": 0.1, "cache_prompt": True})
 
     await read_all(
-        backend, ask(seed=2, extra={"min_p": 0.2, "model": "large", "nested": {"a": None}})
+        backend,
+        ask(seed=2, extra={"min_p": 0.2, "model": "large", "nested": {"a": None}, "stream": False}),
     )
 
     (got,) = line.server.requests
-    del got.body["messages"], got.body["stream"], got.body["stream_options"]
+    del got.body["messages"], got.body["stream_options"]
     assert got.body == {
+        "stream": False,
         "model": "large",
         "seed": 2,
         "min_p": 0.2,
@@ -242,6 +244,24 @@ async def test_a_redirect_is_not_followed(line: Line) -> None:
     assert len(line.server.requests) == 1
 
 
+async def test_a_redirect_to_nowhere_is_a_refusal(line: Line) -> None:
+    """There is no address that could be given instead."""
+    line.server.script(Reply(status=304))
+
+    assert str(await failure_of(line.connect())).endswith("answered with status 304 (304)")
+
+
+@pytest.mark.parametrize("kind", ["text/event-stream", "application/json"])
+async def test_a_reply_may_have_another_status_of_success(line: Line, kind: str) -> None:
+    """Web frameworks answer a POST by 201; no reply stands behind one that has no content."""
+    line.server.script(Reply([_HI, _END, DONE], status=201, content_type=kind))
+
+    assert (await line.connect().complete(ASK)).content == "Hi"
+
+    line.server.script(Reply(status=204))
+    assert (await failure_of(line.connect())).status == 204
+
+
 async def test_what_is_not_the_protocol_is_a_bad_response(line: Line) -> None:
     """Broken JSON, another type, a web page, several choices."""
     both = {"choices": [{"delta": {"content": "a"}}, {"delta": {"content": "b"}, "index": 1}]}
@@ -270,6 +290,10 @@ QUIRKS: dict[str, list[bytes]] = {
     "byte order mark": [b"\xef\xbb\xbf" + _HI, _END, DONE],
     "event names and ids": [b"event: message\nid: 1\nretry: 9\n" + _HI, _END, DONE],
     "no blank after the colon": [s.replace(b"data: ", b"data:") for s in (_HI, _END, DONE)],
+    "a piece of no call": [
+        chunk({"tool_calls": [{"index": 0, "id": None, "function": {"arguments": None}}]}),
+        *(_HI, _END, DONE),
+    ],
     "an empty event": [_HI, b"data:\n\n", b"data: \n\n", _END, DONE],
     "no end mark": [_HI, _END],
     "no finish reason": [_HI, DONE],
@@ -284,7 +308,9 @@ async def test_a_server_that_differs_from_the_wire_is_understood(line: Line, qui
     """Its reply is what it would be without the quirk."""
     line.server.script(Reply(QUIRKS[quirk]))
 
-    assert (await line.connect().complete(ASK)).content == "Hi"
+    message = await line.connect().complete(ASK)
+
+    assert (message.content, message.tool_calls) == ("Hi", [])
 
 
 @pytest.mark.parametrize(
@@ -389,8 +415,10 @@ async def test_a_stream_is_known_by_how_it_begins(line: Line, kind: str, before:
 async def test_an_error_in_a_stream_is_of_the_kind_that_its_words_say(
     line: Line, told: dict[str, Any], kind: type[BackendError]
 ) -> None:
-    """One that will not change is not tried again."""
-    for step in event(told), json.dumps(told).encode() + b"\n":
+    """One that will not change is not tried again. It may be the only one of a list."""
+    lines = json.dumps(told).encode() + b"\n"
+    listed = json.dumps([told], indent=1).replace("[\n {", "[{").encode()  # as Gemini writes it
+    for step in event(told), event([told]), lines, listed, json.dumps([told], indent=1).encode():
         line.server.requests.clear()
         line.server.script(Reply([step + b"\n\n"]))
         assert type(await failure_of(line.connect())) is kind
