@@ -19,7 +19,7 @@ from pydantic_core import from_json
 
 from ..commander.errors import AnabranchError, BackendError, BadResponse, ConfigurationError
 from ..messages import ChunkReader, Delta, Message, Request, request_body
-from ..messages.text import quote
+from ..messages.text import SurrogateJoiner, quote
 from ._address import (
     CHAT,
     EMBEDDINGS,
@@ -162,11 +162,12 @@ class WireBackend(ModelBackend):
         # Servers need nothing back of a reply that was offered no tools.
         provider = self.item_provider if request.tools else ""
         events, chunks = EventReader(), ChunkReader(provider, names_listener())
+        halves = _Halves()
         try:
             body = self._body(partial(self.fields, request), request.options)
             async with aclosing(self.post(CHAT, body, any_reply)) as pieces:
                 async for piece in pieces:
-                    deltas, failed = _read(events.feed(piece), chunks)
+                    deltas, failed = _read(events.feed(piece), chunks, halves)
                     whole += len(piece)
                     silent = 0 if deltas else silent + len(piece)
                     if deltas:
@@ -178,7 +179,8 @@ class WireBackend(ModelBackend):
                     if whole > _LONGEST_REPLY:
                         raise BadResponse(f"the reply is longer than {_LONGEST_REPLY} bytes")
             # An event that the end of the stream cut off counts only if it is whole.
-            deltas, failed = _read([event.strip() for event in events.close()], chunks)
+            last = [event.strip() for event in events.close()]
+            deltas, failed = _read(last, chunks, halves)
             if deltas:
                 yield deltas
             if not (failed is None or isinstance(failed, BadResponse)):
@@ -227,13 +229,38 @@ def _unreadable(error: Exception) -> BadResponse:
     return BadResponse(f"the reply cannot be read: {kind}: {describe(error)}")
 
 
-def _read(events: list[bytes], chunks: ChunkReader) -> tuple[list[Delta], BackendError | None]:
+class _Halves:
+    """Joins the surrogate pairs of a reply that its deltas cut in two.
+
+    A half alone could not be printed or sent. A piece ends in one only where `from_json` refuses
+    its event, so `mend` is needed for such deltas, and for all others while a half is `pending`.
+    """
+
+    __slots__ = ("_joiners", "pending")
+
+    def __init__(self) -> None:
+        self._joiners = {name: SurrogateJoiner() for name in ("text", "reasoning", "refusal")}
+        self.pending = False
+
+    def mend(self, delta: Delta) -> Delta:
+        """Return `delta` without halves; the last delta has what stands for those that remain."""
+        ends = delta.done or delta.finish_reason is not None
+        for name, joiner in self._joiners.items():
+            text = joiner.feed(getattr(delta, name))
+            setattr(delta, name, text + joiner.end() if ends else text)
+        self.pending = any(joiner.half for joiner in self._joiners.values())
+        return delta
+
+
+def _read(
+    events: list[bytes], chunks: ChunkReader, halves: _Halves
+) -> tuple[list[Delta], BackendError | None]:
     """Return the deltas of the events, up to the first failure, and that failure."""
     deltas: list[Delta] = []
     try:
         for event in events:
             if event == b"[DONE]":
-                deltas.append(chunks.end())
+                deltas.append(halves.mend(chunks.end()))
                 continue
             try:
                 chunk: Any = from_json(event)
@@ -241,12 +268,12 @@ def _read(events: list[bytes], chunks: ChunkReader) -> tuple[list[Delta], Backen
                 for value in _values(event):
                     other = chunks.read(value) if value else chunks.end()
                     if other is not None:
-                        deltas.append(other)
+                        deltas.append(halves.mend(other))
                 continue
             if not isinstance(chunk, dict):
                 chunk = _only_object(chunk, event)
             if (delta := chunks.read(cast("dict[str, Any]", chunk))) is not None:
-                deltas.append(delta)
+                deltas.append(halves.mend(delta) if halves.pending else delta)
     except BackendError as failure:
         return deltas, failure
     return deltas, None

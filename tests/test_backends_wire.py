@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -14,6 +15,8 @@ from _server import DONE, Reply, ScriptedServer, calls, chunk, event, text
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anabranch.backends._sse import EventReader
+from anabranch.backends._wire import _Halves, _read  # pyright: ignore[reportPrivateUsage]
 from anabranch.commander import (
     AuthenticationError,
     BackendError,
@@ -24,7 +27,8 @@ from anabranch.commander import (
     ModelNotFound,
     RateLimited,
 )
-from anabranch.messages import delta_from_chunk
+from anabranch.messages import WholeMessages, delta_from_chunk
+from anabranch.messages.text import encodable
 
 __all__ = ["line"]  # the fixture
 
@@ -343,7 +347,34 @@ async def test_a_character_cut_in_two_is_whole_again(line: Line) -> None:
     halves.append(halves[0].replace(b"d83d", b"de00"))
     line.server.script(Reply([*halves, DONE]))
 
-    assert (await line.connect().complete(ASK)).content == "\U0001f600"
+    deltas = await read_all(line.connect())
+
+    assert [delta.text for delta in deltas if delta.text] == ["\U0001f600"]
+
+
+@given(
+    text=st.text(st.sampled_from("ab\ud83d\ude00\U0001f600")),
+    cuts=st.lists(st.integers(0, 10), max_size=5),
+    key=st.sampled_from(["content", "reasoning", "refusal"]),
+    ends=st.sampled_from([DONE, chunk(finish="stop")]),
+)
+def test_no_delta_has_half_a_character(text: str, cuts: list[int], key: str, ends: bytes) -> None:
+    """However a server cuts a text of UTF-16, and if it sends halves that nothing completes."""
+    units = text.encode("utf-16-le", "surrogatepass")
+    places = [0, *sorted(2 * cut for cut in cuts), len(units)]
+    pieces = [
+        units[start:end].decode("utf-16-le", "surrogatepass") for start, end in pairwise(places)
+    ]
+    events = [chunk({key: piece}) for piece in pieces]
+    reader, halves, messages = EventReader(), _Halves(), WholeMessages()
+    said = ""
+    for each in [*events, ends]:
+        deltas, failed = _read(reader.feed(each), messages, None, halves)
+        assert failed is None
+        for delta in deltas:
+            said += delta.text + delta.reasoning + delta.refusal
+            said.encode()
+    assert said == encodable(text)
 
 
 async def test_arguments_as_an_object_are_taken_as_they_are(line: Line) -> None:
