@@ -13,7 +13,7 @@ come back. Around that:
 - `_http`: what all wires do over HTTP alike; `_frames`: server-sent events as text
 - `_auth`, `_local`: who asks, and which names and addresses are this machine's
 - `_body`: a request's body, as sound JSON
-- `_failure`: what a client is told of a run that failed
+- `_failure`: what a client is told of a run that failed; `_masked_logs`: log records without keys
 - `_asking`: what a request asks, and what is refused by name; `_options`: what it may choose of a
   model
 - `_uvicorn`: a server by itself: its address, and how it ends

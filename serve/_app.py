@@ -15,6 +15,7 @@ from ..store import Journal, JournalError, RunBusy
 from ._auth import Auth as Auth
 from ._auth import Authenticator
 from ._kept import PREFIX
+from ._masked_logs import masked_logs
 from ._run import OnLeave
 from ._runs import NotBegun, Runs
 from ._served import Served, serve_thing
@@ -183,6 +184,7 @@ class Server:
         if self._runs is not None:
             raise RuntimeError("this server runs already: it begins once, in one application")
         async with AsyncExitStack() as stack:
+            stack.enter_context(masked_logs())
             journal = self.journal
             if journal is not None and not journal.is_open:
                 await stack.enter_async_context(journal)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import ValidationError
 
 from ..messages import Message, ProviderItem
-from ._http import NO_RETRY, Refusal, refuse_failure
+from ._http import NO_RETRY, REQUEST_ID, Refusal, refuse_failure
 from ._options import asked_for
 from ._run import OnLeave, Run
 from ._runs import Busy
@@ -95,7 +95,10 @@ async def start(
     except Exception as error:  # noqa: BLE001 - what is served cannot even begin
         raise refuse_failure("the run", f"a run of {served.name} could not begin", error) from None
     if not await run.until_accepted():
-        raise Refusal(503, "the server cannot keep this run", headers=NO_RETRY)
+        if runs.closing:
+            raise Busy(closing=True)
+        text = f"the server cannot keep this run (id {run.id}); see the server log"
+        raise Refusal(503, text, headers={**NO_RETRY, REQUEST_ID: run.id})
     return run
 
 

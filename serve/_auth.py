@@ -28,7 +28,11 @@ PATIENCE = 30.0
 
 
 class AuthFailed(Exception):
-    """A function that should know users has failed: nobody is let in."""
+    """A function that should know users has failed: nobody is let in; `id` is that in the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.id = secrets.token_hex(8)
 
 
 class Authenticator:
@@ -70,14 +74,18 @@ class Authenticator:
         except Exception as error:  # noqa: BLE001 - whatever somebody's function may raise
             # Its text and its values may hold the token (`USERS[token]` raises just that).
             where = "".join(traceback.format_tb(error.__traceback__))
-            logger.error("auth raised %s; nobody was let in\n%s", type(error).__name__, where)
-            raise AuthFailed from None
+            failed = AuthFailed()
+            text = "auth raised %s; nobody was let in (id %s)\n%s"
+            logger.error(text, type(error).__name__, failed.id, where)
+            raise failed from None
         if user is None or user is False or user == "":
             return None
         if not isinstance(user, str):
             kind = type(cast("object", user)).__name__
-            logger.error("auth gave a %s, not a user's name; nobody was let in", kind)
-            raise AuthFailed
+            failed = AuthFailed()
+            text = "auth gave a %s, not a user's name; nobody was let in (id %s)"
+            logger.error(text, kind, failed.id)
+            raise failed
         return user
 
 

@@ -89,7 +89,7 @@ class Refusal(Exception):
         self.message = message
         self.code = code
         self.field = field
-        self.headers = headers or {}
+        self.headers = {**(headers or {})}
 
     def response(self) -> JSONResponse:
         """Return it as OpenAI's wire has errors."""
@@ -112,19 +112,28 @@ Endpoint: TypeAlias = "Callable[[Server, Request, str], Awaitable[Response]]"
 def route(server: Server, method: str, path: str, endpoint: Endpoint) -> Route:
     """Make a route: who asks is known, and may, before `endpoint` is called; refusals are told."""
 
+    def refuse(refusal: Refusal, cause: Exception | None = None) -> Response:
+        """Answer with a refusal; one that is the server's fault has an id, also in the log."""
+        if refusal.status >= 500 and REQUEST_ID not in refusal.headers:
+            name = secrets.token_hex(8)
+            level = logging.WARNING if cause is None else logging.ERROR
+            logger.log(level, "%s %s: %s (id %s)", method, path, cause or refusal, name)
+            refusal.message += f" (id {name})"
+            refusal.headers |= {REQUEST_ID: name}
+        return refusal.response()
+
     async def answer(request: Request) -> Response:
         try:
             _require_own_machine(server, request)
             _require_own_page(request)
             response = await endpoint(server, request, await _who_asks(server, request))
         except Refusal as refusal:
-            return refusal.response()
+            return refuse(refusal)
         except Busy as busy:
             headers = {"Retry-After": str(busy.retry_after)}
-            return Refusal(busy.status, str(busy), code="rate_limit", headers=headers).response()
+            return refuse(Refusal(busy.status, str(busy), code="rate_limit", headers=headers))
         except NotBegun as error:
-            logger.error("%s %s: %s", method, path, error)
-            return Refusal(503, "the server has not begun", headers=NO_RETRY).response()
+            return refuse(Refusal(503, "the server has not begun", headers=NO_RETRY), error)
         except ClientDisconnect:
             return Refusal(400, "the request broke off").response()  # which nobody reads
         except Exception as error:  # noqa: BLE001 - a client is told nothing of the inside
@@ -199,8 +208,9 @@ async def _who_asks(server: Server, request: Request) -> str:
     """Return who asks; refuse whom nobody knows."""
     try:
         user = await server.user_of(request)
-    except AuthFailed:
-        raise Refusal(503, "nobody can be let in for now", headers=NO_RETRY) from None
+    except AuthFailed as failed:
+        text = f"nobody can be let in for now (id {failed.id}); see the server log"
+        raise Refusal(503, text, headers={**NO_RETRY, REQUEST_ID: failed.id}) from None
     if user is None:
         headers = {"WWW-Authenticate": "Bearer"}
         raise Refusal(401, "the token is not known", code="invalid_api_key", headers=headers)

@@ -13,6 +13,7 @@ import socket
 import weakref
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from _asgi import Answer, ask, body_of
 from _serving import client_of, on_uvicorn
 from openai import APIError, BadRequestError, InternalServerError, RateLimitError
 
+import anabranch
 from anabranch import Agent, Job, Message, ToolCall, connect, tool
 from anabranch.commander.errors import (
     AuthenticationError,
@@ -28,7 +30,9 @@ from anabranch.commander.errors import (
     ContextTooLong,
     RateLimited,
 )
+from anabranch.messages.mask import mask
 from anabranch.serve import Server, serve
+from anabranch.serve._masked_logs import LOGGERS
 from anabranch.testing import ScriptedBackend
 
 CHAT, RESPONSES, RUNS = "/v1/chat/completions", "/v1/responses", "/runs"
@@ -376,3 +380,103 @@ async def test_a_run_that_has_ended_does_not_keep_what_was_asked() -> None:
         gc.collect()
         assert [job() for job in jobs] == [None]
         assert (await ask(server, "GET", f"/runs/{run.json['id']}")).status == 200
+
+
+# --- answers of 503
+
+
+async def _unknown(_: str) -> Any:
+    raise LookupError("no directory")
+
+
+def _nameless(_: str) -> Any:
+    return 5
+
+
+@pytest.mark.parametrize("why", ["auth", "name", "not begun", "ending", "journal"])
+async def test_each_503_is_found_in_the_log_by_its_id(
+    why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The header and the text have an id, and an entry of the log has the same one."""
+    auths: dict[str, Any] = {"auth": _unknown, "name": _nameless}
+    path = tmp_path / "runs.db"
+    server = serve(
+        Agent(ScriptedBackend(otherwise="hi"), name="writer"),
+        auth=auths.get(why),
+        journal=path if why == "journal" else None,
+    )
+
+    async def refused() -> Answer:
+        headers = {"authorization": "Bearer ann"}
+        return await ask(server, "POST", RUNS, _asked(RUNS), headers=headers)
+
+    if why == "not begun":
+        answer = await refused()
+    else:
+        async with server.running():
+            if why == "ending":
+                await server.runs.drain(0)
+            if why == "journal":
+                path.unlink()
+            answer = await refused()
+    assert answer.status == 503
+    name = answer.headers["x-request-id"]
+    assert f"(id {name})" in answer.json["error"]["message"]
+    assert name in caplog.text
+
+
+# --- records of the engine
+
+
+class Wrong(Job[None]):
+    """Fails."""
+
+    text: str
+
+    async def task(self) -> None:
+        raise RuntimeError(f"{self.text} is wrong")
+
+
+class Isolating(Job[str]):
+    """Ends well, with a child whose failure only the engine's log has."""
+
+    policy = "isolate"
+    text: str
+
+    async def task(self) -> str:
+        self.put_job(Wrong(self.text))
+        return "done"
+
+
+@pytest.mark.parametrize("key", KEYS)
+async def test_the_engines_own_records_have_no_key(
+    key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are written by handlers of whatever program serves, as `uvicorn module:app`."""
+    secret = key.removeprefix("https://ann:").removesuffix("@models.test/v1")
+    async with _running(Isolating) as server:
+        said = [{"role": "user", "content": key}]
+        await ask(server, "POST", CHAT, body_of({"model": "Isolating", "messages": said}))
+        logging.getLogger("anabranch.tools").warning("a call of %s", key)
+        logging.getLogger("anabranch.tools").warning("an odd record %d", key)
+    records = [each for each in caplog.records if each.name != "anabranch.serve"]
+    first, second, third = records
+    assert secret not in logging.Formatter().format(first) + repr(vars(first))
+    assert "***" in logging.Formatter().format(first)
+    assert second.getMessage() == f"a call of {mask(key)}"
+    assert third.getMessage() == f"an odd record %d {mask(repr((key,)))}"
+    logging.getLogger("anabranch.tools").warning("a call of %s", key)
+    assert caplog.records[-1].args == (key,)  # and as before when the server has ended
+
+
+def test_all_loggers_of_the_package_are_masked() -> None:
+    """A logger of another name would write keys."""
+    root = Path(anabranch.__file__).parent
+    found = {
+        name
+        for file in root.glob("*/**/*.py")
+        if file.relative_to(root).parts[0] not in ("tests", "benchmarks", "examples")
+        for name in re.findall(r'getLogger\("(anabranch[.\w]*)"\)', file.read_text())
+    }
+    assert len(found) > 5
+    assert found <= {*LOGGERS}
