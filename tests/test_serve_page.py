@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from _serve_page import MARKS, Crowd, Gates, Open, agent, calls, chromium, talks
 
+from anabranch.messages import Delta
+from anabranch.testing import deltas
+
 pytestmark = MARKS
 
 
@@ -117,6 +120,26 @@ def test_an_answer_that_breaks_off_is_struck_out(talk: Open) -> None:
     assert page.page.locator(".broken").all_inner_texts() == ["Half an"]
     said = page.page.evaluate("JSON.parse(sessionStorage.getItem('said'))")
     assert [each["content"] for each in said] == ["Hello?", "A whole one."]
+
+
+def test_reasoning_is_folded_and_no_part_of_the_answer(talk: Open) -> None:
+    """One for each reply, in its place, also after a reload; the answer alone is sent again."""
+    steps = [Delta(reasoning="A hat? "), Delta(reasoning="<b>Yes</b>."), *deltas("Done.")]
+    first = calls("Oslo", name="weather", field="city").model_copy(update={"reasoning": "Look."})
+    page = talk(agent(first, steps))
+    page.ask("Buy")
+    page.end()
+    for _ in "12":
+        thoughts = page.page.locator("details.thought")
+        assert thoughts.evaluate_all("all => all.map(each => each.open)") == [False, False]
+        assert thoughts.locator("div").all_text_contents() == ["Look.", "A hat? <b>Yes</b>."]
+        assert page.said == ["Done."]
+        page.page.reload()
+        page.page.wait_for_selector("details.thought")
+    said = page.page.evaluate("JSON.parse(sessionStorage.getItem('said'))")
+    assert [each["content"] for each in said] == ["Buy", "Done."]
+    kinds = page.page.locator("#talk > details").evaluate_all("all => all.map(e => e.classList[0])")
+    assert kinds == ["thought", "call", "thought"]
 
 
 def test_a_text_with_code_is_shown_so_and_nothing_of_it_runs(talk: Open) -> None:

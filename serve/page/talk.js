@@ -1,7 +1,7 @@
 // The talk: what was said, which tools were called, and what a person is asked.
 
 const NEAR = 80; // pixels from the end within which the talk follows what is added
-const KEPT = 5000; // characters of a tool's text that are shown again after a reload
+const KEPT = 5000; // characters of a tool's text, or of reasoning, that are shown again after a reload
 
 const isLow = () => $("talk").scrollHeight - $("talk").scrollTop - $("talk").clientHeight < NEAR;
 
@@ -68,6 +68,8 @@ class View {
     this.texts = [];
     this.speech = null; // what is being said
     this.speaker = null; // the number of the reply that it is part of
+    this.thought = null; // where its reasoning stands
+    this.thinker = null; // the number of the reply that it is part of
     this.broken = false; // whether it is no answer, unless it is the user who has stopped it
     this.calls = new Map();
     this.questions = new Map();
@@ -77,11 +79,12 @@ class View {
   get text() { return this.texts.map((each) => each.text).join("\n\n"); }
 
   show(kind, data) {
-    if (kind === "reasoning" || kind === "items") return; // neither is for the reader of the answer
+    if (kind === "items") return; // data for the model's provider
     this.keep(kind, data);
     keepLow(() => {
       if (this.broken && kind !== "cancelled") this.breakOff();
       if (kind === "text") this.say(data);
+      else if (kind === "reasoning") this.reason(data);
       else if (kind === "broken") this.broken = true;
       else if (kind === "called") this.call(data);
       else if (kind === "answered") this.answer(data);
@@ -92,8 +95,21 @@ class View {
 
   keep(kind, data) {
     const last = this.kept.at(-1);
-    if (kind === "text" && last?.[0] === "text" && last[1].speech === data.speech) last[1].text += data.text;
-    else this.kept.push([kind, kind === "text" ? { ...data } : shortened(data)]);
+    const more = ["text", "reasoning"].includes(kind) && last?.[0] === kind && last[1].speech === data.speech;
+    if (!more) this.kept.push([kind, kind === "text" ? { ...data } : shortened(data)]);
+    else if (kind === "text") last[1].text += data.text;
+    else if (last[1].text.length <= KEPT) last[1].text = shortened({ text: last[1].text + data.text }).text;
+  }
+
+  // The reasoning of one reply, folded. It pauses no speech: a reply may reason between two words.
+  reason(data) {
+    if (!this.thought || this.thinker !== data.speech) {
+      const thought = add("thought", "", "details");
+      this.thought = make("div");
+      this.thinker = data.speech;
+      thought.append(make("summary", "", "Reasoning"), this.thought);
+    }
+    this.thought.append(data.text);
   }
 
   say(data) {
