@@ -15,7 +15,7 @@ come back. Around that:
 - `_body`: a request's body, as sound JSON
 - `_failure`: what a client is told of a run that failed; `_masked_logs`: log records without keys
 - `_asking`: what a request asks, and what is refused by name; `_options`: what it may choose of a
-  model
+  model; `_returned_items`: provider items that its client has dropped
 - `_uvicorn`: a server by itself: its address, and how it ends
 - `_openai_http`: OpenAI's addresses; `_openai_fields`: its Responses in terms of its chat
 - `_own_http`: the wire of the page, and of programs that want all of a run

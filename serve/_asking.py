@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from ..messages import Message, ProviderItem
 from ._http import NO_RETRY, REQUEST_ID, Refusal, refuse_failure
 from ._options import asked_for
+from ._returned_items import return_items
 from ._run import OnLeave, Run
 from ._runs import Busy
 from ._served import BadQuestion, Question
@@ -85,6 +86,7 @@ async def start(
     asked = dict(asked_for(body))
     question = Question(messages, fields, asked, [*map(_tool, tools)])
     runs = server.runs
+    await return_items(runs, user, served.name, messages)
     try:
         run = runs.start(served, question, user, leave, traced=traced, asks=asks, echo=echo)
     except Busy:

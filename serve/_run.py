@@ -91,6 +91,8 @@ class Run(Node[None], internal=True):
         self._settled = asyncio.Event()  # that it is known whether it is accepted
         self._kept = kept
         self._question: Question | None = question
+        # The id of the first call that the client is to run, where the reply has provider items.
+        self.first_call: str | None = None
         self._stopped = False  # somebody has cancelled it, and not the end of the server
         self.approvals = Approvals(timeout=PATIENCE, on_ask=self._asked)
         self._asks = asks
@@ -172,6 +174,8 @@ class Run(Node[None], internal=True):
                 self._say("text", text=told.text, speech="result", agent=self.served.name)
             if told.items:
                 self._say("items", items=told.items)
+                if told.calls and self.echo.get("store", True):
+                    self.first_call = told.calls[0]["id"]
             for call in told.calls:
                 self._say("requested", **call)
             if self.trace is not None:

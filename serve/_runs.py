@@ -55,6 +55,8 @@ class NotBegun(RuntimeError):
 # characters altogether.
 KEPT = 10
 KEPT_SIZE = 100_000_000
+# Runs with the same id of a call that are looked at.
+SAME_ID = 8
 # Seconds between two looks for calls in doubt, and between two for what the file has too long.
 LOOK = 0.5
 TIDY = 10.0
@@ -79,6 +81,9 @@ class Runs:
         # The runs that have ended, the first to end first: when each is forgotten, and its size.
         self._kept: dict[str, tuple[asyncio.TimerHandle, int]] = {}
         self._size = 0
+        # Those of them that clients are to run calls for, by owner, model and the first call's id;
+        # the newest last.
+        self._calling: dict[tuple[str, str, str], list[Run]] = {}
         self._runs: dict[str, Run] = {}
         self.running = 0  # how many have not ended, those that wait to be resumed included
         # Persisted runs that this process has not resumed yet, the oldest first; a client waits for
@@ -224,6 +229,13 @@ class Runs:
         known = run is not None and run.owner == owner and run.is_accepted
         return run if known else None
 
+    def calling(self, owner: str, served: str, call_id: str) -> list[Run]:
+        """Return the runs of this owner's whose reply has this call first, the newest first.
+
+        Only those whose reply has provider items; a few, where a provider repeats its ids.
+        """
+        return self._calling.get((owner, served, call_id), [])[: -SAME_ID - 1 : -1]
+
     def renew(self, run: Run) -> None:
         """Keep a run that has ended for `keep` seconds from now on."""
         if run.id in self._kept:
@@ -275,6 +287,9 @@ class Runs:
         timer = asyncio.get_running_loop().call_later(seconds, self._forget, run.id)
         self._kept[run.id] = timer, run.size
         self._size += run.size
+        if run.first_call is not None:
+            place = (run.owner, run.served.name, run.first_call)
+            self._calling.setdefault(place, []).append(run)
         while len(self._kept) > KEPT * self._most or self._size > KEPT_SIZE:
             self._forget(next(iter(self._kept)))
 
@@ -286,6 +301,12 @@ class Runs:
         timer, size = self._kept.pop(run_id)
         timer.cancel()
         self._size -= size
+        run = self._runs[run_id]
+        if run.first_call is not None:
+            place = (run.owner, run.served.name, run.first_call)
+            self._calling[place].remove(run)
+            if not self._calling[place]:
+                del self._calling[place]
 
     async def drain(self, timeout: float, grace: float = 0.0) -> None:
         """Take no more, let what runs end, and cancel after `timeout` seconds what still does.

@@ -5,17 +5,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from _replays import every_life
 from _server import DONE, Reply, ScriptedServer, chunk, text
-from _serving import on_uvicorn
+from _serving import client_of, on_uvicorn
 from _serving import talk as talk_to
 from _strict import KINDS, StrictServer
+from openai import APIError
 
 from anabranch import Agent, Conversation, connect, handler, tool
 from anabranch.backends import Backend, Fallback, Retries
@@ -27,6 +30,7 @@ from anabranch.store import Durable, Journal, Live, live
 from anabranch.testing import ScriptedBackend
 
 SCHEMES = ("http", "openai")
+DIGEST = hashlib.sha256(b"ann").hexdigest()
 
 
 @tool(read_only=True)
@@ -244,6 +248,67 @@ async def test_they_come_through_a_server_of_ours(kind: str) -> None:
                     assert await turn(model, talk, "Second?") == "Answer 3."
                 assert "127.0.0.1" not in json.dumps([each.value for each in items_of(talk)])
         assert server.refusals == []
+
+
+async def call_and_answer(url: str, wire: str, key: str, *, spoil: bool = False) -> None:
+    """Ask as "ann"; send the reply and its results back with the usual fields alone, as `key`."""
+    arguments, question = '{"a": 9, "b": 9}', {"role": "user", "content": "First?"}
+    client: Any
+    own: Any
+    reply: Any
+    async with client_of(url, "ann") as client, client_of(url, key) as own:
+        if wire == "chat":
+            tools: Any = [{"type": "function", "function": TOOL}]
+            more: Any = {"model": "model", "tools": tools}
+            first = await client.chat.completions.create(messages=[question], **more)
+            said: Any = first.choices[0].message
+            reply = said.model_dump(include={"role", "content", "tool_calls"})
+            if spoil:
+                reply["tool_calls"][0]["function"]["arguments"] = arguments
+            results = [
+                {"role": "tool", "tool_call_id": each.id, "content": "3"}
+                for each in said.tool_calls
+            ]
+            await own.chat.completions.create(messages=[question, reply, *results], **more)
+            return
+        more = {"model": "model", "tools": [{"type": "function", **TOOL, "strict": False}]}
+        response = await client.responses.create(input=[question], **more)
+        calls = [each.model_dump() for each in response.output if each.type == "function_call"]
+        kind = "function_call_output"
+        outputs: Any = [{"type": kind, "call_id": each["call_id"], "output": "3"} for each in calls]
+        if spoil:
+            calls[0]["arguments"] = arguments
+        await own.responses.create(input=[question, *calls, *outputs], **more)
+
+
+OTHERS = [{"key": "bob"}, {"spoil": True}, {"keep": 0}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "wire", "change"),
+    [
+        *((kind, wire, {}) for kind in KINDS for wire in ("chat", "responses")),
+        *(("gemini", "chat", change) for change in OTHERS),
+    ],
+)
+async def test_a_server_of_ours_adds_what_its_client_has_dropped(
+    kind: str, wire: str, change: dict[str, Any]
+) -> None:
+    """To a reply that calls tools and comes back as it was; for its owner, and while it is kept."""
+    settings: dict[str, Any] = {"keep": 300, "key": "ann", "spoil": False, **change}
+    keep = settings.pop("keep")
+    async with StrictServer(kind) as model, reach("http", model.url) as backend:
+        server = serve({"model": backend}, auth=["ann", "bob"], keep=keep)
+        async with on_uvicorn(server) as url:
+            with suppress(APIError):
+                await call_and_answer(url, wire, **settings)
+            found = server.runs.calling(f"token {DIGEST}", "model", "call_0_0")
+            assert len(found) == bool(keep)
+            for each in found:
+                await server.runs.delete(each)
+            assert server.runs.calling(f"token {DIGEST}", "model", "call_0_0") == []
+    assert len(model.requests) == 2
+    assert bool(model.refusals) == bool(change)
 
 
 def items_of(talk: Conversation) -> list[ProviderItem]:
