@@ -20,6 +20,7 @@ from ..commander.tap import Tap
 from ..messages import ToolCall, Usage
 from ..store import Journal, JournalError, NotPending, PendingDoubt, RunBusy, RunNotFound
 from ..tools import Approval, Approvals, Decision, ToolQuestion, ToolResult
+from ..tools.origins import definition_of
 from ..tracing.lines import KINDS as TREE_KINDS
 from ..tracing.lines import Lines
 from ._failure import Failure, failure_of, log_failure
@@ -302,7 +303,9 @@ class Run(Node[None], internal=True):
 
     def _asked(self, question: Approval) -> None:
         call = question.call
-        self._put(question, {"name": call.name, "arguments": call.text, "id": call.id})
+        said = {"name": call.name, "arguments": call.text, "id": call.id}
+        # By it a client knows the tool again for which a person has said "always".
+        self._put(question, {**said, "definition": definition_of(question.tool)})
 
     def _put(self, question: Approval | PendingDoubt, said: dict[str, Any]) -> None:
         """Tell of a question, unless that was told in an earlier life."""

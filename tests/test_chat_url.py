@@ -23,13 +23,14 @@ from test_chat_served import Report, Seen, ask, calling, double, roles, user, wi
 
 from anabranch import Agent, Commander, Job, NodeCancelled
 from anabranch.cli._http import BadServer, address_of
+from anabranch.cli.chat._rules import Rules
 from anabranch.cli.chat._run_partner import Refused
 from anabranch.cli.chat._url_partner import UrlPartner, find_server
 from anabranch.commander.errors import ConfigurationError
-from anabranch.messages import Message, Usage
+from anabranch.messages import Message, ToolCall, Usage
 from anabranch.serve import serve
 from anabranch.testing import ScriptedBackend, deltas
-from anabranch.tools import Decision
+from anabranch.tools import AnyTool, Decision, Tool
 
 TEXT = "one two three four five six seven"
 
@@ -93,6 +94,39 @@ async def cutting(url: str, cuts: Callable[[int], int | None]) -> AsyncGenerator
         for task in working:
             task.cancel()
         await asyncio.gather(*working, return_exceptions=True)
+
+
+class Allowing(Seen):
+    """Keeps the tool that it is asked about."""
+
+    tool: AnyTool
+
+    async def ask(self, call: ToolCall, tool: AnyTool) -> bool | Decision:
+        self.tool = tool
+        return True
+
+
+async def test_always_holds_for_the_tool_as_the_server_defines_it(tmp_path: Path) -> None:
+    """Also when it begins again; another one of that name behind the same address asks again."""
+
+    def remove(disk: str) -> str:
+        return f"removed {disk}"
+
+    others = [
+        Tool(remove, name="wipe", description=wipe.description, approve=True),
+        Tool(wipe.function, name="wipe", description="Wipe gently.", approve=True),
+    ]
+    seen: list[AnyTool] = []
+    for there in (wipe, wipe, *others):
+        view = Allowing()
+        agent = writer(calling("wipe", disk="a"), "Done.", tools=[there])
+        async with on_uvicorn(serve(agent)) as url:
+            await ask(await find_server(url), "hi", view)
+        view.tool.source = "the same address"
+        seen.append(view.tool)
+    rules, call = Rules(tmp_path / "rules.json", tmp_path), ToolCall(id="c", name="wipe")
+    rules.add(seen[0])
+    assert [rules.allows(call, each) for each in seen] == [True, True, False, False]
 
 
 async def test_a_server_answers_with_its_tools_and_hears_what_was_said() -> None:

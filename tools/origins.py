@@ -9,11 +9,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..messages.mask import mask
 
-__all__ = ["ServerOrigin", "fingerprint", "mask_spec"]
+if TYPE_CHECKING:
+    from ._tool import AnyTool
+
+__all__ = ["ServerOrigin", "definition_of", "fingerprint", "mask_spec"]
 
 STARS = "***"
 ROUNDS = 100_000
@@ -42,6 +45,12 @@ def fingerprint(value: object) -> str:
     Nothing of the value can be read from it. The first call for a value takes some 50 ms.
     """
     return _stretch(json.dumps(value, sort_keys=True, default=str))
+
+
+def definition_of(tool: AnyTool) -> str:
+    """Return a digest of the tool, as a model sees it, and of where its calls go."""
+    shown = [tool.name, tool.description, tool.parameters]
+    return fingerprint([shown, tool.bare.definition])
 
 
 @lru_cache(256)

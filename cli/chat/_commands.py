@@ -23,12 +23,12 @@ from ...handlers import handler
 from ...messages import Conversation, Message
 from ...store import JournalError
 from ...tools import AnyTool
+from ...tools.origins import definition_of
 from .._terminal import LONGEST, complain, in_line
 from ._agent_partner import AgentPartner
 from ._home import read_message
 from ._live import LiveScreen
 from ._partner import Partner
-from ._rules import definition_of
 from ._sessions import SessionInfo, shorten_title
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from ...messages import ToolCall
 from ...messages.mask import mask
 from ...messages.whole import write_whole
 from ...tools import AnyTool
-from ...tools.origins import fingerprint
+from ...tools.origins import definition_of
 
-__all__ = ["Rule", "Rules", "definition_of"]
+__all__ = ["Rule", "Rules"]
 
 VERSION = 2
 """Of the file. The digests of the first version covered a server's program without its arguments,
@@ -129,12 +129,6 @@ class Rules:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         rules_as_json = [asdict(each) for each in rules]
         write_whole(self.path, json.dumps({"version": VERSION, "rules": rules_as_json}, indent=1))
-
-
-def definition_of(tool: AnyTool) -> str:
-    """Return a digest of the tool, as a model sees it, and of where its calls go."""
-    shown = [tool.name, tool.description, tool.parameters]
-    return fingerprint([shown, tool.bare.definition])
 
 
 def _write(value: object) -> str:

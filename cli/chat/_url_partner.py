@@ -288,7 +288,8 @@ class UrlPartner(RunPartner):
         arguments, error = read_arguments(str(said.get("arguments", "")))
         name = str(said.get("name", ""))
         call = ToolCall(id=str(number), name=name, arguments=arguments, error=error)
-        decision = Decision.of(await view.ask(call, _tool_there(name, self._where, self.name)))
+        there = _tool_there(name, self._where, self.name, said.get("definition"))
+        decision = Decision.of(await view.ask(call, there))
         approved = decision.approved
         if approved and decision.arguments not in (None, arguments):
             self._note("(a server takes a yes or a no, and no other arguments: it is told no)")
@@ -302,14 +303,27 @@ class UrlPartner(RunPartner):
                     await require_ok(told, self._where)
 
 
-def _tool_there(name: str, where: str, agent: str) -> Tool[..., Any]:
+class _ToolThere(Tool[..., Any]):
+    """A tool that an agent on a server has; `digest` is that of its definition there."""
+
+    digest: object = None
+
+    @property
+    def definition(self) -> Mapping[str, Any]:
+        """As of any tool, and what the server says of it."""
+        return {**super().definition, "there": self.digest}
+
+
+def _tool_there(name: str, where: str, agent: str, digest: object) -> Tool[..., Any]:
     """Return what a person sees of a tool that an agent on a server has."""
 
     async def runs_there(**arguments: Any) -> None:
         raise ConfigurationError(f"{name} runs on {where}, and can be shown here alone")
 
-    there = Tool(runs_there, name=name, description="", approve=True, parameters={"type": "object"})
+    parameters = {"type": "object"}
+    there = _ToolThere(runs_there, name=name, description="", approve=True, parameters=parameters)
     there.source = f"{where}, agent {agent!r}"
+    there.digest = digest
     return there
 
 
