@@ -36,8 +36,11 @@ def translate(body: dict[str, Any]) -> dict[str, str]:
             raise Refusal(400, f"{name} is not supported here", field=name)
     if (most := body.pop("max_output_tokens", None)) is not None:
         body["max_tokens"] = most
+    _take_include(body)
     reasoning = take_object(body, "reasoning")
     body["reasoning_effort"] = reasoning.pop("effort", None)
+    if reasoning.get("summary") == "auto":  # a response has what the model reasons as it is
+        del reasoning["summary"]
     _require_nothing(reasoning, "reasoning")
     text = take_object(body, "text")
     body["verbosity"] = text.pop("verbosity", None)
@@ -52,6 +55,13 @@ def translate(body: dict[str, Any]) -> dict[str, str]:
         case _:
             pass
     return RESPONSE_NAMES
+
+
+def _take_include(body: dict[str, Any]) -> None:
+    """Take what a response is to include: the data of a provider, which it has anyway."""
+    found: Any = body.pop("include", None)
+    if found not in (None, [], ["reasoning.encrypted_content"]):
+        raise Refusal(400, f"include: {found!r:.100} is not supported here", field="include")
 
 
 def take_stream_options(body: dict[str, Any]) -> dict[str, Any]:

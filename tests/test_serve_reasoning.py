@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from _own_wire import HI, served
 from _serving import talk
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai import BadRequestError
 
 from anabranch import Agent, Message, ToolCall, tool
 from anabranch.serve._kept_log import KeptLog
@@ -73,6 +75,21 @@ async def test_responses_have_it_as_items_streamed_and_whole() -> None:
         listed: list[Any] = [*ASK, *whole.output, *ASK]
         again = await client.responses.create(model="thinker", input=listed)
         assert again.output_text == "It is 4."
+
+
+async def test_a_request_may_ask_for_what_a_response_has_anyway() -> None:
+    """As clients do by themselves; anything else that it is to include is refused."""
+    wanted: Any = {"include": ["reasoning.encrypted_content"], "reasoning": {"summary": "auto"}}
+    async with talk(agent()) as client:
+        response = await client.responses.create(model="thinker", input="hi", **wanted)
+        assert response.output[0].type == "reasoning"
+        others: list[Any] = [["file_search_call.results"], "all", [*wanted["include"] * 2], 5, [{}]]
+        for other in [
+            *({"include": each} for each in others),
+            {"reasoning": {"summary": "concise"}},
+        ]:
+            with pytest.raises(BadRequestError, match="not supported here"):
+                await client.responses.create(model="thinker", input="hi", **other)
 
 
 async def test_what_agents_below_reason_is_not_told() -> None:
