@@ -95,7 +95,8 @@ RESPONSE_HARMLESS: dict[str, Any] = {
     },
     "background": False,
     "store": True,
-    "include": [],
+    "include": ["reasoning.encrypted_content"],
+    "reasoning": {"summary": "auto"},
     "truncation": "disabled",
     "text": {"format": {"type": "text"}},
 }
@@ -127,7 +128,7 @@ RESPONSE_REFUSED: dict[str, Any] = {
     "moderation": {"model": "any"},
     "previous_response_id": "resp_1",
     "prompt": {"id": "pmpt_1"},
-    "reasoning": {"summary": "auto"},
+    "reasoning": {"summary": "concise"},
     "service_tier": "flex",
     "stream_options": {"include_obfuscation": True},
     "text": {"other": True},
