@@ -3,8 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Tests marked with one group run in one process: the small model is loaded once.
+# Each process runs whole files; tests of one group run in one process: the small model is loaded
+# once.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadgroup
+# Each process of the tests would compile all modules, and their assertions, once more.
+unexport PYTHONDONTWRITEBYTECODE
 # The type checkers look for packages beside the python that is found first.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 

@@ -105,7 +105,10 @@ def pytest_report_header() -> str:
     return f"ANABRANCH_SEED={SEED}" + (", with the long tests" if LONG else "")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None]:
     for item in items:
         if item.get_closest_marker("long") and not LONG:
             item.add_marker(pytest.mark.skip(reason="long: not run"))
@@ -115,6 +118,46 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("postgres"))  # one worker runs it
         if isinstance(item, pytest.Function) and is_hypothesis_test(item.obj):
             seed(SEED)(getattr(item.obj, "__func__", item.obj))
+    yield
+    _name_groups(config, items)
+
+
+def _name_groups(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let the ids carry the groups: xdist 3.8 writes `_nodeid`, which pytest 9.2 does not read."""
+    if not getattr(config.option, "loadgroup", False):  # not a worker of `--dist loadgroup`
+        return
+    for item in items:
+        named = vars(item).get("_nodeid", item.nodeid)
+        if named != item.nodeid:
+            item._id = type(item._id).parse(named)  # pyright: ignore
+        is_grouped = item.get_closest_marker("xdist_group") is not None
+        assert not is_grouped or _without_group(item.nodeid) != item.nodeid, (
+            f"{item.nodeid}: xdist does not see its group"
+        )
+
+
+def _without_group(nodeid: str) -> str:
+    """Return a test's id without the group that xdist adds."""
+    end = nodeid.rfind("@")
+    return nodeid[:end] if end > nodeid.rfind("]") else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each worker whole files, or groups.
+
+    A worker then makes the fixtures of a module once. Whenever a test ends, the scheduler of xdist
+    looks at all units that it has handed out: one unit for each test costs half a minute in all.
+    """
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling
+
+    class ByFile(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return super()._split_scope(nodeid).partition("::")[0]
+
+    return ByFile(config, log)
 
 
 def pytest_collection_finish() -> None:
@@ -186,7 +229,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     """Let a failing test say how it is played again."""
     report = yield
     if report.failed:
-        test = item.nodeid.rpartition("@")[0] or item.nodeid  # xdist adds the group
+        test = _without_group(item.nodeid)
         flags = "ANABRANCH_LONG=1 " if LONG else ""
         line = f"ANABRANCH_SEED={SEED} {flags}{sys.executable} -m pytest {shlex.quote(test)}"
         report.sections.append(("play it again", line))
