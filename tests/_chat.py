@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import struct
 import sys
+import termios
+from fcntl import ioctl
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import pexpect
-from _warm import run_warm
+from _warm import run_warm, start_warm
+from pexpect.fdpexpect import fdspawn
 
 __all__ = [
     "CHAT",
     "PATIENCE",
+    "WarmTerminal",
     "chat",
     "ended",
     "environment",
@@ -61,6 +67,42 @@ async def ended(
     async with asyncio.timeout(PATIENCE):
         out, err = await process.communicate(said.encode())
     return process.returncode or 0, out.decode(), err.decode()
+
+
+class WarmTerminal(fdspawn):  # type: ignore[misc]
+    """As `pexpect.spawn` for a program of Python, which is a fork of a warm one."""
+
+    def __init__(
+        self,
+        arguments: list[str],
+        folder: Path,
+        env: dict[str, str],
+        dimensions: tuple[int, int],
+    ) -> None:
+        master, slave = os.openpty()
+        ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *dimensions, 0, 0))
+        streams = [slave, os.dup(slave), os.dup(slave)]
+        status = start_warm(arguments, folder, env, streams, terminal=True)
+        super().__init__(master, encoding="utf-8", timeout=PATIENCE)
+        self._status = os.fdopen(status)
+        self._close_status = finalize(self, self._status.close)
+        self._hang_up = finalize(self, os.close, master)
+
+    def sendcontrol(self, char: str) -> int:
+        return self.send(chr(ord(char) - ord("a") + 1))
+
+    def sendintr(self) -> int:
+        return self.sendcontrol("c")
+
+    def close(self) -> None:
+        """Take the terminal away, and wait for the program's end."""
+        if not self.closed:
+            if not self.flag_eof:  # SIGHUP would reach a program that is about to end
+                self._hang_up()
+            self.exitstatus = int(self._status.read().split()[1])
+            self._hang_up()
+            self._close_status()
+            self.child_fd, self.closed = -1, True
 
 
 def terminal(*options: str, folder: Path, **env: str) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pexpect
-from _chat import PATIENCE, ended, environment
+from _chat import WarmTerminal, ended, environment
 
 __all__ = ["RUNS", "begin", "python", "runs", "runs_json", "screen", "table"]
 
@@ -152,17 +152,8 @@ async def runs_json(folder: Path, *options: str) -> Any:
 
 def screen(folder: Path, *options: str, width: int = 80, **env: str) -> Any:
     """Start the command in a terminal of this width."""
-    child: Any = pexpect.spawn(
-        RUNS[0],
-        [*RUNS[1:], *options],
-        cwd=str(folder),
-        env={**environment(), "TERM": "xterm", "PYTHONPATH": str(folder), **env},
-        encoding="utf-8",
-        timeout=PATIENCE,
-        dimensions=(60, width),
-    )
-    child.delaybeforesend = None
-    return child
+    env = {**environment(), "TERM": "xterm", **env}
+    return WarmTerminal([*RUNS[1:], *options], folder, env, (60, width))
 
 
 def table(child: Any) -> str:

@@ -30,7 +30,7 @@ __all__ = ["run_warm", "start_warm"]
 async def run_warm(
     arguments: list[str], folder: Path, said: str, env: dict[str, str]
 ) -> tuple[int, str, str]:
-    """Run Python with `-m MODULE ...` or `-c PROGRAM`; return what `communicate` would."""
+    """Run Python with `-m MODULE`, `-c PROGRAM` or `FILE`; return what `communicate` would."""
     (stdin, says), (out, stdout), (err, stderr) = (os.pipe() for _ in range(3))
     status = start_warm(arguments, folder, env, [stdin, stdout, stderr])
 
@@ -135,13 +135,16 @@ def become(request: dict[str, Any], streams: list[int]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["env"])
-    kind, what, *rest = request["arguments"]
-    sys.path[0] = request["folder"] if kind == "-m" else ""
-    sys.argv = [what if kind == "-m" else "-c", *rest]
+    kind, *rest = request["arguments"]
     if kind == "-m":
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
+        sys.path[0], sys.argv = request["folder"], rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.path[0], sys.argv = "", ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
     else:
-        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+        sys.path[0], sys.argv = str(Path(kind).resolve().parent), [kind, *rest]
+        runpy.run_path(kind, run_name="__main__")
     raise SystemExit
 
 

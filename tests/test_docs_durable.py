@@ -2,22 +2,49 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+
+from _warm import run_warm
 
 from anabranch.store import errors
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/durable.md").read_text(encoding="utf-8")
+SETTING = re.compile(r"\w+=")
 BLOCKS = re.findall(r"```(python|console)\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_every_program_of_the_page_prints_what_it_says(tmp_path: Path) -> None:
+async def run(command: str, folder: Path) -> tuple[int, str, str]:
+    """Run a line of the page as a shell would; return status, output and errors."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    words = shlex.split(command)
+    settings = dict(word.split("=", 1) for word in itertools.takewhile(SETTING.match, words))
+    program, *arguments = words[len(settings) :]
+    async with asyncio.timeout(120):
+        if "&" not in words and program in ("python", "anabranch"):
+            module = ["-m", "anabranch"] if program == "anabranch" else []
+            env = {**os.environ, "PATH": path, **settings}
+            return await run_warm([*module, *arguments], folder, "", env)
+        process = await asyncio.create_subprocess_exec(
+            *("bash", "-c", command),
+            cwd=folder,
+            env={**os.environ, "PATH": path},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, err = await process.communicate()
+        return process.returncode or 0, out.decode(), err.decode()
+
+
+async def test_every_program_of_the_page_prints_what_it_says(tmp_path: Path) -> None:
     """All in one folder, in the order of the page, with one journal."""
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     ran: set[str] = set()
     for kind, text in BLOCKS:
         if kind == "python":
@@ -28,19 +55,11 @@ def test_every_program_of_the_page_prints_what_it_says(tmp_path: Path) -> None:
         for said in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
             command, _, expected = said.partition("\n")
             ran.update(re.findall(r"\w+\.py", command))
-            done = subprocess.run(
-                ["bash", "-c", command],
-                cwd=tmp_path,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-            )
-            assert done.stdout == expected, f"{command}\n{done.stderr}"
-            assert (done.returncode == 0) == ("DIE=" not in command), done.stderr
-    done = subprocess.run([sys.executable, "test_order.py"], cwd=tmp_path, check=True, timeout=120)
-    assert done.returncode == 0
+            status, out, err = await run(command, tmp_path)
+            assert out == expected, f"{command}\n{err}"
+            assert (status == 0) == ("DIE=" not in command), err
+    status, _, err = await run("python test_order.py", tmp_path)
+    assert status == 0, err
     named = set(re.findall(r"^# (\w+\.py)$", PAGE, re.MULTILINE))
     assert named - ran == {"outside.py", "ask.py", "test_order.py"}  # the first two are imported
 
