@@ -13,7 +13,7 @@ from typing import Any
 
 import pexpect
 import pytest
-from _chat import PATIENCE, chat, ended, environment
+from _chat import WarmTerminal, chat, ended, environment
 from _server import ScriptedServer, text, vectors
 from _terminal import open_chat
 
@@ -38,15 +38,8 @@ def run(folder: Path, *arguments: str, **env: str) -> tuple[int, str, str]:
 
 
 def in_terminal(folder: Path, *arguments: str) -> Any:
-    child = pexpect.spawn(
-        PROGRAM[0],
-        [*PROGRAM[1:], *arguments],
-        cwd=str(folder),
-        env={**environment(), "TERM": "xterm"},
-        encoding="utf-8",
-        timeout=PATIENCE,
-        dimensions=(40, 100),
-    )
+    env = {**environment(), "TERM": "xterm"}
+    child = WarmTerminal([*PROGRAM[1:], *arguments], folder, env, (40, 100))
     child.logfile_read = io.StringIO()
     return child
 
