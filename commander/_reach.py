@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import CodeType
+from types import CodeType, MethodType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ._stack import awaited_by, chain, frame_of, frames, sleeps
@@ -21,8 +21,10 @@ __all__ = [
     "gathering",
     "goes_on",
     "is_lock",
+    "postpone",
     "reach",
     "relays",
+    "timed",
     "times_out",
     "waits_for_tree",
 ]
@@ -161,6 +163,112 @@ def times_out(coroutine: object) -> float | None:
     return None
 
 
+def timed(
+    task: asyncio.Task[Any], work_of: Callable[[Wait], asyncio.Task[Any] | None]
+) -> tuple[bool, list[asyncio.TimerHandle]]:
+    """Say whether `task` goes on in a few turns, and return the timers that may let it go on.
+
+    `work_of` may give the task behind a `Wait`, which the search then goes through as well. Of many
+    tasks for which one waits, none is looked at.
+    """
+    moves = False
+    timers: list[asyncio.TimerHandle] = []
+    seen: set[asyncio.Future[Any]] = set()
+    # The tasks, and whether the first one waits for that one alone.
+    stack: list[tuple[asyncio.Future[Any], bool]] = [(task, True)]
+    while stack:
+        future, alone = stack.pop()
+        if future in seen or future.done():
+            continue
+        seen.add(future)
+        coroutine = None
+        if isinstance(future, asyncio.Task):
+            coroutine = cast("asyncio.Task[Any]", future).get_coro()
+            on = awaited(cast("asyncio.Task[Any]", future))
+            if on is None or on.done():
+                moves = moves or alone
+                continue
+        else:
+            on = future
+        if isinstance(on, Wait):
+            work = work_of(on)
+            behind: list[asyncio.Future[Any]] = [] if work is None else [work]
+        else:
+            timers += _timers(coroutine)
+            behind = _behind(coroutine, on)
+            if behind and alone:
+                first = any(
+                    where == WAIT and names.get("return_when") != asyncio.ALL_COMPLETED
+                    for where, names in _stands(coroutine)
+                )
+                done = (each.done() for each in behind)
+                moves = any(done) if first else all(done)
+                if moves:
+                    break
+        if len(behind) <= MANY:
+            stack += [(each, alone and len(behind) == 1) for each in behind]
+    return moves, timers
+
+
+def _timers(coroutine: object) -> list[asyncio.TimerHandle]:
+    """Return the timers that the frames of a coroutine hold, and those of blocks they are in."""
+    found: list[object] = []
+    for thing in chain(coroutine):
+        for each in gc.get_referents(thing):
+            # The block of a `with` is on the frame's stack, by its method to leave it.
+            owner = each.__self__ if isinstance(each, MethodType) else None
+            names = HANDLES.get((type(owner).__module__, type(owner).__qualname__))
+            found.append(each if names is None else getattr(owner, names, None))
+    for where, names in _stands(coroutine):
+        found += [_find(names, path) for path in TIMERS.get(where, ())]
+    return [each for each in found if isinstance(each, asyncio.TimerHandle)]
+
+
+def postpone(timer: asyncio.TimerHandle, waits: Callable[[], bool]) -> bool:
+    """Let a timer that runs out call back only once `waits()` is false; return whether it does so.
+
+    Cancelling it has its effect until then.
+    """
+    handle: Any = timer
+    loop = asyncio.get_running_loop()
+    try:
+        callback, args, context = handle._callback, handle._args, handle._context
+        if handle.cancelled() or isinstance(callback, Postponed):
+            return True
+        handle._callback, handle._args = Postponed(loop, timer, callback, args, context, waits), ()
+    except AttributeError:
+        return False
+    return True
+
+
+class Postponed:
+    """The callback of a timer that waits, once the timer has run out."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        timer: asyncio.TimerHandle,
+        callback: Callable[..., object],
+        args: Sequence[Any],
+        context: Any,
+        waits: Callable[[], bool],
+    ) -> None:
+        self._loop = loop
+        self._timer = timer
+        self._callback = callback
+        self._args = args
+        self._context = context
+        self._waits = waits
+
+    def __call__(self) -> None:
+        if self._timer.cancelled():
+            return
+        if self._waits():
+            self._loop.call_soon(self, context=self._context)
+        else:
+            self._callback(*self._args)
+
+
 def _sleeps(future: asyncio.Future[Any]) -> bool:
     return isinstance(future, asyncio.Task) and sleeps(future.get_coro())
 
@@ -267,6 +375,12 @@ TIMERS: dict[tuple[str, str], list[list[str]]] = {
     AS_COMPLETED: [["timeout_handle"]],
     ("asyncio.tasks", "_AsCompletedIterator._wait_for_one"): [["self", "_timeout_handle"]],
 }
+# The objects whose blocks a timer ends, by module and qualified name, and what has the timer.
+HANDLES: dict[tuple[str, str], str] = {
+    ("asyncio.timeouts", "Timeout"): "_timeout_handler",
+    (ANYIO, "CancelScope"): "_timeout_handle",
+}
+MANY = 256  # tasks behind one wait, of which no timer is looked for if there are more
 # What such a frame may await in turn.
 PASSES = {("asyncio.queues", "Queue.get"), ("asyncio.locks", "Event.wait"), (ANYIO, "Event.wait")}
 

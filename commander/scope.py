@@ -14,10 +14,11 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from weakref import ref
 
 from ._cancel import cancel_subtrees, leaves
 from ._limits import NodeLimits
-from ._reach import awaited, gathering, reach, relays, times_out
+from ._reach import Wait, awaited, gathering, postpone, reach, relays, timed, times_out
 from ._record import CURRENT, Callback, node_in, parent_here, record_of
 from ._usage import charge_as, limits_around, payer
 
@@ -34,13 +35,16 @@ __all__ = [
     "Put",
     "Scope",
     "adopt",
+    "body_timers",
     "body_times_out",
     "cancel_again",
     "charge_again",
     "fails_parent",
     "find_scope",
+    "has_final_callbacks",
     "has_siblings",
     "hearer",
+    "hears_alone",
     "is_aside_here",
     "is_leaving",
     "leaves_here",
@@ -48,7 +52,9 @@ __all__ = [
     "once",
     "parent_runs",
     "parent_wants_slot",
+    "postpone",
     "put_of",
+    "putter_of",
     "relays_of",
     "scope_here",
     "scope_of",
@@ -123,6 +129,8 @@ class Scope(ABC):
     is_root: bool = False
     # The reason of a cancel that is in the journal: no attempt is made.
     cancelled: str | None = None
+    # Gives the node that has put it, if that is not its parent.
+    putter: Callable[[], Node[Any] | None] | None = None
 
     @property
     @abstractmethod
@@ -162,6 +170,10 @@ class Scope(ABC):
         what such tasks put has no order that comes again; `retried` that it may be tried again;
         `closing` that a final callback of the putter puts it.
         """
+
+    def put_elsewhere(self, putter: Node[Any]) -> None:
+        """Take note of the node that has put it, which is not its parent."""
+        self.putter = ref(putter)
 
     @abstractmethod
     def past(self, node: Node[Any], now: float) -> tuple[list[float], float]:
@@ -399,7 +411,10 @@ def find_scope(parent: Record, node: Node[Any], record: Record, key: str | None)
     if root and scope.limits is not None and record.limits is None:
         record.limits = scope.limits
     # By place: Python takes twice as long for a call by keywords, and every node comes by.
-    return scope.enter(node, key, loop, root, aside, retried, putter.closing)
+    entered = scope.enter(node, key, loop, root, aside, retried, putter.closing)
+    if putter is not parent and _scope(putter) is scope:
+        entered.put_elsewhere(putter.node)
+    return entered
 
 
 def spent(node: Node[Any]) -> Mapping[str, Any]:
@@ -456,25 +471,68 @@ def may_be_awaited(node: Node[Any]) -> bool:
     return not record_of(node).waiters and parent_runs(node)
 
 
+def has_final_callbacks(node: Node[Any]) -> bool:
+    """Say whether `node` has callbacks that run at its end, and so may not be done at once."""
+    return record_of(node).callback is not None
+
+
+def putter_of(node: Node[Any]) -> Node[Any] | None:
+    """Return the node that has put `node`, which may be put elsewhere; None if it is gone."""
+    scope = _scope(record_of(node))
+    return node.parent if scope is None or scope.putter is None else scope.putter()
+
+
 def parent_runs(node: Node[Any]) -> bool:
-    """Say whether the body of the node's parent runs, and was not told to end."""
-    above = None if node.parent is None else record_of(node.parent)
+    """Say whether the body of the node's putter runs, and was not told to end."""
+    putter = putter_of(node)
+    above = None if putter is None else record_of(putter)
     return above is not None and above.task is not None and not above.ending
 
 
-def body_times_out(node: Node[Any]) -> float | None:
-    """Return after how many seconds a timer ends the wait of the node's body, as `times_out`.
+def hears_alone(node: Node[Any]) -> bool:
+    """Say whether the body of the node's putter awaits `node` and nothing else."""
+    putter, waiters = putter_of(node), record_of(node).waiters
+    task = None if putter is None else record_of(putter).task
+    if not isinstance(task, asyncio.Task) or not waiters or len(waiters) > 1:
+        return False
+    return awaited(task) is waiters[0] and task is not asyncio.current_task()
 
-    0 if that body goes on now: then it may be about to wait so.
+
+def body_timers(putter: Node[Any]) -> tuple[bool, list[asyncio.TimerHandle]]:
+    """Say whether a node's body goes on in a few turns; return the timers that may let it go on.
+
+    Also by a plain node for which it waits.
+    """
+    task = record_of(putter).task
+    if not isinstance(task, asyncio.Task) or task.done():
+        return False, []
+    if task is asyncio.current_task():
+        return True, []
+    return timed(task, _plain_work)
+
+
+def _plain_work(wait: Wait) -> asyncio.Task[Any] | None:
+    record = wait.node._node_record
+    if record is None or wait.node._node_durable or not isinstance(record.task, asyncio.Task):
+        return None
+    return record.task
+
+
+def body_times_out(node: Node[Any]) -> float | None:
+    """Return after how many seconds a timer ends the wait of the node's body, at most.
+
+    Also a sleep; and what `times_out` says. 0 if that body goes on now: then it may be about to
+    wait so.
     """
     task = record_of(node).task
-    if task is None or task.done():
+    if not isinstance(task, asyncio.Task) or task.done():
         return None
-    future = awaited(task)
-    if future is None or future.done():
+    moves, timers = body_timers(node)
+    if moves:
         return 0.0
-    tasks, _, _ = reach(task.get_coro(), future)
-    every = (times_out(each.get_coro()) for each in (task, *tasks))
+    tasks, _, _ = reach(task.get_coro(), awaited(task))
+    every = [times_out(each.get_coro()) for each in (task, *tasks)]
+    every += [each.when() - task.get_loop().time() for each in timers]
     return min((each for each in every if each is not None), default=None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..commander import ConfigurationError, current_node
@@ -132,6 +133,9 @@ class Claim:
         value: dict[str, Any] = {"by": by, "name": self._name}
         if led := self._count_led(len(by.split())):
             value["led"] = led
+            unseen = [scope.first_unseen() for scope in islice(self.caller.up(), led)]
+            if any(unseen):
+                value["unseen"] = unseen
         if self.stable is not None:
             value["key"] = self.stable
         at = (caller_node(self.caller) or current_node())._node_name

@@ -80,6 +80,8 @@ class KeptEffect(Effect):
         # By their inputs: those in its place.
         self._others: dict[str, KeptEffect] = {}
         self._gave: Any = None
+        # The number of the row with its end.
+        self._ended = 0
         self._claim = Claim(caller, name, self._text, harmless=harmless, key=key)
         # Where the next attempt looks for it; and in whose place it is, if its inputs are changed.
         self._shared = self._claim.shared
@@ -156,19 +158,38 @@ class KeptEffect(Effect):
         timeout: float | None = None,
         check: Callable[[Mapping[str, Any]], Any] | None = None,
     ) -> Any:
+        try:
+            gave = await self._do(work, again, reconcile, horizon, timeout, check)
+        except Exception:
+            await self._caller.until_seen(self._ended)
+            raise
+        await self._caller.until_seen(self._ended)
+        return gave
+
+    async def _do(
+        self,
+        work: Callable[[], Awaitable[Any]],
+        again: bool,
+        reconcile: Callable[[str], Awaitable[Any]] | None,
+        horizon: float,
+        timeout: float | None,
+        check: Callable[[Mapping[str, Any]], Any] | None,
+    ) -> Any:
         ledger = self._ledger
         await self._claim.settle()
         while (doing := ledger.doing.get(self.ident)) is not None:
             await asyncio.wait([doing])  # a round that an earlier attempt has put does it now
         if (row := ledger.find(self.ident, "gave")) is not None:
-            self._gave = json.loads(row.value)
+            self._gave, self._ended = json.loads(row.value), row.seq
         if self._gave is not None:
             if (scope := cast("NodeScope", scope_of(current_node()))) is not self._caller:
                 scope.skips = True
             return self._gave
-        failures = [json.loads(row.value) for row in ledger.every(self.ident, "failed")]
-        for failed in failures:
+        rows = ledger.every(self.ident, "failed")
+        failures = [json.loads(row.value) for row in rows]
+        for row, failed in zip(rows, failures, strict=True):
             if failed["by"] == self._attempt():
+                self._ended = row.seq
                 raise ledger.read_failure(json.dumps(failed["failure"]).encode(), self.ident)
         await self._until_replies_are_whole()
         if self._harmless:
@@ -219,6 +240,7 @@ class KeptEffect(Effect):
             cut_off = limited is not None and not limited.over
             failed = {"by": self._attempt(), "failure": _failure(error), "cut_off": cut_off}
             kept = json.loads(self._append("failed", failed))["failure"]
+            self._ended = self._ledger.last
             if kept != failed["failure"]:
                 raise self._ledger.read_failure(json.dumps(kept).encode(), self.ident) from None
             mark(error, self.ident)
@@ -227,7 +249,7 @@ class KeptEffect(Effect):
     def _keep(self, gave: Any) -> Any:
         """Write what it gave, and return that as it will be read."""
         data = self._append("gave", gave)
-        self._gave = json.loads(data)
+        self._gave, self._ended = json.loads(data), self._ledger.last
         self._ledger.talks.note_result(self._ledger.last, self._gave)
         return self._gave
 

@@ -10,25 +10,29 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from ..commander import Node
 from ..commander.scope import (
+    body_timers,
     body_times_out,
     fails_parent,
+    has_final_callbacks,
     has_siblings,
     hearer,
     may_be_awaited,
     parent_runs,
     parent_wants_slot,
+    postpone,
+    putter_of,
     relays_of,
     scope_of,
     until_parent_has_slot,
 )
-from ..commander.waiting import Wait, begin_wait
+from ..commander.waiting import LocalFuture, Wait, begin_wait
 from ._failure import was_awaited
 from .errors import JournalError, LeaseLost
 
@@ -36,6 +40,8 @@ if TYPE_CHECKING:
     from ._scope import NodeScope
 
 __all__ = ["PAUSE", "Endings", "until_awaited"]
+
+DONE = ("completed", "failed", "cancelled")
 
 # Turns of the loop between two ends where others can tell one from the next, besides one for each
 # task that only hands on the first: what waits for the first of several goes on before the next.
@@ -51,6 +57,9 @@ AWAITED_WITHIN, PAUSE = 5.0, 0.01
 SLACK = 0.1  # seconds by which a timer may seem to have run out too early
 LATE = 2.0  # times as long as it took before, after which a wait is not given up any more
 AT_ONCE = 500  # nodes that end in one turn of the loop
+# Turns in which none ends as the parent's body is about to go on. It bounds the delay where the
+# body never waits.
+MOVES = 100
 
 
 async def until_awaited(node: Node[Any], goes_on: Callable[[], bool] = lambda: True) -> None:
@@ -64,6 +73,12 @@ async def until_awaited(node: Node[Any], goes_on: Callable[[], bool] = lambda: T
 
 def _scope(node: Node[Any]) -> NodeScope:
     return cast("NodeScope", scope_of(node))
+
+
+def _timers(node: Node[Any]) -> tuple[bool, list[asyncio.TimerHandle]]:
+    """Say whether the body that has put `node` is about to go on; return timers that may let it."""
+    putter = putter_of(node)
+    return (False, []) if putter is None else body_timers(putter)
 
 
 class Endings:
@@ -96,6 +111,12 @@ class Endings:
         self._holding: asyncio.Task[None] | None = None
         # The `gather` that alone awaited the last one: it cannot tell another of its own from that.
         self._gather: object | None = None
+        # For how many turns none has ended, as the parent's body was about to go on.
+        self._moved = 0
+        # Those that have ended but for their final callbacks, with the numbers of their rows.
+        self._closing: list[tuple[int, Node[Any]]] = []
+        # What waits until nodes have ended, or their turns are over.
+        self._sight: list[asyncio.Future[None]] = []
         # The waits of bodies for the last of these nodes.
         self._waits: defaultdict[Node[Any], list[Wait]] = defaultdict(list)
 
@@ -121,10 +142,13 @@ class Endings:
         if fails and fails_parent(node):
             return True  # nobody awaits it, and others are cut short at once
         heard = hearer(node)
-        early = _scope(node).given_up is not None or self._is_ahead(number)
-        if not (self._waiting or self._turns or early or parent_wants_slot(node)):
+        early = _scope(node).given_up is not None or self._is_ahead(node, number)
+        moves, timers = _timers(node)
+        if not (self._waiting or self._turns or early or moves or parent_wants_slot(node)):
             if heard is not None and self._gather in (None, heard):
-                self._keep_apart(node if fails else heard, node, relays_of(node))
+                self._note_callbacks(number, node)
+                self._keep_apart(node if fails or timers else heard, node, relays_of(node))
+                self._hold_back(timers)
                 return True
             # Somebody may be about to await it; or what was told of the last one is to go on first.
             self._gather, self._turns = None, START if heard is None else TURNS
@@ -140,6 +164,22 @@ class Endings:
         """Let them wait, as other tasks may put more."""
         self._turns = START
         self._call()
+
+    def first_unseen(self) -> int:
+        """Return the number of the first row of a node that has not ended yet; 0 if there is none.
+
+        Code that waits for the node has not gone on.
+        """
+        self._closing = [each for each in self._closing if each[1].state not in DONE]
+        numbers = [*self._numbers, *(number for number, _ in self._closing)]
+        return min(numbers, default=0)
+
+    async def until_seen(self, number: int) -> None:
+        """Wait until those before a row have ended, and who waited for them has gone on."""
+        while self._turns or min(self._numbers, default=number) < number:
+            future = LocalFuture(loop=self._loop)
+            self._sight.append(future)
+            await future
 
     async def over(self) -> None:
         """Wait until the recorded ones have ended, and who waited for them has gone on."""
@@ -177,7 +217,32 @@ class Endings:
         else:
             self._gather = told
 
+    def _hold_back(self, timers: list[asyncio.TimerHandle]) -> None:
+        """Let no timer of the parent's body call back before the body has seen the last end."""
+        if timers and self._turns:
+            self._turns = max(self._turns, START)
+            for each in timers:
+                postpone(each, lambda: self._turns > 0)
+
+    def _note_callbacks(self, number: int, node: Node[Any]) -> None:
+        if has_final_callbacks(node):
+            self._closing.append((number, node))
+
     def _end_some(self) -> None:
+        """End the next ones; if that fails, the run does, as nodes would be left pending."""
+        try:
+            self._end_next()
+        except BaseException as error:
+            self._parent.ledger.fail(error)
+            raise
+        finally:
+            sight, self._sight = self._sight, []
+            for future in sight:
+                if not future.done():
+                    future.set_result(None)
+                self._call()
+
+    def _end_next(self) -> None:
         """End the next ones; other tasks go on in between.
 
         Of two that are awaited already the second waits: the first may have decided something. What
@@ -197,6 +262,13 @@ class Endings:
         if self._waiting and parent_wants_slot(self._waiting[0]):
             self._let_parent_go_on(self._waiting[0])
             return
+        timers: list[asyncio.TimerHandle] = []
+        if self._waiting:
+            moves, timers = _timers(self._waiting[0])
+            self._moved = self._moved + 1 if moves else 0
+            if moves and self._moved < MOVES:
+                self._call()
+                return
         waiting, numbers, told, last = self._waiting, self._numbers, None, None
         first: int | None = None
         together: int | None = None
@@ -227,6 +299,7 @@ class Endings:
                     if not wait.done():
                         wait.set_result(None)
                 _scope(node).stray()
+                self._note_callbacks(number, node)
                 if number <= self._parent.ledger.before:
                     self._recorded -= 1
                     self._end_recorded(node)
@@ -235,8 +308,11 @@ class Endings:
                 if heard is not None and node.state != "completed":
                     told = node
         finally:
+            if last is not None:
+                self._moved = 0
             if told is not None and last is not None:
-                self._keep_apart(told, last, relays)
+                self._keep_apart(last if timers else told, last, relays)
+                self._hold_back(timers)
             if waiting:
                 self._call()
 
@@ -253,7 +329,7 @@ class Endings:
         scope = _scope(node)
         if node is self._given_up:
             return False
-        return scope.given_up is not None or self._is_ahead(number) or self._fails_early(node)
+        return scope.given_up is not None or self._is_ahead(node, number) or self._fails_early(node)
 
     def _fails_early(self, node: Node[Any]) -> bool:
         """Say whether a recorded failure that was awaited is not awaited yet in this execution."""
@@ -265,7 +341,7 @@ class Endings:
             and was_awaited(row.value)
         )
 
-    def _is_ahead(self, number: int) -> bool:
+    def _is_ahead(self, node: Node[Any], number: int) -> bool:
         """Say whether the putter may still time out of a wait, as it did before a node ended.
 
         It did if it comes to an effect that was begun before the row with the node's outcome, and
@@ -273,8 +349,7 @@ class Endings:
         """
         if (took := self._parent.leads_on(number)) is None:
             return False
-        # A round is put elsewhere: its putter is no parent in the tree.
-        putter = self._parent.ledger.intents.put.get(self._parent.ident)
+        putter = putter_of(node)
         seconds = None if putter is None else body_times_out(putter)
         return seconds is not None and seconds <= took + SLACK
 
@@ -284,7 +359,7 @@ class Endings:
         async def hold() -> None:
             scope, number = _scope(node), self._numbers[0]
             if scope.given_up is None:
-                await self._until_timed_out(number)
+                await self._until_timed_out(node, number)
                 if self._fails_early(node):
                     await until_awaited(node, lambda: self._sorted)
             while self._sorted and (wait := scope.given_up) is not None and parent_runs(node):
@@ -293,16 +368,13 @@ class Endings:
                 await asyncio.sleep(PAUSE)
             if self._sorted:
                 self._given_up = node
-            self._called = False
-            self._call()
 
-        self._called = True
-        self._holding = self._loop.create_task(hold())
+        self._hold(hold())
 
-    async def _until_timed_out(self, number: int) -> None:
+    async def _until_timed_out(self, node: Node[Any], number: int) -> None:
         """Wait while `_is_ahead`, for no effect longer than the putter may need to come to it."""
         took, late = None, 0.0
-        while self._sorted and self._is_ahead(number):
+        while self._sorted and self._is_ahead(node, number):
             if took != (took := self._parent.leads_on(number)):
                 late = self._loop.time() + LATE * (took or 0.0) + 1
             if self._loop.time() > late:
@@ -314,11 +386,23 @@ class Endings:
 
         async def wait() -> None:
             await until_parent_has_slot(node)
-            self._turns, self._called = TURNS, False
+            self._turns = TURNS
+
+        self._hold(wait())
+
+    def _hold(self, wait: Coroutine[Any, Any, None]) -> None:
+        """Let no more end until `wait` is over; if that fails, the run does."""
+
+        async def hold() -> None:
+            try:
+                await wait
+            except Exception as error:  # noqa: BLE001 - nobody awaits this task
+                self._parent.ledger.fail(error)
+            self._called = False
             self._call()
 
         self._called = True
-        self._holding = self._loop.create_task(wait())
+        self._holding = self._loop.create_task(hold())
 
     def _together(self, first: int, most: int) -> int:
         """Return the number of the last row of the crowd that ends in this turn; 0 if none does.

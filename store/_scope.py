@@ -25,7 +25,16 @@ from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal, Protocol, cast
 
 from ..commander import ConfigurationError, Node, NodeLimits
-from ..commander.scope import Scope, has_siblings, hearer, is_aside_here, put_of, scope_here
+from ..commander.scope import (
+    Scope,
+    has_siblings,
+    hearer,
+    hears_alone,
+    is_aside_here,
+    parent_runs,
+    put_of,
+    scope_here,
+)
 from ..commander.waiting import lending_slot
 from ._canonical import canonical_inputs, digest, digest_put
 from ._codec import Codec
@@ -277,10 +286,15 @@ class NodeScope(NodeIdentity):
         if parent is None or (kept is None and self.given_up is None):
             return True
         number, kind = kept or (self.ledger.last + 1, "")
-        early = self.given_up is not None or parent.leads_on(number) is not None
-        if parent._endings is None and not early and not has_siblings(node):
+        try:
+            early = self.given_up is not None or parent.leads_on(number) is not None
+            if parent._endings is None and not early and not has_siblings(node):
+                if hears_alone(node) or not parent_runs(node):
+                    return True
+            return parent._completion_order().may_end(number, node, kind == "failure", end)
+        except Exception as error:  # noqa: BLE001 - the node would be left pending
+            self.ledger.fail(error)
             return True
-        return parent._completion_order().may_end(number, node, kind == "failure", end)
 
     def leads_on(self, number: int) -> float | None:
         """Return how long its own task took, at most, to an effect that it comes to again.
@@ -292,7 +306,28 @@ class NodeScope(NodeIdentity):
         if not ledger.before:
             return None
         first, took = ledger.intents.first_left(self.now, ledger.claimed)
-        return took if first < number else None
+        return took if first <= number else None
+
+    def put_elsewhere(self, putter: Node[Any]) -> None:
+        super().put_elsewhere(putter)
+        if self.durable and self.parent is not None:
+            self.parent._completion_order()  # those that end it cannot see, by their parent
+
+    async def until_seen(self, number: int) -> None:
+        """Wait until nodes that ended before a row are seen to have ended: by this one's body.
+
+        And by those of the plain nodes above it and the durable one. So code that polls whether a
+        node is done sees the same after it comes from the journal what the code waited for.
+        """
+        for scope in self.up():
+            if scope._endings is not None:
+                await scope._endings.until_seen(number)
+            if scope.durable:
+                break
+
+    def first_unseen(self) -> int:
+        """Return the number of the first row of an end that its body has not seen; 0 if none."""
+        return 0 if self._endings is None else self._endings.first_unseen()
 
     def _completion_order(self) -> Endings:
         if self._endings is None:

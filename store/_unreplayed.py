@@ -16,6 +16,7 @@ import json
 import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -90,8 +91,11 @@ class Intents:
             self.nodes.update(bytes.fromhex(who) for who, _ in links)
             self._link(links)
         below = call
+        unseen = [*value.get("unseen", ()), *repeat(0, len(links))]
         for level, (who, now) in enumerate(links[: value.get("led", 0)]):
-            self.led_to[now].append((row.seq, row.time, below, level > 0))
+            # What was a row by then, and had not been seen to end, ends after it.
+            number = min(unseen[level] or row.seq, row.seq)
+            self.led_to[now].append((number, row.time, below, level > 0))
             below = bytes.fromhex(who)
 
     def _link(self, links: list[tuple[str, str]]) -> None:
