@@ -232,9 +232,8 @@ class Endings:
         """End the next ones; if that fails, the run does, as nodes would be left pending."""
         try:
             self._end_next()
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001 - nobody calls this but the loop
             self._parent.ledger.fail(error)
-            raise
         finally:
             sight, self._sight = self._sight, []
             for future in sight:

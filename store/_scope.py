@@ -288,9 +288,9 @@ class NodeScope(NodeIdentity):
         number, kind = kept or (self.ledger.last + 1, "")
         try:
             early = self.given_up is not None or parent.leads_on(number) is not None
-            if parent._endings is None and not early and not has_siblings(node):
-                if hears_alone(node) or not parent_runs(node):
-                    return True
+            apart = parent._endings is not None or early or has_siblings(node)
+            if not apart and (hears_alone(node) or not parent_runs(node)):
+                return True
             return parent._completion_order().may_end(number, node, kind == "failure", end)
         except Exception as error:  # noqa: BLE001 - the node would be left pending
             self.ledger.fail(error)
