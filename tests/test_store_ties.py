@@ -8,10 +8,11 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from _lives import Kill, Life, act, doubtful, every_kill, play, require_consistent
+from _lives import Kill, Life, act, doubtful, play, require_consistent
 from _scale import many, seeds
 
 from anabranch.commander import Node, NodeCancelled
+from anabranch.handlers import handler
 from anabranch.store import Durable
 from anabranch.store._endings import Endings
 
@@ -190,28 +191,36 @@ class Fails(Durable[None]):
         raise ValueError("refused")
 
 
-class Hosts(Durable[None]):
-    async def task(self) -> None:
-        self.put_job(Ends(0, 5.0, 0, False))
+AWAITS: list[bool] = []
 
 
-class Guest(Durable[list[str]]):
-    """Puts a job below another one, whose body has returned, and awaits it a little later."""
-
-    async def task(self) -> list[str]:
-        host = self.put_job(Hosts())
-        job = self.put_job(Fails(), parent=host)
-        await asyncio.sleep(0.3)
+@handler
+async def puts(node: Node[Any]) -> None:
+    job = node.put_job(Fails(), parent=node.parent)
+    if AWAITS:
         with suppress(ValueError):
             await job
-        seen = [await act("refused")]
-        await host
-        return seen
+
+
+class Hosts(Durable[list[str]]):
+    """Has a handler put a job below it, and looks later what became of that."""
+
+    policy = "isolate"
+
+    async def task(self) -> list[str]:
+        await self.call_handler(puts())
+        jobs = [each for each in self.children if isinstance(each, Fails)]
+        await asyncio.sleep(2)
+        return [each.state for each in jobs]
 
 
 def test_a_failure_waits_for_its_putter_and_not_for_its_parent() -> None:
-    """The putter awaited it before, so it comes to that again."""
-    assert len(every_kill(Guest).result) == 1
+    """An edit took the wait away: once the putter has returned, nobody comes to await the job."""
+    AWAITS.append(True)
+    first = play(Hosts)
+    AWAITS.clear()
+    ended = next(row.seq for row in first.rows if row.kind == "failure")
+    assert play(Hosts, Kill(ended, frozenset()).of(first)).result == ["failed"]
 
 
 # --- what goes wrong inside
