@@ -195,6 +195,8 @@ def timed(
             behind: list[asyncio.Future[Any]] = [] if work is None else [work]
         else:
             timers += _timers(coroutine)
+            if _has_many(coroutine, on):  # each end would go through all of them
+                continue
             behind = _behind(coroutine, on)
             if behind and alone:
                 first = any(
@@ -205,9 +207,16 @@ def timed(
                 moves = any(done) if first else all(done)
                 if moves:
                     break
-        if len(behind) <= MANY:
-            stack += [(each, alone and len(behind) == 1) for each in behind]
+        stack += [(each, alone and len(behind) == 1) for each in behind]
     return moves, timers
+
+
+def _has_many(coroutine: object, future: asyncio.Future[Any]) -> bool:
+    gathers = GATHERING is not None and isinstance(future, GATHERING)
+    held = [getattr(future, "_children", None)] if gathers else _held(coroutine)
+    return any(
+        isinstance(each, (set, list, dict)) and len(cast("Any", each)) > MANY for each in held
+    )
 
 
 def _timers(coroutine: object) -> list[asyncio.TimerHandle]:

@@ -125,7 +125,7 @@ def killed(make: Any, life: Life, rows: int, chance: random.Random) -> Life:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("seed", seeds(many(2, 300)))
+@pytest.mark.parametrize("seed", seeds(many(1, 300)))
 def test_what_a_timer_cut_off_is_cut_off_again(seed: int, way: str) -> None:
     """Jobs end a few turns before or after the timer, or in crowds: no execution goes another way.
 
