@@ -268,7 +268,7 @@ class KeptConversation(Conversation):
         super().__setattr__(name, value)
 
     def request(
-        self, *, tools: Sequence[ToolSchema | Mapping[str, Any]] = (), **options: Any
+        self, *, tools: Sequence[ToolSchema | Mapping[str, Any]] | None = None, **options: Any
     ) -> Request:
         if (scope := scope_here()) is not None:
             self._answering[cast("NodeScope", scope).now] = []
