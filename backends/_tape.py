@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -15,7 +16,6 @@ from reprlib import repr as short
 from types import NoneType
 from typing import Any, cast
 
-from ..commander import errors
 from ..commander.errors import (
     BackendError,
     BadResponse,
@@ -23,6 +23,7 @@ from ..commander.errors import (
     RateLimited,
     StreamInterrupted,
 )
+from ..commander.stored_names import find_stored, stored_name
 from ..dispatch.assembly import assemble_partial
 from ..messages import Delta, ProviderItem, ToolCallDelta, Usage
 from ._embedding import as_vectors
@@ -59,6 +60,8 @@ _FAILURE = {
     "status": (int, NoneType),
     "retry_after": (*_NUMBER, NoneType),
 }
+# The stored name of the module of the errors, which a cassette does not repeat.
+_ERRORS = stored_name(BackendError).partition(":")[0]
 _Kinds = Mapping[str, type | tuple[type, ...]]
 
 
@@ -76,7 +79,7 @@ class Track:
     def fail(self, error: BackendError) -> None:
         """End with this error."""
         self.failure = {
-            "kind": type(error).__name__,
+            "kind": stored_name(type(error)).rpartition(":")[2].rpartition(".")[2],
             "message": str(error),
             "status": error.status,
             "retry_after": getattr(error, "retry_after", None),
@@ -88,7 +91,9 @@ class Track:
             return None
         failure = self.failure or {"message": f"{file}: the recorded reader left here"}
         message: str = failure["message"]
-        kind: Any = getattr(errors, failure.get("kind", "StreamInterrupted"), None)
+        kind: Any = None
+        with suppress(ImportError, AttributeError, ValueError):
+            kind = find_stored(f"{_ERRORS}:{failure.get('kind', 'StreamInterrupted')}")
         if not (isinstance(kind, type) and issubclass(kind, BackendError)):
             kind = BackendError  # one of the recording program's own
         more: dict[str, Any] = {}

@@ -20,6 +20,7 @@ from rich.status import Status
 from rich.text import Text
 
 from ..commander import AnabranchError, ConfigurationError
+from ..commander.stored_names import place_of
 from ..handlers.legible import legible
 from ..messages.mask import mask
 from ..store import Journal, JournalError, RunView, Wait
@@ -164,13 +165,14 @@ def _import_class(class_name: str, app: list[str]) -> None:
     """Import what a run needs, before the run is touched."""
     for module in app:
         import_users_module(module, f"--app {module}")
-    module, _, qualname = class_name.partition(":")
+    place = place_of(class_name)
+    module, _, qualname = place.partition(":")
     if module == "__main__":
         raise ConfigurationError(
             f"its class {qualname} is in a script, where nobody else finds it: run that script"
             " again, which takes the run up; or move the class to a module, for the next run"
         )
-    import_named(class_name, f"the run's class {class_name}")
+    import_named(place, f"the run's class {class_name}")
 
 
 async def bring(spec: str, stack: AsyncExitStack) -> tuple[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 import anyio.to_thread
 
 from ..commander.errors import ConfigurationError, MissingExtra
+from ..commander.stored_names import stored_name
 from ..tools import Tool
 from ._folder import Added, Progress, add_files, gone, name_of, origin_of, shown, walk
 from ._pieces import Piece, cut
@@ -276,7 +277,7 @@ class Index:
 
     def _mark(self) -> str:
         """Say how documents are cut and embedded: those that were so are not read again."""
-        counter = getattr(self._count_tokens, "__qualname__", "")
+        counter = stored_name(self._count_tokens).partition(":")[2]
         return f"{FORMAT} {self._size} {self._overlap} {counter} {self._embedder or ''}"
 
     async def _vectors(self, texts: Sequence[str]) -> list[tuple[bytes, Maker]]:
@@ -303,12 +304,12 @@ def _name_of(embed: Embed) -> str:
     backend: Any = getattr(embed, "__self__", None)
     with suppress(AttributeError):
         return f"{backend.provider}:{backend.model}"
-    name: Any = getattr(embed, "__qualname__", None)
-    if not isinstance(name, str) or "<" in name:
+    qualname: Any = getattr(embed, "__qualname__", None)
+    if not isinstance(qualname, str) or "<" in qualname:
         raise ConfigurationError(
             f"{embed!r} has no name by which its vectors would be known again: give embedder="
         )
-    return f"{getattr(embed, '__module__', '')}:{name}"
+    return stored_name(embed)
 
 
 def _text_of(piece: Piece) -> str:

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..commander import Commander
+from ..commander.stored_names import stored_name
 from ..store import Journal, JournalError, RunNotFound, RunRow
 from ._failure import log_failure
 from ._kept import PREFIX, Answer, Incomplete, read_asked
@@ -132,7 +133,7 @@ class Runs:
             return
         expired = time.time() - self._keep
         for row in reversed(await self._journal.runs(prefix=PREFIX)):
-            if row.class_name != f"{Answer.__module__}:{Answer.__qualname__}":
+            if row.class_name != stored_name(Answer):
                 continue  # somebody else's
             if row.state not in ENDS or row.updated > expired:
                 self._persisted[row.run_id.removeprefix(PREFIX)] = _Persisted(row, asyncio.Event())

@@ -9,7 +9,6 @@ identities, on hashes or on the order in which a set or a dict happens to be.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone
@@ -31,6 +30,7 @@ from pydantic_core import TzInfo
 
 from ..commander import Node
 from ..commander.remote import inputs
+from ..commander.stored_names import find_loaded, stored_name
 from ..messages import Part
 from ..messages.options import StrictSchema
 
@@ -38,10 +38,8 @@ __all__ = [
     "CONTENT",
     "canonical",
     "canonical_inputs",
-    "class_name",
     "digest",
     "digest_put",
-    "named",
 ]
 
 # Containers inside each other: a fixed number, since Python's own limit depends on the caller.
@@ -111,21 +109,6 @@ def digest_put(putter: bytes, what: str, number: int) -> bytes:
     return blake2b(begin + what.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def class_name(kind: type) -> str:
-    """Return the module and the qualified name of a class, as `module:Class.Inner`."""
-    # As Python itself gets at them: a metaclass may have put code in their place.
-    module = type.__dict__["__module__"].__get__(kind)
-    return f"{module}:{type.__dict__['__qualname__'].__get__(kind)}"
-
-
-def named(module: object, qualname: object) -> Any:
-    """Return what stands under this name in a module that is loaded; None if nothing does."""
-    found: Any = sys.modules.get(str(module))
-    for part in str(qualname).split("."):
-        found = getattr(found, part, None)
-    return found
-
-
 class _Walk:
     """One value that is being written: what it is inside of, and whether all was said so far."""
 
@@ -152,7 +135,7 @@ def _text(value: object, walk: _Walk) -> str:
 
 def _live(kind: type, walk: _Walk) -> str:
     walk.whole = False
-    return f'{{"$live":{quote(class_name(kind))}}}'
+    return f'{{"$live":{quote(stored_name(kind))}}}'
 
 
 def _string(value: str) -> str:
@@ -270,8 +253,8 @@ def _object(value: Any, walk: _Walk) -> str:
             # A class, a function, or what wraps a function as a tool does.
             # Pickling a handler renames its function to this (`handlers/_handler.py`).
             renamed = value.__qualname__.endswith("._function")
-            if not renamed and named(value.__module__, value.__qualname__) is value:
-                return f'{{"$name":{quote(f"{value.__module__}:{value.__qualname__}")}}}'
+            if not renamed and find_loaded(name := stored_name(value)) is value:
+                return f'{{"$name":{quote(name)}}}'
             state = None
         elif issubclass(kind, Enum):  # a member of a `Flag` may have no name
             state = [value._value_ if issubclass(kind, Flag) else value._name_]
@@ -281,7 +264,7 @@ def _object(value: Any, walk: _Walk) -> str:
         state = None
     if state is None:
         return _live(kind, walk)
-    return f'{{"$object":{_list([class_name(kind), *state], walk)}}}'
+    return f'{{"$object":{_list([stored_name(kind), *state], walk)}}}'
 
 
 def _state(value: Any, kind: Any, own: dict[str, Any]) -> list[object] | None:

@@ -351,4 +351,5 @@ def _kind(message: Message) -> type[Message]:
 
 
 def _chain(before: str, kind: type[Message], said: Mapping[str, Any]) -> str:
-    return digest(before, kind.__name__, write_json(said)).hex()
+    name = "ToolResult" if kind is ToolResult else "Message"  # whatever they are called in the code
+    return digest(before, name, write_json(said)).hex()

@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 
 from ..commander import Callback, ConfigurationError, Node
 from ..commander.scope import is_aside_here, scope_here, scope_of
+from ..commander.stored_names import stored_name
 from ..jobs import Job
 from ..messages import Conversation
 from ..tools import AnyTool, Tool
@@ -140,8 +141,7 @@ class Durable(Job[T_co], internal=True):
             name: json.loads(self._node_of().fields[name].encode(value))
             for name, value in self._node_inputs().items()
         }
-        name = f"{cls.__module__}:{cls.__qualname__}"
-        return {"class": name, "version": cls._node_version, "inputs": fields}
+        return {"class": stored_name(cls), "version": cls._node_version, "inputs": fields}
 
     def _node_write_put(self) -> dict[str, Any]:
         return write_put(self, make_again(self._node_write(), self._node_live()))

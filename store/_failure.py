@@ -8,13 +8,11 @@ together as Python's own class below it does.
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import suppress
-from importlib import import_module
 from types import MemberDescriptorType
 from typing import Any, cast
 
-from ._canonical import class_name, named
+from ..commander.stored_names import find_loaded, find_stored, stored_name
 from ._codec import Codec, dump, pack, unpack
 from .errors import JournalMismatch, NotStorable
 
@@ -54,9 +52,9 @@ def encode_failure(error: BaseException, *, awaited: bool = False) -> bytes:
         if awaited:
             data = dump({**written, "awaited": True})
     except Exception as fault:
-        why = fault if type(fault) is NotStorable else f"on the way, {class_name(type(fault))}"
+        why = fault if type(fault) is NotStorable else f"on the way, {stored_name(type(fault))}"
         raise NotStorable(
-            f"the failure {class_name(type(error))} cannot be kept in a journal: {why}"
+            f"the failure {stored_name(type(error))} cannot be kept in a journal: {why}"
         ) from fault
     return data
 
@@ -114,8 +112,9 @@ def marks(*errors: BaseException) -> set[bytes]:
 
 def _write(error: BaseException) -> dict[str, Any]:
     kind = type(error)
-    module, _, qualname = class_name(kind).partition(":")
-    if named(module, qualname) is not kind:
+    name = stored_name(kind)
+    module, _, qualname = name.partition(":")
+    if find_loaded(name) is not kind:
         raise NotStorable(f"its class is not found as {qualname} in the module {module}")
     _, args, *state = _builtin(kind).__reduce__(error)
     if issubclass(kind, BaseExceptionGroup):
@@ -135,9 +134,9 @@ def _write(error: BaseException) -> dict[str, Any]:
 
 def _read(found: dict[str, Any]) -> BaseException:
     module, qualname = found["type"]
-    if module not in sys.modules:
-        import_module(module)
-    kind = named(module, qualname)
+    kind: Any = None
+    with suppress(AttributeError):
+        kind = find_stored(f"{module}:{qualname}")
     if not (issubclass(type(kind), type) and issubclass(kind, BaseException)):
         raise NotStorable(f"the module {module} has no exception {qualname}")
     base = _builtin(kind)
@@ -153,7 +152,7 @@ def _read(found: dict[str, Any]) -> BaseException:
 def _builtin(kind: type[BaseException]) -> Any:
     """Return the class of Python's own that `kind` is made of: what it does is known."""
     found: Any = kind
-    while not class_name(found).startswith("builtins:"):
+    while not stored_name(found).startswith("builtins:"):
         found = _base(found)
     return found
 
@@ -163,8 +162,9 @@ def _other(value: Any) -> Any:
     kind = type(cast("object", value))
     if issubclass(kind, BaseException):
         return {"$error": _write(value)}
-    module, _, qualname = class_name(kind).partition(":")
-    if named(module, qualname) is kind:
+    name = stored_name(kind)
+    module, _, qualname = name.partition(":")
+    if find_loaded(name) is kind:
         with suppress(NotStorable):
             return {"$of": [module, qualname, Codec(kind, "").encode(value).decode()]}
     raise NotStorable(f"it holds a {qualname}, which is no data")
@@ -172,9 +172,7 @@ def _other(value: Any) -> Any:
 
 def _made(parts: list[str]) -> Any:
     module, qualname, text = parts
-    if module not in sys.modules:
-        import_module(module)
-    return Codec(named(module, qualname), qualname).decode(text.encode())
+    return Codec(find_stored(f"{module}:{qualname}"), qualname).decode(text.encode())
 
 
 _READERS: dict[str, Any] = {"$error": _read, "$of": _made}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import sys
 from typing import TYPE_CHECKING, Any, cast
 
 from ..commander import Callback, ConfigurationError, Node, Quorum, Restart, Retry
 from ..commander.scope import put_of, scope_of
+from ..commander.stored_names import find_stored, stored_name
 from .errors import JournalMismatch
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def put_again(job: Node[Any], put: dict[str, Any]) -> dict[str, Any]:
 
 def _name(job: Durable[Any], thing: Callback | Any) -> str:
     """Return the name by which a function or a class is found again."""
-    name = f"{getattr(thing, '__module__', '')}:{getattr(thing, '__qualname__', '')}"
+    name = stored_name(thing)
     try:
         found = find_named(name)
     except JournalMismatch:
@@ -85,14 +84,10 @@ def _name(job: Durable[Any], thing: Callback | Any) -> str:
 
 def find_named(name: str) -> Any:
     """Return the class or function `module:name`, also one of a module that is not loaded yet."""
-    module, _, qualname = name.partition(":")
     try:
-        found: Any = sys.modules.get(module) or importlib.import_module(module)
-        for part in qualname.split("."):
-            found = getattr(found, part)
+        return find_stored(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise JournalMismatch(f"{name} is gone: {error}") from error
-    return found
 
 
 def _refused(job: Durable[Any], why: str) -> ConfigurationError:

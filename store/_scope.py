@@ -35,6 +35,7 @@ from ..commander.scope import (
     put_of,
     scope_here,
 )
+from ..commander.stored_names import stored_name
 from ..commander.waiting import lending_slot
 from ._canonical import canonical_inputs, digest, digest_put
 from ._codec import Codec
@@ -564,8 +565,7 @@ class NodeScope(NodeIdentity):
                 self._append("spent", {"taken": [*usage.items()]})
 
 
-# Where a class stands is in the identities of its nodes: one that moves is another to old journals.
 @lru_cache
 def _kind(cls: type[Node[Any]], name: str) -> tuple[str, bytes]:
     """Return what tells nodes of this class and name from others, and what the name is there."""
-    return f"{cls.__module__}.{cls.__qualname__} {name}", name_bytes(name)
+    return f"{stored_name(cls).replace(':', '.', 1)} {name}", name_bytes(name)

@@ -27,7 +27,7 @@ from anabranch.commander import (
     ModelNotFound,
     RateLimited,
 )
-from anabranch.messages import WholeMessages, delta_from_chunk
+from anabranch.messages import ChunkReader, delta_from_chunk
 from anabranch.messages.text import encodable
 
 __all__ = ["line"]  # the fixture
@@ -366,10 +366,10 @@ def test_no_delta_has_half_a_character(text: str, cuts: list[int], key: str, end
         units[start:end].decode("utf-16-le", "surrogatepass") for start, end in pairwise(places)
     ]
     events = [chunk({key: piece}) for piece in pieces]
-    reader, halves, messages = EventReader(), _Halves(), WholeMessages()
+    reader, halves, chunks = EventReader(), _Halves(), ChunkReader()
     said = ""
     for each in [*events, ends]:
-        deltas, failed = _read(reader.feed(each), messages, None, halves)
+        deltas, failed = _read(reader.feed(each), chunks, halves)
         assert failed is None
         for delta in deltas:
             said += delta.text + delta.reasoning + delta.refusal

@@ -23,6 +23,7 @@ from pydantic_core import to_json
 
 from ..commander import Retry, ToolError, parent_here
 from ..commander.kinds import NUMBER, require
+from ..commander.stored_names import stored_name
 from ..messages import Part
 from ._docstring import parse_docstring
 from ._effect import Done, EffectKind, NotDone, Reconcile, Unknown, check_effect
@@ -110,7 +111,7 @@ class Tool(Generic[P, R]):
         self.effect = effect
         self.reconcile = reconcile
         self.reconcile_after = reconcile_after
-        self.source = f"{function.__module__}.{function.__qualname__}"
+        self.source = stored_name(function).replace(":", ".", 1)
         self.spec = ""
         signature = inspect.signature(function).parameters
         self._has_fields = any(isinstance(p.default, FieldInfo) for p in signature.values())

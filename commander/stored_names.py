@@ -1,0 +1,106 @@
+"""Names of classes and functions in stored data: they stay, wherever the class or function moves.
+
+Journals, cassettes, indexes and the identities of nodes name a class or a function as
+`module:qualname`. `MOVED` lists each one that is at another place now. So old data finds it, and
+new data gives it the same name as before. No other module makes or reads such names.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+__all__ = ["MOVED", "find_loaded", "find_stored", "place_of", "stored_name"]
+
+# Stored name: current place. Add an entry with each move or rename; never remove or change a stored
+# name. If it moves again, change its place. A class or function with an entry takes those inside it
+# along. Node classes are stored by their node name too: keep that with `name=`.
+MOVED: dict[str, str] = {}
+
+
+def stored_name(thing: Any) -> str:
+    """Return the name of a class or a function in stored data, as `module:Class.Inner`."""
+    if issubclass(type(thing), type):
+        # As Python itself reads them: a metaclass may have its own attributes of these names.
+        place = f"{_module(thing)}:{_qualname(thing)}"
+    else:
+        place = f"{getattr(thing, '__module__', '')}:{getattr(thing, '__qualname__', '')}"
+    return _translate(place, _STORED)
+
+
+def place_of(name: str) -> str:
+    """Return the current place of a stored name, as `module:Class.Inner`."""
+    return _translate(name, _PLACES)
+
+
+def find_stored(name: str) -> Any:
+    """Return the class or function of a stored name; import its module if it is not loaded.
+
+    Raises `ImportError`, `AttributeError` or `ValueError` if there is none, and whatever the module
+    raises at its import.
+    """
+    module, _, qualname = place_of(name).partition(":")
+    found: Any = sys.modules.get(module) or import_module(module)
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def find_loaded(name: str) -> Any:
+    """Return the class or function of a stored name; None if no loaded module has it."""
+    module, _, qualname = place_of(name).partition(":")
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+_module: Any = type.__dict__["__module__"].__get__
+_qualname: Any = type.__dict__["__qualname__"].__get__
+
+# Python moves classes too: what one version has under another name than the others.
+_PYTHON = {
+    "re:error": "re:PatternError",
+    "pathlib:Path": "pathlib._local:Path",
+    "pathlib:PosixPath": "pathlib._local:PosixPath",
+    "pathlib:PurePath": "pathlib._local:PurePath",
+    "pathlib:PurePosixPath": "pathlib._local:PurePosixPath",
+    "pathlib:PureWindowsPath": "pathlib._local:PureWindowsPath",
+    "pathlib:WindowsPath": "pathlib._local:WindowsPath",
+}
+
+# Both directions of `MOVED`, and of what Python has moved.
+_PLACES: dict[str, str] = {}
+_STORED: dict[str, str] = {}
+
+
+def _fill() -> None:
+    _PLACES.clear()
+    _STORED.clear()
+    for name, other in _PYTHON.items():
+        kind: type = getattr(re if name == "re:error" else pathlib, name.partition(":")[2])
+        if f"{kind.__module__}:{kind.__qualname__}" == other:
+            _STORED[other] = name
+        else:
+            _PLACES[other] = name  # a journal that an earlier release wrote on that version
+    for name, place in MOVED.items():
+        _PLACES[name] = place
+        _STORED[place] = name
+
+
+def _translate(name: str, table: Mapping[str, str]) -> str:
+    if (found := table.get(name)) is not None:
+        return found
+    owner = name.rpartition(".")[0]
+    while ":" in owner:
+        if (found := table.get(owner)) is not None:
+            return found + name[len(owner) :]
+        owner = owner.rpartition(".")[0]
+    return name
+
+
+_fill()
