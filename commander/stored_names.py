@@ -26,10 +26,16 @@ def stored_name(thing: Any) -> str:
     """Return the name of a class or a function in stored data, as `module:Class.Inner`."""
     if issubclass(type(thing), type):
         # As Python itself reads them: a metaclass may have its own attributes of these names.
-        place = f"{_module(thing)}:{_qualname(thing)}"
+        module, qualname = _module(thing), _qualname(thing)
     else:
-        place = f"{getattr(thing, '__module__', '')}:{getattr(thing, '__qualname__', '')}"
-    return _translate(place, _STORED)
+        module = getattr(thing, "__module__", "")
+        qualname = str(getattr(thing, "__qualname__", ""))
+    place = f"{module}:{qualname}"
+    if (found := _STORED.get(place)) is not None:
+        return found
+    if "." in qualname or "[" in qualname:
+        return _translate(place, _STORED)
+    return place
 
 
 def place_of(name: str) -> str:
@@ -95,11 +101,13 @@ def _fill() -> None:
 def _translate(name: str, table: Mapping[str, str]) -> str:
     if (found := table.get(name)) is not None:
         return found
-    owner = name.rpartition(".")[0]
-    while ":" in owner:
-        if (found := table.get(owner)) is not None:
-            return found + name[len(owner) :]
-        owner = owner.rpartition(".")[0]
+    # What is inside of a class or function; a generic model of pydantic's, `module:Class[str]`.
+    colon = name.find(":")
+    at = max(name.rfind("."), name.rfind("["))
+    while at > colon:
+        if (found := table.get(name[:at])) is not None:
+            return found + name[at:]
+        at = max(name.rfind(".", 0, at), name.rfind("[", 0, at))
     return name
 
 

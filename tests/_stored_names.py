@@ -1,0 +1,111 @@
+"""The names of the package's classes and functions that stored data can have.
+
+    python tests/_stored_names.py       # adds new names to tests/data/stored_names.json
+
+The file only grows: a name that it has stays there, since journals have it. Only a class that no
+release has had is taken out by hand.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import pkgutil
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import anabranch
+from anabranch.commander import Node
+from anabranch.commander.stored_names import stored_name
+from anabranch.handlers import HandlerFunction
+from anabranch.tools import Tool
+
+__all__ = ["FILE", "frozen", "modules", "names", "node_names"]
+
+FILE = Path(__file__).parent / "data" / "stored_names.json"
+# Calls that give a function to a node, whose inputs then have its name.
+GIVEN = {"in_thread", "in_process", "step", "Step"} | {
+    f"at_{moment}" for moment in ("start", "retry", "end", "exception", "terminate", "done")
+}
+
+
+@cache
+def modules() -> list[ModuleType]:
+    """Import all modules of the package; a program's `__main__` would run."""
+    found = pkgutil.walk_packages(anabranch.__path__, "anabranch.")
+    return [import_module(each.name) for each in found if not each.name.endswith("__main__")]
+
+
+@cache
+def names() -> set[str]:
+    """Return the names of all that stored data can name.
+
+    That is each class: what is no data is named by its class in the identity of a node. Tools,
+    handlers and functions that the package gives to nodes are there by their own names.
+    """
+    found: set[str] = set()
+    for module in modules():
+        own = [each for each in vars(module).values() if is_own(each, module)]
+        found.update(stored_name(each) for each in own)
+        for kind in filter(inspect.isclass, own):
+            inner = [each for each in vars(kind).values() if is_own(each, module)]
+            found.update(stored_name(each) for each in inner)
+        found.update(stored_name(each) for each in given(module))
+    return found
+
+
+def is_own(thing: Any, module: ModuleType) -> bool:
+    named = inspect.isclass(thing) or isinstance(thing, Tool | HandlerFunction)
+    return named and thing.__module__ == module.__name__
+
+
+def given(module: ModuleType) -> Iterator[Any]:
+    """Give the functions of the package that a module gives to nodes."""
+    source = Path(module.__file__ or "").read_text()
+    if not any(f"{each}(" in source for each in GIVEN):
+        return
+    for call in ast.walk(ast.parse(source)):
+        if not isinstance(call, ast.Call):
+            continue
+        called = getattr(call.func, "attr", getattr(call.func, "id", ""))
+        for each in call.args[:1] if called in GIVEN else ():
+            found = vars(module).get(each.id) if isinstance(each, ast.Name) else None
+            if isinstance(found, FunctionType) and found.__module__.startswith("anabranch."):
+                yield found
+
+
+def node_names() -> dict[str, str]:
+    """Return under which name the nodes of each class of the package go, if they have no other."""
+    modules()
+    found: dict[str, str] = {}
+    left: list[Any] = [Node]
+    while left:
+        kind = left.pop()
+        left += kind.__subclasses__()
+        if kind.__module__.startswith("anabranch.") and "[" not in kind.__qualname__:
+            found[stored_name(kind)] = kind._node_name
+    return found
+
+
+def frozen() -> dict[str, Any]:
+    return json.loads(FILE.read_text())
+
+
+def main() -> None:
+    before = frozen() if FILE.exists() else {"names": [], "nodes": {}}
+    written = {
+        "names": sorted({*before["names"], *names()}),
+        "nodes": dict(sorted({**node_names(), **before["nodes"]}.items())),
+    }
+    FILE.write_text(json.dumps(written, indent=0) + "\n")
+    print(f"{FILE}: {len(written['names'])} names", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+BEGIN TRANSACTION;
+CREATE TABLE anabranch_blob (digest blob not null unique, value blob not null) strict;
+CREATE TABLE anabranch_check (value blob not null) strict;
+INSERT INTO "anabranch_check" VALUES(X'616E616272616E63682DCEF54F');
+CREATE TABLE anabranch_key (
+            digest blob primary key, run integer not null, time real not null
+        ) strict, without rowid;
+CREATE TABLE anabranch_mail (
+            id integer primary key autoincrement, run integer not null, kind text not null,
+            name text not null, value blob not null, time real not null
+        ) strict;
+CREATE TABLE anabranch_purge (run integer primary key) strict;
+CREATE TABLE anabranch_row (
+            run integer not null, seq integer not null, ident blob not null, kind text not null,
+            value blob, digest blob, time real not null, unique (run, seq)
+        ) strict;
+INSERT INTO "anabranch_row" VALUES(1,1,X'EEF6717D3224CAE8F846A8981677E96E','message',X'7B226166746572223A22222C226D657373616765223A7B22636F6E74656E74223A2242652073686F72742E222C22726F6C65223A2273797374656D227D2C2274616C6B223A2274616C6B227DB88AFC97',NULL,1.70000000007471442219e+09);
+INSERT INTO "anabranch_row" VALUES(1,2,X'4E3AB0C1691AB0D35D288B9BE0B1D9B4','message',X'7B226166746572223A226262313663363937333364333733383437363964346263326436666132313134222C226D657373616765223A7B22636F6E74656E74223A22726566756E64206974222C22726F6C65223A2275736572227D2C2274616C6B223A2274616C6B227DABBF9336',NULL,1.70000000007491040227e+09);
+INSERT INTO "anabranch_row" VALUES(1,3,X'ADFDEF686057EA42D98C6D5F7FA00516','reply',X'7B226D657373616765223A7B22636F6E74656E74223A224920646F2069742E222C2266696E6973685F726561736F6E223A22746F6F6C5F63616C6C73222C22726F6C65223A22617373697374616E74222C22746F6F6C5F63616C6C73223A5B7B226964223A2263222C226E616D65223A22726566756E64222C22726177223A227B5C2263656E74735C223A203530307D227D5D2C227573616765223A7B22696E7075745F746F6B656E73223A322C226F75747075745F746F6B656E73223A317D7D2C2274616B656E223A5B5B226D222C7B22696E7075745F746F6B656E73223A322C226F75747075745F746F6B656E73223A317D5D5D7D21677DF6',NULL,1.70000000007713389393e+09);
+INSERT INTO "anabranch_row" VALUES(1,4,X'C5CE098BAEA657B92BB8409C1545BB22','question',X'7B226B696E64223A2022617070726F76616C222C2022746F6F6C223A2022726566756E64222C2022617267756D656E7473223A207B2263656E7473223A203530307D2C202270617468223A2022436F6D6D616E6465722F526573706F6E647323312F726573706F6E6423322F43616C6C546F6F6C7323352F61736B5F66697273743A726566756E642336222C20226167656E74223A206E756C6C2C202273657373696F6E5F6964223A206E756C6C7DFA2F525F',NULL,1.70000000007854247096e+09);
+CREATE TABLE anabranch_run (
+            id integer primary key autoincrement, run_id text not null unique,
+            class_name text not null, version integer not null, state text not null,
+            inputs blob not null, queue text not null, created real not null,
+            updated real not null, fence integer not null default 0,
+            owner text not null default '', lease_until real,
+            recoveries integer not null default 0, claimed_at_row integer not null default 0,
+            error blob, clock real not null default 0
+        ) strict;
+INSERT INTO "anabranch_run" VALUES(1,'approval','_killed_runs:Responds',1,'running',X'7B227175657374696F6E223A2022726566756E64206974227D4C0F8798','',1.70000000004992747309e+09,1.70000000006145358085e+09,1,'host:1',NULL,0,0,NULL,0.0);
+CREATE INDEX anabranch_run_state on anabranch_run (state, queue);
+CREATE INDEX anabranch_row_digest on anabranch_row (digest) where digest is not null;
+CREATE INDEX anabranch_mail_run on anabranch_mail (run, id);
+CREATE INDEX anabranch_key_time on anabranch_key (time, run);
+DELETE FROM "sqlite_sequence";
+INSERT INTO "sqlite_sequence" VALUES('anabranch_run',1);
+COMMIT;
+PRAGMA application_id = 1097752930;
+PRAGMA user_version = 2;
