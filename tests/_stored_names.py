@@ -61,8 +61,10 @@ def names() -> set[str]:
 
 
 def is_own(thing: Any, module: ModuleType) -> bool:
-    named = inspect.isclass(thing) or isinstance(thing, Tool | HandlerFunction)
-    return named and thing.__module__ == module.__name__
+    if not (inspect.isclass(thing) or isinstance(thing, Tool | HandlerFunction)):
+        return False
+    # pydantic makes the classes `Model[str]`, and names them by `Model`.
+    return thing.__module__ == module.__name__ and "[" not in thing.__qualname__
 
 
 def given(module: ModuleType) -> Iterator[Any]:

@@ -132,7 +132,7 @@ async def test_a_killed_session_of_an_agent_goes_on(path: Path, name: str) -> No
         assert answer.content == "After 6: that is all."
         assert DID == ["asked with 6"]
         said = [each["content"] for each in agent.memory.save("s")]
-        turn = ["send it", "I do it.", "sent a mail", "After 4: that is all."]
+        turn = ["send it", "I do it.", "After 4: that is all."]
         assert said == [*turn, "And now?", answer.content]
 
 

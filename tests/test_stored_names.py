@@ -186,4 +186,5 @@ def test_a_run_is_resumed_after_classes_have_moved(tmp_path: Path) -> None:
     assert text.count(MOVED) == 1
     file.write_text(text.replace(MOVED, f"{MOVED}\n    **{table},\n"))
     found = resume(tmp_path)
-    assert (found.stdout, found.stderr) == ("['load second', 'asked with 4']\n", "")
+    assert found.stdout == "['load second', 'asked with 4']\n", found.stderr
+    assert "goes on without" not in found.stderr  # a slow machine may say so there
