@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import _killed_runs
 import pytest
 from _killed_runs import (
     DID,
@@ -23,6 +24,7 @@ from _killed_runs import (
     MODEL,
     cassette,
     chat_partner,
+    load,
     notes,
     recording,
     writer,
@@ -32,7 +34,7 @@ from _own_wire import served, status
 from anabranch import Commander
 from anabranch.cli.chat._sessions import open_sessions
 from anabranch.handlers import View
-from anabranch.store import Journal
+from anabranch.store import Journal, JournalMismatch, RunExists
 from anabranch.tracing import diff, read
 
 LOADED = ["é 😀"]
@@ -186,3 +188,61 @@ async def test_a_cassette_is_played() -> None:
         "StreamInterrupted None: cut",
         "256 1.372",
     ]
+
+
+# --- what docs/compatibility.md says of a user's own names
+
+
+class Counts(_killed_runs.Steps):
+    """`Steps`, renamed."""
+
+
+class Sums(_killed_runs.Adds):
+    """`Adds`, renamed."""
+
+
+def fetch(what: str) -> list[str]:
+    return load(what)
+
+
+@of("step")
+async def test_a_users_run_whose_class_moved_is_resumed_by_its_old_name(
+    path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it the run is parked; another class does not begin it."""
+    monkeypatch.delattr(_killed_runs, "Steps")
+    async with Journal(path) as journal:
+        with pytest.raises(JournalMismatch, match="_killed_runs:Steps is gone"):
+            await journal.take_up(name)
+        assert (await journal.look(name)).run.state == "parked"
+        monkeypatch.setattr(_killed_runs, "Steps", Counts, raising=False)
+        with pytest.raises(RunExists):
+            await journal.run(Counts(), run_id=name)
+        await journal.resume(name)
+        assert await journal.take_up(name) == RESULTS["step"][0]
+    assert DID == ["load second"]
+
+
+@of("step")
+@pytest.mark.parametrize(
+    ("old", "new", "again"),
+    [
+        ("load", fetch, ["load first", "load second"]),
+        ("Adds", Sums, ["add (1, 2)", "load second"]),
+    ],
+)
+async def test_what_a_user_renames_runs_again(
+    path: Path,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    old: str,
+    new: Any,
+    again: list[str],
+) -> None:
+    """And a warning names what the journal has."""
+    monkeypatch.setattr(_killed_runs, old, new)
+    async with Journal(path) as journal:
+        assert await journal.take_up(name) == RESULTS["step"][0]
+    assert again == DID
+    assert "goes on without what its journal has" in caplog.text

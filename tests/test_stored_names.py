@@ -187,4 +187,4 @@ def test_a_run_is_resumed_after_classes_have_moved(tmp_path: Path) -> None:
     file.write_text(text.replace(MOVED, f"{MOVED}\n    **{table},\n"))
     found = resume(tmp_path)
     assert found.stdout == "['load second', 'asked with 4']\n", found.stderr
-    assert "goes on without" not in found.stderr  # a slow machine may say so there
+    assert "goes on without" not in found.stderr  # where a slow machine is named too
