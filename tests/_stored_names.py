@@ -9,10 +9,12 @@ release has had is taken out by hand.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import json
 import pkgutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -21,12 +23,13 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import anabranch
-from anabranch.commander import Node
+from anabranch.commander import Commander, Node
 from anabranch.commander.stored_names import stored_name
 from anabranch.handlers import HandlerFunction
+from anabranch.serve._run import Run
 from anabranch.tools import Tool
 
-__all__ = ["FILE", "frozen", "modules", "names", "node_names"]
+__all__ = ["FILE", "frozen", "modules", "names", "nodes"]
 
 FILE = Path(__file__).parent / "data" / "stored_names.json"
 # Calls that give a function to a node, whose inputs then have its name.
@@ -82,17 +85,42 @@ def given(module: ModuleType) -> Iterator[Any]:
                 yield found
 
 
-def node_names() -> dict[str, str]:
-    """Return under which name the nodes of each class of the package go, if they have no other."""
+def nodes() -> dict[str, dict[str, Any]]:
+    """Return what the identities of nodes have of each class, beside its stored name.
+
+    That is the name of a node that gets no other, and the names of its attributes.
+    """
     modules()
-    found: dict[str, str] = {}
+    found: dict[str, dict[str, Any]] = {}
     left: list[Any] = [Node]
     while left:
         kind = left.pop()
         left += kind.__subclasses__()
         if kind.__module__.startswith("anabranch.") and "[" not in kind.__qualname__:
-            found[stored_name(kind)] = kind._node_name
+            attributes: list[str] = []
+            if not issubclass(kind, Commander | Run):  # a journal has only what is below a job
+                attributes = sorted({each for base in kind.__mro__ for each in made_in(base)})
+            found[stored_name(kind)] = {"name": kind._node_name, "attributes": attributes}
     return found
+
+
+@cache
+def made_in(kind: type) -> set[str]:
+    """Return which attributes the `__init__` of a class sets."""
+    if "__dataclass_fields__" in vars(kind) and issubclass(kind, Node):
+        return {each.name for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    init = vars(kind).get("__init__")
+    if not isinstance(init, FunctionType) or not init.__module__.startswith("anabranch."):
+        return set()
+    return {
+        each.attr
+        for each in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(init))))
+        if isinstance(each, ast.Attribute)
+        and isinstance(each.ctx, ast.Store)
+        and isinstance(each.value, ast.Name)
+        and each.value.id == "self"
+        and not each.attr.startswith("_node_")
+    }
 
 
 def frozen() -> dict[str, Any]:
@@ -103,7 +131,7 @@ def main() -> None:
     before = frozen() if FILE.exists() else {"names": [], "nodes": {}}
     written = {
         "names": sorted({*before["names"], *names()}),
-        "nodes": dict(sorted({**node_names(), **before["nodes"]}.items())),
+        "nodes": dict(sorted({**nodes(), **before["nodes"]}.items())),
     }
     FILE.write_text(json.dumps(written, indent=0) + "\n")
     print(f"{FILE}: {len(written['names'])} names", file=sys.stderr)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import pytest
 from _killed_runs import FOLDER
-from _stored_names import FILE, frozen, names, node_names
+from _stored_names import FILE, frozen, names, nodes
 from pydantic import BaseModel
 
 from anabranch import Node
@@ -49,9 +49,9 @@ def test_no_class_gets_a_new_stored_name() -> None:
     assert names() - {*frozen()["names"]} == set(), f"not in {FILE.name}"
 
 
-def test_nodes_keep_their_names() -> None:
-    """A node class that is renamed says `name=` with the name that it had."""
-    assert node_names() == frozen()["nodes"]
+def test_nodes_keep_what_their_identities_have() -> None:
+    """A node class that is renamed says `name=`; its attributes have the names that they had."""
+    assert nodes() == frozen()["nodes"]
 
 
 # --- the table
