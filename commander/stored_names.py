@@ -18,8 +18,8 @@ __all__ = ["MOVED", "find_loaded", "find_stored", "place_of", "stored_name"]
 
 # Stored name: current place. Add an entry with each move or rename; never remove or change a stored
 # name. If it moves again, change its place. A class or function with an entry takes those inside it
-# along. The identity of a node also has its node name, which `name=` keeps in a class that is renamed,
-# and the names of its attributes.
+# along. The identity of a node also has the names of its attributes, and its own name: a class that
+# is renamed keeps that by `name=`.
 MOVED: dict[str, str] = {}
 
 
