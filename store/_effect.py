@@ -160,7 +160,7 @@ class KeptEffect(Effect):
     ) -> Any:
         try:
             gave = await self._do(work, again, reconcile, horizon, timeout, check)
-        except Exception:
+        except Exception:  # raised again, once the caller has seen earlier ends
             await self._caller.until_seen(self._ended)
             raise
         await self._caller.until_seen(self._ended)
