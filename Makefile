@@ -33,7 +33,7 @@ test-lowest: $(VENV)/dev.stamp  ## run the core tests with the lowest anyio and 
 	$(BIN)/python tests/pythons.py --lowest $(ARGS)
 
 test-ray: $(VENV)/ray.stamp  ## run the tests on a Ray cluster of three nodes, on this machine
-	ANABRANCH_RAY=1 $(BIN)/python -m pytest tests/ray_cluster $(ARGS)
+	ANABRANCH_RAY=1 $(BIN)/python -m pytest tests/cluster $(ARGS)
 
 test-clients: $(VENV)/dev.stamp  ## run the clients of others, for Python and Node, against what is served
 	tests/clients/run.sh $(ARGS)
@@ -52,7 +52,7 @@ format: $(VENV)/dev.stamp  ## format the code
 	$(BIN)/ruff check --fix
 
 contracts: $(VENV)/dev.stamp  ## write the rows of docs/contracts.md anew from the tests
-	$(BIN)/python tests/_contracts.py
+	PYTHONPATH=tests $(BIN)/python -m support.contracts
 
 clean:  ## remove the virtual environments and all that was built
 	rm -rf $(VENV) .venv-* build dist *.egg-info .*_cache .hypothesis

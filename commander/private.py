@@ -1,7 +1,7 @@
 """Private names of asyncio that several packages use, each with a substitute where it is missing.
 
-`tests/test_private_names.py` lists every private name of Python and of other libraries that this
-package uses, and runs the package with and without each.
+`tests/project/test_private_names.py` lists every private name of Python and of other libraries that
+this package uses, and runs the package with and without each.
 """
 
 from __future__ import annotations

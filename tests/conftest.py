@@ -20,10 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, seed, settings
 from platformdirs import user_data_dir
-
-sys.path.insert(0, str(Path(__file__).parent))  # for the helpers beside the tests: `import _server`
-
-from _scale import LONG, SEED  # the line above has to come first
+from support.scale import LONG, SEED
 
 # On a core that others use too, the small model's threads wait for each other: one is then faster,
 # by five times where it was measured.
@@ -70,7 +67,8 @@ def _refuse_outside(event: str, arguments: tuple[Any, ...]) -> None:
         host = address[0]
     if not _is_here(host):
         raise OutsideConnection(
-            f"{event} to {host!r}: the tests may reach only this machine; use tests/_server.py"
+            f"{event} to {host!r}: the tests may reach only this machine;"
+            " use tests/support/server.py"
         )
 
 
@@ -180,7 +178,7 @@ def light_heap() -> None:
 @pytest.fixture(scope="session")
 def small_model() -> Generator[Any]:
     """The model in this process, loaded once for all tests that ask for it."""
-    from _local import kept_open
+    from support.local import kept_open
 
     with kept_open() as engine:
         yield engine
@@ -189,7 +187,7 @@ def small_model() -> Generator[Any]:
 @pytest.fixture(scope="session")
 def postgres() -> Generator[Any]:
     """A server for all tests that ask for it, which are skipped where none runs."""
-    from _postgres import postgres_server
+    from support.postgres import postgres_server
 
     with postgres_server() as server:
         yield server
@@ -214,7 +212,7 @@ def _busy_machine(request: pytest.FixtureRequest) -> Generator[None]:
     A busy machine may stop any body anywhere for longer than that.
     """
     logger = logging.getLogger("anabranch")
-    own = request.path.name == "test_tree_t12_slow.py"
+    own = request.path.name == "test_t12_slow.py"
 
     def keep(record: logging.LogRecord) -> bool:
         return own or "blocks the event loop" not in str(record.msg)

@@ -30,13 +30,14 @@ OLDEST = (3, 11)
 ENOUGH = 3
 EXTRAS = "openai,http,cli,python,web,mcp,otel"
 # All but a few of these need no extra.
-BARE = "tree_* edges graphs kinds places dispatch_* messages_* handlers_* jobs_* testing_* store_*"
-CORE = f"{BARE} tools_* toolbox_* backends_* pickle private_names"
-# These need a local model, an engine or a type checker.
-LEFT_OUT = "backends_local* backends_vllm* backends_warm tree_typing"
+BARE = "commander dispatch handlers jobs messages store testing"
+CORE = f"{BARE} backends tools project/test_pickle.py project/test_private_names.py"
+# These need a local model or an engine.
+LEFT_OUT = "backends/test_local* backends/test_vllm* backends/test_warm.py backends/test_weights.py"
 NOT_BARE = """
-    dispatch_repeats dispatch_wire handlers_formats messages_options store_canonical store_failure
-    store_keys store_kernel store_processes tree_t01_holders tree_t12_slow tree_typing
+    commander/test_t01_holders.py commander/test_t12_slow.py dispatch/test_repeats.py
+    dispatch/test_wire.py handlers/test_formats.py messages/test_options.py store/test_canonical.py
+    store/test_failure.py store/test_keys.py store/test_kernel.py store/test_processes.py
 """
 
 ASK = """
@@ -107,11 +108,15 @@ def run_lowest(python: Python, arguments: list[str]) -> int:
 
 
 def tests_of(names: str, but: str) -> list[str]:
-    """Return the test files of these names."""
+    """Return the test files of these folders and names."""
     folder = ROOT / "tests"
-    left_out = {path for each in but.split() for path in folder.glob(f"test_{each}.py")}
-    found = {path for each in names.split() for path in folder.glob(f"test_{each}.py")}
+    left_out = {path for each in but.split() for path in folder.glob(each)}
+    found = {path for each in names.split() for path in _files(folder / each)}
     return [str(path.relative_to(ROOT)) for path in sorted(found - left_out)]
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else list(path.glob("test_*.py"))
 
 
 def install(python: Python, venv: Path, packages: list[str]) -> None:

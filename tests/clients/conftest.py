@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _suite import skip_suite, tell_skipped
+from support.suite import skip_suite, tell_skipped
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _suite import skip_suite, tell_skipped
-from _vllm import MODEL, close_engine, keep_engine
+from support.suite import skip_suite, tell_skipped
+from support.vllm import MODEL, close_engine, keep_engine
 
 from anabranch.backends._vllm_engine import VLLMEngine
 

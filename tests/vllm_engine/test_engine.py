@@ -10,7 +10,7 @@ from contextlib import aclosing, contextmanager
 from typing import Any, ClassVar
 
 import pytest
-from _vllm import close_engine, keep_engine, kill, processes, unfinished, vllm
+from support.vllm import close_engine, keep_engine, kill, processes, unfinished, vllm
 
 from anabranch import Commander, Conversation, tool
 from anabranch.backends import Retries

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from _conformance import Subject, cases, show
-from _vllm import LONG, Killer, drop_last, half_way, running, unfinished, vllm
+from support.conformance import Subject, cases, show
+from support.vllm import LONG, Killer, drop_last, half_way, running, unfinished, vllm
 
 from anabranch.backends import Backend, Timeouts
 from anabranch.backends._vllm_engine import VLLMEngine

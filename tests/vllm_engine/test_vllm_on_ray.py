@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from _conformance import HELLO, Subject, cases, show
-from _left import gone, processes
-from _vllm import ARGUMENTS, LONG, MODEL, Ordered, close_engine, drop_last, half_way, ordered
+from support.conformance import HELLO, Subject, cases, show
+from support.left import gone, processes
+from support.paths import TESTS
+from support.vllm import ARGUMENTS, LONG, MODEL, Ordered, close_engine, drop_last, half_way, ordered
 
 from anabranch import WorkerLost, connect
 from anabranch.backends import Backend, Timeouts
 from anabranch.cluster import Engine, RayBackend, serve
 from anabranch.commander import ModelNotFound
-
-HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +29,7 @@ def cluster() -> Iterator[None]:
     import ray
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["PYTHONPATH"] = str(HERE.parent)  # where the actor finds `_vllm`
+    os.environ["PYTHONPATH"] = str(TESTS)  # where the actor finds `support.vllm`
     asyncio.run(close_engine())  # there is no room for two
     ray.init(num_cpus=2, include_dashboard=False, configure_logging=False, log_to_driver=False)
     yield

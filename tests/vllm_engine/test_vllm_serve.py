@@ -18,9 +18,9 @@ from urllib.request import Request as HttpRequest
 from urllib.request import urlopen
 
 import pytest
-from _conformance import CASES, HELLO, SUM, Subject, show
-from _until import LOOK
-from _vllm import MODEL
+from support.conformance import CASES, HELLO, SUM, Subject, show
+from support.until import LOOK
+from support.vllm import MODEL
 
 from anabranch.backends import Backend, ModelBackend, Retries, connect
 from anabranch.commander import StreamInterrupted

@@ -16,8 +16,9 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-TESTS = Path(__file__).parents[2]
-sys.path.insert(0, str(TESTS))
+DATA, TESTS = Path(__file__).parents[1:3]
+PATHS = [str(TESTS), str(DATA)]
+sys.path[:0] = PATHS
 
 from _killed_runs import FOLDER, KILLED, cassette, recording  # noqa: E402
 from _old_journals import _numbers, _readable  # noqa: E402
@@ -25,11 +26,11 @@ from _old_journals import _numbers, _readable  # noqa: E402
 # A process far in the past, so that each pause in it is over.
 CHILD = """
 import sys, time
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:3]
 from _killed_runs import main
 real, began = time.time, time.time()
 time.time = lambda: 1_700_000_000 + real() - began
-main(*sys.argv[2:])
+main(*sys.argv[3:])
 """
 
 
@@ -37,7 +38,7 @@ def kill(name: str) -> None:
     """Let a program be killed, and write down the journal that it leaves."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "runs.db")
-        command = [sys.executable, "-c", CHILD, str(TESTS), name, str(path)]
+        command = [sys.executable, "-c", CHILD, *PATHS, name, str(path)]
         status = subprocess.run(command, check=False, timeout=60).returncode
         if status != -signal.SIGKILL:
             raise SystemExit(f"{name} ended with {status}")

@@ -1,0 +1,39 @@
+"""What docs/agents.md says about conversations is true."""
+
+import ast
+import asyncio
+import builtins
+import re
+from inspect import CO_COROUTINE
+from types import FunctionType
+from typing import Any, get_args
+
+from support.paths import ROOT
+
+from anabranch.agents.conversation import Status
+from anabranch.testing import ScriptedBackend
+
+PAGE = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
+PART = PAGE[PAGE.index("## Agents that converse") :]
+
+
+async def test_every_block_about_conversations_runs():
+    """One after the other, as a reader would type them."""
+    names: dict[str, Any] = {
+        "__builtins__": builtins,
+        "backend": ScriptedBackend(otherwise="I see."),
+    }
+    async with asyncio.timeout(60):
+        for block in re.findall(r"```python\n(.*?)```", PART, re.DOTALL):
+            code = compile(block, "agents.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            result = FunctionType(code, names)()
+            if code.co_flags & CO_COROUTINE:
+                await result
+    assert names["team"].talks["user"].status == "turn_limit"
+    assert len(names["talk"].talks["user"].messages) == 5
+
+
+def test_every_status_is_explained():
+    """Those with which a conversation ends stand in the table."""
+    explained = set(re.findall(r"^\| `(\w+)` \|", PART, re.MULTILINE))
+    assert explained - {"status"} == set(get_args(Status)) - {"answered", "delivered"}

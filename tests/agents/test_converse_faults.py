@@ -1,0 +1,112 @@
+"""Conversations with partners that are not there, fail, hang or talk nonsense."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from support.talkers import Alice, Bob, check_symmetry, program, said
+
+from anabranch import AgentMessage, BackendUnavailable, WorkerLost
+from anabranch.agents import Answer, ConversableAgent, Directory, ReplyResult, reply
+from anabranch.agents.errors import UnknownAgent
+from anabranch.testing import ScriptedBackend
+
+
+async def test_an_unknown_name_is_an_error_that_says_who_is_there():
+    """With a directory, and without one."""
+    alice = Alice("alice", directory=Directory())
+    with pytest.raises(UnknownAgent, match="no agent called 'bob' in the directory: it has alice"):
+        await program().initiate_chat(alice, "Who are you?")
+    with pytest.raises(LookupError, match="it has nobody"):
+        await program().initiate_chat("bob", "Who are you?")
+
+
+async def test_a_partner_that_fails_fails_the_chat_as_itself():
+    """The error is the partner's own, with notes of who was to answer whom and where."""
+    lost = WorkerLost("somewhere", "the machine is gone")
+
+    class Dead:
+        name = "bob"
+
+        async def receive(self, message: AgentMessage, *, request_reply: bool = True) -> Answer:
+            raise lost
+
+        async def begin_chat(self, partner: str, *, clear_history: bool = False) -> None:
+            pass
+
+    alice = Alice("alice", directory=Directory(Dead()))
+    with pytest.raises(WorkerLost) as raised:
+        await program().initiate_chat(alice, "Who are you?")
+    assert raised.value is lost
+    assert raised.value.__notes__[0].endswith("alice-to-bob#5/deliver#7")
+    assert "bob was to answer alice" in raised.value.__notes__
+    assert said(alice.chat_messages["bob"]) == [("alice", "Who are you?")]
+
+
+async def test_a_partner_that_hangs_is_given_up_after_the_timeout():
+    """The partner's own work is cancelled; what was said to it stays said."""
+    cancelled = asyncio.Event()
+
+    class Hanging(ConversableAgent):
+        @reply
+        async def hang(self, message: AgentMessage) -> ReplyResult:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+
+    alice, bob = program(), Hanging("bob")
+    async with asyncio.timeout(20):
+        with pytest.raises(TimeoutError) as raised:
+            await alice.initiate_chat(bob, "?", timeout=0.01)
+    assert "bob was to answer user" in raised.value.__notes__
+    assert cancelled.is_set()
+    check_symmetry([alice, bob])
+
+
+async def test_a_partner_may_hang_before_the_first_message():
+    """The timeout counts there too."""
+
+    class Unreachable(Bob):
+        async def begin_chat(self, partner: str, *, clear_history: bool = False) -> None:
+            await asyncio.Event().wait()
+
+    async with asyncio.timeout(20):
+        with pytest.raises(TimeoutError):
+            await program().initiate_chat(Unreachable("bob"), "?", timeout=0.01)
+
+
+async def test_a_partner_that_gives_garbage_is_named():
+    """What is no Answer, and what is no message."""
+
+    class Garbage(Bob):
+        async def receive(self, message: AgentMessage, *, request_reply: bool = True) -> Any:
+            return "I am Bob"
+
+    with pytest.raises(TypeError, match="bob gave 'I am Bob' for an Answer"):
+        await program().initiate_chat(Garbage("bob"), "?")
+    with pytest.raises(TypeError, match="bob receives AgentMessages, not 'hello'"):
+        await Bob("bob").receive("hello")  # type: ignore[arg-type]
+
+
+async def test_a_model_that_fails_fails_the_chat_and_the_next_one_can_go_on():
+    """What was asked is kept, so the model sees it when it is back."""
+    backend = ScriptedBackend(BackendUnavailable("down"), "I am back.")
+    alice, bob = program(), ConversableAgent("bob", backend)
+    with pytest.raises(BackendUnavailable):
+        await alice.initiate_chat(bob, "First?")
+    check_symmetry([alice, bob])
+    assert (await alice.send("Second?", bob)).text == "I am back."
+    assert backend.requests[1].messages[-1].content == "First?\nSecond?"
+
+
+def test_two_of_one_name_do_not_fit_into_a_directory():
+    """The same agent twice does; one that was taken out makes room."""
+    directory = Directory(bob := Bob("bob"))
+    directory.add(bob)
+    with pytest.raises(ValueError, match="two agents called 'bob'"):
+        Bob("bob", directory=directory)
+    directory.remove("bob")
+    directory.remove("bob")
+    assert "bob" not in directory
+    assert [*Directory(Bob("x"), Bob("y"))] == ["x", "y"]

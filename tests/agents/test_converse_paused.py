@@ -1,0 +1,141 @@
+"""A reader of a conversation that pauses: what it has not read yet is kept once."""
+
+import asyncio
+import tracemalloc
+from collections.abc import AsyncIterator
+from typing import Any, Literal, TypeAlias
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.scale import SEED
+from support.talkers import program
+
+from anabranch import Agent, AgentMessage, StreamInterrupted
+from anabranch.agents import ConversableAgent, GroupChat, ReplyResult, reply
+from anabranch.agents.remote import audible_scope
+from anabranch.messages import Delta
+from anabranch.testing import ScriptedBackend, pause, run_seeded
+
+Kind: TypeAlias = Literal["model", "function", "elsewhere", "group", "layer"]
+KINDS: list[Kind] = ["model", "function", "elsewhere", "group", "layer"]
+
+
+class Telling(ConversableAgent):
+    """Says texts by a reply function, or as an agent in another process does."""
+
+    def __init__(
+        self, texts: list[str], finished: asyncio.Event, error: Exception | None, elsewhere: bool
+    ) -> None:
+        super().__init__("bob", max_consecutive_auto_reply=1)
+        self.texts = texts
+        self.finished = finished
+        self.error = error
+        self.elsewhere = elsewhere
+
+    @reply
+    async def tell(self, message: AgentMessage) -> ReplyResult:
+        try:
+            return await (self._parts() if self.elsewhere else self.stream_reply(self._each()))
+        finally:
+            self.finished.set()
+
+    async def _each(self) -> AsyncIterator[str]:
+        for text in self.texts:
+            await asyncio.sleep(0)
+            yield text
+        if self.error is not None:
+            raise self.error
+
+    async def _parts(self) -> str:
+        scope, said = audible_scope(), ""
+        assert scope is not None
+        about: dict[str, Any] = {"sender": "bob", "receiver": "user"}
+        async for text in self._each():
+            state = "streaming" if said else "begin"
+            said += text
+            part = AgentMessage(content=said, extra={"delta": text}, stream_state=state, **about)
+            scope.tell(part)
+        return said
+
+
+def stream(kind: Kind, texts: list[str], finished: asyncio.Event, error: Exception | None) -> Any:
+    """Begin to read a conversation in which bob says these texts."""
+    end = Delta(finish_reason="stop") if error is None else error
+    backend = ScriptedBackend([*texts, end], size=None)
+    bob: Any = ConversableAgent("bob", backend, max_consecutive_auto_reply=1)
+
+    def finish(_: object, answer: AgentMessage, session_id: object) -> None:
+        finished.set()
+
+    bob.after_agent(finish)
+    if kind in ("function", "elsewhere"):
+        bob = Telling(texts, finished, error, elsewhere=kind == "elsewhere")
+    if kind == "group":
+        bob = GroupChat("bob", [ConversableAgent("inner", backend)], max_turns=1)
+    if kind != "layer":
+        return program().stream_chat(bob, "Go.")
+
+    class Layer(Agent):
+        async def forward(self, *messages: Any, **options: Any) -> str:
+            return (await program().initiate_chat(bob, "Go.")).text
+
+    return Layer(name="layer").stream("Go.")
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.sampled_from(KINDS),
+    st.lists(st.text(min_size=1, max_size=3), min_size=1, max_size=12),
+    st.lists(st.integers(0, 20), max_size=6),
+    st.booleans(),
+    st.integers(0, 2**20),
+)
+def test_whenever_a_reader_pauses_it_misses_nothing(
+    kind: Kind, texts: list[str], pauses: list[int], fails: bool, seed: int
+) -> None:
+    """Each part has the text so far, and what is new since the part before it."""
+    fails = fails and kind != "elsewhere"
+
+    async def main() -> None:
+        error = StreamInterrupted("the line is dead") if fails else None
+        left, states, text = list(pauses), list[str](), ""
+        try:
+            async for part in stream(kind, texts, asyncio.Event(), error):
+                if left:
+                    await pause(left.pop(0))
+                if part.sender not in ("bob", "inner") or "delta" not in part.extra:
+                    continue
+                text = "" if part.stream_state == "begin" else text
+                text += part.extra["delta"]
+                states.append(part.stream_state)
+                assert (part.content, part.receiver is not None) == (text, True)
+        except StreamInterrupted:
+            assert fails
+            states[-1:] = [] if states[-1:] == ["failed"] else ["never ended"]
+        assert text == "".join(texts)
+        assert "failed" not in states
+        assert states[:1] in ([], ["begin"])
+        assert set(states[1:]) <= {"streaming"}
+
+    run_seeded(main, seed=SEED + seed)
+
+
+@pytest.mark.parametrize("kind", ["model", "function", "elsewhere"])
+async def test_a_paused_reader_costs_no_more_than_the_text(kind: Kind) -> None:
+    """Its parts would be 60 MB if each of 2,000 kept the text so far; then it gets the rest."""
+    texts, finished, parts = ["abcdef" * 5] * 2_000, asyncio.Event(), list[AgentMessage]()
+    reading = stream(kind, texts, finished, None)
+    parts.append(await anext(reading))
+    parts.append(await anext(reading))
+    assert parts[-1].stream_state == "begin"
+    tracemalloc.start()
+    try:
+        await finished.wait()
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    parts += [part async for part in reading]
+    assert kept < 10_000_000
+    assert len(parts) <= 5
+    assert parts[-1].content == "".join(texts)

@@ -1,0 +1,30 @@
+"""The programs of docs/agents.md on the real small model: layers, JSON, a stream."""
+
+import re
+from contextlib import redirect_stdout
+from io import StringIO
+from typing import Any
+
+import pytest
+from support.paths import ROOT
+
+DOCS = (ROOT / "docs" / "agents.md").read_text()
+
+
+@pytest.mark.usefixtures("small_model")
+def test_the_programs_of_the_docs_run() -> None:
+    """One after the other, as they stand; replies are cut short to save time."""
+    layers = DOCS[: DOCS.index("## Agents that converse")]
+    programs = re.findall(r"```python\n(.*?)```", layers, re.DOTALL)
+    code = "\n".join(programs).replace(
+        'connect("local")', 'connect("local", max_tokens=6, temperature=0)'
+    )
+    space: dict[str, Any] = {"__name__": "docs"}
+    out = StringIO()
+    with redirect_stdout(out):
+        exec(compile(code, "docs/agents.md", "exec"), space)
+
+    assert out.getvalue().startswith("sage ")
+    assert len(space["posts"]) == 3
+    assert space["city"].name == "Paris"
+    assert "Blogger('Blogger')\n  (writer): Agent('writer', " in out.getvalue()

@@ -1,0 +1,22 @@
+"""One suite for every backend (contract B1).
+
+The small model shows the cases in `test_local_conformance.py`, vLLM in `vllm_engine`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.conformance import CASES, EXCUSED, SUBJECTS, cases, show
+
+
+@pytest.mark.parametrize(("kind", "case"), cases(*SUBJECTS))
+async def test_a_backend_shows(kind: str, case: str, tmp_path: Path) -> None:
+    """Each case, or declares why it cannot."""
+    await show(SUBJECTS[kind](tmp_path), case, seconds=60)
+
+
+def test_what_is_declared_is_a_case() -> None:
+    """Or the table would hide a wrong name."""
+    assert set().union(*EXCUSED.values()) <= set(CASES)

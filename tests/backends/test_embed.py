@@ -1,0 +1,395 @@
+"""Embeddings: a vector for each text, with all that is done around a reply."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from array import array
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any
+
+import pytest
+from support.clock import let_pass
+from support.conformance import EXCUSED
+from support.line import KEY, Line, line
+from support.replays import Life, every_life
+from support.server import Reply, Step, text, vectors
+
+from anabranch import Commander
+from anabranch.backends import (
+    Backend,
+    Breaker,
+    Fallback,
+    Limits,
+    ModelBackend,
+    Price,
+    Retries,
+    Timeouts,
+    connect,
+)
+from anabranch.backends._estimate import Estimator
+from anabranch.commander import (
+    AuthenticationError,
+    BackendError,
+    BackendUnavailable,
+    BudgetExceeded,
+    ConfigurationError,
+    ContextTooLong,
+    ModelNotFound,
+    RateLimited,
+)
+from anabranch.messages import Delta, Message, Request, Usage
+from anabranch.store import Durable, Live, live
+from anabranch.testing import ScriptedBackend
+
+__all__ = ["line"]  # the fixture
+
+TEXTS = ["a", "two", "three"]
+VECTORS = [[1.0, 1.0], [3.0, 1.0], [5.0, 1.0]]
+ONCE = Retries(attempts=1)
+
+
+def answer(*data: Any, **more: Any) -> Reply:
+    body = json.dumps({"object": "list", "data": data, **more}).encode()
+    return Reply([body], content_type="application/json")
+
+
+async def failure_of(backend: Backend) -> BackendError:
+    with pytest.raises(BackendError) as caught:
+        await backend.embed(TEXTS)
+    assert KEY not in repr(caught.value)
+    return caught.value
+
+
+# --- what is asked, and what is read
+
+
+async def test_texts_go_in_one_request_and_vectors_come_in_their_order(line: Line) -> None:
+    """Whatever the order in which the server gives them; none of a conversation's options goes."""
+    line.server.script(vectors(*TEXTS))
+
+    got = await line.connect(temperature=0, max_tokens=9).embed(tuple(TEXTS))
+
+    assert got == VECTORS
+    (request,) = line.server.requests
+    assert request.path == "/v1/embeddings"
+    assert request.body == {"model": "tiny", "input": TEXTS, "encoding_format": "float"}
+    assert request.headers["Authorization"] == f"Bearer {KEY}"
+    assert request.headers["Accept"] == "application/json"
+
+
+async def test_what_only_the_server_knows_goes_along(line: Line) -> None:
+    """Such as how many dimensions a vector is to have, and what it is to be written in."""
+    line.server.script(vectors("a"))
+
+    await line.connect(extra={"dimensions": 2, "encoding_format": "base64"}).embed(["a"])
+
+    sent = line.server.requests[0].body
+    assert sent == {"model": "tiny", "input": ["a"], "dimensions": 2, "encoding_format": "base64"}
+
+
+@pytest.mark.parametrize("path", ["/embeddings", "/embeddings/", "/chat/completions"])
+async def test_an_address_may_end_in_an_endpoint(line: Line, path: str) -> None:
+    """It is taken away."""
+    line.server.script(vectors("a"))
+
+    await line.connect(path).embed(["a"])
+
+    assert line.server.requests[0].path == "/v1/embeddings"
+
+
+async def test_vectors_are_read_in_base64_too(line: Line) -> None:
+    """32-bit numbers, as some servers send them unasked."""
+    packed = base64.b64encode(array("f", [0.5, -2.0]).tobytes()).decode()
+    line.server.script(answer({"index": 0, "embedding": packed}))
+
+    assert await line.connect().embed(["a"]) == [[0.5, -2.0]]
+
+
+async def test_where_no_vector_has_an_index_their_order_counts(line: Line) -> None:
+    """Some servers leave it out."""
+    line.server.script(answer({"embedding": [1]}, {"embedding": [2], "index": None}))
+
+    assert await line.connect().embed(["a", "b"]) == [[1.0], [2.0]]
+
+
+async def test_nothing_is_asked_about_no_texts(line: Line) -> None:
+    """Nor counted in limits."""
+    limits = Limits(budget=0)
+
+    assert await line.connect(limits=limits).embed([]) == []
+    assert line.server.requests == []
+
+
+@pytest.mark.parametrize("texts", ["one", b"one", [b"x"], ["a", 1], [None], 7, [["a"]]])
+@pytest.mark.parametrize("kind", ["server", "scripted", "cassette"])
+async def test_what_is_no_list_of_texts_is_refused(kind: str, texts: Any) -> None:
+    """Before anything is asked: one text by itself too, which is a list of letters to Python."""
+    backends = {
+        "server": partial(connect, "http://127.0.0.1:9/v1", model="m"),
+        "scripted": ScriptedBackend,
+        "cassette": partial(connect, "cassette:none.jsonl"),
+    }
+    with pytest.raises(TypeError):
+        await backends[kind]().embed(texts)
+
+
+async def test_a_half_surrogate_is_sent_as_a_question_mark(line: Line) -> None:
+    """The one of Unicode, as in a message: no server takes the half."""
+    line.server.script(vectors("a"))
+
+    await line.connect().embed(["a\ud800b"])
+
+    assert line.server.requests[0].body["input"] == ["a\ufffdb"]
+
+
+async def test_a_connection_is_used_for_replies_and_embeddings_alike(line: Line) -> None:
+    """An answer read to its end gives it back."""
+    line.server.script(vectors("a"), text("Hi"), vectors("a"))
+    backend = line.connect()
+
+    await backend.embed(["a"])
+    await backend.complete(Request([]))
+    await backend.embed(["a"])
+
+    assert len({request.headers["Peer"] for request in line.server.requests}) == 1
+
+
+# --- what goes wrong
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        Reply.error(503, "loading"),
+        Reply.error(429, "slowly", Retry_After="0"),
+        Reply([Step.DROP], content_type="application/json"),
+        Reply([b'{"data": [', Step.DROP], content_type="application/json"),
+        answer(error={"message": "overloaded", "code": 503}),
+    ],
+    ids=["503", "429", "drop", "cut", "error"],
+)
+async def test_a_failure_is_tried_again(line: Line, first: Reply) -> None:
+    """Nobody has seen anything of the answer before it is whole."""
+    line.server.script(first, first, vectors(*TEXTS))
+    assert await line.connect().embed(TEXTS) == VECTORS
+
+    line.server.script(first)
+    line.server.requests.clear()
+    await failure_of(line.connect())
+    assert len(line.server.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "kind"),
+    [
+        (401, f"wrong key {KEY}", AuthenticationError),
+        (404, "no such model", ModelNotFound),
+        (400, "maximum context length is 8192", ContextTooLong),
+        (418, "no", BackendError),
+    ],
+)
+async def test_a_refusal_is_the_error_that_it_stands_for(
+    line: Line, status: int, error: str, kind: type[BackendError]
+) -> None:
+    """Asked once, and told without the key."""
+    line.server.script(Reply.error(status, error))
+
+    assert type(await failure_of(line.connect())) is kind
+    assert len(line.server.requests) == 1
+
+
+async def test_a_429_holds_back_all_who_share_the_limits(line: Line) -> None:
+    """For as long as the server says, whether they ask for embeddings or replies."""
+    line.server.script(Reply.error(429, "slowly", Retry_After="50"), vectors(*TEXTS))
+    limits = Limits()
+    now = asyncio.get_running_loop().time
+
+    failure = await failure_of(line.connect(retries=ONCE, limits=limits))
+
+    assert isinstance(failure, RateLimited)
+    assert failure.retry_after == 50
+    assert limits.is_held(now() + 40)
+    let_pass(60)
+    assert await line.connect(limits=limits).embed(TEXTS) == VECTORS
+
+
+@pytest.mark.parametrize("setting", ["first_token", "whole"])
+@pytest.mark.parametrize("begun", [[], [b'{"data": [']], ids=["silent", "begun"])
+async def test_an_answer_that_is_late_is_unavailable(
+    line: Line, setting: str, begun: list[bytes]
+) -> None:
+    """It is there when it is whole, for either timeout; each attempt has its own."""
+    hangs = Reply([*begun, partial(let_pass, 30), Step.HANG], content_type="application/json")
+    line.server.script(hangs)
+    timeouts = Timeouts(**{"first_token": None, "whole": None, setting: 30})
+
+    failure = await failure_of(line.connect(timeouts=timeouts, retries=Retries(2, backoff=0)))
+
+    assert isinstance(failure, BackendUnavailable)
+    assert "within 30 s" in str(failure)
+    assert len(line.server.requests) == 2
+    await line.server.gone.wait()
+
+
+@pytest.mark.parametrize("begun", [[], [b'{"data": [']], ids=["silent", "begun"])
+async def test_a_cancel_closes_the_connection(line: Line, begun: list[bytes]) -> None:
+    """Whether or not something came, before it returns; and gives the turn back."""
+    limits = Limits(concurrency=1)
+    line.server.script(Reply([*begun, Step.HANG], content_type="application/json"), vectors("a"))
+    backend = line.connect(limits=limits)
+    asking = asyncio.create_task(backend.embed(["a"]))
+    await line.server.asked.wait()
+
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+
+    await line.server.gone.wait()
+    assert await backend.embed(["a"]) == [[1.0, 1.0]]
+
+
+async def test_a_breaker_is_shared_with_replies(line: Line) -> None:
+    """A server that is down is down for both."""
+    line.server.script(Reply.error(503, "down"))
+    backend = line.connect(retries=ONCE, breaker=Breaker(failures=2))
+
+    for _ in range(3):
+        await failure_of(backend)
+    with pytest.raises(BackendUnavailable, match="not asked"):
+        await backend.complete(Request([]))
+
+    assert len(line.server.requests) == 2
+
+
+# --- what it costs
+
+
+async def test_what_it_took_is_charged_to_the_tree_and_to_budgets(line: Line) -> None:
+    """Under the model's name, in tokens or money; a spent budget refuses the next."""
+    line.server.script(vectors(*TEXTS, usage=40))
+    own = Limits(budget=1.0, prices={"tiny": Price(input=1e6, output=1e9)})
+    backend = line.connect(limits=own)
+    async with Commander() as commander:
+        commander.limits = tree = Limits(budget=1000)
+        with pytest.raises(BudgetExceeded):
+            for _ in range(2):
+                await backend.embed(TEXTS)
+        assert commander.usage() == {"tiny": Usage(input_tokens=40)}
+    assert (own.spent, tree.spent) == (40, 40)
+
+
+async def test_what_the_server_does_not_tell_is_estimated(line: Line) -> None:
+    """By the classes of characters in all texts; a failure costs nothing."""
+    found = answer({"index": 0, "embedding": [1]}, {"index": 1, "embedding": [1]})
+    line.server.script(Reply.error(503, "down"), found)
+    backend = line.connect(limits=Limits())
+    async with Commander() as commander:
+        await backend.embed(TEXTS[:2])
+        assert commander.usage() == {"tiny": Usage(input_tokens=_estimate(TEXTS[:2]))}
+
+
+def _estimate(texts: list[str]) -> int:
+    prompt = Message(role="user", content="\n".join(texts))
+    return Estimator().estimate(Request([prompt]), {}).tokens
+
+
+async def test_an_estimate_holds_until_the_usage_is_known(line: Line) -> None:
+    """So that a rate of tokens and a reserved budget are kept; options of replies do not count."""
+    line.server.script(vectors("a", usage=5))
+    text = "word " * 100
+    tokens = _estimate([text])
+    limits = Limits(tokens_per_minute=tokens + 10, budget=tokens + 20, reserve=True)
+    backend = line.connect(limits=limits, max_tokens=100_000)
+
+    for _ in range(2):
+        await backend.embed([text])
+    assert limits.spent == 10
+    with pytest.raises(BudgetExceeded):
+        await backend.embed([text * 10])
+
+
+# --- backends of other kinds
+
+
+async def test_those_that_make_none_say_who_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without loading a model; those of the table of conformance among them."""
+    monkeypatch.setattr("anabranch.backends._vllm.find_spec", lambda _: True)
+
+    class Own(ModelBackend):
+        async def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
+            yield Delta(done=True)
+
+    refuse = {
+        "local": (connect("local"), "http://HOST/v1"),
+        "vllm": (connect("vllm:ORG/MODEL"), "vllm serve ORG/MODEL --runner pooling"),
+        "own": (Own("m"), "Own makes no embeddings"),
+        "fallback": (Fallback([ScriptedBackend(), ScriptedBackend()]), "embed of one of its"),
+    }
+    excused = {kind for kind, cases in EXCUSED.items() if "embeddings" in cases}
+    assert excused - {"vllm on ray"} == refuse.keys() - {"own", "fallback"}
+    for backend, words in refuse.values():
+        with pytest.raises(ConfigurationError, match=words):
+            await backend.embed(["a"])
+
+
+async def test_a_backend_of_ones_own_embeds_with_all_that_a_reply_has() -> None:
+    """It says how to ask once."""
+
+    class Own(ModelBackend):
+        asked = 0
+
+        async def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
+            yield Delta(done=True)
+
+        async def embed(self, texts: Any) -> list[list[float]]:
+            return await self.embed_with(self.once, texts)
+
+        async def once(self, texts: list[str]) -> tuple[list[list[float]], Usage | None]:
+            self.asked += 1
+            if self.asked < 3:
+                raise BackendUnavailable("down")
+            return [[float(len(text))] for text in texts], Usage(input_tokens=7)
+
+    backend = Own("m", retries=Retries(backoff=0))
+    async with Commander() as commander:
+        assert await backend.embed(["a", "bc"]) == [[1.0], [2.0]]
+        assert commander.usage() == {"m": Usage(input_tokens=7)}
+
+
+# --- below a durable job
+
+
+class Embeds(Durable[list[list[float]]]):
+    """Embeds by itself, and in a step, whose result is kept; once while a reply comes."""
+
+    backend: Live[Backend] = live()
+
+    async def task(self) -> list[list[float]]:
+        first = await self.backend.embed(["by itself"])
+        async for _ in self.backend.stream(Request([])):
+            await self.backend.embed(["while a reply comes"])
+        return first + await self.durable.step(self.kept)
+
+    async def kept(self) -> list[list[float]]:
+        return await self.backend.embed(["in a step"])
+
+
+async def test_a_later_life_asks_again_for_what_no_step_has_kept() -> None:
+    """It is harmless and leaves nothing in the journal, wherever the first life ended."""
+    backends: list[ScriptedBackend] = []
+
+    def make() -> Embeds:
+        backends.append(ScriptedBackend("Hello", size=None))
+        return Embeds(backends[-1])
+
+    def check(first: Life, again: Life, rows: int) -> None:
+        asked = {text for texts in backends[-1].embedded for text in texts}
+        results = sum(row.kind == "result" for row in first.rows[:rows])
+        assert asked == [{*outside, "in a step"}, outside, set()][results]
+
+    outside = {"by itself", "while a reply comes"}
+    first = await every_life(make, check)
+    assert {row.kind for row in first.rows} == {"reply", "usage", "result", "over"}

@@ -1,0 +1,317 @@
+"""What goes wrong on the wire: leaving, drops, refusals, retries, timeouts."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from functools import partial
+from typing import Any
+
+import pytest
+from support.clock import let_pass
+from support.line import ASK, Line, ask, failure_of, line, read_all
+from support.server import DONE, Reply, Step, calls, chunk, event, text
+
+from anabranch.backends import Limits, Retries, Timeouts
+from anabranch.commander import (
+    BackendUnavailable,
+    RateLimited,
+    StreamInterrupted,
+)
+
+__all__ = ["line"]  # the fixture
+
+
+async def test_nobody_there_is_unavailable(line: Line) -> None:
+    """And says so after the attempts it has."""
+    await line.server.__aexit__()
+
+    failure = await failure_of(line.connect())
+
+    assert isinstance(failure, BackendUnavailable)
+    assert "127.0.0.1" in str(failure)
+
+
+async def test_leaving_early_closes_the_connection(line: Line) -> None:
+    """The server sees it go."""
+    line.server.script(Reply([chunk({"content": "a"}), Step.HANG]))
+
+    async with aclosing(line.connect().stream(ASK)) as deltas:
+        assert (await anext(deltas)).text == "a"
+
+    await line.server.gone.wait()
+
+
+@pytest.mark.parametrize("before", [[], [chunk({"content": "a"})]], ids=["first", "next"])
+async def test_cancelling_the_reader_closes_the_connection(line: Line, before: list[bytes]) -> None:
+    """Before the first delta and after it."""
+    got = asyncio.Event()
+    line.server.script(Reply([*before, Step.HANG]))
+    backend = line.connect()
+
+    async def read() -> None:
+        async with aclosing(backend.stream(ASK)) as deltas:
+            async for _ in deltas:
+                got.set()
+
+    reader = asyncio.create_task(read())
+    await (got if before else line.server.asked).wait()
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+
+    await line.server.gone.wait()
+
+
+async def test_connections_are_used_again(line: Line) -> None:
+    """A reply read to its end gives its connection back."""
+    backend = line.connect()
+
+    for _ in range(5):
+        await read_all(backend)
+
+    assert len({r.headers["Peer"] for r in line.server.requests}) == 1
+
+
+async def test_a_drop_in_mid_stream_is_interrupted_with_what_came(line: Line) -> None:
+    """Text and usage kept; nothing is tried again."""
+    line.server.script(Reply([chunk({"content": "Hel"}), chunk({"content": "lo"}), Step.DROP]))
+
+    failure = await failure_of(line.connect())
+
+    assert isinstance(failure, StreamInterrupted)
+    assert failure.partial.content == "Hello"
+    assert len(line.server.requests) == 1
+
+
+async def test_an_end_without_an_end_mark_is_interrupted(line: Line) -> None:
+    """The connection ended well, the reply did not."""
+    line.server.script(Reply([chunk({"content": "Hel"})]))
+
+    assert isinstance(await failure_of(line.connect()), StreamInterrupted)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"error": {"message": "oom"}},
+        {"error": "oom"},
+        {"object": "error", "message": "oom", "code": 500},
+        {"error": {"message": "oom"}, "choices": [{"delta": {}, "finish_reason": "error"}]},
+    ],
+    ids=["error", "text", "object", "finish_reason"],
+)
+async def test_an_error_in_mid_stream_is_interrupted_with_its_words(line: Line, told: Any) -> None:
+    """In any of the forms in which servers send one."""
+    line.server.script(Reply([chunk({"content": "Hel"}), event(told)]))
+
+    failure = await failure_of(line.connect())
+
+    assert isinstance(failure, StreamInterrupted)
+    assert "oom" in str(failure)
+
+
+async def test_a_reply_that_ends_in_an_unnamed_error_is_interrupted(line: Line) -> None:
+    """By its finish reason alone."""
+    line.server.script(Reply([chunk({"content": "Hel"}), chunk(finish="error"), DONE]))
+
+    failure = await failure_of(line.connect())
+
+    assert isinstance(failure, StreamInterrupted)
+    assert failure.partial.content == "Hel"
+
+
+@pytest.mark.parametrize("last", [chunk(finish="stop"), DONE], ids=["finish_reason", "done"])
+async def test_what_happens_after_the_end_does_not_matter(line: Line, last: bytes) -> None:
+    """A drop behind it loses nothing."""
+    line.server.script(Reply([chunk({"content": "Hi"}), last, Step.DROP]))
+
+    assert (await line.connect().complete(ASK)).content == "Hi"
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        Reply.error(503, "loading"),
+        Reply.error(429, "slowly", Retry_After="0"),
+        Reply([Step.DROP]),
+        Reply([event({"error": {"message": "overloaded", "code": 503}})]),
+        Reply([]),
+    ],
+    ids=["503", "429", "drop", "error", "empty"],
+)
+async def test_a_failure_before_the_first_delta_is_tried_again(line: Line, first: Reply) -> None:
+    """Three attempts by default; then the last failure is raised."""
+    line.server.script(first, first, text("Hi"))
+    assert (await line.connect().complete(ASK)).content == "Hi"
+
+    line.server.script(first)
+    line.server.requests.clear()
+    await failure_of(line.connect())
+    assert len(line.server.requests) == 3
+
+
+@pytest.mark.parametrize("status", [400, 401, 404])
+async def test_a_refusal_that_will_not_change_is_not_tried_again(line: Line, status: int) -> None:
+    """One attempt."""
+    line.server.script(Reply.error(status, "no"))
+
+    await failure_of(line.connect())
+
+    assert len(line.server.requests) == 1
+
+
+async def test_a_server_that_asks_for_too_long_a_wait_is_not_waited_for(line: Line) -> None:
+    """The error says how long."""
+    line.server.script(Reply.error(429, "tomorrow", Retry_After="86400"))
+
+    failure = await failure_of(line.connect())
+
+    assert isinstance(failure, RateLimited)
+    assert failure.retry_after == 86400
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry_After": "900"}, 900),
+        ({"Retry_After": "900.5"}, 900.5),
+        ({"retry_after_ms": "900000", "Retry_After": "1"}, 900),
+        ({"Retry_After": "soon"}, None),
+        ({"Retry_After": "-3"}, None),
+        ({}, None),
+    ],
+    ids=["seconds", "fraction", "milliseconds", "words", "negative", "none"],
+)
+async def test_retry_after_is_read_however_it_is_written(
+    line: Line, headers: dict[str, str], seconds: float | None
+) -> None:
+    """In seconds, or None where it makes no sense."""
+    line.server.script(Reply.error(429, "slowly", **headers))
+
+    failure = await failure_of(line.connect(retries=Retries(attempts=1)))
+
+    assert isinstance(failure, RateLimited)
+    assert failure.retry_after == seconds
+
+
+async def test_retry_after_may_be_a_date(line: Line) -> None:
+    """The wait is until then."""
+    date = format_datetime(datetime.now(UTC) + timedelta(hours=9))
+    line.server.script(Reply.error(429, "slowly", Retry_After=date))
+
+    failure = await failure_of(line.connect(retries=Retries(attempts=1)))
+
+    assert isinstance(failure, RateLimited)
+    assert failure.retry_after == pytest.approx(9 * 3600, abs=60)
+
+
+@pytest.mark.parametrize("ahead", [-9.0, 0.0, 9.0])
+async def test_a_date_of_retry_after_is_that_of_the_servers_clock(line: Line, ahead: float) -> None:
+    """However many hours that is from the one here; without its time, ours has to do."""
+    hour, moment = timedelta(hours=1), datetime.now(UTC) + timedelta(hours=ahead)
+    dates = {"Date": format_datetime(moment), "Retry_After": format_datetime(moment + hour)}
+    line.server.script(Reply.error(429, "slowly", **dates))
+    failure = await failure_of(line.connect(retries=Retries(attempts=1)))
+    assert isinstance(failure, RateLimited)
+    assert failure.retry_after == 3600
+
+    later = format_datetime(datetime.now(UTC) + hour)
+    line.server.script(Reply.error(429, "slowly", Date="soon", Retry_After=later))
+    failure = await failure_of(line.connect(retries=Retries(attempts=1)))
+    assert isinstance(failure, RateLimited)
+    assert failure.retry_after == pytest.approx(3600, abs=60)
+
+
+class Passing(Limits):
+    """Lets the time pass for which a server holds all back."""
+
+    held = 0.0
+
+    def slow_down(self, seconds: float) -> None:
+        super().slow_down(seconds)
+        self.held = seconds
+        asyncio.get_running_loop().call_soon(let_pass, seconds)
+
+
+async def test_retry_after_is_waited_for(line: Line) -> None:
+    """Instead of the usual pause."""
+    line.server.script(Reply.error(429, "slowly", Retry_After="30"), text("Hi"))
+    limits = Passing()
+
+    backend = line.connect(retries=Retries(backoff=0), limits=limits)
+
+    assert (await backend.complete(ASK)).content == "Hi"
+    assert 30 <= limits.held <= 33
+
+
+async def test_going_on_asks_for_the_rest_of_the_message(line: Line) -> None:
+    """As vLLM and SGLang want it; the options of the request stay."""
+    line.server.script(Reply([chunk({"content": "Once "}), Step.DROP]), text("upon"))
+
+    message = await line.connect(resume="continue").complete(ask(seed=3))
+
+    assert message.content == "Once upon"
+    first, second = (got.body for got in line.server.requests)
+    said = {"role": "assistant", "content": "Once "}
+    go_on = {"continue_final_message": True, "add_generation_prompt": False}
+    assert second == first | go_on | {"messages": [*first["messages"], said]}
+
+
+async def test_a_reply_with_calls_does_not_go_on(line: Line) -> None:
+    """Nobody can say where it was."""
+    begun = calls(("add", '{"a": 1}')).steps[0]
+    line.server.script(Reply([chunk({"content": "So: "}), begun, Step.DROP]), text("no"))
+
+    assert isinstance(await failure_of(line.connect(resume="continue")), StreamInterrupted)
+    assert len(line.server.requests) == 1
+
+
+async def test_a_silent_server_is_unavailable(line: Line) -> None:
+    """The first token has its own timeout, and each attempt has it anew."""
+    line.server.script(Reply([partial(let_pass, 30), Step.HANG]))
+
+    failure = await failure_of(line.connect(timeouts=Timeouts(first_token=30)))
+
+    assert isinstance(failure, BackendUnavailable)
+    assert "first token within 30 s" in str(failure)
+    assert len(line.server.requests) == 3
+    await line.server.gone.wait()
+
+
+async def test_a_server_that_stops_is_interrupted(line: Line) -> None:
+    """So has the wait between tokens; comments do not count as tokens."""
+    line.server.script(Reply([chunk({"content": "a"}), b": ping\n\n", Step.HANG]))
+
+    failure = await failure_of(line.connect(timeouts=Timeouts(between_tokens=0.05)))
+
+    assert isinstance(failure, StreamInterrupted)
+    assert failure.partial.content == "a"
+    await line.server.gone.wait()
+
+
+async def test_an_endless_reply_is_interrupted(line: Line) -> None:
+    """The whole has a timeout, however often a token comes."""
+    line.server.script(Reply([chunk({"content": "a"}), Step.HANG]))
+    backend = line.connect(timeouts=Timeouts(whole=30))
+
+    async with aclosing(backend.stream(ASK)) as deltas:
+        await anext(deltas)
+        let_pass(30)
+        with pytest.raises(StreamInterrupted, match="whole within 30 s"):
+            await anext(deltas)
+
+
+async def test_a_slow_reader_is_no_late_token(line: Line) -> None:
+    """Only waiting for the server counts."""
+    gate = asyncio.Event()
+    line.server.script(Reply([chunk({"content": "a"}), gate, chunk(finish="stop"), DONE]))
+    backend = line.connect(timeouts=Timeouts(between_tokens=30))
+
+    async with aclosing(backend.stream(ASK)) as deltas:
+        await anext(deltas)
+        let_pass(60)  # the reader's own time
+        gate.set()
+        assert [delta async for delta in deltas][-1].done

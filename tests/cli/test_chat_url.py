@@ -1,0 +1,535 @@
+"""`--url`: a server answers at the terminal, over connections that break, and is not trusted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from support.chat import environment
+from support.scale import many
+from support.served import served
+from support.serving import on_uvicorn
+from support.until import until
+
+from anabranch import Agent, Commander, Job, NodeCancelled
+from anabranch.cli._http import BadServer, address_of
+from anabranch.cli.chat._rules import Rules
+from anabranch.cli.chat._run_partner import Refused
+from anabranch.cli.chat._url_partner import UrlPartner, find_server
+from anabranch.commander.errors import ConfigurationError
+from anabranch.messages import Message, ToolCall, Usage
+from anabranch.serve import serve
+from anabranch.testing import ScriptedBackend, deltas
+from anabranch.tools import AnyTool, Decision, Tool
+from tests.cli.test_chat_served import Report, Seen, ask, calling, double, roles, user, wipe
+
+TEXT = "one two three four five six seven"
+
+
+def writer(*replies: Any, **options: Any) -> Agent[Any]:
+    backend = ScriptedBackend(*replies, otherwise=TEXT)
+    return Agent(backend, name="writer", **options)
+
+
+@asynccontextmanager
+async def cutting(url: str, cuts: Callable[[int], int | None]) -> AsyncGenerator[str]:
+    """Stand before a server; of connection n to a run's events `cuts(n)` bytes come through."""
+    port = int(url.rpartition(":")[2])
+    seen = 0
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal seen
+        there, back = await asyncio.open_connection("127.0.0.1", port)
+        left: int | None = None
+
+        async def forward() -> None:
+            nonlocal seen, left
+            while data := await reader.read(65536):
+                if b"/events?" in data:
+                    left = cuts(seen)
+                    seen += 1
+                back.write(data)
+
+        async def answer() -> None:
+            nonlocal left
+            while data := await there.read(65536):
+                if left is not None:
+                    data, left = data[:left], left - len(data)
+                writer.write(data)
+                with suppress(ConnectionError):
+                    await writer.drain()
+                if left is not None and left <= 0:
+                    return
+
+        forwarding = asyncio.create_task(forward())
+        try:
+            with suppress(ConnectionError):
+                await answer()
+        finally:
+            forwarding.cancel()
+            await asyncio.wait([forwarding])
+            for each in writer, back:
+                each.close()
+
+    working: set[asyncio.Task[None]] = set()
+
+    def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(pass_on(reader, writer))
+        working.add(task)
+
+    server = await asyncio.start_server(begin, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+
+
+class Allowing(Seen):
+    """Keeps the tool that it is asked about."""
+
+    tool: AnyTool
+
+    async def ask(self, call: ToolCall, tool: AnyTool) -> bool | Decision:
+        self.tool = tool
+        return True
+
+
+async def test_always_holds_for_the_tool_as_the_server_defines_it(tmp_path: Path) -> None:
+    """Also when it begins again; another one of that name behind the same address asks again."""
+
+    def remove(disk: str) -> str:
+        return f"removed {disk}"
+
+    others = [
+        Tool(remove, name="wipe", description=wipe.description, approve=True),
+        Tool(wipe.function, name="wipe", description="Wipe gently.", approve=True),
+    ]
+    seen: list[AnyTool] = []
+    for there in (wipe, wipe, *others):
+        view = Allowing()
+        agent = writer(calling("wipe", disk="a"), "Done.", tools=[there])
+        async with on_uvicorn(serve(agent)) as url:
+            await ask(await find_server(url), "hi", view)
+        view.tool.source = "the same address"
+        seen.append(view.tool)
+    rules, call = Rules(tmp_path / "rules.json", tmp_path), ToolCall(id="c", name="wipe")
+    rules.add(seen[0])
+    assert [rules.allows(call, each) for each in seen] == [True, True, False, False]
+
+
+async def test_a_server_answers_with_its_tools_and_hears_what_was_said() -> None:
+    """S19: what was said before is sent with each question; tools and texts are shown."""
+    agent = writer(calling("double", number=4), "It is 8.", "And more.", tools=[double])
+    async with on_uvicorn(serve(agent)) as url:
+        partner, view = await find_server(f"{url}/"), Seen()
+        assert partner.name == "writer"
+        assert (await ask(partner, "hi", view)).content == "It is 8."
+        await ask(partner, "more", view)
+    assert view.said == ["Let me see.", "It is 8.", "And more."]
+    assert view.shown == ["double {'number': 4}", "-> 8 ok"]
+    backend: Any = agent.backend
+    assert [each.content for each in backend.requests[-1].messages][-3:] == [
+        "hi",
+        "It is 8.",
+        "more",
+    ]
+
+
+async def test_what_is_used_there_is_charged_here() -> None:
+    """The tokens of a run stand in the tree under the name of who answered."""
+    usage = Usage(input_tokens=3, output_tokens=4)
+    agent = writer(Message(role="assistant", content="hi", usage=usage))
+    async with on_uvicorn(serve(agent)) as url:
+        partner = await find_server(url)
+        async with Commander() as tree:
+            await tree.call_handler(partner.answer(user("q"), Seen()))
+    assert tree.usage()["writer"].total_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [(True, "wiped a"), (False, "Error"), (Decision(True, {"disk": "b"}), "Error")],
+)
+async def test_the_person_says_whether_a_tool_runs_there(says: Any, told: str) -> None:
+    """S16: a yes is a yes to that very call; other arguments cannot be sent, and are a no."""
+    agent = writer(calling("wipe", disk="a"), "Done.", tools=[wipe])
+    async with on_uvicorn(serve(agent)) as url:
+        partner, view = await find_server(url), Seen(says)
+        assert (await ask(partner, "hi", view)).content == "Done."
+    assert [each.arguments for each in view.asked] == [{"disk": "a"}]
+    assert told in view.shown[-1]
+
+
+async def test_a_connection_may_break_at_every_byte() -> None:
+    """What was said comes once, whole and in order, wherever the connection is cut."""
+    agent = writer(calling("double", number=4), *[TEXT] * 3000, tools=[double])
+    notes: list[str] = []
+    async with on_uvicorn(serve(agent)) as url:
+        for at in range(0, 1300, many(131, 3)):
+            async with cutting(url, lambda n, at=at: at if n < 3 else None) as cut:
+                partner = await find_server(cut, note=notes.append, pauses=[0.0] * 5)
+                view = Seen()
+                answer = await ask(partner, "hi", view)
+                assert answer.content == TEXT
+                assert view.said[-1] == TEXT
+                assert "".join(view.said).count("seven") == 1
+    assert len(notes) > 10
+
+
+async def test_a_server_that_is_lost_is_given_up_and_the_part_is_kept() -> None:
+    """After so many tries the error says so, and what came by then stays."""
+    notes: list[str] = []
+    async with (
+        on_uvicorn(serve(writer([*deltas(TEXT), asyncio.Event()]))) as url,
+        cutting(url, lambda n: 800 if n == 0 else 0) as cut,
+    ):
+        partner, view = await find_server(cut, note=notes.append, pauses=[0.0] * 3), Seen()
+        with pytest.raises(BadServer, match="3 times"):
+            await ask(partner, "hi", view)
+    assert len(notes) == 3
+    kept = roles(partner)
+    assert kept[-1][0] == "assistant"
+    assert TEXT.startswith(kept[-1][1] or "-")
+    assert view.said == [kept[-1][1]]
+
+
+async def test_a_cancel_stops_the_run_there() -> None:
+    """Ctrl-C at any moment leaves no run behind, and keeps what was said."""
+    draw = random.Random(1)
+    for _ in range(many(8, 60)):
+        app = serve(writer([*deltas(TEXT), asyncio.Event()]))
+        async with on_uvicorn(app) as url:
+            partner, view = await find_server(url), Seen()
+            async with Commander(policy="isolate") as tree:
+                node = tree.call_handler(partner.answer(user("q"), view))
+                wait = draw.randrange(0, 400)
+                for _ in range(wait):
+                    await asyncio.sleep(0)
+                node.cancel("stop")
+                with suppress(NodeCancelled):
+                    await node
+            assert roles(partner)[0] == ("user", "q")
+            await until(lambda app=app: not app.runs.running)
+            assert "".join(view.said) == (roles(partner)[1][1] if len(roles(partner)) > 1 else "")
+
+
+class Broken(Job[str]):
+    question: str
+
+    async def task(self) -> str:
+        raise ValueError("a secret of the inside")
+
+
+async def test_failures_and_refusals_are_told_as_the_server_tells_them() -> None:
+    """A run that failed, and a question that is refused, are one line each."""
+    async with on_uvicorn(serve(Broken, Report)) as url:
+        with pytest.raises(BadServer, match="Broken: the run failed"):
+            await ask(await find_server(url, "Broken"), "hi")
+        report = await find_server(url, "Report")
+        with pytest.raises(Refused, match="'pages' is missing"):
+            await ask(report, "hi")
+        assert report.messages() == ()
+        with pytest.raises(ConfigurationError, match="--name; it has: Broken, Report"):
+            await find_server(url)
+        with pytest.raises(ConfigurationError, match="no 'x'; it has"):
+            await find_server(url, "x")
+
+        async def choose(names: Any) -> str:
+            return names[1]
+
+        assert (await find_server(url, choose=choose)).name == "Report"
+
+
+async def test_a_key_comes_from_the_environment_and_is_never_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """ANABRANCH_TOKEN is sent, also with the end of a line behind it, and stands in no error."""
+    async with on_uvicorn(serve(writer(), auth="sesame-1")) as url:
+        with pytest.raises(BadServer, match="ANABRANCH_TOKEN"):
+            await find_server(url)
+        monkeypatch.setenv("ANABRANCH_TOKEN", "sesame-1\n")
+        partner = await find_server(url)
+        assert (await ask(partner, "hi")).content == TEXT
+        assert "sesame" not in repr(vars(partner))
+    monkeypatch.setenv("ANABRANCH_TOKEN", "se\nsame")
+    with pytest.raises(ConfigurationError) as error:
+        await find_server(url)
+    assert "same" not in str(error.value)
+
+
+# --- servers of another kind
+
+
+async def raw(answers: dict[str, Any]) -> web.Application:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        found = answers[f"{request.method} {request.path}"]
+        if callable(found):
+            return await found(request)
+        return found if isinstance(found, web.StreamResponse) else web.json_response(found)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    return app
+
+
+MODELS = {"object": "list", "data": [{"id": "m"}]}
+
+
+def events(*chunks: bytes, hang: bool = False) -> Any:
+    """Send chunks over the first connection, and nothing over those that follow."""
+    left = [*chunks]
+
+    async def send(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        while left:
+            await response.write(left.pop(0))
+        if hang:
+            await asyncio.Event().wait()
+        return response
+
+    return send
+
+
+def entry(number: Any, kind: str = "text", **data: Any) -> bytes:
+    said = {"number": number, "text": "part", "speech": "1", "agent": "m", **data}
+    return f"event: {kind}\ndata: {json.dumps(said)}\n\n".encode()
+
+
+async def talk_to(*chunks: bytes, **answers: Any) -> tuple[UrlPartner, Seen, BaseException]:
+    """Ask a server whose run sends these chunks; return what came of it."""
+    app = await raw(
+        {
+            "GET /runs": {"runs": []},
+            "GET /v1/models": MODELS,
+            "POST /runs": {"id": "r/1"},
+            "GET /runs/r/1/events": events(*chunks),
+            "POST /runs/r/1/cancel": {},
+            **answers,
+        }
+    )
+    async with served(app) as url:
+        partner, view = await find_server(url, pauses=[0.0]), Seen()
+        with pytest.raises(BadServer) as error:
+            await ask(partner, "hi", view)
+    return partner, view, error.value
+
+
+@pytest.mark.parametrize(
+    ("chunks", "why"),
+    [
+        ([b"data: {\n\n"], "sends no entry"),
+        ([b"data: [1]\n\n"], "no object"),
+        ([b"data: " + b"[" * 100_000 + b"\n\n"], "Recursion"),
+        ([b"data: \xc3\n\n"], "utf-8"),
+        ([entry(2)], "entry 2 comes after entry 0"),
+        ([entry(1), entry(1)], "entry 1 comes after entry 1"),
+        ([entry(-1)], "no number"),
+        ([entry(True)], "no number"),
+        ([entry(1e30)], "no number"),
+        ([entry("1")], "no number"),
+        ([entry(1, text=5)], "no text"),
+        ([entry(1, "called", arguments="{}", call="x")], "no name"),
+        ([entry(1, "answered", call="1", status="odd")], "status"),
+        ([entry(1, "asked", question=[])], "no number"),
+        ([entry(1, "gone")], "no longer kept"),
+        ([entry(1, "failed", message={"a": "\x1b[31m"})], "m: {'a'"),
+        ([entry(1, "cancelled")], "stopped on the server"),
+        ([entry(1), b'event: text\ndata: {"number": 2'], "tried 1 times"),
+        ([b"event: text\ndata: \xe2\x82"], "tried 1 times"),
+        ([], "tried 1 times"),
+        ([b"x" * 17_000_000], "without end"),
+        ([b"data: x\n"] * 100 + [b"data: " + b"x" * 1_700_000 + b"\n"] * 10, "without end"),
+    ],
+)
+async def test_a_hostile_server_gives_an_error_and_the_part_is_kept(
+    chunks: list[bytes], why: str
+) -> None:
+    """Whatever it sends, the error is one line that says it, and what came before stays."""
+    partner, view, error = await talk_to(*chunks)
+    assert why in str(error)
+    assert str(error).isprintable()
+    assert len(str(error)) < 700
+    before = "part" if chunks and chunks[0] == entry(1) else None
+    assert (roles(partner)[1][1] if len(roles(partner)) > 1 else None) == before
+    assert view.said == ([before] if before else [])
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ({"id": 5}, "has no id"),
+        ({"id": ".."}, "has no id"),
+        ([], "no object"),
+        ({}, "'id'"),
+        (web.Response(status=500, text="<html>"), "is it a server of anabranch's"),
+        (web.Response(status=307, headers={"Location": "http://x:y@evil/?a"}), "sends on to"),
+    ],
+)
+async def test_a_run_that_cannot_begin(answer: Any, why: str) -> None:
+    """What is no run is an error; a redirect is not followed, for the key is not everybody's."""
+    _, _, error = await talk_to(**{"POST /runs": answer})
+    assert why in str(error)
+    assert "x:y" not in str(error)
+
+
+ASKED = entry(1, "asked", question=7, name="wipe", arguments='{"disk": "a"}')
+
+
+async def test_a_question_that_is_settled_elsewhere_is_asked_no_more() -> None:
+    """The page has answered, or the run is over: nobody waits at the terminal."""
+    for rest in (
+        [entry(2, "decided", question=7), entry(3, "completed", status="ok")],
+        [entry(2, "completed", status="ok")],
+    ):
+        answers = {
+            "GET /runs": {"runs": []},
+            "GET /v1/models": MODELS,
+            "POST /runs": {"id": "r"},
+            "GET /runs/r/events": events(ASKED, *rest),
+        }
+        async with served(await raw(answers)) as url:
+            view = Seen(asyncio.Event())
+            await ask(await find_server(url), "hi", view)
+
+
+@pytest.mark.parametrize(
+    ("status", "why"), [(500, "is it a server of"), (401, "asks for a key"), (404, "is it a")]
+)
+async def test_an_answer_that_is_not_taken_ends_the_turn(status: int, why: str) -> None:
+    """A yes that the server does not take is no yes, and is told."""
+
+    async def hang(request: web.Request) -> web.StreamResponse:
+        return await events(ASKED, hang=True)(request)
+
+    answer = web.Response(status=status)
+    more = {"GET /runs/r/1/events": hang, "POST /runs/r/1/answers/7": answer}
+    _, view, error = await talk_to(**more)
+    assert view.asked
+    assert why in str(error)
+
+
+async def test_an_answer_to_what_is_settled_already_is_told_and_harmless() -> None:
+    """Two may answer at once, and the first counts."""
+    told = asyncio.Event()
+
+    async def settled(request: web.Request) -> web.Response:
+        told.set()
+        return web.Response(status=409)
+
+    async def later(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(ASKED)
+        await told.wait()
+        await response.write(entry(2) + entry(3, "completed", status="ok"))
+        return response
+
+    answers = {
+        "GET /runs": {"runs": []},
+        "GET /v1/models": MODELS,
+        "POST /runs": {"id": "r"},
+        "GET /runs/r/events": later,
+        "POST /runs/r/answers/7": settled,
+    }
+    async with served(await raw(answers)) as url:
+        assert (await ask(await find_server(url), "hi", Seen())).content == "part"
+
+
+async def test_an_end_without_a_stream_of_its_own_is_asked_again() -> None:
+    """A server that begins anew is waited for; one that has forgotten the run is told."""
+    _, _, error = await talk_to(**{"GET /runs/r/1/events": web.Response(status=404)})
+    assert "does not know this run" in str(error)
+
+
+async def test_a_server_that_only_speaks_openais_wire_is_told_apart() -> None:
+    """It has models and no runs: --model talks to it."""
+
+    async def nothing(request: web.Request) -> web.Response:
+        return web.Response(status=404)
+
+    async with served(await raw({"GET /runs": nothing, "GET /v1/models": MODELS})) as url:
+        with pytest.raises(ConfigurationError, match=f"--model {url}/v1"):
+            await find_server(f"{url}/v1/")
+    async with served(await raw({"GET /runs": nothing, "GET /v1/models": nothing})) as url:
+        with pytest.raises(BadServer, match="is it a server of anabranch's"):
+            await find_server(url)
+    with pytest.raises(BadServer, match="cannot be reached"):
+        await find_server(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "x", "ftp://x", "http://", "http://[", "http://x:99999", "http://x:y", "https://:1"]
+)
+def test_what_is_no_address(url: str) -> None:
+    """It is said before anything is sent."""
+    with pytest.raises(ConfigurationError, match="no http address"):
+        address_of(url)
+
+
+def test_a_key_in_an_address_is_not_shown() -> None:
+    """Its place is the environment."""
+    with pytest.raises(ConfigurationError) as error:
+        address_of("http://me:hunter2@host/")
+    assert "hunter2" not in str(error.value)
+
+
+RESTARTED = """
+import asyncio
+from pathlib import Path
+from anabranch import Agent
+from anabranch.testing import ScriptedBackend, deltas
+
+first = [*deltas("one two three"), asyncio.Event()]
+again = Path("begun").exists()
+Path("begun").touch()
+agent = Agent(ScriptedBackend("one two three four" if again else first), name="writer")
+"""
+
+
+@asynccontextmanager
+async def a_process(folder: Path, port: int) -> AsyncGenerator[asyncio.subprocess.Process]:
+    """Serve things from a process of its own."""
+    command = [sys.executable, "-m", "anabranch", "serve", "things:agent", "--journal", "runs.db"]
+    process = await asyncio.create_subprocess_exec(
+        *command, "-p", str(port), cwd=folder, stderr=asyncio.subprocess.PIPE, env=environment()
+    )
+    try:
+        assert process.stderr is not None
+        assert b"serving" in await process.stderr.readline()
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.communicate()
+
+
+@pytest.mark.long
+async def test_a_server_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Kill -9, and the same program again: the answer comes whole, and nothing of it twice."""
+    (tmp_path / "things.py").write_text(RESTARTED)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    view = Seen()
+    async with a_process(tmp_path, port) as process:
+        partner = await find_server(f"http://127.0.0.1:{port}", pauses=[0.5] * 60)
+        async with Commander(policy="isolate") as tree:
+            node = tree.call_handler(partner.answer(user("q"), view))
+            await until(lambda: "three" in view.texts[-1])
+            process.kill()
+            await process.wait()
+            async with a_process(tmp_path, port):
+                assert (await node).content == "one two three four"
+    assert view.said == ["one two three", "one two three four"]

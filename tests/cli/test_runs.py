@@ -1,0 +1,616 @@
+"""`anabranch runs` over a real file: what it shows and does, and one line for all that is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from support.chat import environment
+from support.runs import RUNS, begin, python, runs, runs_json
+from support.until import until
+
+from anabranch.cli import _runs_view
+from anabranch.store import Durable, Journal
+
+
+class Nap(Durable[None]):
+    hours: int
+
+
+SHOP = ("--live", "shop=orders:shop")
+
+
+def outside(folder: Path) -> list[str]:
+    """Return what the runs have done outside."""
+    path = folder / "outside.log"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+async def resumed(folder: Path, run_id: str, *options: str) -> str:
+    """Take a run up, which completes; return what it prints."""
+    status, out, err = await runs(folder, "resume", run_id, *options)
+    assert status == 0, err
+    return out
+
+
+def taking_up(folder: Path, run_id: str, *options: str) -> subprocess.Popen[str]:
+    """Take a run up in a process that goes on."""
+    return subprocess.Popen(
+        [*RUNS, "resume", run_id, *options],
+        cwd=folder,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+async def waits(folder: Path, run_id: str) -> dict[str, Any]:
+    """Return what a run waits for, once somebody has it and it waits."""
+    async with Journal(str(folder / "runs.db")) as journal:
+        async with asyncio.timeout(60):
+            seen = None
+            while not ((view := await journal.look(run_id)).run.owner and view.waits):
+                seen = await journal._file.watch(seen)
+    return view.waits[-1]._asdict()
+
+
+# --- list and show
+
+
+async def test_runs_are_listed_the_newest_first_and_filtered(tmp_path: Path) -> None:
+    """By state, by the beginning of the name, at most so many."""
+    await begin(tmp_path, "a-1=Nap(1)", "b-1=Nap(1)", "a-2=Nap(0)")
+    assert await resumed(tmp_path, "a-2") == '{\n  "slept": 0\n}\n'
+
+    async def names(*options: str) -> list[str]:
+        return [each["run_id"] for each in await runs_json(tmp_path, "list", *options)]
+
+    assert await names() == ["a-2", "b-1", "a-1"]
+    assert await names("--state", "pending") == ["b-1", "a-1"]
+    assert await names("--prefix", "a-") == ["a-2", "a-1"]
+    assert await names("--limit", "1") == ["a-2"]
+    assert await names("--state", "failed") == []
+    _, out, _ = await runs(tmp_path, "list", "--limit", "1")
+    assert "there are more" in out
+    _, out, _ = await runs(tmp_path, "list", "--state", "failed")
+    assert "no run is like that" in out
+
+
+async def test_very_many_runs_are_lines_that_say_what_a_table_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In columns of their own width, of names of any width."""
+    async with Journal(tmp_path / "runs.db") as journal:
+        for name in ("a-1", "b" * 30, "\u6587\u66f8"):
+            await journal.start(Nap(1), run_id=name)
+        views = [await journal.look(run.run_id) for run in await journal.runs()]
+    _runs_view.show_runs(views)
+    table = capsys.readouterr().out
+    monkeypatch.setattr(_runs_view, "FEW", 2)
+    _runs_view.show_runs(views)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines] == [line.split() for line in table.splitlines()]
+    assert len({cell_len(line.split("pending")[0]) for line in lines[1:]}) == 1
+
+
+async def test_a_journal_without_runs_says_how_one_is_started(tmp_path: Path) -> None:
+    """As JSON it is an empty list."""
+    await begin(tmp_path)
+    status, out, _ = await runs(tmp_path, "list")
+    assert status == 0
+    assert "has no runs yet" in out
+    assert "run_id=" in out
+    assert await runs_json(tmp_path, "list") == []
+
+
+async def test_a_run_is_shown_with_all_its_rows(tmp_path: Path) -> None:
+    """The last ones, or each; as JSON whole."""
+    await begin(tmp_path, "order=Order('A-17', note='two words')")
+    await runs(tmp_path, "signal", "order", "feedback", "fine")
+    assert await resumed(tmp_path, "order", *SHOP) == "A-17: 6 for 2, fine\n"
+    found = await runs_json(tmp_path, "show", "order")
+    assert found["state"] == "completed"
+    assert found["class"] == "orders:Order"
+    assert found["inputs"] == {"order": "A-17", "note": "two words"}
+    assert found["result"] == "A-17: 6 for 2, fine"
+    assert [each["number"] for each in found["history"]] == list(range(1, found["rows"] + 1))
+    assert [each["value"] for each in found["letters"]] == ["fine"]
+    _, out, _ = await runs(tmp_path, "show", "order", "--rows")
+    shown = [line.split()[0] for line in out.splitlines() if line.split()]
+    assert set(map(str, range(1, found["rows"] + 1))) <= set(shown)
+    assert "two words" in out
+    assert "A-17: 6 for 2, fine" in out
+
+
+async def test_a_long_history_is_cut_and_says_so(tmp_path: Path) -> None:
+    """`--rows` shows it whole."""
+    await begin(tmp_path, "nap=Nap(0)")
+    program = (
+        "import asyncio\nfrom anabranch.store import Journal, Durable\nclass Many(Durable[int]):\n"
+        "    async def task(self):\n        for _ in range(30): self.durable.random()\n"
+        "        return 1\nasync def main():\n    async with Journal('runs.db') as journal:\n"
+        "        await journal.run(Many(), run_id='many')\nasyncio.run(main())\n"
+    )
+    (tmp_path / "many.py").write_text(program)
+    await python(tmp_path, "many.py")
+    _, out, _ = await runs(tmp_path, "show", "many")
+    assert "earlier rows: --rows shows all" in out
+    _, whole, _ = await runs(tmp_path, "show", "many", "--rows")
+    assert "earlier rows" not in whole
+    assert len(whole.splitlines()) > len(out.splitlines())
+
+
+async def test_what_looks_like_a_key_is_not_shown(tmp_path: Path) -> None:
+    """Neither in a table nor as JSON: keys of known makers, and what the environment has."""
+    key, own = "sk-proj-abcdefgh1234567890abcdefgh", "a secret of my own"
+    await begin(tmp_path, f"order=Order({key!r}, note='it is {own}')")
+    for options in (["list"], ["list", "--json"], ["show", "order"], ["show", "order", "--json"]):
+        status, out, _ = await runs(tmp_path, *options, SHOP_API_KEY=own)
+        assert status == 0
+        assert key not in out
+        assert own not in out
+    assert "***" in out
+
+
+# --- taking up
+
+
+async def test_a_run_is_taken_up_where_it_was(tmp_path: Path) -> None:
+    """What was done stays done; Ctrl-C and a signal suspend it, and say so."""
+    await begin(tmp_path, "order=Order('A-17')")
+    for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        child = taking_up(tmp_path, "order", *SHOP)
+        assert (await waits(tmp_path, "order"))["name"] == "feedback"
+        await until(lambda: outside(tmp_path)[-1] == "open" or "weigh ink" in outside(tmp_path))
+        child.send_signal(number)
+        out, err = await asyncio.to_thread(child.communicate)
+        assert (child.returncode, out) == (status, "")
+        assert "order is suspended" in err
+        assert "anabranch runs resume order goes on" in err
+        assert "Traceback" not in err
+    await runs(tmp_path, "signal", "order", "feedback", "fine")
+    assert await resumed(tmp_path, "order", *SHOP) == "A-17: 6 for 2, fine\n"
+    did = outside(tmp_path)
+    assert sorted(each for each in did if each.startswith("weigh")) == ["weigh ink", "weigh pen"]
+    assert did.count("open") == did.count("close") == 3
+
+
+async def test_a_run_whose_process_was_killed_is_marked_and_taken_up(tmp_path: Path) -> None:
+    """It counts as running; the list says that nobody runs it."""
+    await begin(tmp_path, "order=Order('A-17')")
+    child = taking_up(tmp_path, "order", *SHOP)
+    await waits(tmp_path, "order")
+    (run,) = await runs_json(tmp_path, "list")
+    assert (run["state"], run["abandoned"]) == ("running", False)
+    child.kill()
+    await asyncio.to_thread(child.communicate)
+    (run,) = await runs_json(tmp_path, "list")
+    assert (run["state"], run["abandoned"]) == ("running", True)
+    _, out, _ = await runs(tmp_path, "show", "order")
+    assert "its process is gone" in out
+    await runs(tmp_path, "signal", "order", "feedback", "fine")
+    assert await resumed(tmp_path, "order", *SHOP) == "A-17: 6 for 2, fine\n"
+
+
+async def test_of_a_failed_run_only_what_failed_runs_again(tmp_path: Path) -> None:
+    """It ends with status 1 and one line first."""
+    await begin(tmp_path, "order=Order('A-17')")
+    (tmp_path / "closed").touch()
+    status, out, err = await runs(tmp_path, "resume", "order", *SHOP)
+    assert (status, out) == (1, "")
+    assert "the run 'order' is failed: ValueError: the shop is closed for A-17" in err
+    assert len(err.splitlines()) == 1
+    (run,) = await runs_json(tmp_path, "list")
+    assert (run["state"], run["error"]) == ("failed", "ValueError: the shop is closed for A-17")
+    (tmp_path / "closed").unlink()
+    await runs(tmp_path, "fork", "order", "other", "--at", "1")
+    await runs(tmp_path, "cancel", "other")
+    child = taking_up(tmp_path, "order", *SHOP)
+    await waits(tmp_path, "order")
+    await runs(tmp_path, "signal", "order", "feedback", "fine")
+    out, _ = await asyncio.to_thread(child.communicate)
+    assert out == "A-17: 6 for 2, fine\n"
+    assert sorted(each for each in outside(tmp_path) if each.startswith("weigh")) == [
+        "weigh ink",
+        "weigh pen",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("place", "opened"), [("shop", 1), ("found_shop", 1), ("THE_SHOP", 1), ("Shop", 1)]
+)
+async def test_a_live_field_is_an_object_or_is_made(
+    place: str, opened: int, tmp_path: Path
+) -> None:
+    """A function, also an asynchronous one, a class, an object; a context is entered and left."""
+    await begin(tmp_path, "order=Order('A-17')")
+    await runs(tmp_path, "signal", "order", "feedback", "fine")
+    out = await resumed(tmp_path, "order", "--live", f"shop=orders:{place}", "--json")
+    assert json.loads(out) == {
+        "run_id": "order",
+        "state": "completed",
+        "result": "A-17: 6 for 2, fine",
+        "error": None,
+    }
+    assert [outside(tmp_path).count(each) for each in ("open", "close")] == [opened, opened]
+
+
+async def test_a_module_can_be_imported_first(tmp_path: Path) -> None:
+    """`--app`, several times."""
+    await begin(tmp_path, "nap=Nap(0)")
+    (tmp_path / "plugin.py").write_text("open('plugged', 'w').close()\n")
+    await resumed(tmp_path, "nap", "--app", "json", "--app", "plugin")
+    assert (tmp_path / "plugged").exists()
+
+
+# --- from another process
+
+
+async def test_a_signal_and_a_cancel_reach_a_run_in_another_process(tmp_path: Path) -> None:
+    """Which ends then; nothing of a cancelled run goes on."""
+    await begin(tmp_path, "order=Order('A-17')", "other=Order('A-18')")
+    children = [taking_up(tmp_path, name, *SHOP) for name in ("order", "other")]
+    await waits(tmp_path, "order")
+    await waits(tmp_path, "other")
+    assert (await runs(tmp_path, "signal", "order", "feedback", "12", "--text"))[0] == 0
+    assert await runs_json(tmp_path, "cancel", "other", "--reason", "no more pens")
+    outs = [await asyncio.to_thread(child.communicate) for child in children]
+    assert [child.returncode for child in children] == [0, 1]
+    assert outs[0][0] == "A-17: 6 for 2, 12\n"
+    assert "no more pens" in outs[1][1]
+    (run,) = await runs_json(tmp_path, "list", "--prefix", "other")
+    assert run["state"] == "cancelled"
+    assert "no more pens" in run["error"]
+    status, _, err = await runs(tmp_path, "resume", "other", *SHOP)
+    assert status == 1
+    assert "stays so" in err
+
+
+@pytest.mark.parametrize(("value", "sent"), [('{"a": [1]}', {"a": [1]}), ("a b", "a b")])
+async def test_a_signal_is_json_or_text(value: str, sent: Any, tmp_path: Path) -> None:
+    """As it can be read."""
+    await begin(tmp_path, "nap=Nap(1)")
+    assert (await runs_json(tmp_path, "signal", "nap", "s", value))["value"] == sent
+    found = await runs_json(tmp_path, "show", "nap")
+    assert [(each["name"], each["value"]) for each in found["letters"]] == [("s", sent)]
+
+
+async def test_a_signal_with_a_key_is_sent_once(tmp_path: Path) -> None:
+    """A repeated key is no error, also when the run is gone; an unknown run still is one."""
+    await begin(tmp_path, "nap=Nap(1)")
+    for value in ("1", "2"):
+        assert (await runs(tmp_path, "signal", "nap", "s", value, "--key", "k"))[0] == 0
+    found = await runs_json(tmp_path, "show", "nap")
+    assert [each["value"] for each in found["letters"]] == [1]
+    await runs(tmp_path, "cancel", "nap")
+    await runs(tmp_path, "purge", "--before", "0h", "--yes")
+    assert (await runs(tmp_path, "signal", "nap", "s", "3", "--key", "k"))[0] == 0
+    assert (await runs(tmp_path, "signal", "nap", "s", "3", "--key", "other"))[0] == 2
+
+
+async def test_a_busy_run_says_which_process_has_it(tmp_path: Path) -> None:
+    """It is not taken away."""
+    await begin(tmp_path, "nap=Nap(1)")
+    child = taking_up(tmp_path, "nap")
+    await waits(tmp_path, "nap")
+    status, out, err = await runs(tmp_path, "resume", "nap")
+    assert (status, out) == (1, "")
+    assert f"process {child.pid}" in err
+    assert len(err.splitlines()) == 1
+    child.terminate()
+    await asyncio.to_thread(child.communicate)
+
+
+# --- questions
+
+APPROVALS: list[tuple[list[str], str]] = [
+    ([], "sent to Ann"),
+    (["--deny", "--reason", "not on Sundays"], "not on Sundays"),
+    (["--arguments", '{"to": "Bob"}'], "sent to Bob"),
+]
+
+
+@pytest.mark.parametrize("drives", [True, False])
+@pytest.mark.parametrize(("options", "gave"), APPROVALS)
+async def test_a_call_is_approved_from_another_process(
+    options: list[str], gave: str, drives: bool, tmp_path: Path
+) -> None:
+    """While the run runs there, and while nobody runs it."""
+    await begin(tmp_path, "mail=Mail('Ann')")
+    child = taking_up(tmp_path, "mail")
+    number = str((await waits(tmp_path, "mail"))["number"])
+    assert child.stderr is not None
+    hint = await asyncio.to_thread(child.stderr.readline)
+    assert f"anabranch runs approve mail {number}" in hint
+    if not drives:
+        child.terminate()
+        await asyncio.to_thread(child.communicate)
+    (run,) = await runs_json(tmp_path, "list")
+    assert [each["kind"] for each in run["waits"]] == ["approval"]
+    found = await runs_json(tmp_path, "show", "mail")
+    (question,) = found["questions"]
+    assert question["arguments"] == {"to": "Ann", "text": "hello"}
+    await runs_json(tmp_path, "approve", "mail", number, *options)
+    if drives:
+        out, _ = await asyncio.to_thread(child.communicate)
+    else:
+        out = await resumed(tmp_path, "mail")
+    assert gave in out
+    assert [each for each in outside(tmp_path) if "send" in each] == (
+        [] if "--deny" in options else [f"send {gave.split()[-1]} {'' if options else 'hello'}"]
+    )
+    status, _, err = await runs(tmp_path, "approve", "mail", number)
+    assert status == 2
+    assert "it asks none now" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "gave", "paid"),
+    [(["--done", "paid by hand"], "paid by hand\n", 1), (["--not-done"], "paid 5\n", 2)],
+)
+async def test_a_call_in_doubt_is_settled(
+    options: list[str], gave: str, paid: int, tmp_path: Path
+) -> None:
+    """It is done again only if a person says that it was not done."""
+    await begin(tmp_path, "pay=Pay(5)")
+    (tmp_path / "hang").touch()
+    child = taking_up(tmp_path, "pay")
+    await until(lambda: outside(tmp_path) == ["pay 5"])
+    child.kill()
+    await asyncio.to_thread(child.communicate)
+    (tmp_path / "hang").unlink()
+    child = taking_up(tmp_path, "pay")
+    wait = await waits(tmp_path, "pay")
+    assert wait["kind"] == "doubt"
+    number = str(wait["number"])
+    _, out, _ = await runs(tmp_path, "show", "pay")
+    assert "was it done?" in out
+    assert f"anabranch runs approve pay {number} --not-done" in out
+    for wrong in ([], ["--deny"], ["--done", "x", "--not-done"]):
+        status, _, err = await runs(tmp_path, "approve", "pay", number, *wrong)
+        assert status == 2
+        assert "--done VALUE" in err
+    status, out, _ = await runs(tmp_path, "approve", "pay", number, *options)
+    assert status == 0
+    out, _ = await asyncio.to_thread(child.communicate)
+    assert (out, outside(tmp_path)) == (gave, ["pay 5"] * paid)
+
+
+async def test_an_answer_that_means_nothing_is_refused(tmp_path: Path) -> None:
+    """One line each, and the question stands."""
+    await begin(tmp_path, "mail=Mail('Ann')")
+    child = taking_up(tmp_path, "mail")
+    number = str((await waits(tmp_path, "mail"))["number"])
+    for options, expected in (
+        ([number, "--done", "x"], "whether send may run"),
+        ([number, "--not-done"], "whether send may run"),
+        ([number, "--reason", "x"], "--reason is for --deny"),
+        ([number, "--arguments", "{"], "--arguments is no JSON"),
+        ([number, "--arguments", "[]"], "is a JSON object"),
+        ([number, "--deny", "--arguments", "{}"], "takes no --arguments"),
+        (["999"], f"it asks {number} (send)"),
+    ):
+        status, out, err = await runs(tmp_path, "approve", "mail", *options)
+        assert (status, out) == (2, "")
+        assert expected in err
+        assert len(err.splitlines()) == 1
+    assert (await runs_json(tmp_path, "show", "mail"))["questions"]
+    child.terminate()
+    await asyncio.to_thread(child.communicate)
+
+
+# --- fork and purge
+
+
+async def test_a_fork_goes_on_from_a_row(tmp_path: Path) -> None:
+    """What stood before it is not done again, and what came after it is."""
+    await begin(tmp_path, "order=Order('A-17')")
+    await runs(tmp_path, "signal", "order", "feedback", "fine")
+    await resumed(tmp_path, "order", *SHOP)
+    rows = (await runs_json(tmp_path, "show", "order"))["history"]
+    at = next(row["number"] for row in rows if row["kind"] == "letter") - 1
+    made = await runs_json(tmp_path, "fork", "order", "order-2", "--at", str(at))
+    assert (made["state"], made["rows"]) == ("pending", at)
+    await runs(tmp_path, "signal", "order-2", "feedback", "bad")
+    assert await resumed(tmp_path, "order-2", *SHOP) == "A-17: 6 for 2, bad\n"
+    assert len([each for each in outside(tmp_path) if each.startswith("weigh")]) == 2
+    assert await resumed(tmp_path, "order", *SHOP) == "A-17: 6 for 2, fine\n"
+
+
+async def test_only_runs_that_are_over_are_removed(tmp_path: Path) -> None:
+    """Those before the time; nothing without a yes."""
+    await begin(tmp_path, "done=Nap(0)", "new=Nap(0)", "naps=Nap(1)", "gone=Nap(1)")
+    await resumed(tmp_path, "done")
+    await resumed(tmp_path, "new")
+    await runs(tmp_path, "cancel", "gone")
+    with sqlite3.connect(tmp_path / "runs.db") as file:
+        file.execute("update anabranch_run set updated = 1 where run_id != 'new'")
+        file.execute("update anabranch_row set time = 1 where run != 2")
+    file.close()
+    status, _, err = await runs(tmp_path, "purge", "--before", "30d")
+    assert status == 2
+    assert "2 runs would be removed: --yes" in err
+    assert await runs_json(tmp_path, "purge", "--before", "30d", "--state", "failed", "--yes") == {
+        "removed": 0
+    }
+    options = ("purge", "--before", "2020-01-31", "--state", "cancelled", "--yes")
+    assert await runs_json(tmp_path, *options) == {"removed": 1}
+    status, out, _ = await runs(tmp_path, "purge", "--before", "30d", "--yes")
+    assert (status, out) == (0, "1 run removed\n")
+    left = [each["run_id"] for each in await runs_json(tmp_path, "list")]
+    assert left == ["naps", "new"]
+
+
+# --- what is wrong
+
+ONE_RUN = "order-17=Nap(1)"
+WRONG: list[tuple[list[str], str]] = [
+    (["show", "order-71"], "did you mean 'order-17'?"),
+    (["resume", "nobody"], "has no run 'nobody': anabranch runs list shows all"),
+    (["cancel", "order-71"], "did you mean"),
+    (["signal", "order-71", "s"], "did you mean"),
+    (["fork", "order-17", "new", "--at", "99"], "the last row of the run 'order-17' is 0"),
+    (["fork", "order-17", "order-17", "--at", "0"], "a fork needs a name of its own"),
+    (["list", "--state", "done"], "one of pending, running"),
+    (["purge", "--before", "soon"], "not 'soon'"),
+    (["purge", "--before", "30d", "--state", "running"], "only runs that are over"),
+    (["resume", "order-17", "--live", "shop"], "name=module:attribute"),
+    (["resume", "order-17", "--live", "shop=orders:no"], "orders has no no"),
+    (["resume", "order-17", "--live", "shop=nowhere:x"], "No module named 'nowhere'"),
+    (["resume", "order-17", "--app", "nowhere"], "No module named 'nowhere'"),
+    (["list", "--journal", "none.db"], "there is no journal 'none.db'"),
+    (["list", "--journal", "empty.db"], "is empty, and no journal"),
+]
+
+
+@pytest.mark.parametrize(("options", "expected"), WRONG)
+async def test_wrong_usage_is_one_line_and_status_2(
+    options: list[str], expected: str, tmp_path: Path
+) -> None:
+    """It says what to do, and makes nothing."""
+    await begin(tmp_path, ONE_RUN)
+    (tmp_path / "empty.db").touch()
+    before = set(os.listdir(tmp_path))
+    status, out, err = await runs(tmp_path, *options)
+    assert (status, out) == (2, "")
+    assert expected in err
+    assert len(err.splitlines()) == 1
+    assert set(os.listdir(tmp_path)) - before <= {"__pycache__", "runs.db-locks"}
+
+
+async def test_a_run_that_is_over_takes_nothing_more(tmp_path: Path) -> None:
+    """One line says so; to resume a completed one prints what it gave."""
+    await begin(tmp_path, "nap=Nap(0)")
+    gave = await resumed(tmp_path, "nap")
+    for options in (["signal", "nap", "s"], ["cancel", "nap"]):
+        status, out, err = await runs(tmp_path, *options)
+        assert (status, out) == (1, "")
+        assert "which is over (completed): anabranch runs show nap shows how" in err
+        assert len(err.splitlines()) == 1
+    (tmp_path / "orders.py").unlink()
+    assert await resumed(tmp_path, "nap") == gave
+
+
+async def test_what_cannot_be_read_is_one_line_and_status_1(tmp_path: Path) -> None:
+    """A text, a file of another program, one of a later version."""
+    await begin(tmp_path, ONE_RUN)
+    (tmp_path / "text.db").write_text("no database, but a text that is long enough" * 99)
+    with sqlite3.connect(tmp_path / "other.db") as other:
+        other.execute("create table t (a)")
+    other.close()
+    with sqlite3.connect(tmp_path / "runs.db") as newer:
+        newer.execute("pragma user_version = 99")
+    newer.close()
+    said = {
+        "text.db": "is no SQLite file",
+        "other.db": "of another program",
+        "runs.db": "upgrade anabranch",
+        ".": "is a folder",
+    }
+    for name, expected in said.items():
+        status, out, err = await runs(tmp_path, "list", ANABRANCH_JOURNAL=name)
+        assert (status, out) == (1, "")
+        assert expected in err
+        assert len(err.splitlines()) == 1
+
+
+async def test_a_class_that_cannot_be_imported_is_one_line_and_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    """Its module is elsewhere, does not load, or has another name for it; or it is a script's."""
+    await begin(tmp_path, ONE_RUN)
+    module = tmp_path / "orders.py"
+    text = module.read_text()
+    for changed, expected in (
+        (None, "No module named 'orders'"),
+        ("import nothing_like_it", "No module named 'nothing_like_it'"),
+        ("def", "SyntaxError"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        (text.replace("class Nap", "class Rest"), "the module orders has no Nap"),
+    ):
+        module.unlink() if changed is None else module.write_text(changed)
+        status, out, err = await runs(tmp_path, "resume", "order-17")
+        assert (status, out) == (2, "")
+        assert expected in err
+        assert len(err.splitlines()) == 1
+        (run,) = await runs_json(tmp_path, "list")
+        assert run["state"] == "pending"
+    await python(
+        tmp_path,
+        "-c",
+        "import asyncio\nfrom orders import *\nclass Own(Rest): ...\nasync def main():\n"
+        "    async with Journal('runs.db') as journal:\n"
+        "        await journal.start(Own(1), run_id='own')\nasyncio.run(main())\n",
+    )
+    status, _, err = await runs(tmp_path, "resume", "own")
+    assert status == 2
+    assert "run that script again" in err
+
+
+SCRIPT = """
+from pathlib import Path
+from anabranch import run
+from anabranch.store import Durable
+
+class Opens(Durable[str]):
+    async def task(self):
+        return Path("door").read_text()
+
+print(run(Opens(), journal="runs.db", run_id="r"))
+"""
+
+
+async def test_a_failed_run_of_a_script_goes_on_when_that_is_run_again(tmp_path: Path) -> None:
+    """As the command says, which cannot take it up itself: its failure is taken away by then."""
+    (tmp_path / "opens.py").write_text(SCRIPT)
+    with pytest.raises(AssertionError):
+        await python(tmp_path, "opens.py")
+    (tmp_path / "door").write_text("open")
+    with pytest.raises(AssertionError):
+        await python(tmp_path, "opens.py")  # it stays as it has ended
+    status, _, err = await runs(tmp_path, "resume", "r")
+    assert status == 2
+    assert "run that script again" in err
+    await python(tmp_path, "opens.py")
+    (run,) = await runs_json(tmp_path, "list")
+    assert run["state"] == "completed"
+
+
+async def test_a_class_of_another_version_parks_its_run_visibly(tmp_path: Path) -> None:
+    """With the code of that version it goes on."""
+    await begin(tmp_path, "nap=Nap(0)")
+    module = tmp_path / "orders.py"
+    text = module.read_text()
+    module.write_text(
+        text.replace(
+            "class Nap(Durable[dict[str, float]])",
+            "class Nap(Durable[dict[str, float]], version=2)",
+        )
+    )
+    status, _, err = await runs(tmp_path, "resume", "nap")
+    assert status == 1
+    assert "the run began with version 1" in err
+    (run,) = await runs_json(tmp_path, "list")
+    assert run["state"] == "parked"
+    assert "version 1" in run["error"]
+    module.write_text(text)
+    assert "slept" in await resumed(tmp_path, "nap")
+
+
+async def test_a_live_field_that_is_not_brought_is_one_line(tmp_path: Path) -> None:
+    """The line has the option."""
+    await begin(tmp_path, "order=Order('A-17')")
+    status, _, err = await runs(tmp_path, "resume", "order")
+    assert status == 1
+    assert "--live shop=module:attribute" in err
+    assert len(err.splitlines()) == 1

@@ -1,0 +1,283 @@
+"""`settle`: several are waited for, whatever becomes of each."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import pickle
+import random
+import threading
+import warnings
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from support.scale import seeds
+
+from anabranch import Commander, Job, Node, NodeCancelled, QuorumNotMet, handler, run, settle
+from anabranch.testing import explore, pause
+
+
+class Work(Job[int]):
+    """Gives its number, or fails, or cancels itself, at a moment of the seed's choosing."""
+
+    number: int
+    fate: str
+
+    async def task(self) -> int:
+        return await step(self, self.number, self.fate)
+
+
+@handler
+async def work(node: Node[Any], number: int, fate: str) -> int:
+    return await step(node, number, fate)
+
+
+async def step(node: Node[Any] | None, number: int, fate: str) -> int:
+    await asyncio.sleep(random.randint(0, 3))
+    await pause(3)
+    if fate == "fails":
+        raise KeyError(number)
+    if fate == "cancelled" and node is not None:
+        node.cancel(f"{number}")
+        await asyncio.Event().wait()
+    return number
+
+
+def fits(outcome: object, number: int, fate: str, kind: str) -> bool:
+    if fate == "fails":
+        return isinstance(outcome, KeyError) and outcome.args == (number,)
+    if fate == "cancelled" and kind != "coroutine":
+        return isinstance(outcome, NodeCancelled) and outcome.reason == f"{number}"
+    return outcome == number
+
+
+@pytest.mark.parametrize("given", [["a list"], None, work, Work, 3])
+async def test_what_cannot_be_awaited_is_refused_before_anything_starts(given: Any) -> None:
+    """It is the caller's mistake (a star forgotten), and no failure of one that is waited for."""
+    async with Commander() as commander:
+        other = work(1, "ends")
+        with pytest.raises(TypeError, match="settle waits for nodes and coroutines, not "):
+            await settle(other, given)
+        assert other.state == "pending"
+        assert commander.children == ()
+
+
+def test_results_and_failures_come_in_order_and_all_are_waited_for() -> None:
+    """Of nodes, of nodes that run already, and of coroutines, in 300 orders of events."""
+
+    async def main() -> str:
+        kinds = random.choices(["job", "handler", "started", "coroutine"], k=random.randint(0, 5))
+        fates = [random.choice(["ends", "fails", "cancelled"]) for _ in kinds]
+        at_least = random.randint(0, len(kinds))
+
+        class Desk(Job[list[int | Exception]]):
+            async def task(self) -> list[int | Exception]:
+                given: list[Any] = []
+                for number, (kind, fate) in enumerate(zip(kinds, fates, strict=True)):
+                    if kind == "coroutine":
+                        given.append(step(None, number, fate))
+                    elif kind == "started":
+                        given.append(self.put_job(Work(number, fate)))
+                    else:
+                        given.append((Work if kind == "job" else work)(number, fate))
+                try:
+                    return await settle(*given, at_least=at_least)
+                finally:
+                    assert not self.children
+
+        async with Commander(max_concurrency=2) as commander:
+            missed: QuorumNotMet | None = None
+            try:
+                outcomes: Any = await commander.run(Desk())
+            except QuorumNotMet as error:
+                missed, outcomes = error, error.outcomes
+        completed = sum(isinstance(each, int) for each in outcomes)
+        assert (missed is None) == (completed >= at_least)
+        if missed is not None:
+            failures = tuple(each for each in outcomes if isinstance(each, Exception))
+            assert (missed.needed, missed.completed) == (at_least, completed)
+            assert missed.failures == failures
+            assert pickle.loads(pickle.dumps(missed)).completed == completed
+        expected = zip(outcomes, range(9), fates, kinds, strict=False)
+        assert len(outcomes) == len(kinds)
+        assert all(fits(*each) for each in expected)
+        return "met"
+
+    explore(main, seeds(300))
+
+
+def test_cancelling_it_ends_all_that_it_waits_for() -> None:
+    """At a random moment; what had failed by then concerns nobody, and the body goes on."""
+
+    async def main() -> str:
+        class Desk(Job[str]):
+            async def task(self) -> str:
+                fates = random.choices(["ends", "fails"], k=4)
+                try:
+                    async with asyncio.timeout(random.uniform(0, 4)):
+                        await settle(*(Work(n, fate) for n, fate in enumerate(fates)))
+                except TimeoutError:
+                    assert not self.children
+                    return "late"
+                return "in time"
+
+        async with Commander() as commander:
+            return await commander.run(Desk())
+
+    assert set(explore(main, seeds(200))) == {"late", "in time"}
+
+
+def test_failures_that_a_cancelled_settle_had_collected_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each of them, whenever the cancel comes: nobody gets the outcomes."""
+
+    async def main() -> int:
+        caplog.clear()
+        nodes = [work(number, "fails") for number in range(3)]
+        given = []
+        async with Commander() as commander:
+
+            @handler
+            async def desk(node: Node[Any]) -> None:
+                given.extend(await settle(*nodes))
+
+            task = commander.call_handler(desk())
+            await asyncio.sleep(random.uniform(0, 4))
+            task.cancel()
+        seen = [each for each in given if isinstance(each, KeyError)]
+        seen += [each.exc_info[1] for each in caplog.records if each.exc_info]
+        failed = [node for node in nodes if node.state == "failed"]
+        assert {id(node.error) for node in failed} == {id(each) for each in seen}
+        return len(failed)
+
+    assert {0, 1, 2, 3} <= set(explore(main, seeds(100)))
+
+
+def test_what_can_never_be_met_is_refused() -> None:
+    """Before anything starts."""
+
+    class Desk(Job[None]):
+        async def task(self) -> None:
+            with pytest.raises(ValueError, match="at_least=2: there are 1 to wait for"):
+                await settle(Work(0, "ends"), at_least=2)
+            assert not self.children
+
+    run(Desk())
+
+
+def test_what_may_not_be_awaited_is_raised() -> None:
+    """A node's own ancestor is no failure among others."""
+
+    class Desk(Job[None]):
+        async def task(self) -> None:
+            with pytest.raises(RuntimeError, match="awaits itself"):
+                await settle(self)
+
+    run(Desk())
+
+
+def test_nodes_that_settle_each_other_end_when_one_is_cancelled() -> None:
+    """None waits for one that waits for it, nor for an ancestor; at a random moment."""
+
+    async def main() -> str:
+        peers: list[Node[None]] = []
+        by_timeout = random.random() < 0.5
+
+        class Peer(Job[None]):
+            number: int
+
+            async def task(self) -> None:
+                await pause(3)
+                others = [peer for peer in peers if peer is not self]
+                around = [self.parent] if self.number == 0 and self.parent is not None else []
+                timeout = random.uniform(0, 4) if by_timeout else None
+                async with asyncio.timeout(timeout):
+                    await settle(*others, *around)
+
+        class Round(Job[None]):
+            async def task(self) -> None:
+                peers.extend(Peer(number) for number in range(random.randint(1, 3)))
+                for peer in peers:
+                    self.put_job(peer)
+
+        async with Commander() as commander:
+            commander.put_job(Round())
+            await asyncio.sleep(random.uniform(0, 4))
+            commander.exit()
+        assert all(peer.state in ("cancelled", "failed", "completed") for peer in peers)
+        return "ended"
+
+    explore(main, seeds(200))
+
+
+def test_a_coroutine_that_is_cancelled_before_it_began_is_closed() -> None:
+    """Nobody is warned that it was never awaited."""
+
+    async def main() -> None:
+        class Desk(Job[None]):
+            async def task(self) -> None:
+                if random.random() < 0.5:
+                    self.cancel()
+                else:
+                    asyncio.get_running_loop().call_soon(self.cancel)
+                await settle(step(None, 1, "ends"), step(None, 2, "ends"))
+
+        async with Commander() as commander:
+            desk = commander.put_job(Desk())
+        assert desk.state == "cancelled"
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        explore(main, seeds(50))
+        gc.collect()
+    assert not warned
+
+
+async def test_a_node_of_another_loop_is_refused() -> None:
+    """Before anything starts, so that a cancel of what waits meets none that it may not touch."""
+    ready: Future[Node[Any]] = Future()
+    over = threading.Event()
+
+    class There(Job[None]):
+        async def task(self) -> None:
+            ready.set_result(self)
+            await asyncio.to_thread(over.wait)
+
+    there = threading.Thread(target=lambda: run(There()))
+    there.start()
+    try:
+        node = await asyncio.wrap_future(ready)
+        async with asyncio.timeout(5), Commander() as commander:
+            with pytest.raises(RuntimeError, match="does not run in this thread"):
+                await settle(Work(0, "ends"), node)
+            assert not commander.children
+    finally:
+        over.set()
+        there.join()
+
+
+async def test_outside_a_tree_it_says_so() -> None:
+    """There is nobody whose children they could be."""
+    with pytest.raises(LookupError, match="no current node"):
+        await settle(Work(0, "ends"))
+
+
+async def test_too_few_say_what_the_others_failed_with() -> None:
+    """By the classes of their errors, each once; what an error's own text is does not matter."""
+
+    class Unspeakable(Exception):
+        def __repr__(self) -> str:
+            raise RuntimeError("no repr")
+
+    async def fails(error: Exception) -> None:
+        raise error
+
+    async with Commander():
+        with pytest.raises(QuorumNotMet) as caught:
+            errors = [Unspeakable(), KeyError("a"), KeyError("b")]
+            await settle(asyncio.sleep(0), *map(fails, errors), at_least=2)
+    assert str(caught.value) == (
+        "1 of the 2 children needed have completed; 3 failed: Unspeakable, KeyError"
+    )

@@ -1,0 +1,75 @@
+"""T4: failures that the putter has said it will await."""
+
+import asyncio
+
+import pytest
+from support.nodes import fail
+from support.until import settled
+
+from anabranch.commander import Commander
+from anabranch.commander._record import record_of
+from anabranch.handlers import handler
+
+
+async def test_a_claimed_failure_waits_for_its_awaiter():
+    """The putter is busy elsewhere when the child fails, and takes the failure later."""
+
+    @handler
+    async def parent(node):
+        failed = asyncio.Event()
+        bad = node.call_handler(fail(ValueError()).at_done(lambda _: failed.set()), claim=True)
+        await failed.wait()
+        await settled()
+        assert bad.state == "failed"
+        with pytest.raises(ValueError):
+            await bad
+        return "unharmed"
+
+    async with asyncio.timeout(5), Commander() as commander:
+        assert await commander.run(parent()) == "unharmed"
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind"), [("fail_fast", ValueError), ("collect", ExceptionGroup)]
+)
+async def test_a_claimed_failure_untaken_at_the_join_follows_the_policy(policy, kind):
+    """The body is not disturbed, but the node fails."""
+    through = []
+
+    @handler
+    async def parent(node):
+        failed = asyncio.Event()
+        node.call_handler(fail(ValueError()).at_done(lambda _: failed.set()), claim=True)
+        await failed.wait()
+        await settled()
+        through.append("body")
+
+    async with asyncio.timeout(5), Commander() as commander:
+        with pytest.raises(kind):
+            await commander.run(parent(), policy=policy)
+    assert through == ["body"]
+
+
+async def test_a_claimed_failure_untaken_at_the_join_is_logged_under_isolate(caplog):
+    """By a node as by the commander, at the join and not before."""
+    async with asyncio.timeout(5), Commander() as commander:
+        ended = asyncio.Event()
+        commander.call_handler(fail(ValueError()).at_done(lambda _: ended.set()), claim=True)
+        await ended.wait()
+        await settled()
+        assert caplog.records == []
+    assert len(caplog.records) == 1
+
+
+async def test_a_claimed_failure_that_is_taken_late_is_not_kept():
+    """Commanders live long: what was claimed and has been awaited leaves nothing behind."""
+    async with asyncio.timeout(5), Commander() as commander:
+        for _ in range(3):
+            ended = asyncio.Event()
+            node = fail(ValueError()).at_done(lambda _, ended=ended: ended.set())
+            commander.call_handler(node, claim=True)
+            await ended.wait()
+            await settled()
+            with pytest.raises(ValueError):
+                await node
+        assert not record_of(commander).failures  # white box: nothing public tells

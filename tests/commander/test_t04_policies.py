@@ -1,0 +1,322 @@
+"""T4: fail_fast, collect and isolate, where nobody awaits the node that failed."""
+
+import asyncio
+import logging
+
+import pytest
+from support.nodes import drop, fail, give, hang, notes
+from support.until import settled
+
+from anabranch.commander import Commander, quorum
+from anabranch.handlers import handler
+from anabranch.jobs import Job
+
+
+async def test_fail_fast_cancels_the_other_children_and_the_body():
+    """It waits for them, and the parent fails with the same exception."""
+    order, error, running, release = [], ValueError(), asyncio.Event(), asyncio.Event()
+
+    async def clean_up(name):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await release.wait()
+            order.append(name)
+
+    @handler
+    async def sibling(node):
+        running.set()
+        await clean_up("sibling")
+
+    @handler
+    async def parent(node):
+        node.call_handler(sibling().at_terminate(lambda _: order.append("terminated")))
+        node.call_handler(fail(error, running))
+        await clean_up("body")
+
+    async with asyncio.timeout(5), Commander() as commander:
+        node = parent()
+        run = asyncio.create_task(commander.run(node))
+        await settled()
+        assert (order, run.done()) == ([], False)
+        release.set()
+        with pytest.raises(ValueError) as caught:
+            await run
+        order.append("parent")
+    assert caught.value is error
+    assert node.error is error
+    assert sorted(order[:3]) == ["body", "sibling", "terminated"]
+    assert order[3] == "parent"
+
+
+async def test_fail_fast_is_the_default_for_nodes_and_cancels_children_of_a_failing_body():
+    """The body's own failure brings its children down just as well."""
+    ended = []
+
+    @handler
+    async def parent(node):
+        running = asyncio.Event()
+        node.call_handler(hang(running).at_terminate(lambda _: ended.append("child")))
+        await running.wait()
+        raise ValueError
+
+    async with asyncio.timeout(5), Commander() as commander:
+        with pytest.raises(ValueError):
+            await commander.run(parent())
+    assert ended == ["child"]
+
+
+@pytest.mark.parametrize("policy", ["fail_fast", quorum(1)])
+async def test_what_is_put_below_a_failing_body_does_not_run(policy):
+    """A child that cleans up starts its follow-up beside it: that is cancelled, as it is itself."""
+
+    @handler
+    async def careful(node):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            later.append(node.call_handler(hang(), parent=node.parent))
+
+    @handler
+    async def parent(node):
+        node.call_handler(careful())
+        await settled()
+        raise ValueError
+
+    later = []
+    async with asyncio.timeout(5), Commander() as commander:
+        with pytest.raises(ValueError):
+            await commander.run(parent(), policy=policy)
+    assert [node.state for node in later] == ["cancelled"]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_the_failure_of_a_body_counts_under_a_quorum_whether_it_is_met_or_not(n):
+    """The children that are left are cancelled; the node fails with the body's exception."""
+
+    @handler
+    async def parent(node):
+        children.extend(node.call_handler(each) for each in (give(), hang()))
+        await settled()
+        raise ValueError
+
+    children = []
+    async with asyncio.timeout(5), Commander() as commander:
+        with pytest.raises(ValueError):
+            await commander.run(parent(), policy=quorum(n))
+    assert [node.state for node in children] == ["completed", "cancelled"]
+
+
+async def test_fail_fast_goes_up_the_tree_with_the_same_exception(caplog):
+    """Through generations whose bodies have long returned, up to the commander, which logs it."""
+    error = ValueError()
+
+    @handler
+    async def parent(node, depth):
+        node.call_handler(parent(depth - 1) if depth else fail(error))
+
+    async with asyncio.timeout(5), Commander() as commander:
+        top = commander.call_handler(parent(5))
+        below = commander.call_handler(give("isolated"))
+    assert top.error is error
+    assert below.state == "completed"
+    assert len(caplog.records) == 1
+    assert len(notes(error)) == 1
+    assert notes(error)[0].count("parent#") == 6
+
+
+async def test_a_body_cancelled_by_fail_fast_cannot_complete():
+    """It swallows the CancelledError and returns: the node has failed all the same."""
+
+    @handler
+    async def parent(node):
+        node.call_handler(fail(ValueError()))
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "swallowed"
+
+    async with asyncio.timeout(5), Commander() as commander:
+        node = parent()
+        with pytest.raises(ValueError):
+            await commander.run(node)
+        assert (node.state, node.result) == ("failed", None)
+
+
+async def test_of_two_failures_under_fail_fast_the_second_is_logged(caplog):
+    """The parent can fail with one only."""
+    release = asyncio.Event()
+
+    @handler
+    async def stubborn(node):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise KeyError("second")
+
+    @handler
+    async def parent(node):
+        node.call_handler(stubborn().at_start(lambda _: release.set()))
+        node.call_handler(fail(ValueError("first"), release))
+
+    async with asyncio.timeout(5), Commander() as commander:
+        with pytest.raises(ValueError, match="first"):
+            await commander.run(parent())
+    (record,) = caplog.records
+    assert "stubborn" in record.getMessage()
+    assert isinstance(record.exc_info[1], KeyError)
+
+
+async def test_collect_lets_the_others_finish():
+    """Neither a failing child nor a failing body disturbs those that still run."""
+    release, ended = asyncio.Event(), []
+
+    @handler
+    async def slow(node):
+        await release.wait()
+        ended.append("slow")
+
+    @handler
+    async def parent(node):
+        node.call_handler(slow())
+        bad = node.call_handler(fail(ValueError()))
+        bad.at_done(lambda _: loop.call_soon(release.set))
+        await release.wait()
+        ended.append("body")
+
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(5), Commander() as commander:
+        job = commander.call_handler(parent(), policy="collect", claim=True)
+        with pytest.raises(ExceptionGroup):
+            await job
+    assert sorted(ended) == ["body", "slow"]
+
+
+async def test_collect_always_raises_an_exception_group():
+    """For one failure as for many; the members are the failures themselves."""
+    errors = [ValueError(1), KeyError(2), ValueError(3)]
+
+    @handler
+    async def parent(node, errors):
+        for error in errors:
+            node.call_handler(fail(error))
+
+    async with asyncio.timeout(5), Commander() as commander:
+        for some in (errors[:1], errors):
+            with pytest.raises(ExceptionGroup) as caught:
+                await commander.run(parent(some), policy="collect")
+            assert [*caught.value.exceptions] == some
+
+
+async def test_collect_adds_the_bodys_own_failure_to_the_group():
+    """First the body's, then the children's."""
+    own, other = ValueError("body"), ValueError("child")
+
+    @handler
+    async def parent(node):
+        node.call_handler(fail(other))
+        raise own
+
+    async with asyncio.timeout(5), Commander() as commander:
+        with pytest.raises(ExceptionGroup) as caught:
+            await commander.run(parent(), policy="collect")
+    assert [*caught.value.exceptions] == [own, other]
+
+
+async def test_collect_counts_no_failure_that_somebody_awaited():
+    """It is theirs; the node completes."""
+
+    @handler
+    async def parent(node):
+        await drop(fail(ValueError()))
+        return "unharmed"
+
+    async with asyncio.timeout(5), Commander() as commander:
+        assert await commander.run(parent(), policy="collect") == "unharmed"
+
+
+async def test_isolate_records_the_failure_and_goes_on(caplog):
+    """The body, the other children and the result are untouched; the log has it."""
+    error = ValueError()
+
+    @handler
+    async def parent(node):
+        node.call_handler(fail(error))
+        other = node.call_handler(give("unharmed"))
+        return await other
+
+    async with asyncio.timeout(5), Commander() as commander:
+        assert await commander.run(parent(), policy="isolate") == "unharmed"
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert record.exc_info[1] is error
+    assert "fail#" in record.getMessage()
+
+
+async def test_isolate_is_the_default_of_the_commander(caplog):
+    """A top-level failure neither ends the block nor the other nodes."""
+    async with asyncio.timeout(5), Commander() as commander:
+        commander.call_handler(fail(ValueError()))
+        other = commander.call_handler(give(1))
+        await settled()
+    assert other.state == "completed"
+    assert len(caplog.records) == 1
+
+
+async def test_a_commander_may_fail_fast(caplog):
+    """The block is cancelled and raises the failure, unwrapped; the rest ends before."""
+    error, running, ended = ValueError(), asyncio.Event(), []
+
+    async with asyncio.timeout(5):
+        with pytest.raises(ValueError) as caught:
+            async with Commander(policy="fail_fast") as commander:
+                commander.call_handler(hang(running).at_terminate(lambda _: ended.append(1)))
+                commander.call_handler(fail(error, running))
+                await asyncio.Event().wait()
+        assert caught.value is error
+        assert ended == [1]
+        assert asyncio.current_task().cancelling() == 0
+    assert caplog.records == []
+
+
+async def test_a_commander_may_collect():
+    """Its block raises a group of what nobody awaited."""
+    error = ValueError()
+    async with asyncio.timeout(5):
+        with pytest.raises(ExceptionGroup) as caught:
+            async with Commander(policy="collect") as commander:
+                commander.call_handler(fail(error))
+                assert await commander.run(give(1)) == 1
+    assert [*caught.value.exceptions] == [error]
+
+
+async def test_policy_is_an_argument_of_the_put_and_an_attribute_of_the_class():
+    """The attribute sets the default, the argument overrides it."""
+
+    class Gathers(Job[None]):
+        policy = "collect"
+
+        async def task(self):
+            self.call_handler(fail(ValueError()))
+
+    async with asyncio.timeout(5), Commander() as commander:
+        with pytest.raises(ExceptionGroup):
+            await commander.run(Gathers())
+        with pytest.raises(ValueError):
+            await commander.run(Gathers(), policy="fail_fast")
+
+
+async def test_an_unknown_policy_is_refused_with_the_list_of_those_there_are():
+    """In a class, in a put, and for a commander; nothing is started."""
+    with pytest.raises(ValueError, match=r"fail_fast.*collect.*isolate"):
+        Commander(policy="fail_slow")
+    with pytest.raises(ValueError, match="fail_slow"):
+
+        class Bad(Job[None]):
+            policy = "fail_slow"
+
+    async with asyncio.timeout(5), Commander() as commander:
+        node = give()
+        with pytest.raises(ValueError, match="fail_slow"):
+            commander.call_handler(node, policy="fail_slow")
+        assert node.parent is None

@@ -1,0 +1,542 @@
+"""T6: timeouts, retries and restarts."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+from support.clock import jumping, virtual_seconds
+from support.nodes import fail, give, hang
+from support.until import settled
+
+from anabranch.commander import Commander, NodeCancelled, Restart, Retry
+from anabranch.handlers import handler
+from anabranch.jobs import Job
+
+SHORT = 0.02
+
+
+class Flaky(Job[str]):
+    """Fails with each of `errors` in turn, then succeeds."""
+
+    errors: list[BaseException]
+
+    async def task(self):
+        if self.errors:
+            raise self.errors.pop(0)
+        return "made it"
+
+
+# --- timeout
+
+
+async def test_a_timeout_fails_the_node_with_the_builtin_timeout_error():
+    """at_exception runs, not at_terminate; the awaiter gets the error with the node's path."""
+    seen = []
+    async with asyncio.timeout(5), Commander() as commander:
+        node = hang().at_exception(lambda each: seen.append(type(each.error)))
+        node.at_terminate(lambda _: seen.append("terminate"))
+        with pytest.raises(TimeoutError) as caught:
+            await commander.run(node, timeout=SHORT)
+        assert node.state == "failed"
+        assert caught.value.__notes__ == [f"anabranch: failed in {node.path}"]
+        assert node.path in str(caught.value)
+    assert seen == [TimeoutError]
+
+
+async def test_a_timeout_counts_for_the_whole_subtree():
+    """The body has long returned; the child that hangs is cancelled and ends first."""
+    ended = []
+
+    @handler
+    async def parent(node):
+        node.call_handler(hang().at_terminate(lambda _: ended.append("child")))
+
+    async with asyncio.timeout(5), Commander() as commander:
+        node = parent().at_exception(lambda _: ended.append("parent"))
+        with pytest.raises(TimeoutError):
+            await commander.run(node, timeout=SHORT)
+    assert ended == ["child", "parent"]
+
+
+@jumping
+@pytest.mark.parametrize("policy", ["collect", "isolate"])
+async def test_a_timeout_ends_the_wait_for_children_of_a_failed_body(policy):
+    """The body's failure is its `__cause__`; the next attempt has all of its time."""
+    began, failures = [], []
+
+    @handler
+    async def parent(node):
+        began.append(asyncio.get_running_loop().time())
+        node.call_handler(hang())
+        failures.append(ValueError("body"))
+        raise failures[-1]
+
+    options = {"timeout": 10, "retry": Retry(attempts=2), "policy": policy}
+    async with asyncio.timeout(60), Commander() as commander:
+        node = parent().at_exception(lambda each: began.append(type(each.error)))
+        with pytest.raises(TimeoutError) as caught:
+            await commander.run(node, **options)
+        assert caught.value.__cause__ is failures[1]
+    assert began == [0, 10, TimeoutError]
+
+
+@jumping
+async def test_the_failure_of_a_body_stays_where_it_has_cancelled_the_children():
+    """Under `fail_fast` the node already ends by it, however long the clean-up takes."""
+
+    @handler
+    async def careful(node):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await virtual_seconds(20)
+
+    @handler
+    async def parent(node):
+        node.call_handler(careful())
+        await settled()
+        raise ValueError
+
+    async with asyncio.timeout(60), Commander() as commander:
+        with pytest.raises(ValueError):
+            await commander.run(parent(), timeout=10)
+
+
+@jumping
+async def test_a_timeout_does_not_cut_final_callbacks_short():
+    """It is over with the last attempt; that of a node above cancels them, as it does a body."""
+    seen = []
+
+    async def slow(node):
+        try:
+            await virtual_seconds(30)
+            seen.append("whole")
+        except asyncio.CancelledError:
+            seen.append("cut")
+            raise
+
+    @handler
+    async def parent(node):
+        node.call_handler(give().at_end(slow))
+
+    async with asyncio.timeout(120), Commander() as commander:
+        assert await commander.run(give(1).at_end(slow), timeout=10) == 1
+        with pytest.raises(TimeoutError):
+            await commander.run(hang().at_exception(slow), timeout=10)
+        with pytest.raises(TimeoutError):
+            await commander.run(parent(), timeout=10)
+    assert seen == ["whole", "whole", "cut"]
+
+
+@jumping
+async def test_a_timeout_waits_for_the_clean_up():
+    """The node is not done before its body is."""
+    cleaned = []
+
+    @handler
+    async def careful(node):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await virtual_seconds(SHORT)
+            cleaned.append(node.state)
+
+    async with asyncio.timeout(5), Commander() as commander:
+        with pytest.raises(TimeoutError):
+            await commander.run(careful(), timeout=SHORT)
+    assert cleaned == ["running"]
+
+
+async def test_a_body_that_swallows_its_timeout_fails_all_the_same():
+    """It has had its time."""
+
+    @handler
+    async def stubborn(node):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "swallowed"
+
+    async with asyncio.timeout(5), Commander() as commander:
+        with pytest.raises(TimeoutError):
+            await commander.run(stubborn(), timeout=SHORT)
+
+
+@jumping
+async def test_a_timeout_starts_with_the_body_and_not_with_the_put():
+    """A job that waits in the queue longer than its timeout still has all of it."""
+    release = asyncio.Event()
+
+    class Holder(Job[None]):
+        async def task(self):
+            await release.wait()
+
+    async with asyncio.timeout(5), Commander(max_concurrency=1) as commander:
+        commander.put_job(Holder())
+        await settled()
+        late = commander.put_job(Flaky([]), timeout=SHORT)
+        await virtual_seconds(SHORT * 2)
+        assert late.state == "pending"
+        release.set()
+        assert await late == "made it"
+
+
+@jumping
+async def test_a_node_that_is_done_in_time_knows_no_timeout():
+    """The timer goes with it."""
+    async with asyncio.timeout(5), Commander() as commander:
+        node = commander.call_handler(give(1), timeout=SHORT)
+        assert await node == 1
+        await virtual_seconds(SHORT * 2)
+        assert node.state == "completed"
+
+
+async def test_a_childs_timeout_leaves_its_parent_be():
+    """The parent catches the error as any other."""
+
+    @handler
+    async def parent(node):
+        try:
+            await node.call_handler(hang(), timeout=SHORT)
+        except TimeoutError:
+            return "caught"
+
+    async with asyncio.timeout(5), Commander() as commander:
+        assert await commander.run(parent()) == "caught"
+
+
+async def test_a_timeout_can_be_recovered_from():
+    """It is a failure like others."""
+    async with asyncio.timeout(5), Commander() as commander:
+        node = hang().at_exception(lambda each: each.recover("plan b"))
+        assert await commander.run(node, timeout=SHORT) == "plan b"
+
+
+async def test_a_timeout_is_for_each_attempt_and_can_be_retried():
+    """The first attempt hangs, the second has the whole time again."""
+    tries = []
+
+    class Slow(Job[int]):
+        async def task(self):
+            tries.append(1)
+            if len(tries) == 1:
+                await asyncio.Event().wait()
+            return len(tries)
+
+    async with asyncio.timeout(5), Commander() as commander:
+        assert await commander.run(Slow(), timeout=SHORT, retry=Retry(attempts=2)) == 2
+
+
+# --- retry
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 3])
+async def test_attempts_includes_the_first(attempts):
+    """With so many attempts, one failure fewer is survived."""
+    async with asyncio.timeout(5), Commander() as commander:
+        enough = [ValueError(number) for number in range(attempts - 1)]
+        assert await commander.run(Flaky(enough), retry=Retry(attempts=attempts)) == "made it"
+        too_many = [ValueError(number) for number in range(attempts)]
+        with pytest.raises(ValueError, match=str(attempts - 1)):
+            await commander.run(Flaky(too_many), retry=Retry(attempts=attempts))
+
+
+@pytest.mark.parametrize("on", [KeyError, (KeyError, OSError), lambda error: "again" in str(error)])
+async def test_on_says_what_is_tried_again(on):
+    """A type, several, or a predicate; anything else fails at once."""
+    async with asyncio.timeout(5), Commander() as commander:
+        job = Flaky([KeyError("again")])
+        assert await commander.run(job, retry=Retry(on=on)) == "made it"
+        job = Flaky([ValueError("not this")])
+        with pytest.raises(ValueError):
+            await commander.run(job, retry=Retry(on=on))
+
+
+async def test_a_retried_node_keeps_its_place_its_path_and_its_callbacks():
+    """The same id, the same parent, before and after; it runs ahead of jobs put meanwhile."""
+    paths, order = [], []
+
+    class Paths(Job[None]):
+        async def task(self):
+            paths.append((self.path, self.parent, self.node_id))
+            order.append("flaky")
+            if len(paths) < 3:
+                raise ValueError
+
+    class Other(Job[None]):
+        async def task(self):
+            order.append("other")
+
+    async with asyncio.timeout(5), Commander(max_concurrency=1) as commander:
+        job = commander.put_job(Paths(), retry=Retry(attempts=3))
+        job.at_end(lambda _: order.append("end"))
+        others = [commander.put_job(Other()) for _ in range(2)]
+        await job
+        assert len({*paths}) == 1
+        await asyncio.gather(*others)
+    assert order.count("end") == 1
+
+
+async def test_an_attempt_starts_with_no_children_of_the_earlier_one_alive():
+    """Under fail_fast they are cancelled, under collect they finish: either way they are gone."""
+    alive = []
+
+    @handler
+    async def slow(node, release):
+        try:
+            await release.wait()
+        finally:
+            await asyncio.sleep(0)
+
+    @handler
+    async def parent(node, tries, release):
+        alive.append(len(node.children))
+        tries.append(node.call_handler(slow(release)))
+        await settled()
+        if len(tries) == 1:
+            asyncio.get_running_loop().call_soon(release.set)
+            raise ValueError
+        release.set()
+        return [child.state for child in tries]
+
+    async with asyncio.timeout(5), Commander() as commander:
+        for policy, first in (("fail_fast", "cancelled"), ("collect", "completed")):
+            node = parent([], asyncio.Event())
+            states = await commander.run(node, retry=Retry(attempts=2), policy=policy)
+            assert states[0] == first
+    assert alive == [0, 0, 0, 0]
+
+
+async def test_at_start_runs_at_each_attempt_and_the_final_callbacks_once():
+    """After the last; at_exception only if that failed."""
+    seen = []
+
+    def watched(job):
+        for moment in ("start", "end", "exception", "done"):
+            getattr(job, f"at_{moment}")(lambda _, moment=moment: seen.append(moment))
+        return job
+
+    async with asyncio.timeout(5), Commander() as commander:
+        await commander.run(watched(Flaky([ValueError()] * 2)), retry=Retry(attempts=3))
+        assert seen == ["start", "start", "start", "end", "done"]
+        seen.clear()
+        with pytest.raises(ValueError):
+            await commander.run(watched(Flaky([ValueError()] * 2)), retry=Retry(attempts=2))
+        assert seen == ["start", "start", "exception", "done"]
+
+
+async def test_a_childs_failure_is_a_reason_to_retry_its_parent():
+    """The whole subtree is tried again."""
+    tries = []
+
+    @handler
+    async def parent(node):
+        tries.append(1)
+        node.call_handler(fail(ValueError()) if len(tries) == 1 else give())
+        return len(tries)
+
+    async with asyncio.timeout(5), Commander() as commander:
+        assert await commander.run(parent(), retry=Retry(attempts=2)) == 2
+
+
+async def test_a_retried_node_is_pending_between_its_attempts_and_takes_no_part_of_the_first():
+    """Result and error of the failed attempt are gone."""
+    seen = []
+
+    async with asyncio.timeout(5), Commander() as commander:
+        job = commander.put_job(Flaky([ValueError()]), retry=Retry(backoff=SHORT, jitter=0))
+        job.at_start(lambda each: seen.append((each.state, each.error, each.result)))
+        assert await job == "made it"
+    assert seen == [("running", None, None)] * 2
+
+
+async def test_a_node_cancelled_between_two_attempts_is_not_tried_again():
+    """It ends at once and does not wait for the backoff."""
+    seen, failed = [], asyncio.Event()
+
+    class Bad(Job[None]):
+        async def task(self):
+            seen.append("attempt")
+            asyncio.get_running_loop().call_soon(failed.set)
+            raise ValueError
+
+    async with asyncio.timeout(5), Commander() as commander:
+        job = commander.put_job(Bad(), retry=Retry(backoff=3600, max_backoff=3600, jitter=0))
+        await failed.wait()
+        await settled()
+        assert job.state == "pending"
+        job.at_terminate(lambda _: seen.append("terminate"))
+        job.cancel()
+        with pytest.raises(NodeCancelled):
+            await job
+    assert seen == ["attempt", "terminate"]
+
+
+async def test_a_cancelled_node_is_never_tried_again():
+    """Though what its clean-up raised would match."""
+    tries = []
+
+    class Bad(Job[None]):
+        async def task(self):
+            tries.append(1)
+            self.cancel()
+            raise ValueError
+
+    async with asyncio.timeout(5), Commander() as commander:
+        with pytest.raises(NodeCancelled):
+            await commander.run(Bad(), retry=Retry(attempts=5))
+    assert tries == [1]
+
+
+async def test_an_attempt_sees_the_context_of_the_put_and_not_of_the_attempt_before():
+    """Each attempt runs in a fresh copy."""
+    from contextvars import ContextVar
+
+    variable, seen = ContextVar("variable", default="fresh"), []
+
+    @handler
+    async def body(node):
+        seen.append(variable.get())
+        variable.set("used")
+        if len(seen) < 3:
+            raise ValueError
+
+    async with asyncio.timeout(5), Commander() as commander:
+        await commander.run(body(), retry=Retry(attempts=3))
+    assert seen == ["fresh"] * 3
+
+
+def test_backoff_grows_to_its_ceiling_and_stops_in_time():
+    """Without jitter: backoff * factor ** n, at most max_backoff, none beyond `within`."""
+    retry = Retry(attempts=9, backoff=1, factor=3, max_backoff=10, jitter=0, within=30)
+    starts, delays = [0.0], []
+    while (delay := retry.next_delay(ValueError(), starts, starts[-1])) is not None:
+        delays.append(delay)
+        starts.append(starts[-1] + delay)
+    assert delays == [1, 3, 9, 10]
+
+
+def test_jitter_draws_between_its_share_and_the_whole():
+    """Full jitter reaches towards zero; a share of 0.5 stays above half."""
+    for jitter, least in ((1.0, 0.0), (0.5, 5.0)):
+        retry = Retry(attempts=2, backoff=10, jitter=jitter)
+        delays = [retry.next_delay(ValueError(), [0.0], 0.0) or 0.0 for _ in range(200)]
+        assert all(least <= delay <= 10 for delay in delays)
+        assert max(delays) - min(delays) > (10 - least) / 2
+
+
+def test_impossible_settings_are_refused():
+    """When they are made, not when they fail."""
+    for settings in ({"attempts": 0}, {"jitter": 1.5}):
+        with pytest.raises(ValueError):
+            Retry(**settings)
+
+
+# --- restart
+
+
+async def test_restart_keeps_a_node_alive_through_failures():
+    """As often as `max` within the window; then it fails."""
+    async with asyncio.timeout(5), Commander() as commander:
+        job = Flaky([ValueError()] * 3)
+        assert await commander.run(job, retry=Restart(max=3)) == "made it"
+        with pytest.raises(ValueError):
+            await commander.run(Flaky([ValueError()] * 4), retry=Restart(max=3))
+
+
+def test_restart_forgets_what_is_older_than_the_window():
+    """A node that fails now and then lives for ever, and its list of starts stays short."""
+    restart, starts = Restart(max=2, within=60), [0.0]
+    for hour in range(1, 1000):
+        now = hour * 3600.0
+        assert restart.next_delay(ValueError(), starts, now) == 0
+        starts.append(now)
+    assert len(starts) <= 3
+
+
+# --- at_retry
+
+
+async def test_at_retry_runs_between_a_failed_attempt_and_the_next():
+    """In the order added, before at_start, with the last attempt's error; not at the first."""
+    seen = []
+    async with asyncio.timeout(5), Commander() as commander:
+        first, second = ValueError("a"), OSError("b")
+        job = Flaky([first, second])
+        job.at_start(lambda node: seen.append(("start", node.error)))
+        job.at_retry(lambda node: seen.append(("one", node.error)))
+
+        async def two(node):
+            await settled()
+            seen.append(("two", node.error))
+
+        job.at_retry(two)
+        assert await commander.run(job, retry=Retry(attempts=3)) == "made it"
+    assert seen == [
+        ("start", None),
+        *[("one", first), ("two", first), ("start", None)],
+        *[("one", second), ("two", second), ("start", None)],
+    ]
+
+
+async def test_no_at_retry_runs_after_the_last_attempt_nor_for_a_cancelled_node():
+    """Only before an attempt that is made; one that nobody retries has none."""
+    seen = []
+    async with asyncio.timeout(5), Commander() as commander:
+        for retry in (None, Retry(attempts=1), Retry(on=OSError)):
+            job = Flaky([ValueError(), ValueError()]).at_retry(seen.append)
+            with pytest.raises(ValueError):
+                await commander.run(job, retry=retry)
+        waiting = Flaky([ValueError()]).at_retry(seen.append)
+        commander.put_job(waiting, claim=True, retry=Retry(backoff=60, jitter=0))
+        await settled()
+        waiting.cancel()
+        with pytest.raises(NodeCancelled):
+            await waiting
+    assert seen == []
+
+
+async def test_an_at_retry_that_raises_fails_the_attempt():
+    """The body and at_start do not run, the other at_retry do; it counts as an attempt."""
+    seen = []
+
+    def refuse(_):
+        seen.append("refuse")
+        raise KeyError("no")
+
+    async with asyncio.timeout(5), Commander() as commander:
+        job = Flaky([ValueError()]).at_retry(refuse).at_retry(lambda _: seen.append("other"))
+        job.at_start(lambda _: seen.append("start"))
+        with pytest.raises(KeyError):
+            await commander.run(job, retry=Retry(attempts=3))
+    assert seen == ["start", *["refuse", "other"] * 2]
+    assert job.errors == []
+
+
+async def test_a_callback_that_cancels_its_node_before_the_body_keeps_the_body_from_beginning():
+    """Whether it runs at a retry or at the start, plain or async."""
+    async with asyncio.timeout(5), Commander() as commander:
+
+        async def give_up(node):
+            node.cancel("enough")
+            with suppress(asyncio.CancelledError):
+                await settled()
+
+        for callback in (give_up, lambda node: node.cancel("enough")):
+            job = Flaky([ValueError(), ValueError()]).at_retry(callback)
+            with pytest.raises(NodeCancelled, match="enough"):
+                await commander.run(job, retry=Retry(attempts=3))
+            assert len(job.errors) == 1
+            job = Flaky([ValueError()]).at_start(callback)
+            with pytest.raises(NodeCancelled, match="enough"):
+                await commander.run(job)
+            assert len(job.errors) == 1
+
+
+async def test_at_retry_sees_none_where_a_restart_follows_a_success():
+    """`Restart(always=True)` starts again what simply returned."""
+    seen = []
+    async with asyncio.timeout(5), Commander() as commander:
+        job = Flaky([ValueError()]).at_retry(lambda node: seen.append(repr(node.error)))
+        await commander.run(job, retry=Restart(max=2, always=True))
+    assert seen == ["ValueError()", "None"]

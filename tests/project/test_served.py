@@ -1,0 +1,39 @@
+"""The servers of the tests leave no connection open, whenever they are ended."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import pytest
+from support.raw import RawServer
+from support.server import ScriptedServer, text
+from support.until import turns
+from support.web import WebServer
+
+Server = RawServer | ScriptedServer | WebServer
+SERVERS: dict[str, Callable[[], Server]] = {
+    "raw": lambda: RawServer(lambda _: []),
+    "scripted": lambda: ScriptedServer(text("a")),
+    "web": WebServer,
+}
+
+
+@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("moment", range(10))
+def test_a_server_that_ends_while_somebody_connects_closes_the_connection(name: str, moment: int):
+    """Or it would be found by a later test, which is then the one that fails."""
+
+    async def connect_and_end() -> None:
+        async with SERVERS[name]() as server:
+            address = urlsplit(server.url)
+            client.setblocking(False)
+            client.connect_ex((address.hostname, address.port))
+            await turns(moment)
+
+    with socket.socket() as client:
+        asyncio.run(connect_and_end())
+    gc.collect()

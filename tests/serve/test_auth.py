@@ -1,0 +1,466 @@
+"""Who may ask: tokens, functions that know users, other machines, and pages of others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from typing import Any
+
+import aiohttp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai import AuthenticationError, NotFoundError
+from support.asgi import Answer, ask, body_of, is_refusal
+from support.serving import client_of, on_uvicorn
+from support.uvicorn import Reader
+from support.uvicorn import on_uvicorn as raw_uvicorn
+
+from anabranch import Agent, ConfigurationError
+from anabranch.serve import Server, _auth, _http, serve
+from anabranch.testing import ScriptedBackend
+
+KEY = {"authorization": "Bearer right"}
+ASKED = {"model": "writer", "input": "hi"}
+
+
+def _agent() -> Agent[Any]:
+    return Agent(ScriptedBackend(otherwise="hello"), name="writer")
+
+
+@asynccontextmanager
+async def _running(**options: Any) -> AsyncGenerator[Server]:
+    server = serve(_agent(), **options)
+    async with server.running():
+        yield server
+
+
+async def _models(server: Server, **request: Any) -> Answer:
+    return await ask(server, "GET", "/v1/models", **request)
+
+
+# --- tokens
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_a_token_is_known_only_if_it_is_the_same(right: str, sent: str) -> None:
+    """S14: whatever tokens are made of, and whatever comes instead: the same one or nobody."""
+    if not right.strip():
+        with pytest.raises(ConfigurationError):
+            serve(_agent(), auth=right)
+        return
+    known = _auth.Authenticator([right, "another"])
+    token = right.strip()  # as it was read from a file
+    mine, others = (f"token {sha256(each.encode()).hexdigest()}" for each in (token, "another"))
+
+    async def user(token: bytes) -> str | None:
+        return await known.user_of("Bearer " + token.decode("latin-1"))
+
+    async def check() -> None:
+        assert await user(right.encode()) == await user(f"{token}\n".encode()) == mine
+        same = sent.strip() == token
+        expected = mine if same else others if sent.strip() == "another" else None
+        assert await user(sent.encode()) == expected
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        "right",
+        "Basic right",
+        "Bearer right2",
+        "Bearer righ",
+        "bearerright",
+        "Bearer " + "x" * 60_000,
+        "Bearer ri\xe9ght",
+        "Bearer \xff\xfe",
+        "Bearer \x00",
+    ],
+)
+async def test_what_is_no_known_token_is_refused(header: str) -> None:
+    """S14: 401 of OpenAI's shape, on an address that there is."""
+    async with _running(auth="right") as server:
+        answer = await _models(server, headers={"authorization": header})
+        assert answer.status == 401
+        assert is_refusal(answer)
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert (await _models(server, headers=KEY)).status == 200
+        assert (await _models(server, headers={"authorization": "bearer  right"})).status == 200
+
+
+@pytest.mark.parametrize("auth", ["", " ", [], (), ["a", ""], [None], 5, {"a": ""}])
+def test_a_server_that_nobody_or_everybody_could_enter_is_not_made(auth: Any) -> None:
+    """S14: as with a variable of the environment that is empty; a mapping is no list of tokens."""
+    with pytest.raises(ConfigurationError):
+        serve(_agent(), auth=auth)
+
+
+async def test_a_token_that_is_not_ascii_is_known_over_the_wire() -> None:
+    """S14: it comes as bytes of UTF-8, which servers read as latin-1."""
+    headers = {"Authorization": "Bearer schlüssel"}
+    async with (
+        on_uvicorn(serve(_agent(), auth="schlüssel")) as url,
+        aiohttp.ClientSession(headers=headers) as client,
+        client.get(f"{url}/v1/models") as response,
+    ):
+        assert response.status == 200
+
+
+# --- functions
+
+
+async def _user(token: str) -> str | None:
+    await asyncio.sleep(0)
+    return {"right": "ann", "other": "bob"}.get(token)
+
+
+def _raise(token: str) -> str:
+    return {"a": "b"}[token]
+
+
+async def _raise_later(token: str) -> str:
+    await asyncio.sleep(0)
+    raise RuntimeError(f"no database for {token}")
+
+
+@pytest.mark.parametrize(
+    ("auth", "status"),
+    [
+        (_user, 200),
+        (lambda _: "ann", 200),
+        (lambda _: None, 401),
+        (lambda _: "", 401),
+        (lambda _: False, 401),
+        (lambda _: True, 503),
+        (lambda _: 5, 503),
+        (lambda _: b"x", 503),
+        (_raise, 503),
+        (_raise_later, 503),
+        (lambda: "ann", 503),
+    ],
+)
+async def test_a_function_lets_in_by_name_and_nobody_where_it_fails(
+    auth: Any, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S14: what raises, or names nobody, lets nobody in; the token, in its error, is not logged."""
+    async with _running(auth=auth) as server:
+        answer = await _models(server, headers=KEY)
+    assert answer.status == status
+    assert "right" not in answer.body.decode()
+    assert "right" not in caplog.text.replace("copyright", "")
+    assert bool(caplog.records) == (status == 503)
+
+
+async def test_a_function_that_never_answers_lets_nobody_in(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S14: a request does not wait for ever."""
+    monkeypatch.setattr(_auth, "PATIENCE", 0.0)
+
+    async def never(_: str) -> str:
+        await asyncio.Event().wait()
+        return "ann"
+
+    async with _running(auth=never) as server:
+        assert (await _models(server, headers=KEY)).status == 503
+    assert "TimeoutError" in caplog.text
+
+
+# --- whose a run is
+
+
+async def test_the_run_of_another_user_is_as_if_it_were_not_there() -> None:
+    """S14: on every address and method the answer is the one for a run that there never was."""
+    async with _running(auth=_user) as server:
+        other = {"authorization": "Bearer other"}
+        begun = await ask(server, "POST", "/runs", body_of(ASKED), KEY)
+        assert begun.status == 201
+        name = begun.json["id"]
+        asked = [
+            ("GET", "/runs/{}"),
+            ("GET", "/runs/{}/events"),
+            ("GET", "/runs/{}/trace"),
+            ("POST", "/runs/{}/cancel"),
+            ("POST", "/runs/{}/answers/1"),
+            ("GET", "/v1/responses/resp_{}"),
+            ("GET", "/v1/responses/resp_{}?stream=true"),
+            ("POST", "/v1/responses/resp_{}/cancel"),
+        ]
+        for method, path in asked:
+            sent = b"{}" if method == "POST" else b""
+            real = await ask(server, method, path.format(name), sent, other)
+            none = await ask(server, method, path.format("0" * 32), sent, other)
+            assert real.status == none.status == 404, path
+            assert real.body.replace(name.encode(), b"") == none.body.replace(b"0" * 32, b"")
+        assert (await ask(server, "GET", "/runs", b"", other)).json == {"runs": []}
+        own = await ask(server, "GET", f"/runs/{name}/events", b"", KEY)
+        assert own.status == 200
+        assert b"event: completed" in own.body
+
+
+async def test_real_clients_do_not_see_each_other() -> None:
+    """S14: a response in background mode is its owner's alone."""
+    async with (
+        on_uvicorn(serve(_agent(), auth=["right", "other"])) as url,
+        client_of(url, "right") as ann,
+        client_of(url, "other") as bob,
+        client_of(url, "wrong") as nobody,
+    ):
+        mine = await ann.responses.create(model="writer", input="hi", background=True)
+        assert (await ann.responses.retrieve(mine.id)).id == mine.id
+        for steal in (bob.responses.retrieve, bob.responses.cancel):
+            with pytest.raises(NotFoundError):
+                await steal(mine.id)
+        with pytest.raises(AuthenticationError):
+            await nobody.responses.retrieve(mine.id)
+
+
+async def test_the_ids_of_runs_are_not_to_be_guessed() -> None:
+    """S14: 128 random bits each."""
+    async with _running() as server:
+        begun = [await ask(server, "POST", "/runs", body_of(ASKED)) for _ in range(20)]
+    ids = {each.json["id"] for each in begun}
+    assert len(ids) == 20
+    assert all(re.fullmatch("[0-9a-f]{32}", each) for each in ids)
+
+
+# --- other machines
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "0.0.0.0",
+        "::",
+        "",
+        "192.168.1.5",
+        "example.com",
+        "localhost.example.com",
+        "127.1",
+        "[::]",
+        "::ffff:0.0.0.0",
+        "::ffff:192.168.1.5",
+        "fe80::1%lo",
+        "localhost.",
+        "2130706433",
+        "*",
+    ],
+)
+def test_beyond_this_machine_it_binds_only_with_auth(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S14: an address or a name that others may reach is refused, before anything is bound."""
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_: pytest.fail("it was bound"))
+    with pytest.raises(ConfigurationError, match="auth="):
+        serve(_agent()).run(host, 0)
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.3.2.1", "::1", "[::1]", "localhost", "LOCALHOST", "::ffff:127.0.0.1"]
+)
+def test_on_this_machine_it_binds_without_auth(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S14: loopback, however it is written; with auth any address."""
+    ran: list[bool] = []
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_: ran.append(True))
+    serve(_agent()).run(host, 0)
+    serve(_agent(), auth="right").run("0.0.0.0", 0)
+    assert len(ran) == 2
+
+
+@pytest.mark.parametrize("client", ["192.168.1.5", "::ffff:10.0.0.1", "2001:db8::1", "0.0.0.0"])
+async def test_inside_another_application_other_machines_are_refused_without_auth(
+    client: str,
+) -> None:
+    """S14: whatever address somebody else's server binds to, and whatever Host a client claims."""
+    async with _running() as server:
+        answer = await _models(server, client=(client, 5))
+        assert answer.status == 403
+        assert is_refusal(answer)
+        for own in (("127.0.0.1", 5), ("::1", 5), ("::ffff:127.0.0.1", 5), None):
+            assert (await _models(server, client=own)).status == 200
+    async with _running(auth="right") as server:
+        assert (await _models(server, client=(client, 5), headers=KEY)).status == 200
+
+
+# --- names and pages of others
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.com",
+        "evil.com:8000",
+        "localhost.evil.com",
+        "127.0.0.1.evil.com",
+        "evil.com@localhost",
+        "localhost@evil.com",
+        "localhost:80:80",
+        "localhost/",
+        "[",
+        "[::1",
+        "",
+        None,
+        "[localhost",
+        "localhost:port",
+        "localhost:8000\t",
+        "localhost#",
+        "a b",
+        "\xe9",
+        "localhost,evil.com",
+    ],
+)
+async def test_a_name_of_somebody_else_that_leads_here_is_refused(host: str | None) -> None:
+    """S14: or a page could make its own name lead to this machine, and read all (DNS rebinding)."""
+    async with _running() as server:
+        forwarded = {"x-forwarded-host": "localhost", "forwarded": "host=localhost"}
+        for headers in ({}, forwarded):
+            answer = await _models(server, host=host, headers=headers)
+            assert answer.status == 403
+            assert is_refusal(answer)
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LocalHost:1", "127.0.0.1:8000", "[::1]:8000", "[::1]", "127.0.0.2"]
+)
+async def test_the_names_of_this_machine_are_let_in(host: str) -> None:
+    """S14: with any port, in any case."""
+    async with _running() as server:
+        assert (await _models(server, host=host)).status == 200
+        own = {"origin": f"http://{host.lower()}"}
+        assert (await _models(server, host=host, headers=own)).status == 200
+
+
+@pytest.mark.parametrize("auth", [None, "right"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.com"},
+        {"origin": "http://localhost:3000"},
+        {"origin": "http://localhost"},
+        {"origin": "null"},
+        {"origin": ""},
+        {"origin": "http://["},
+        {"origin": "localhost:8000"},
+        {"origin": "file://localhost:8000"},
+        {"origin": "http://localhost:8000@evil.com"},
+        {"origin": "http://evil.com", "x-forwarded-host": "evil.com"},
+        {"origin": "http://localhost:8000", "sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "anything"},
+    ],
+)
+async def test_pages_of_others_may_not_ask(headers: dict[str, str], auth: str | None) -> None:
+    """S14: not read, not begin a run, not stop one; nor with a key, nor where a proxy claims it."""
+    async with _running(auth=auth) as server:
+        key = KEY if auth else {}
+        for method, path in (("GET", "/v1/models"), ("POST", "/runs"), ("POST", "/runs/x/cancel")):
+            body = body_of(ASKED) if path == "/runs" else b""
+            answer = await ask(server, method, path, body, {**key, **headers})
+            assert answer.status == 403
+            assert is_refusal(answer)
+        assert (await ask(server, "GET", "/runs", b"", key)).json == {"runs": []}
+
+
+async def test_without_a_host_no_origin_is_its_own() -> None:
+    """S14: an origin without a name is not that of a request without one."""
+    async with _running(auth="right") as server:
+        for origin in ("null", "", "http://", "https://"):
+            headers = {**KEY, "origin": origin}
+            assert (await _models(server, host=None, headers=headers)).status == 403
+        assert (await _models(server, host=None, headers=KEY)).status == 200
+
+
+async def test_its_own_page_may_ask_behind_a_proxy_that_changes_the_host() -> None:
+    """S14: the browser itself says that the page is the server's own; no page can say so."""
+    async with _running(auth="right") as server:
+        headers = {**KEY, "origin": "https://ai.example.com", "sec-fetch-site": "same-origin"}
+        assert (await _models(server, host="backend:8000", headers=headers)).status == 200
+
+
+@pytest.mark.parametrize("auth", [None, "right"])
+async def test_no_other_page_is_ever_let_in(auth: str | None) -> None:
+    """S14: CORS is off: a preflight is refused, and no answer allows anything."""
+    async with _running(auth=auth) as server:
+        asks = {"origin": "http://evil.com", "access-control-request-method": "POST"}
+        key = KEY if auth else {}
+        answers = [
+            await ask(server, "OPTIONS", "/v1/chat/completions", b"", asks),
+            await ask(server, "OPTIONS", "/nowhere", b"", asks),
+            await _models(server, headers={**key, "origin": "http://localhost:8000"}),
+            await ask(server, "POST", "/runs", body_of(ASKED), key),
+            await ask(server, "GET", "/", b"", asks),
+        ]
+        name = answers[3].json["id"]
+        answers.append(await ask(server, "GET", f"/runs/{name}/events", b"", key))
+    assert [each.status for each in answers] == [405, 404, 200, 201, 200, 200]
+    for each in answers:
+        assert not [name for name in each.headers if name.startswith("access-control")]
+    for each in (answers[2], answers[3], answers[5]):
+        assert "no-store" in each.headers["cache-control"]
+        assert each.headers["cross-origin-resource-policy"] == "same-origin"
+        assert each.headers["x-content-type-options"] == "nosniff"
+
+
+# --- proxies
+
+
+@given(
+    header=st.sampled_from(_http.PROXIED),
+    value=st.sampled_from(["", "127.0.0.1", "10.0.0.1", "for=localhost", "localhost", "http"]),
+)
+async def test_what_a_proxy_passes_on_is_refused_without_auth(header: str, value: str) -> None:
+    """S14: whatever its header says; with `auth` a proxy may pass on what it likes."""
+    async with _running() as server:
+        refused = await _models(server, headers={header: value})
+        assert (refused.status, refused.json["error"]["code"]) == (403, "proxy")
+        assert (await _models(server)).status == 200
+    async with _running(auth="right") as server:
+        assert (await _models(server, headers={**KEY, header: value})).status == 200
+        assert (await _models(server, headers={header: value})).status == 401
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        # As nginx sends with nothing but `proxy_pass http://127.0.0.1:PORT`.
+        ("GET /v1/models HTTP/1.0\r\nHost: 127.0.0.1:{}\r\nConnection: close\r\n", 403),
+        # As Caddy, Traefik and Apache do when they are told to send the server's own name.
+        ("GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nX-Forwarded-For: 10.0.0.1\r\n", 403),
+        ("GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nConnection: close\r\n", 200),
+    ],
+)
+async def test_a_proxy_in_front_of_a_real_server_is_refused(head: str, status: int) -> None:
+    """S14: it connects from this machine, and names this machine."""
+    async with raw_uvicorn(serve(_agent())) as port:
+        reader = await Reader.connect(port, f"{head.format(port)}\r\n".encode())
+        assert (await reader.head()).split()[1] == str(status).encode()
+        await reader.close()
+
+
+# --- logs
+
+
+async def test_a_key_stands_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    """S14: not of a request that is refused, nor of a run that fails, at any level."""
+    caplog.set_level(logging.DEBUG)
+    backend = ScriptedBackend(RuntimeError("broke"), RuntimeError("broke"))
+    async with (
+        on_uvicorn(serve(Agent(backend, name="writer"), auth="sekrit-token")) as url,
+        client_of(url, "sekrit-token") as client,
+    ):
+        caplog.set_level(logging.INFO, "openai")
+        failed = await client.responses.create(model="writer", input="hi")
+        assert failed.status == "failed"
+    logged = [each for each in caplog.records if not each.name.startswith(("openai", "http"))]
+    assert any(each.name == "anabranch.serve" for each in logged)
+    assert not any("sekrit" in f"{each.getMessage()}{each.exc_text}" for each in logged)

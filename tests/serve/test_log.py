@@ -1,0 +1,293 @@
+"""The log of a run and the run itself without sockets: readers that come, go, and come too late."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from support.scale import many, seeds
+from support.until import first_turn, settled
+
+from anabranch import Agent
+from anabranch.messages import Message
+from anabranch.serve import Server, serve
+from anabranch.serve._log import BATCH, OVERHEAD, Entry, Gone, Log
+from anabranch.serve._run import OnLeave, Run
+from anabranch.serve._served import Question
+from anabranch.testing import ScriptedBackend, explore, pause, run_seeded
+
+QUESTION = Question([Message(role="user", content="hi")])
+
+
+def _start(app: Server, leave: OnLeave = "cancel", owner: str = "") -> Run:
+    return app.runs.start(app.served["writer"], QUESTION, owner, leave)
+
+
+def _writer(*replies: Any, **options: Any) -> tuple[ScriptedBackend, Agent[Any]]:
+    backend = ScriptedBackend(*replies, size=3, otherwise="a long answer, in pieces", **options)
+    return backend, Agent(backend, "You answer.", name="writer")
+
+
+def test_each_reader_is_given_all_entries_once_or_told_what_is_gone() -> None:
+    """S10, S12, S13: in order, without a gap, wherever a reader begins; or `Gone`, by number."""
+
+    async def main() -> None:
+        chance = random.Random(random.random())
+        log = Log(most=chance.choice((4, 40, 4000)) * OVERHEAD)
+        count = chance.randint(1, 3 * BATCH)
+
+        async def write() -> None:
+            for number in range(count):
+                log.append("text", text=str(number))
+                if chance.random() < 0.3:
+                    await pause()
+            log.append("completed")
+
+        async def read(patience: float | None) -> None:
+            await pause(50)
+            after = chance.randint(0, log.last)
+            seen = after
+            gone: Gone | None = None
+            try:
+                async for batch in log.batches(after, patience):
+                    for entry in batch:
+                        assert entry.number == seen + 1
+                        assert entry.is_last or entry.data["text"] == str(seen)
+                        seen = entry.number
+                    if chance.random() < 0.3:
+                        await pause(20)
+            except Gone as error:
+                gone = error
+            if gone is None:
+                assert seen == count + 1
+            else:
+                assert log.first == gone.first > seen + 1
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(write())
+            for _ in range(4):
+                group.create_task(read(chance.choice((None, 1.0))))
+        assert not log._waiting
+
+    explore(main, seeds(many(100, 2000)))
+
+
+def test_a_log_keeps_no_more_than_it_may() -> None:
+    """S13: the oldest entries are dropped, the newest is always there, the numbers stay."""
+    log = Log(most=10 * OVERHEAD)
+    for _ in range(100):
+        log.append("text", text="x" * OVERHEAD)
+    assert log.first == 96
+    assert log.last == 100
+    with pytest.raises(Gone) as caught:
+        list(log.kept())
+    assert caught.value.first == 96
+    log.append("text", text="x" * 1000 * OVERHEAD)
+    assert (log.first, log.last) == (101, 101)
+
+
+def test_a_reader_that_leaves_while_it_waits_leaves_nothing_behind() -> None:
+    """S12: neither a future nor a timer."""
+
+    async def main() -> None:
+        log = Log()
+        reading = asyncio.ensure_future(anext(log.batches(0, 15.0)))
+        await settled()
+        reading.cancel()
+        await asyncio.wait((reading,))
+        assert not log._waiting
+        assert all(timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)  # type: ignore[attr-defined]
+
+    run_seeded(main)
+
+
+def test_many_entries_wake_a_reader_once() -> None:
+    """S12: what is said in one turn of the loop comes as one batch."""
+
+    async def main() -> None:
+        log = Log()
+        batches = log.batches()
+        first = asyncio.ensure_future(anext(batches))
+        await settled()
+        for number in range(5):
+            log.append("text", text=str(number))
+        assert len(await first) == 5
+        await batches.aclose()
+
+    run_seeded(main)
+
+
+def test_a_reader_that_never_waits_lets_others_run() -> None:
+    """S12: one that comes late to a long log gives way between its batches."""
+
+    async def main() -> None:
+        log = Log()
+        for number in range(3 * BATCH):
+            log.append("text", text=str(number))
+        log.append("completed")
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.ensure_future(count())
+        sizes = [len(batch) async for batch in log.batches()]
+        counting.cancel()
+        assert sizes == [BATCH, BATCH, BATCH, 1]
+        assert turns >= 3
+
+    run_seeded(main)
+
+
+def test_a_silence_is_told_to_whoever_asks() -> None:
+    """S12: an empty batch for each time that nothing came, and nothing of it in the log."""
+
+    async def main() -> list[Any]:
+        log = Log()
+        loop = asyncio.get_running_loop()
+        loop.call_later(25, log.append, "completed")
+        return [[entry.kind for entry in batch] async for batch in log.batches(0, 10.0)]
+
+    assert run_seeded(main) == [[], [], ["completed"]]
+
+
+def test_the_last_reader_that_leaves_cancels_the_run() -> None:
+    """S11: at any moment, in cancel mode; what the backend had opened is closed then."""
+
+    async def main() -> None:
+        backend, agent = _writer()
+        app = serve(agent)
+        async with app.running():
+            run = _start(app)
+
+            async def read() -> list[Entry] | None:
+                most = random.randint(0, 12)
+                async with run.reading() as entries:
+                    found: list[Entry] = []
+                    async for entry in entries:
+                        if len(found) == most:
+                            return None
+                        found.append(entry)
+                    return found
+
+            read_by = [asyncio.ensure_future(read()) for _ in range(random.randint(1, 3))]
+            if random.random() < 0.3:
+                await pause(30)
+                read_by[0].cancel()
+            await asyncio.wait(read_by)
+            async for _ in run.log.batches(run.log.last):
+                pass
+            whole = [task.result() for task in read_by if not task.cancelled()]
+            if any(found is not None for found in whole):
+                assert run.status == "completed"
+            assert run.status in ("completed", "cancelled")
+            await settled()
+            assert backend.opened == backend.closed
+            assert not agent.memory._sessions
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    explore(main, seeds(many(100, 2000)))
+
+
+def test_a_detached_run_goes_on_with_nobody_to_read() -> None:
+    """S12: to its end, and those who come later read all of it."""
+
+    async def main() -> None:
+        backend, agent = _writer()
+        app = serve(agent)
+        async with app.running():
+            run = _start(app, "detach")
+            async with run.reading() as entries:
+                await anext(entries)
+            await first_turn(lambda: run.log.ended)
+            assert run.status == "completed"
+            said = [each.data["text"] async for each in run.log.read() if each.kind == "text"]
+            assert "".join(said) == "a long answer, in pieces"
+            assert backend.opened == backend.closed == 1
+
+    explore(main, seeds(20))
+
+
+@pytest.mark.parametrize("moment", [*range(12), 40, 80])
+def test_a_run_that_is_cancelled_has_an_end_whenever_it_is(moment: int) -> None:
+    """S13: before it has begun too: its readers are told, and nothing of it stays."""
+
+    async def main() -> None:
+        backend, agent = _writer()
+        app = serve(agent)
+        async with app.running():
+            run = _start(app, "detach")
+            for _ in range(moment):
+                await asyncio.sleep(0)
+            run.cancel("enough")
+            entries = [entry async for entry in run.log.read()]
+            assert entries[-1].kind == run.status
+            assert run.status in ("cancelled", "completed")
+            await settled()
+            assert backend.opened == backend.closed
+            assert not agent.memory._sessions
+            assert app.runs.running == 0
+
+    run_seeded(main)
+
+
+def test_a_run_that_fails_is_told_so_and_nothing_of_why() -> None:
+    """S13: whoever reads it has an end, which says nothing of the inside."""
+
+    async def main() -> None:
+        _, agent = _writer(ValueError("the secret"))
+        app = serve(agent)
+        async with app.running():
+            run = _start(app)
+            entries = [entry async for entry in run.log.read()]
+            assert [entry.kind for entry in entries] == ["failed"]
+            assert "secret" not in str(entries)
+
+    run_seeded(main)
+
+
+def test_a_run_is_forgotten_when_it_was_kept_long_enough() -> None:
+    """S13: `keep` seconds after its end it is not there; the server's end forgets all at once."""
+
+    async def main() -> None:
+        _, agent = _writer()
+        app = serve(agent, keep=60)
+        async with app.running():
+            run = _start(app, "detach")
+            async for _ in run.log.read():
+                pass
+            await settled()
+            await asyncio.sleep(59)
+            assert app.runs.find(run.id, "") is run
+            await asyncio.sleep(2)
+            assert app.runs.find(run.id, "") is None
+            _start(app, "detach")
+            await settled()
+            _start(app, "detach")
+        loop: Any = asyncio.get_running_loop()
+        assert all(timer.cancelled() for timer in loop._scheduled)
+
+    run_seeded(main)
+
+
+def test_no_more_runs_are_kept_than_ten_times_those_that_may_run() -> None:
+    """S13: however fast they come; the oldest are forgotten first."""
+
+    async def main() -> None:
+        _, agent = _writer()
+        app = serve(agent, max_runs=2)
+        async with app.running():
+            runs: list[Run] = []
+            for _ in range(25):
+                runs.append(_start(app, "detach"))
+                async for _ in runs[-1].log.read():
+                    pass
+                await settled()
+            assert app.runs.of("") == runs[:4:-1]
+
+    run_seeded(main)

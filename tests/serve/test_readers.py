@@ -1,0 +1,253 @@
+"""Readers on real connections: they leave, stop reading, come late, come back, come in crowds."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.scale import SEED, many
+from support.until import until
+from support.uvicorn import Reader, chat, on_uvicorn, request
+
+from anabranch import Agent
+from anabranch.messages import Delta
+from anabranch.serve import Server, serve
+from anabranch.serve import _http as http
+from anabranch.serve._log import Log
+from anabranch.testing import ScriptedBackend
+
+WORDS = ["one ", "two ", "three ", "four "]
+
+
+END = [Delta(finish_reason="stop"), Delta(done=True)]
+
+
+def _gated(**options: Any) -> tuple[ScriptedBackend, Server, list[asyncio.Event]]:
+    """Serve an agent whose words come one by one, each when its event is set."""
+    gates = [asyncio.Event() for _ in WORDS]
+    steps = [step for pair in zip(gates, WORDS, strict=True) for step in pair]
+    backend = ScriptedBackend(otherwise=lambda _: [*steps, *END], size=None)
+    return backend, serve(Agent(backend, "You answer.", name="writer"), **options), gates
+
+
+async def _leave(reader: Reader, how: str) -> None:
+    match how:
+        case "close":
+            await reader.close()
+        case "reset":
+            await reader.reset()
+        case _:
+            reader.half_close()
+
+
+async def _begin(port: int, model: str = "writer") -> str:
+    """Begin a detached run, and return its id."""
+    reader = await Reader.connect(port, request("/runs", {"model": model, "input": "hi"}))
+    head = await reader.head()
+    assert b" 201 " in head
+    length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+    said = (await reader.reader.readexactly(length)).decode()
+    await reader.close()
+    return said.split('"id":"')[1].split('"')[0]
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("how", ["close", "reset", "half-closed"])
+async def test_a_client_that_leaves_closes_the_backend_before_its_next_delta(
+    how: str, stream: bool
+) -> None:
+    """S11: at each delta, however the socket goes; streamed, or waited for as a whole."""
+    backend, app, gates = _gated()
+
+    async def leave_at(word: int) -> None:
+        reader = await Reader.connect(port, chat(stream=stream))
+        if stream:
+            await reader.head()
+            for _ in range(word and word + 1):  # the first chunk says who speaks
+                await reader.data()
+        await until(lambda: app.runs.running == 1)
+        run = app.runs.of("")[0]
+        await until(lambda: backend.opened == word + 1 and run.log.last == word)
+        assert backend.closed == word
+        await _leave(reader, how)
+        await until(lambda: backend.closed == word + 1)
+        await until(lambda: app.runs.running == 0)
+        assert run.status == "cancelled"
+        assert [entry.kind for entry in run.log.kept()].count("text") == word
+        await reader.close()
+
+    async with on_uvicorn(app) as port:
+        for word in range(len(WORDS)):
+            await leave_at(word)
+            gates[word].set()
+
+
+async def test_a_body_that_breaks_off_begins_no_run(caplog: pytest.LogCaptureFixture) -> None:
+    """S11: nor is it an error of the server's."""
+    backend, app, _ = _gated()
+    async with on_uvicorn(app) as port:
+        reader = await Reader.connect(port, chat()[:-5])
+        await reader.reset()
+        await Reader.close(await Reader.connect(port, request("/v1/models")))
+    assert backend.opened == 0
+    assert not caplog.records
+
+
+async def test_a_reader_that_stops_delays_nobody_and_holds_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """S12, S13: the run ends, another has read all of it, and the first is told it was too slow."""
+    words = ["x" * 1000] * 5000
+    backend = ScriptedBackend(otherwise=lambda _: [*words, *END], size=None)
+    app = serve(Agent(backend, "You answer.", name="writer"))
+    monkeypatch.setattr("anabranch.serve._run.Log", lambda: Log(100_000))
+    async with on_uvicorn(app) as port:
+        run_id = await _begin(port)
+        run = app.runs.find(run_id, "")
+        assert run is not None
+        slow = await Reader.connect(port, request(f"/runs/{run_id}/events"), buffer=4096)
+        async with run.reading() as entries:
+            seen = [entry.number async for entry in entries]
+        assert seen == [*range(1, 5002)]
+        assert run.log.first > 4900  # what is kept is bounded
+        *_, last = [line for line in (await _all(slow)).split(b"\n") if line.startswith(b"event: ")]
+        assert last == b"event: gone"
+        late = await Reader.connect(port, request(f"/runs/{run_id}/events"))
+        assert b" 410 " in await late.head()
+        await late.close()
+
+
+async def _all(reader: Reader) -> bytes:
+    """Read a chunked response to its proper end, and close."""
+    await reader.head()
+    parts: list[bytes] = []
+    while size := int(await reader.reader.readline(), 16):
+        parts.append(await reader.reader.readexactly(size))
+        await reader.reader.readexactly(2)
+    await reader.close()
+    return b"".join(parts)
+
+
+async def test_readers_that_come_late_come_back_and_come_together_read_the_same() -> None:
+    """S10, S12: each gets the same events by the same numbers, from wherever it begins."""
+    _, app, gates = _gated()
+    async with on_uvicorn(app) as port:
+        run_id = await _begin(port)
+        first = await Reader.connect(port, request(f"/runs/{run_id}/events"))
+        gates[0].set()
+        gates[1].set()
+        assert [(await first.data())["number"] for _ in range(2)] == [1, 2]
+        await first.reset()
+        run = app.runs.find(run_id, "")
+        assert run is not None
+        for gate in gates:
+            gate.set()
+        every = [
+            await Reader.connect(port, request(f"/runs/{run_id}/events?after={after}"))
+            for after in (0, 0, 2, 5, 9)
+        ]
+        texts = [await _all(reader) for reader in every]
+        assert texts[0] == texts[1]
+        assert texts[0].endswith(texts[2])
+        assert texts[2].startswith(b"event: text\nid: 3\n")
+        assert texts[3:] == [b"", b""]
+        assert run.status == "completed"
+
+
+async def test_a_comment_shows_that_a_silent_connection_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """S12: while nothing is said; it is none of the events."""
+    monkeypatch.setattr(http, "HEARTBEAT", 0.01)
+    _, app, gates = _gated()
+    async with on_uvicorn(app) as port:
+        reader = await Reader.connect(port, chat())
+        await reader.reader.readuntil(b": still here\n\n")
+        await reader.reader.readuntil(b": still here\n\n")
+        for gate in gates:
+            gate.set()
+        texts: list[str] = []
+        while (event := await reader.data()) != "[DONE]":
+            texts += [choice["delta"].get("content") or "" for choice in event["choices"]]
+        assert "".join(texts) == "".join(WORDS)
+        await reader.close()
+
+
+async def test_over_max_runs_a_client_is_told_to_come_back() -> None:
+    """S15: 429 with Retry-After; when a run has ended, the next one may begin."""
+    _, app, gates = _gated(max_runs=2)
+    async with on_uvicorn(app) as port:
+        held = [await Reader.connect(port, chat()) for _ in range(2)]
+        await until(lambda: app.runs.running == 2)
+        refused = await Reader.connect(port, chat())
+        head = await refused.head()
+        assert b" 429 " in head
+        assert b"retry-after: 5" in head.lower()
+        await held[0].close()
+        await until(lambda: app.runs.running == 1)
+        for gate in gates:
+            gate.set()
+        taken = await Reader.connect(port, chat())
+        assert b" 200 " in await taken.head()
+        for reader in (refused, taken, held[1]):
+            await reader.close()
+
+
+def _left_open() -> dict[str, int]:
+    gc.collect()
+    return {
+        "tasks": len(asyncio.all_tasks()),
+        "threads": threading.active_count(),
+        "files": len(os.listdir("/proc/self/fd")),
+    }
+
+
+LEAVE: list[Callable[[Reader], Any]] = [Reader.close, Reader.reset]
+
+
+async def test_after_random_disconnects_nothing_is_left() -> None:
+    """S11: no task, thread, socket, run or open backend, whichever wire and moment it was."""
+    chance = random.Random(SEED)
+    backend = ScriptedBackend(otherwise="word " * 20, size=5, delay=0.001)
+    agent = Agent(backend, "You answer.", name="writer")
+    app = serve(agent, max_runs=1000, keep=0.0)
+    async with on_uvicorn(app) as port:
+        await Reader.close(await Reader.connect(port, request("/v1/models")))
+        await until(lambda: len(asyncio.all_tasks()) <= 3)
+        before = _left_open()
+
+        async def come_and_go() -> None:
+            ask = {"model": "writer", "input": "hi", "stream": True}
+            asks = [
+                chat(),
+                chat(stream=False),
+                request("/v1/responses", ask),
+                request("/v1/responses", {**ask, "background": True}),
+                request("/runs", {"model": "writer", "input": "hi"}),
+                chat()[:-5],
+            ]
+            reader = await Reader.connect(port, chance.choice(asks))
+            for _ in range(chance.randint(0, 40)):
+                if chance.random() < 0.5:
+                    await asyncio.sleep(0)
+                    continue
+                try:
+                    async with asyncio.timeout(0.001):
+                        await reader.reader.readline()
+                except (TimeoutError, ConnectionError):
+                    break
+            await chance.choice(LEAVE)(reader)
+
+        for _ in range(many(6, 50)):
+            await asyncio.gather(*(come_and_go() for _ in range(20)))
+        await until(lambda: app.runs.running == 0)
+        await until(lambda: backend.opened == backend.closed)
+        await until(lambda: not app.runs.of(""))
+        await until(lambda: _left_open() == before)
+        assert not agent.memory._sessions

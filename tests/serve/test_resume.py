@@ -1,0 +1,245 @@
+"""A server that begins again answers at once, and resumes persisted runs in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from support.own_wire import HI, entries, served, status, writer
+from support.scale import many, seeds
+from support.until import settled
+
+from anabranch.serve import _kept, _runs
+from anabranch.store import Durable, Journal, _journal
+from anabranch.store._codec import Codec
+from anabranch.testing import ScriptedBackend
+
+KeptLog = _runs.KeptLog
+
+
+class Gate:
+    """Holds up the resuming of each run until it is let go, and notes the order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened: list[str] = []
+        self.closed = True
+        self.let = asyncio.Event()
+        real = KeptLog.open
+
+        async def held(journal: Journal, run_id: str) -> KeptLog:
+            self.opened.append(run_id.removeprefix("serve/"))
+            if self.closed:
+                await self.let.wait()
+            return await real(journal, run_id)
+
+        monkeypatch.setattr(KeptLog, "open", held)
+
+    def open(self) -> None:
+        """Let all go."""
+        self.closed = False
+        self.let.set()
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """The gate before each run."""
+    return Gate(monkeypatch)
+
+
+@asynccontextmanager
+async def interrupted(path: Path, count: int, ended: int = 0) -> AsyncGenerator[list[str]]:
+    """Give the names of runs that a server has left, the oldest first; some of them have ended."""
+    replies = [*["Hello."] * ended, *[["Hel", asyncio.Event()]] * count]
+    async with served(writer(*replies), journal=path) as client:
+        runs = [(await client.post("/runs", json=HI)).json()["id"] for _ in range(ended)]
+        for run in runs:
+            await status(client, run, "completed")
+        runs += [(await client.post("/runs", json=HI)).json()["id"] for _ in range(count)]
+    yield runs
+
+
+async def test_a_server_answers_before_its_runs_are_resumed(tmp_path: Path, gate: Gate) -> None:
+    """At once, and takes new runs; those that wait count among `max_runs`."""
+    path = tmp_path / "runs.db"
+    async with (
+        interrupted(path, 3, ended=2) as runs,
+        served(writer(), journal=path, max_runs=4) as client,
+    ):
+        assert (await client.get("/v1/models")).status_code == 200
+        new = (await client.post("/runs", json=HI)).json()["id"]
+        assert (await client.post("/runs", json=HI)).status_code == 429
+        assert "completed" in await entries(client, new)
+        assert (await client.get("/runs/unknown")).status_code == 404
+        assert gate.opened == runs[:1]
+        gate.open()
+        for run in runs:
+            assert await status(client, run, "completed")
+        listed = [each["id"] for each in (await client.get("/runs")).json()["runs"]]
+        assert listed == [new, *reversed(runs)]
+        for _ in range(4):
+            assert (await client.post("/runs", json=HI)).status_code == 201
+
+
+async def test_a_run_that_a_client_asks_for_comes_first(tmp_path: Path, gate: Gate) -> None:
+    """It waits for that run alone, on each wire; a list waits for all."""
+    path = tmp_path / "runs.db"
+    async with (
+        interrupted(path, 6) as runs,
+        served(writer(), journal=path) as client,
+    ):
+        asking = [
+            asyncio.create_task(client.get(address))
+            for address in ("/runs", f"/runs/{runs[4]}", f"/v1/responses/resp_{runs[5]}")
+        ]
+        await settled()
+        assert not any(each.done() for each in asking)
+        gate.open()
+        assert [(await each).status_code for each in asking] == [200, 200, 200]
+        assert len(asking[0].result().json()["runs"]) == 6
+        assert sorted(gate.opened) == sorted(runs)
+        assert gate.opened[:3] == [runs[0], runs[4], runs[5]]
+
+
+@pytest.mark.parametrize("seed", seeds(many(3, 40)))
+async def test_whoever_asks_gets_their_run_in_any_order(
+    tmp_path: Path, gate: Gate, seed: int
+) -> None:
+    """Each run is resumed once, whoever asks, and how often, before and during that."""
+    draw, path = Random(seed), tmp_path / "runs.db"
+    async with (
+        interrupted(path, draw.randint(1, 6), ended=draw.randint(0, 3)) as runs,
+        served(writer(), journal=path) as client,
+    ):
+        asked = draw.choices(runs, k=draw.randint(1, 8))
+        before = [asyncio.create_task(client.get(f"/runs/{run}/events")) for run in asked]
+        if draw.random() < 0.5:
+            await settled()
+        gate.open()
+        answers = [await each for each in before]
+        assert all("event: completed" in each.text for each in answers)
+        for run in runs:
+            assert await status(client, run, "completed")
+        assert sorted(gate.opened) == sorted(runs)
+
+
+async def test_a_server_that_ends_before_says_so(tmp_path: Path, gate: Gate) -> None:
+    """503 to those who wait; the next server resumes what this one has not."""
+    path = tmp_path / "runs.db"
+    async with interrupted(path, 2) as runs:
+        async with served(writer(), journal=path) as client:
+            asking = [asyncio.create_task(client.get(f"/runs/{run}")) for run in runs]
+            await settled()
+        for each in asking:
+            answer = await each
+            assert answer.status_code == 503
+            assert answer.headers["retry-after"]
+        gate.open()
+        async with served(writer(), journal=path) as client:
+            for run in runs:
+                assert await status(client, run, "completed")
+
+
+async def test_a_damaged_run_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who asks for it gets 404, and it does not count any more."""
+    path, real = tmp_path / "runs.db", KeptLog.open
+    async with interrupted(path, 2) as (bad, good):
+
+        async def failing(journal: Journal, run_id: str) -> KeptLog:
+            if run_id.endswith(bad):
+                raise ValueError("no such thing")
+            return await real(journal, run_id)
+
+        monkeypatch.setattr(KeptLog, "open", failing)
+        async with served(writer(), journal=path, max_runs=1) as client:
+            assert (await client.get(f"/runs/{bad}")).status_code == 404
+            assert await status(client, good, "completed")
+            assert (await client.post("/runs", json=HI)).status_code == 201
+    assert f"the run serve/{bad} cannot be taken up" in caplog.text
+
+
+# --- long questions
+
+
+LONG = [
+    [("user", "x" * 300_000)],
+    [("user", 'é"\\\n\u2028\x00' * 30_000)],
+    [(role, f"{number} " * 500) for number in range(200) for role in ("user", "assistant")],
+    [("user", "short")] * 700,
+]
+
+
+@pytest.mark.parametrize("said", LONG)
+async def test_a_long_question_is_encoded_in_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[tuple[str, str]]
+) -> None:
+    """No step encodes more than one message or a small slice, and the next server reads it all."""
+    sizes: list[int] = []
+
+    real = Codec.encode
+
+    def counting(codec: Codec, value: Any) -> bytes:
+        sizes.append(len(data := real(codec, value)))
+        return data
+
+    monkeypatch.setattr(Codec, "encode", counting)
+    path = tmp_path / "runs.db"
+    messages = [{"role": role, "content": text} for role, text in [*said, ("user", "end")]]
+    async with served({"writer": ScriptedBackend([asyncio.Event()])}, journal=path) as client:
+        run = (await client.post("/runs", json={"model": "writer", "input": messages})).json()["id"]
+    longest = max(len(json.dumps(json.dumps(each))) for each in messages)
+    assert max(sizes) <= 3 * _kept.NOTE_SIZE + longest
+    backend = ScriptedBackend(otherwise="Hello.")
+    async with served({"writer": backend}, journal=path) as client:
+        assert await status(client, run, "completed")
+    heard = [(each.role, each.content) for each in backend.requests[-1].messages]
+    assert heard == [*said, ("user", "end")]
+
+
+@pytest.mark.parametrize("stored", [0, 1, 2])
+async def test_a_question_that_was_not_stored_whole_is_given_up(
+    tmp_path: Path, stored: int
+) -> None:
+    """No client knows of that run, and its server has ended: a journal has one."""
+    path = tmp_path / "runs.db"
+    async with Journal(path) as journal:
+        about = {"owner": "", "created": 1.0, "traced": True, "asks": True, "notes": 3}
+        await journal.start(_kept.Answer("writer", about), run_id="serve/a")
+        for _ in range(stored):
+            await journal.note("serve/a", _kept.NOTE, "{}")
+    async with served(writer(), journal=path) as client:
+        assert (await client.get("/runs")).json()["runs"] == []
+    async with Journal(path) as journal:
+        assert (await journal.look("serve/a")).run.state == "cancelled"
+
+
+class Nothing(Durable[None]):
+    """A run that only has notes."""
+
+    async def task(self) -> None:
+        pass
+
+
+async def test_notes_share_what_writes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making that takes longer than the note itself, and a server writes many."""
+    made: list[Any] = []
+
+    def counting(*given: Any) -> Codec:
+        made.append(given)
+        return Codec(*given)
+
+    monkeypatch.setattr(_journal, "Codec", counting)
+    _journal._note_codec.cache_clear()
+    async with Journal(":memory:") as journal:
+        await journal.start(Nothing(), run_id="a")
+        for number in range(5):
+            await journal.note("a", "said", number)
+        assert await journal.notes("a", "said") == [*range(5)]
+    assert len(made) == 1

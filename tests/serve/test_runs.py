@@ -1,0 +1,35 @@
+"""Runs of a server and their logs, however they end."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.own_wire import HI, entries, served, status
+from support.until import LOOK
+
+from anabranch import Agent
+from anabranch.testing import ScriptedBackend
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("is_agent", [False, True])
+@pytest.mark.parametrize("end", ["cancelled", "failed"])
+async def test_what_was_said_last_is_no_answer_if_a_run_does_not_complete(
+    tmp_path: Path, end: str, is_agent: bool, kept: bool
+) -> None:
+    """S10: `broken` comes behind an open message before each end but a good one, always."""
+    last: Any = asyncio.Event() if end == "cancelled" else RuntimeError("no more")
+    backend = ScriptedBackend(otherwise=["Hel", last])
+    thing: Any = Agent(backend, name="writer") if is_agent else {"writer": backend}
+    async with served(thing, journal=tmp_path / "runs.db" if kept else None) as client:
+        run = (await client.post("/runs", json=HI)).json()["id"]
+        async with asyncio.timeout(6):
+            while not (await client.get(f"/runs/{run}")).json()["last"]:  # noqa: ASYNC110 - over HTTP
+                await asyncio.sleep(LOOK)
+        if end == "cancelled":
+            await client.post(f"/runs/{run}/cancel")
+        await status(client, run, end)
+        assert await entries(client, run) == ["text", "broken", end]

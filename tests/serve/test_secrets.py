@@ -1,0 +1,482 @@
+"""What clients are told of a run: who asked is told what was said, and nobody of the inside."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gc
+import hashlib
+import json
+import logging
+import re
+import socket
+import weakref
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import APIError, BadRequestError, InternalServerError, RateLimitError
+from support.asgi import Answer, ask, body_of
+from support.serving import client_of, on_uvicorn
+
+import anabranch
+from anabranch import Agent, Job, Message, ToolCall, connect, tool
+from anabranch.commander.errors import (
+    AuthenticationError,
+    BackendUnavailable,
+    BudgetExceeded,
+    ContextTooLong,
+    RateLimited,
+)
+from anabranch.messages.mask import mask
+from anabranch.serve import Server, serve
+from anabranch.serve._masked_logs import LOGGERS
+from anabranch.testing import ScriptedBackend
+
+CHAT, RESPONSES, RUNS = "/v1/chat/completions", "/v1/responses", "/runs"
+INSIDE = "sekrit /srv/app/model.py http://10.1.2.3:8080 sk-abc"
+FAILURES: list[tuple[Exception, int, str]] = [
+    (BudgetExceeded(INSIDE), 429, "insufficient_quota"),
+    (RateLimited(INSIDE, retry_after=7.4), 429, "rate_limit_exceeded"),
+    (RateLimited(INSIDE), 429, "rate_limit_exceeded"),
+    (ContextTooLong(INSIDE, status=400), 400, "context_length_exceeded"),
+    (BackendUnavailable(INSIDE), 500, "server_error"),
+    (AuthenticationError(INSIDE, status=401), 500, "server_error"),
+    (RuntimeError(INSIDE), 500, "server_error"),
+    (KeyError(INSIDE), 500, "server_error"),
+]
+
+
+def _asked(path: str, model: str = "writer", **more: Any) -> bytes:
+    said = [{"role": "user", "content": "hi"}]
+    return body_of({"model": model, ("messages" if path == CHAT else "input"): said, **more})
+
+
+@asynccontextmanager
+async def _running(*things: Any, **options: Any) -> AsyncGenerator[Server]:
+    server = serve(*things, **options)
+    async with server.running():
+        yield server
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(("error", "status", "code"), FAILURES)
+async def test_an_error_tells_a_client_what_it_can_do_and_nothing_of_the_inside(
+    error: Exception, status: int, code: str
+) -> None:
+    """In every wire, whole and streamed: 429, 400 or 500, and not a word of the exception."""
+    agent = Agent(ScriptedBackend(*[error] * 20), name="writer")
+    async with _running(agent, {"model": ScriptedBackend(*[error] * 20)}) as server:
+        for model in ("writer", "model"):
+            whole = await ask(server, "POST", CHAT, _asked(CHAT, model))
+            assert whole.status == status
+            assert whole.json["error"]["code"] == code
+            retry = whole.headers.get("retry-after"), whole.headers.get("x-should-retry")
+            waits = isinstance(error, RateLimited) and error.retry_after is not None
+            assert retry == (("7", None) if waits else (None, "false"))
+            stream = await ask(server, "POST", CHAT, _asked(CHAT, model, stream=True))
+            assert f'"code":"{code}"' in stream.body.decode()
+            response = await ask(server, "POST", RESPONSES, _asked(RESPONSES, model))
+            assert response.status == (status if status < 500 else 200)
+            events = await ask(server, "POST", RESPONSES, _asked(RESPONSES, model, stream=True))
+            assert b"event: response.failed" in events.body
+            run = await ask(server, "POST", RUNS, _asked(RUNS, model))
+            at = f"/runs/{run.json['id']}"
+            log = await ask(server, "GET", f"{at}/events")
+            assert f'"code":"{code}"' in log.body.decode()
+            trace = await ask(server, "GET", f"{at}/trace")
+            shown = await ask(server, "GET", at)
+            for answer in (whole, stream, response, events, run, log, trace, shown):
+                _tells_nothing(answer)
+
+
+def _tells_nothing(answer: Answer) -> None:
+    text = answer.body.decode()
+    for word in (
+        "sekrit",
+        "/srv",
+        "10.1.2.3",
+        "sk-abc",
+        "Traceback",
+        "RuntimeError",
+        "KeyError",
+        ".py:",
+    ):
+        assert word not in text
+
+
+async def test_a_real_client_is_told_so_too() -> None:
+    """The official client raises what its user would look for, and asks once."""
+    errors = [(BudgetExceeded(INSIDE), RateLimitError), (ContextTooLong(INSIDE), BadRequestError)]
+    for error, raised in [*errors, (RuntimeError(INSIDE), InternalServerError)]:
+        backend = ScriptedBackend(*[error] * 9)
+        agent = Agent(backend, name="writer")
+        said: Any = [{"role": "user", "content": "hi"}]
+        async with on_uvicorn(serve(agent)) as url, client_of(url) as client:
+            with pytest.raises(raised) as told:
+                await client.chat.completions.create(model="writer", messages=said)
+            assert "sekrit" not in str(told.value)
+            assert len(backend.requests) == 1
+            with pytest.raises(APIError) as told:
+                async for _ in await client.chat.completions.create(
+                    model="writer", messages=said, stream=True
+                ):
+                    pass
+            assert "sekrit" not in str(told.value)
+
+
+async def test_what_cannot_even_begin_tells_nothing() -> None:
+    """A job whose making fails is 500 of OpenAI's shape; what failed is in the server's log."""
+
+    class Broken(Job[str]):
+        def __init__(self, text: str) -> None:
+            raise RuntimeError(INSIDE)
+
+        async def task(self) -> str:
+            return ""
+
+    async with _running(Broken) as server:
+        for path in (CHAT, RESPONSES, RUNS):
+            answer = await ask(server, "POST", path, _asked(path, "Broken"))
+            assert answer.status == 500
+            assert sorted(answer.json["error"]) == ["code", "message", "param", "type"]
+            assert answer.headers["x-should-retry"] == "false"
+            _tells_nothing(answer)
+
+
+async def test_a_server_that_has_not_begun_tells_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Without its lifespan it answers 503, and its log says what is to be done."""
+    server = serve(Agent(ScriptedBackend(), name="writer"))
+    answer = await ask(server, "GET", RUNS)
+    assert answer.status == 503
+    assert "mount_into" not in answer.body.decode()
+    assert "mount_into" in caplog.text
+
+
+async def test_a_models_key_is_in_no_answer_and_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Also where the model's server sends it back in its error."""
+    from support.server import Reply, ScriptedServer
+
+    caplog.set_level(logging.DEBUG)
+    key = "sk-live-0123456789abcdef"
+    echo = Reply([json.dumps({"error": {"message": f"wrong key {key}"}}).encode()], status=401)
+    async with ScriptedServer(echo) as models:
+        model = connect(models.url, model="tiny", api_key=key)
+        async with _running(Agent(model, name="writer")) as server, model:
+            answer = await ask(server, "POST", CHAT, _asked(CHAT))
+    assert answer.status == 500
+    assert key not in answer.body.decode()
+    assert models.url not in answer.body.decode()
+    logged = "".join(f"{each.getMessage()}{each.exc_text}" for each in caplog.records)
+    assert "the run" in logged
+    assert key not in logged
+
+
+KEYS = ["sk-live-0123456789abcdef", "https://ann:pass77@models.test/v1", "AIza" + "a1" * 16]
+
+
+class Unmade(Job[str]):
+    """Cannot be made."""
+
+    def __init__(self, text: str) -> None:
+        raise RuntimeError(f"no database at {text}")
+
+    async def task(self) -> str:
+        return ""
+
+
+class Unfit(Job[str]):
+    """Refuses its fields."""
+
+    def __init__(self, text: str) -> None:
+        raise ValueError(f"no such text {text}")
+
+    async def task(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("name", ["writer", "Unmade", "Unfit", "outside"])
+async def test_the_log_of_a_failure_has_no_key(
+    name: str, key: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it comes from: no handler can write it, since no record has the exception."""
+    agent = Agent(ScriptedBackend(otherwise=RuntimeError(f"{key} is wrong")), name="writer")
+    async with _running(agent, Unmade, Unfit) as server:
+        if name == "outside":  # of any run
+
+            def fail(*_: Any, **__: Any) -> Any:
+                raise RuntimeError(f"{key} is wrong")
+
+            monkeypatch.setattr(server.runs, "start", fail)
+        model = "writer" if name == "outside" else name
+        said = [{"role": "user", "content": key}]
+        answer = await ask(server, "POST", CHAT, body_of({"model": model, "messages": said}))
+    assert answer.status == (400 if name == "Unfit" else 500)
+    (record,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    secret = key.removeprefix("https://ann:").removesuffix("@models.test/v1")
+    assert secret not in f"{logging.Formatter().format(record)}{record.args}"
+    assert record.exc_info is None
+    assert "Traceback" in record.getMessage()
+    assert "***" in record.getMessage()
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, RUNS])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", ["writer", "Unmade"])
+async def test_a_failure_is_found_in_the_log_by_what_its_client_was_told(
+    name: str, stream: bool, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each answer that says that a run failed has an id, and one entry of the log has it too."""
+    agent = Agent(ScriptedBackend(otherwise=RuntimeError("broke")), name="writer")
+    async with _running(agent, Unmade) as server:
+        more = {} if path == RUNS else {"stream": stream}
+        answer = await ask(server, "POST", path, _asked(path, name, **more))
+        text = answer.body.decode()
+        if path == RUNS and name == "writer":
+            events = await ask(server, "GET", f"/runs/{answer.json['id']}/events")
+            text = events.body.decode()
+    (told,) = set(re.findall(r"the run failed \(id (\w+)\); see the server log", text))
+    assert [told in each.getMessage() for each in caplog.records] == [True]
+    if answer.status == 500:
+        assert answer.headers["x-request-id"] == told
+
+
+async def test_the_official_client_shows_the_id_of_a_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As the `request_id` of its error."""
+    agent = Agent(ScriptedBackend(otherwise=RuntimeError("broke")), name="writer")
+    said: Any = [{"role": "user", "content": "hi"}]
+    async with on_uvicorn(serve(agent)) as url, client_of(url) as client:
+        with pytest.raises(InternalServerError) as told:
+            await client.chat.completions.create(model="writer", messages=said)
+    assert told.value.request_id is not None
+    assert f"the run {told.value.request_id} of writer failed" in caplog.text
+
+
+# --- the tree
+
+
+async def test_the_tree_of_a_run_gives_no_content() -> None:
+    """Names, states and times: not what was asked, nor what a tool was given or gave."""
+
+    @tool(read_only=True)
+    def look(word: str) -> str:
+        """Look a word up."""
+        return f"RESULT-{word}"
+
+    call = ToolCall(id="c", name="look", arguments={"word": "ARGUMENT"})
+    backend = ScriptedBackend(Message(role="assistant", tool_calls=[call]), "ANSWER")
+    agent = Agent(backend, "PROMPT", tools=[look], name="writer")
+    async with _running(agent) as server:
+        sent = body_of({"model": "writer", "input": "QUESTION"})
+        run = (await ask(server, "POST", RUNS, sent)).json["id"]
+        events = await ask(server, "GET", f"/runs/{run}/events")
+        trace = await ask(server, "GET", f"/runs/{run}/trace")
+    for word in ("RESULT-ARGUMENT", "ANSW"):
+        assert word in events.body.decode()  # that is its owner's
+    assert "look" in trace.body.decode()
+    assert all(json.loads(line[6:]) for line in trace.body.decode().split("\n\n") if line)
+    for word in ("RESULT", "ARGUMENT", "QUESTION", "ANSW", "PROMPT", socket.gethostname()):
+        assert word not in trace.body.decode()
+
+
+# --- the page
+
+
+async def test_the_page_runs_nothing_but_itself() -> None:
+    """No script but its own, by its digest; no handler in the markup; nothing made of text."""
+    async with _running(Agent(ScriptedBackend(), name="writer"), auth="right") as server:
+        page = await ask(server, "GET", "/")
+    parts = [part.strip().partition(" ") for part in _policy(page)]
+    policy = {name: value for name, _, value in parts}
+    text = page.body.decode()
+    for kind in ("script", "style"):
+        inside = re.findall(f"<{kind}>(.*?)</{kind}>", text, re.DOTALL)
+        digests = [base64.b64encode(hashlib.sha256(each.encode()).digest()) for each in inside]
+        assert len(inside) == 1
+        assert policy[f"{kind}-src"] == f"'sha256-{digests[0].decode()}'"
+        assert len(re.findall(f"<{kind}", text)) == 1
+    assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+    assert page.headers["x-frame-options"] == "DENY"
+    assert "unsafe" not in " ".join(_policy(page))
+    markup = re.sub("<(script|style)>.*?</\\1>", "", text, flags=re.DOTALL)
+    assert not re.search(r"<[^>]*\s(on\w+|style|srcdoc)\s*=|javascript:", markup)
+    makes = (
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|eval\("
+    )
+    assert not re.search(f"{makes}|new Function|DOMParser|localStorage|document\\.cookie", text)
+
+
+def _policy(page: Answer) -> list[str]:
+    return page.headers["content-security-policy"].split(";")
+
+
+# --- what is kept
+
+
+class Large(Job[str]):
+    """Says as much as it is told to."""
+
+    size: int
+    text: str = ""
+
+    async def task(self) -> str:
+        return "x" * self.size
+
+
+async def _large(server: Server, size: int, **more: Any) -> str:
+    sent = {"model": "Large", "input": "", "fields": {"size": size, **more}}
+    sent = {**sent, "input": [{"role": "user", "content": ""}]}
+    run = await ask(server, "POST", RUNS, body_of(sent))
+    assert run.status == 201, run.body
+    await ask(server, "GET", f"/runs/{run.json['id']}/events")
+    return run.json["id"]
+
+
+async def test_runs_that_have_ended_are_bounded_in_number() -> None:
+    """Ten times as many as may run at once; those that ended first are forgotten first."""
+    async with _running(Large, max_runs=2) as server:
+        begun = [await _large(server, 1) for _ in range(30)]
+        listed = (await ask(server, "GET", RUNS)).json["runs"]
+        assert [each["id"] for each in listed] == begun[:-21:-1]
+        assert (await ask(server, "GET", f"/runs/{begun[0]}")).status == 404
+
+
+async def test_runs_that_have_ended_are_bounded_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large ones are forgotten sooner, so that no client fills the memory in the time of `keep`."""
+    monkeypatch.setattr("anabranch.serve._runs.KEPT_SIZE", 100_000)
+    async with _running(Large) as server:
+        begun = [await _large(server, 30_000) for _ in range(9)]
+        listed = (await ask(server, "GET", RUNS)).json["runs"]
+        assert 1 <= len(listed) <= 3
+        assert listed[0]["id"] == begun[-1]
+        await _large(server, 200_000)
+        assert (await ask(server, "GET", RUNS)).json == {"runs": []}
+
+
+async def test_a_run_that_has_ended_does_not_keep_what_was_asked() -> None:
+    """Its job, with all that the request gave it, is freed; what it has said is kept."""
+    jobs: list[weakref.ref[Any]] = []
+
+    class Kept(Job[str]):
+        text: str
+
+        async def task(self) -> str:
+            jobs.append(weakref.ref(self))
+            return "ok"
+
+    async with _running(Kept) as server:
+        run = await ask(server, "POST", RUNS, _asked(RUNS, "Kept"))
+        events = await ask(server, "GET", f"/runs/{run.json['id']}/events")
+        assert b"event: completed" in events.body
+        await asyncio.sleep(0)
+        gc.collect()
+        assert [job() for job in jobs] == [None]
+        assert (await ask(server, "GET", f"/runs/{run.json['id']}")).status == 200
+
+
+# --- answers of 503
+
+
+async def _unknown(_: str) -> Any:
+    raise LookupError("no directory")
+
+
+def _nameless(_: str) -> Any:
+    return 5
+
+
+@pytest.mark.parametrize("why", ["auth", "name", "not begun", "ending", "journal"])
+async def test_each_503_is_found_in_the_log_by_its_id(
+    why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The header and the text have an id, and an entry of the log has the same one."""
+    auths: dict[str, Any] = {"auth": _unknown, "name": _nameless}
+    path = tmp_path / "runs.db"
+    server = serve(
+        Agent(ScriptedBackend(otherwise="hi"), name="writer"),
+        auth=auths.get(why),
+        journal=path if why == "journal" else None,
+    )
+
+    async def refused() -> Answer:
+        headers = {"authorization": "Bearer ann"}
+        return await ask(server, "POST", RUNS, _asked(RUNS), headers=headers)
+
+    if why == "not begun":
+        answer = await refused()
+    else:
+        async with server.running():
+            if why == "ending":
+                await server.runs.drain(0)
+            if why == "journal":
+                path.unlink()
+            answer = await refused()
+    assert answer.status == 503
+    name = answer.headers["x-request-id"]
+    assert f"(id {name})" in answer.json["error"]["message"]
+    assert name in caplog.text
+
+
+# --- records of the engine
+
+
+class Wrong(Job[None]):
+    """Fails."""
+
+    text: str
+
+    async def task(self) -> None:
+        raise RuntimeError(f"{self.text} is wrong")
+
+
+class Isolating(Job[str]):
+    """Ends well, with a child whose failure only the engine's log has."""
+
+    policy = "isolate"
+    text: str
+
+    async def task(self) -> str:
+        self.put_job(Wrong(self.text))
+        return "done"
+
+
+@pytest.mark.parametrize("key", KEYS)
+async def test_the_engines_own_records_have_no_key(
+    key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are written by handlers of whatever program serves, as `uvicorn module:app`."""
+    secret = key.removeprefix("https://ann:").removesuffix("@models.test/v1")
+    async with _running(Isolating) as server:
+        said = [{"role": "user", "content": key}]
+        await ask(server, "POST", CHAT, body_of({"model": "Isolating", "messages": said}))
+        logging.getLogger("anabranch.tools").warning("a call of %s", key)
+        logging.getLogger("anabranch.tools").warning("an odd record %d", key)
+    records = [each for each in caplog.records if each.name != "anabranch.serve"]
+    first, second, third = records
+    assert secret not in logging.Formatter().format(first) + repr(vars(first))
+    assert "***" in logging.Formatter().format(first)
+    assert second.getMessage() == f"a call of {mask(key)}"
+    assert third.getMessage() == f"an odd record %d {mask(repr((key,)))}"
+    logging.getLogger("anabranch.tools").warning("a call of %s", key)
+    assert caplog.records[-1].args == (key,)  # and as before when the server has ended
+
+
+def test_all_loggers_of_the_package_are_masked() -> None:
+    """A logger of another name would write keys."""
+    root = Path(anabranch.__file__).parent
+    found = {
+        name
+        for file in root.glob("*/**/*.py")
+        if file.relative_to(root).parts[0] not in ("tests", "benchmarks", "examples")
+        for name in re.findall(r'getLogger\("(anabranch[.\w]*)"\)', file.read_text())
+    }
+    assert len(found) > 5
+    assert found <= {*LOGGERS}

@@ -1,0 +1,181 @@
+"""A server in a process of its own, and how it ends."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.until import PATIENCE, held_until
+from support.uvicorn import chat
+
+PROGRAM = """
+import asyncio
+from anabranch import Agent, handler
+from anabranch.messages import Delta
+from anabranch.serve import _runs, _uvicorn
+from anabranch.testing import ScriptedBackend
+
+TELL = "tell.txt"
+_runs.PATIENCE, _uvicorn.PATIENCE, _uvicorn.LAST = 0.1, 1.5, 0.2
+end = [Delta(finish_reason="stop"), Delta(done=True)]
+
+async def told():
+    while not __import__("os").path.exists(TELL):
+        await asyncio.sleep(0.01)
+
+def reply(request):
+    event = asyncio.Event()
+    task = asyncio.ensure_future(told())
+    task.add_done_callback(lambda _: event.set())
+    return ["one ", event, "two", *end]
+
+writer = Agent(ScriptedBackend(otherwise=reply, size=None), "You answer.", name="writer")
+
+@handler
+async def stubborn(node, text: str) -> str:
+    while True:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            pass
+
+@handler
+async def talkative(node, text: str) -> str:
+    return "a" * 7_000_000
+"""
+LAST = b"0\r\n\r\n"  # the proper end of a body in chunks
+
+
+class Served:
+    """The process, and the port that it serves on."""
+
+    def __init__(self, folder: Path, drain: float, thing: str) -> None:
+        (folder / "talk.py").write_text(PROGRAM)
+        self._tell = folder / "tell.txt"
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        asked = [f"talk:{thing}", "--port", str(self.port), "--drain", str(drain)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "anabranch", "serve", *asked],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert held_until(self._listens)
+
+    def _listens(self) -> bool:
+        with socket.socket() as trying:
+            return trying.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def tell(self) -> None:
+        """Let all replies go on."""
+        self._tell.touch()
+
+    def ask(self, until: bytes, model: str = "writer") -> tuple[socket.socket, bytes]:
+        """Ask, and read until something has come."""
+        client = socket.create_connection(("127.0.0.1", self.port), PATIENCE)
+        client.sendall(chat(model=model))
+        said = b""
+        while until not in said:
+            said += client.recv(4096)
+        return client, said
+
+    def refuses(self) -> bool:
+        """Say whether a new question is refused."""
+        client, said = self.ask(b"\r\n\r\n")
+        client.close()
+        return b" 503 " in said.split(b"\r\n")[0] and b"retry-after: 5" in said.lower()
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the end; return the exit status, and what was printed."""
+        out, _ = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, out.decode()
+
+
+@contextmanager
+def _served(folder: Path, drain: float, thing: str = "writer") -> Generator[Served]:
+    served = Served(folder, drain, thing)
+    try:
+        yield served
+    finally:
+        served.process.kill()
+        served.process.communicate()
+
+
+def _rest(client: socket.socket) -> bytes:
+    with client:
+        said = b""
+        while more := client.recv(4096):
+            said += more
+        return said
+
+
+def test_a_signal_lets_what_runs_end_and_refuses_what_is_new(tmp_path: Path) -> None:
+    """S15: the stream ends as it would have, and the process by itself, without a traceback."""
+    with _served(tmp_path, drain=PATIENCE) as served:
+        client, _ = served.ask(b"one ")
+        served.process.send_signal(signal.SIGTERM)
+        assert held_until(served.refuses)
+        served.tell()
+        said = _rest(client)
+        assert b"two" in said
+        assert said.endswith(LAST)
+        found, printed = served.end()
+        assert found == -signal.SIGTERM
+        assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize(
+    ("signals", "status"),
+    [([signal.SIGINT], 0), ([signal.SIGTERM, signal.SIGTERM], -signal.SIGTERM)],
+    ids=["Ctrl-C", "two signals"],
+)
+def test_what_has_not_ended_in_time_is_cancelled_and_told_so(
+    tmp_path: Path, signals: list[signal.Signals], status: int
+) -> None:
+    """S15: after `drain` seconds, or at a second signal: the wire's own error, and a proper end."""
+    with _served(tmp_path, drain=PATIENCE if len(signals) > 1 else 0.1) as served:
+        client, _ = served.ask(b"one ")
+        served.process.send_signal(signals.pop())
+        if signals:
+            assert held_until(served.refuses)
+            served.process.send_signal(signals.pop())
+        said = _rest(client)
+        assert b'{"error":{"message":"the run was cancelled","type":"server_error"' in said
+        assert said.endswith(LAST)
+        found, printed = served.end()
+        assert found == status
+        assert "Traceback" not in printed
+
+
+def test_what_ignores_its_cancel_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    """S15: its readers are told that it was cancelled; later the process ends without it."""
+    with _served(tmp_path, drain=0.1, thing="stubborn") as served:
+        client, _ = served.ask(b"\r\n\r\n", "stubborn")
+        served.process.send_signal(signal.SIGTERM)
+        said = _rest(client)
+        assert b'{"error":{"message":"the run was cancelled"' in said
+        assert said.endswith(LAST)
+        found, printed = served.end()
+        assert found == 1
+        assert "stubborn goes on though it was cancelled" in printed
+        assert "the process ends without it" in printed
+        assert "Traceback" not in printed
+
+
+def test_a_reader_that_does_not_read_is_cut_at_the_end(tmp_path: Path) -> None:
+    """S12: it holds up the end of the server for a moment alone, and nothing is wrong with that."""
+    with _served(tmp_path, drain=0.1, thing="talkative") as served:
+        client, _ = served.ask(b'"aaaa', "talkative")
+        served.process.send_signal(signal.SIGTERM)
+        with client:
+            found, printed = served.end()
+        assert found == -signal.SIGTERM
+        assert "ERROR" not in printed
+        assert "Traceback" not in printed

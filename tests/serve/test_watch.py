@@ -1,0 +1,146 @@
+"""`anabranch watch URL` where connections are lost and servers go away."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from support.served import served as web_served
+from support.talks import serving
+from support.until import until
+
+from anabranch import Job, MissingExtra
+from anabranch.cli import _watch_url
+from anabranch.cli._http import BadServer
+from anabranch.cli._watch_url import follow_url
+from anabranch.serve import serve
+from anabranch.tracing import Trace
+
+
+class Step(Job[int]):
+    """Ends at once."""
+
+    async def task(self) -> int:
+        return 1
+
+
+class Work(Job[int]):
+    """Puts a child each time that a test lets it, and ends after `steps`."""
+
+    policy = "isolate"
+    steps: int
+
+    async def task(self) -> int:
+        while self.steps:
+            await self.put_job(Step())
+            self.steps -= 1
+            await GATES[self.steps].wait()
+        return 0
+
+
+GATES: dict[int, asyncio.Event] = {}
+
+
+async def _begin(url: str, steps: int) -> str:
+    GATES.update({number: asyncio.Event() for number in range(steps)})
+    body = {"model": "Work", "input": "", "fields": {"steps": steps}}
+    async with aiohttp.ClientSession() as client, client.post(f"{url}runs", json=body) as answer:
+        return str((await answer.json())["id"])
+
+
+async def test_a_connection_that_is_lost_is_made_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time, to the end of the run; a line says so, and nothing is seen as lost."""
+    monkeypatch.setattr(_watch_url, "FIRST", 0.01)
+    steps = 4
+    last = Trace()
+    with serving(serve(Work)) as served:
+        run = await _begin(served.url, steps)
+        async for trace in follow_url(f"{served.url}runs/{run}"):
+            last = trace
+            done = sum(node.name == "Step" and node.state == "completed" for node in trace)
+            if done + len(GATES) > steps:  # this step is seen, so the next may come
+                served.cut()
+                served.do(GATES.pop(len(GATES) - 1).set)
+    assert {node.state for node in last} == {"completed"}
+    assert last.lives[-1].ended
+    said = capsys.readouterr().err.splitlines()
+    assert 1 <= len(said) <= steps
+    again = "the connection ended before the run; it is tried again for 30 seconds"
+    assert all(line.endswith(again) for line in said)
+
+
+async def test_what_does_not_come_again_is_lost(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a while that is bounded, with what was open; one line says that it is tried again."""
+    monkeypatch.setattr(_watch_url, "PATIENCE", 0.05)
+    last = Trace()
+    with pytest.raises(BadServer, match="Cannot connect"):
+        with serving(serve(Work)) as served:
+            watching = follow_url(f"{served.url}runs/{await _begin(served.url, 2)}")
+            while sum(node.state == "running" for node in await anext(watching)) < 2:
+                pass
+            served.cut()
+            served.server.should_exit = True
+            await until(lambda: not _is_there(served.url))
+        async for trace in watching:
+            last = trace
+    assert "lost" in {node.state for node in last}
+    assert not last.live
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def _is_there(url: str) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", int(url.rstrip("/").rpartition(":")[2]))) == 0
+
+
+async def test_a_run_that_is_no_longer_there_is_not_waited_for() -> None:
+    """What the server says of it is told."""
+    app = serve(Work)
+
+    def forget(runs: dict[str, Any]) -> None:
+        del runs[run]
+
+    with serving(app) as served:
+        run = await _begin(served.url, 2)
+        watching = follow_url(f"{served.url}runs/{run}")
+        await anext(watching)
+        served.do(lambda: forget(app.runs._runs))  # type: ignore[attr-defined]
+        served.cut()
+        with pytest.raises(BadServer, match="there is no such run"):
+            async for _ in watching:
+                pass
+
+
+async def test_a_server_that_always_breaks_off_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that begins each time, and comes no further, is as if it did not answer."""
+    monkeypatch.setattr(_watch_url, "PATIENCE", 0.05)
+    monkeypatch.setattr(_watch_url, "FIRST", 0.01)
+
+    async def trace(request: Any) -> web.Response:
+        line = '{"recording":1,"time":0,"pid":0,"host":"","content":false}'
+        return web.Response(text=f"data: {line}\n\n", content_type="text/event-stream")
+
+    app = web.Application()
+    app.router.add_get("/runs/a/trace", trace)
+    async with web_served(app) as url:
+        with pytest.raises(BadServer, match="the connection ended before the run"):
+            async for _ in follow_url(f"{url}/runs/a"):
+                pass
+
+
+async def test_what_it_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no package is there that could talk to a server."""
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(MissingExtra, match=r"anabranch\[http\]"):
+        await anext(follow_url("http://127.0.0.1:1/runs/a"))

@@ -1,0 +1,83 @@
+"""D4, D18: what final callbacks make of the end of a root is its end, in each life."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from support.lives import act, every_kill
+
+from anabranch.store import Durable, NotStorable
+
+
+@dataclass
+class Odd(Exception):
+    """One that holds what is no data."""
+
+    what: object
+
+
+class Ends(Durable[list[Any]]):
+    """Fails or not; what its callback makes of that is an input."""
+
+    fails: bool
+    made: str
+    waits: bool
+
+    def __post_init__(self) -> None:
+        (self.at_exception if self.fails else self.at_end)(self.later if self.waits else self.make)
+
+    async def task(self) -> list[Any]:
+        await act("body")
+        if self.fails:
+            raise ValueError("no")
+        return ["yes"]
+
+    async def later(self, job: Ends) -> None:
+        await act("callback")
+        self.make(job)
+
+    def make(self, job: Ends) -> None:
+        match self.made:
+            case "value":
+                job.recover(["no", "but yes"])
+            case "no value":
+                job.recover([object()])
+            case "failure":
+                raise KeyError("after all")
+            case _:
+                raise Odd(object())
+
+
+class Puts(Durable[str]):
+    """Puts such a root, as a round."""
+
+    fails: bool
+    made: str
+    waits: bool
+
+    async def task(self) -> str:
+        self.put_job(Ends(self.fails, self.made, self.waits), parent=self.commander)
+        return await act("put")
+
+
+MADE = {
+    (True, "value"): ("completed", None),
+    (True, "no value"): ("failed", NotStorable),
+    (False, "failure"): ("failed", KeyError),
+    (False, "no failure"): ("failed", NotStorable),
+}
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["plain", "async"])
+@pytest.mark.parametrize(("fails", "made"), MADE)
+def test_a_root_ends_as_its_callbacks_say_in_each_life(fails: bool, made: str, waits: bool) -> None:
+    """Also with what cannot be kept: it fails by that."""
+    state, error = MADE[fails, made]
+    first = every_kill(lambda: Ends(fails, made, waits), seeds=(None, 1))
+    assert (first.state, type(first.error)) == (state, error or type(None))
+    assert first.result == (["no", "but yes"] if made == "value" else None)
+    first = every_kill(lambda: Puts(fails, made, waits))
+    assert first.state == state
+    assert first.error is None

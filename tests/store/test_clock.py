@@ -1,0 +1,356 @@
+"""D10: the `timeout=` of a node counts the time for which its run has had an owner."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.lives import (
+    RUN_ID,
+    Disk,
+    Kill,
+    Life,
+    MemoryFile,
+    act,
+    disk_here,
+    doubtful,
+    every_kill,
+    journal_of,
+    play,
+    wall_of,
+)
+
+from anabranch.commander import Node, Retry
+from anabranch.commander.scope import scope_here
+from anabranch.handlers import handler
+from anabranch.store import Durable, Journal
+from anabranch.store._file import JournalFile, Row
+from anabranch.testing import run_seeded
+
+DAY = 86400.0
+USED: list[float] = []
+
+
+class Works(Durable[str]):
+    """Works in pieces of 20 s, each of which leaves a row."""
+
+    pieces: int
+
+    async def task(self) -> str:
+        return await work(self.pieces)
+
+
+async def work(pieces: int) -> str:
+    began = asyncio.get_running_loop().time()
+    try:
+        for piece in range(pieces):
+            await act("begins", piece)
+            await asyncio.sleep(20)
+            await act("ended", piece)
+    finally:
+        USED.append(asyncio.get_running_loop().time() - began)
+    return "worked"
+
+
+@handler
+async def works(node: Node[Any], pieces: int) -> str:
+    return await work(pieces)
+
+
+class Limits(Durable[list[Any]]):
+    """Gives a node 100 s in each of one or two attempts."""
+
+    kept: bool
+    attempts: int = 1
+    pieces: int = 30
+
+    async def task(self) -> list[Any]:
+        retry = Retry(attempts=self.attempts, on=TimeoutError, jitter=0, backoff=30)
+        options: dict[str, Any] = {"timeout": 100, "claim": True}
+        if self.attempts > 1:
+            options["retry"] = retry
+        try:
+            if self.kept:
+                return [await self.put_job(Works(self.pieces), **options)]
+            return [await self.call_handler(works(self.pieces), **options)]
+        except TimeoutError as error:
+            return [str(error)]
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+@pytest.mark.parametrize("kept", [True, False])
+def test_each_second_that_is_known_counts_once(kept: bool, attempts: int) -> None:
+    """Killed after any row, and taken up a day later, a node has what was left of 100 s."""
+
+    def check(life: Life) -> None:
+        rows = life.rows[: life.before]
+        begun = [row for row in rows if row.kind == "began"]
+        failed = [row for row in rows if row.kind == "aborted"]
+        left = [100.0] * (attempts - len(begun))
+        if len(begun) > len(failed):
+            left.insert(0, 100 - (rows[-1].time - begun[-1].time))
+        assert [pytest.approx(each, abs=1e-3) for each in left if each > 0] == USED
+        USED.clear()
+
+    USED.clear()
+    first = play(lambda: Limits(kept, attempts))
+    assert "not done within 100 s" in first.result[0]
+    assert [pytest.approx(100)] * attempts == USED
+    USED.clear()
+    make = lambda: Limits(kept, attempts)  # noqa: E731
+    every_kill(make, away=DAY, check=check, first=first, same_effects=False)
+
+
+class Quiet(Durable[str]):
+    """Works for 70 s without a row."""
+
+    async def task(self) -> str:
+        return await quiet_work()
+
+
+async def quiet_work() -> str:
+    began = asyncio.get_running_loop().time()
+    try:
+        await asyncio.sleep(70)
+    finally:
+        USED.append(asyncio.get_running_loop().time() - began)
+    return "worked"
+
+
+@handler
+async def quiet(node: Node[Any]) -> str:
+    return await quiet_work()
+
+
+class Long(Durable[list[str]]):
+    kept: bool = True
+
+    async def task(self) -> list[str]:
+        first: Node[str] = (
+            self.put_job(Quiet(), timeout=100)
+            if self.kept
+            else self.call_handler(quiet(), timeout=100)
+        )
+        found = [await first]
+        await self.durable.sleep(days=3)
+        return [*found, await self.put_job(Quiet(), timeout=100)]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_had_ended_in_time_is_late_in_no_later_life(kept: bool) -> None:
+    """A plain node runs again in each life, and had ended: it has all of its time each time."""
+    first = every_kill(lambda: Long(kept), away=DAY)
+    assert first.result == ["worked", "worked"]
+
+
+def leave_after(seconds: float, disk: Disk) -> None:
+    """Let a process have the run for so long, and suspend it then; a day passes."""
+
+    async def main() -> None:
+        with wall_of(disk):
+            async with journal_of(disk) as journal:
+                running = asyncio.create_task(journal.run(Long(), run_id=RUN_ID))
+                await asyncio.sleep(seconds)
+                running.cancel()
+                await asyncio.wait([running])
+
+    run_seeded(main)
+    disk.now += DAY
+
+
+def test_lives_that_were_suspended_count_up_to_their_end() -> None:
+    """Also where nothing was written since the node began; all lives count."""
+    disk = Disk()
+    leave_after(40, disk)
+    leave_after(50, disk)
+    USED.clear()
+    life = play(Long, disk)
+    assert "not done within 100 s" in str(life.error)
+    assert [pytest.approx(10, abs=1e-3)] == USED
+
+
+def test_what_is_resumed_has_all_of_its_time() -> None:
+    """A node that was late in an earlier life is given its whole timeout once more."""
+    disk = Disk()
+    for _ in range(2):
+        leave_after(60, disk)
+    assert isinstance(play(Long, disk.cut(1000, {})).error, TimeoutError)
+
+    async def resume() -> None:
+        with wall_of(disk):
+            async with journal_of(disk) as journal:
+                await journal.resume(RUN_ID)
+
+    run_seeded(resume)
+    assert play(Long, disk).result == ["worked", "worked"]
+
+
+async def test_a_file_knows_how_long_a_run_had_an_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the release, or to the last row of an owner that died; a fork goes on from its row."""
+    now = 1000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+
+    async def live(seconds: float, *, release: bool) -> float:
+        nonlocal now
+        file = JournalFile(str(tmp_path / "runs.db"))
+        await file.open()
+        await file.start("r", "C", 1, b"{}")
+        run, _ = await file.claim("r", "me")
+        now += seconds
+        value = b'{"clock": %f}' % (run.clock + seconds)
+        file.append("r", run.fence, Row(bytes(16), "began", value))
+        now += 3
+        if release:
+            await file.release("r", run.fence, "suspended")
+        await file.close()
+        now += DAY
+        return run.clock
+
+    assert [await live(5, release=True) for _ in range(3)] == [0, 8, 16]
+    assert [await live(5, release=False) for _ in range(3)] == [24, 29, 34]
+    async with Journal(str(tmp_path / "runs.db")) as journal:
+        assert (await journal.fork("r", "f", at=3)).clock == 21
+        assert (await journal.fork("r", "g", at=0)).clock == 0
+
+
+class Sends(Durable[list[Any]]):
+    """Has 100 s to send what takes 70, while something else is done."""
+
+    async def task(self) -> list[Any]:
+        jobs = [self.call_handler(sends()), self.call_handler(acts())]
+        return [await job for job in jobs]
+
+
+@handler
+async def sends(node: Node[Any]) -> str:
+    effect = scope_here().effect("send", {})  # type: ignore[union-attr]
+    return await effect.do(lambda: asyncio.sleep(70, "sent"), again=True, timeout=100)
+
+
+@handler
+async def acts(node: Node[Any]) -> str:
+    await asyncio.sleep(60)
+    return await act("beside")
+
+
+def test_what_is_sent_again_has_all_of_its_time() -> None:
+    """A call in doubt that is done once more is a new one: it is not cut off by the old one."""
+    assert every_kill(Sends, away=DAY).result[0] == "sent"
+
+
+class Repeats(Durable[float]):
+    """Tries twice with a pause of 50 s, works for 20, and does what is asked about after 60 s."""
+
+    async def task(self) -> float:
+        retry = Retry(attempts=2, on=KeyError, backoff=50, jitter=0)
+        await self.call_handler(fails_once(), retry=retry)
+        await self.call_handler(quiet(), timeout=100)
+        effect = scope_here().effect("send", {})  # type: ignore[union-attr]
+
+        async def send() -> str:
+            return disk_here().do(effect.key, "send")
+
+        async def was_sent(key: str) -> str | bool:
+            return disk_here().done.get(key, False)
+
+        await effect.do(send, reconcile=was_sent, horizon=60)
+        return asyncio.get_running_loop().time()
+
+
+@handler
+async def fails_once(node: Node[Any]) -> None:
+    if scope_here().attempt == 1:  # type: ignore[union-attr]
+        raise KeyError
+
+
+def test_a_wall_clock_that_is_set_back_makes_nothing_wait_longer() -> None:
+    """Pauses and what is asked about an effect are late by their own length at most."""
+    first = play(Repeats)
+    assert first.result == 120
+    for rows in range(len(first.rows)):
+        for done in {frozenset[str](), frozenset(doubtful(first, rows))}:
+            left = Kill(rows, done).of(first)
+            left.now -= DAY
+            life = play(Repeats, left)
+            assert life.error is None
+            assert life.result is None or life.result <= 120 + 60
+
+
+def test_a_timeout_is_never_longer_than_it_was_said_to_be() -> None:
+    """Also where the wall's clock was set back after the node began."""
+    first = play(lambda: Limits(False))
+    began = next(row.seq for row in first.rows if row.kind == "began")
+    left = Kill(began, frozenset()).of(first)
+    left.runs[RUN_ID] = left.runs[RUN_ID]._replace(clock=-DAY)
+    USED.clear()
+    play(lambda: Limits(False), left)
+    assert [pytest.approx(100)] == USED
+
+
+class Jumping(MemoryFile):
+    """Somebody sets the clock of the wall when there are so many rows."""
+
+    def __init__(self, disk: Disk, at: int, by: float) -> None:
+        super().__init__(disk)
+        self._at = at
+        self._by = by
+
+    def append(self, run_id: str, fence: int, row: Row) -> int:
+        number = super().append(run_id, fence, row)
+        if number == self._at:
+            now, by = time.time, self._by
+            time.time = lambda: now() + by
+        return number
+
+
+@pytest.mark.parametrize("by", [-10 * DAY, -50.0, 3600.0, 100 * DAY])
+@pytest.mark.parametrize("kept", [True, False])
+def test_setting_the_clock_of_the_wall_changes_no_timeout(kept: bool, by: float) -> None:
+    """Forward or back, in an execution that is killed or suspended: a node has its 100 s."""
+    make = lambda: Limits(kept)  # noqa: E731
+    for at in (2, 5):
+        USED.clear()
+        first = play(make, file=lambda disk, at=at: Jumping(disk, at, by))
+        assert [pytest.approx(100)] == USED
+        real = [row.time - by * (row.seq > at) for row in first.rows]
+        began = next(row.seq for row in first.rows if row.kind == "began")
+        aborted = next(row.seq for row in first.rows if row.kind == "aborted")
+        for rows in range(began, aborted):
+            USED.clear()
+            left = Kill(rows, frozenset(doubtful(first, rows))).of(first)
+            left.now = first.rows[rows - 1].time + DAY
+            assert "not done within 100 s" in play(make, left).result[0]
+            assert [pytest.approx(100 - (real[rows - 1] - real[began - 1]), abs=1e-3)] == USED
+
+
+async def test_a_file_goes_by_the_rows_that_say_that_the_clock_was_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an owner that died; one that gives the run back says itself how long it had it."""
+    now = 1000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    file = JournalFile(str(tmp_path / "runs.db"))
+    await file.open()
+    await file.start("r", "C", 1, b"{}")
+    run, _ = await file.claim("r", "me")
+    for seconds, kind, value in [
+        (4, "began", b"{}"),
+        (-500, "clock", b'{"clock": 6}'),
+        (3, "x", b""),
+    ]:
+        now += seconds
+        file.append("r", run.fence, Row(bytes(16), kind, value))
+    await file.close()
+    now += DAY
+    await file.open()
+    run, _ = await file.claim("r", "me")
+    assert run.clock == 9
+    now += DAY
+    await file.release("r", run.fence, "suspended", clock=run.clock + 2)
+    assert (await file.run("r")).clock == 11
+    await file.close()

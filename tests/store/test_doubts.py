@@ -1,0 +1,271 @@
+"""Calls of whose end nothing is known: `reconcile` that is late, wrong or silent, and a person."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.lives import RUN_ID, Disk, Life, _disk, play
+
+from anabranch import Retry, handler, tool
+from anabranch.commander.scope import scope_here
+from anabranch.handlers import respond
+from anabranch.messages import Message, ToolCall
+from anabranch.store import Done, Durable, Journal, NotDone, NotPending, Unknown
+from anabranch.testing import ScriptedBackend
+from tests.store.test_effects import change, failures, kills, left_after, require_alike
+
+# What the world outside says when it is asked: for a test to set.
+SAYS: list[Callable[[str], Any]] = []
+ASKED: list[str] = []
+
+
+async def ask(n: int, effect_key: str) -> Any:
+    ASKED.append(effect_key)
+    answer = SAYS[-1](effect_key)
+    return await answer if asyncio.iscoroutine(answer) else answer
+
+
+@tool(reconcile=ask, reconcile_after=0)
+async def pay(n: int) -> str:
+    return change(f"paid {n}")
+
+
+class Pay(Durable[str]):
+    async def task(self) -> str:
+        return await self.durable.call(pay, 1)
+
+
+def truth(key: str) -> Done | NotDone:
+    done = _disk[-1].done
+    return Done(done[key]) if key in done else NotDone()
+
+
+def in_doubt(*, done: bool = True) -> tuple[Life, Disk]:
+    """Return a life, and what is left of it if it dies when its effect begins, or was done."""
+    SAYS[:] = [truth]
+    ASKED.clear()
+    first = play(Pay)
+    intent = next(row.seq for row in first.rows if row.kind == "intent")
+    return first, left_after(first, intent, done=done)
+
+
+async def doubts_of(journal: Journal) -> list[Any]:
+    while not (found := await journal.doubts()):  # noqa: ASYNC110 - of another process, too
+        await asyncio.sleep(1)
+    return found
+
+
+async def for_ever(key: str) -> Done:
+    await asyncio.Event().wait()
+    return Done("never")
+
+
+def always(answer: object) -> Callable[[str], Any]:
+    def say(key: str) -> object:
+        return answer
+
+    return say
+
+
+def fails(key: str) -> Done:
+    raise OSError("no line")
+
+
+@pytest.mark.parametrize(
+    ("says", "note"),
+    [
+        (for_ever, "reconcile did not answer within 60 seconds"),
+        (fails, "reconcile raised OSError: no line"),
+        (always(Unknown()), "reconcile does not know"),
+        (always(True), "reconcile raised TypeError: reconcile of pay returns Done(value)"),
+        (always(None), "reconcile raised TypeError: reconcile of pay returns Done(value)"),
+        (always(Done(5)), "reconcile raised NotStorable: what the tool pay returns"),
+    ],
+)
+@pytest.mark.parametrize("done", [True, False])
+def test_a_person_is_asked_where_reconcile_does_not_say(says: Any, note: str, done: bool) -> None:
+    """It may hang, raise, or give what the tool never would: the person sees it, and decides."""
+    first, disk = in_doubt(done=done)
+    SAYS.append(says)
+    notes: list[str] = []
+
+    async def person(journal: Journal) -> None:
+        (doubt,) = await doubts_of(journal)
+        notes.append(doubt.note)
+        await (doubt.done(first.result) if done else doubt.not_done())
+
+    life = play(Pay, disk, beside=person)
+    require_alike(first, life, "")
+    assert notes[0].startswith(note)
+    assert len(ASKED) == 1
+
+
+def asked_before() -> tuple[Life, Disk]:
+    """Return a life, and what is left of a second one that has asked a person and died."""
+    first, disk = in_doubt()
+    SAYS.append(always(Unknown()))
+
+    async def person(journal: Journal) -> None:
+        await (await doubts_of(journal))[0].done("by hand")
+
+    second = play(Pay, disk, beside=person)
+    asked = next(row.seq for row in second.rows if row.kind == "question")
+    left = second.disk.cut(asked, first.disk.done)
+    left.mail.clear()
+    ASKED.clear()
+    return first, left
+
+
+def test_reconcile_is_asked_again_in_a_later_life_beside_the_person() -> None:
+    """Who has asked a person once does not wait for that person if the outside can say now."""
+    first, disk = asked_before()
+    SAYS.append(truth)
+    seen: list[int] = []
+
+    async def look(journal: Journal) -> None:
+        (doubt,) = await doubts_of(journal)
+        while await journal.doubts():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        seen.append(doubt.number)
+        with pytest.raises(NotPending):
+            await doubt.not_done()
+
+    life = play(Pay, disk, beside=look)
+    require_alike(first, life, "")
+    assert len(ASKED) == 1
+    for where, left in kills(life):
+        if len(left.rows[RUN_ID]) >= life.before:
+            left.done = dict(first.disk.done)
+            require_alike(first, play(Pay, left), where)
+
+
+def test_what_a_person_says_while_reconcile_is_asked_counts() -> None:
+    first, disk = asked_before()
+
+    async def slowly(key: str) -> NotDone:
+        await asyncio.sleep(50)
+        return NotDone()
+
+    SAYS.append(slowly)
+
+    async def person(journal: Journal) -> None:
+        (doubt,) = await doubts_of(journal)
+        await asyncio.sleep(20)
+        await doubt.done("by hand")
+
+    life = play(Pay, disk, beside=person)
+    assert life.result == "by hand"
+    assert life.disk.done == first.disk.done
+    for where, left in kills(life):
+        if len(left.rows[RUN_ID]) >= life.before:
+            left.done = dict(first.disk.done)
+            require_alike(life, play(Pay, left), where)
+
+
+# --- failures after the work
+
+
+@tool(effect="keyed", retry=Retry(attempts=2, on=OSError, backoff=1))
+async def keyed(n: int) -> str:
+    text = change(f"keyed {n}", again=True)
+    if failures() == 0:
+        raise OSError("the line broke")
+    return text
+
+
+class Keyed(Durable[str]):
+    async def task(self) -> str:
+        return await self.durable.call(keyed, 1)
+
+
+def test_a_call_that_fails_after_its_work_is_made_again_under_its_key() -> None:
+    """`retry=` says that it may be; the receiver knows it by the key, in each life."""
+    first = play(Keyed)
+    assert first.error is None
+    assert sum(row.kind == "intent" for row in first.rows) == 2
+    assert len(first.disk.done) == 1
+    for where, disk in kills(first):
+        require_alike(first, play(Keyed, disk), where)
+
+
+class InCallback(Durable[str]):
+    """Pays when it has ended, in a final callback."""
+
+    async def task(self) -> str:
+        self.call_handler(ends().at_end(pay_later))
+        return "ended"
+
+
+@handler
+async def ends(node: Any) -> None: ...
+
+
+async def pay_later(node: Any) -> None:
+    effect = scope_here().effect("pay", {})  # type: ignore[union-attr]
+
+    async def work() -> str:
+        return _disk[-1].done.setdefault(effect.key, "paid")
+
+    async def unknown(key: str) -> None:
+        return None
+
+    await effect.do(work, reconcile=unknown)
+
+
+def test_a_person_may_be_asked_in_a_final_callback() -> None:
+    """Where no child may be put that asks `reconcile` once more beside the person."""
+
+    async def person(journal: Journal) -> None:
+        await (await doubts_of(journal))[0].done("paid")
+
+    life = play(InCallback)
+    for kind in ("intent", "question"):
+        number = next(row.seq for row in life.rows if row.kind == kind)
+        left = life.disk.cut(number, dict(life.disk.done))
+        left.mail.clear()
+        life = play(InCallback, left, beside=person)
+        assert life.result == "ended"
+
+
+class Calls(Durable[str]):
+    """A model calls a tool that gives a lot, then says what it was told."""
+
+    async def task(self) -> str:
+        def play(request: Any) -> Any:
+            if (last := request.messages[-1]).role == "tool":
+                return str(last.content)
+            return Message(role="assistant", tool_calls=[ToolCall(id="1", name="give")])
+
+        talk = self.durable.conversation("t")
+        talk.add("go")
+        backend = ScriptedBackend(otherwise=play)
+        return str((await self.call_handler(respond(backend, talk, [give]))).content)
+
+
+GIVEN: list[str] = []
+
+
+@tool
+async def give() -> str:
+    """Give more than a journal takes."""
+    GIVEN.append("x" * 20_000)
+    return GIVEN[-1]
+
+
+async def test_what_was_done_is_in_no_doubt_though_its_result_is_too_large(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is told so in each life, and nobody is asked."""
+    monkeypatch.setattr("anabranch.store._seal.LARGEST", 10_000)
+    GIVEN.clear()
+    async with Journal(tmp_path / "runs.db") as journal:
+        said = await journal.run(Calls(), run_id="r")
+        assert "is too large for a journal" in said
+        rows = (await journal.look("r")).rows
+        at = next(row.seq for row in rows if row.kind == "failed")
+        await journal.fork("r", "fork", at=at)
+        assert await journal.run(Calls(), run_id="fork") == said
+    assert len(GIVEN) == 1

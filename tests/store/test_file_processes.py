@@ -1,0 +1,294 @@
+"""A journal among processes: kill -9, several at once, a fork, an end without a close."""
+
+import asyncio
+import os
+import random
+import signal
+import sqlite3
+from contextlib import ExitStack
+
+import pytest
+from support.journal import opened, program, row, taken, values
+from support.scale import SEED, many
+
+from anabranch.store import Journal, RunBusy
+
+# Appends numbers from the last on, each some rows after a barrier, and says up to where barriers
+# have returned. Several of these begin at once, on a file that is not there yet.
+APPENDS = """
+async def main():
+    file, fence = await taken(sys.argv[2])
+    number = len(await file.rows(sys.argv[2]))
+    while True:
+        for _ in range(int(sys.argv[3])):
+            number += 1
+            file.append(sys.argv[2], fence, row(number))
+        await file.barrier(sys.argv[2], fence)
+        print(number, flush=True)
+asyncio.run(main())
+"""
+
+
+async def test_what_a_barrier_has_seen_survives_kill_9_and_the_rest_is_a_prefix(tmp_path):
+    """Of two processes on two runs of a file, which both make at once; then they are taken up.
+
+    Each life goes on at the row where the last one ended.
+    """
+    path, rng = tmp_path / "runs.db", random.Random(SEED)
+    sizes = [1, 300]
+    for life in range(many(2, 10)):
+        with ExitStack() as stack:
+            starts = [program(path, APPENDS, f"run-{size}", str(size)) for size in sizes]
+            children = [stack.enter_context(start) for start in starts]
+            said = [
+                [child.stdout.readline() for _ in range(rng.randrange(1, 5))] for child in children
+            ]
+            for child in children:
+                child.kill()
+            rests = [child.communicate()[0].splitlines() for child in children]
+            lasts = [int([*before, *rest][-1]) for before, rest in zip(said, rests, strict=True)]
+        async with opened(path) as file:
+            for size, last in zip(sizes, lasts, strict=True):
+                run, rows = await file.claim(f"run-{size}", "test")
+                assert [int(each.value) for each in rows] == list(range(1, len(rows) + 1))
+                assert [each.seq for each in rows] == list(range(1, len(rows) + 1))
+                assert len(rows) >= last > 0
+                assert (run.fence, run.recoveries) == (2 * life + 2, 0)
+                await file.release(f"run-{size}", run.fence, "suspended")
+
+
+async def test_a_run_that_another_process_has_is_refused_until_that_is_killed(tmp_path):
+    """The error names it; the lock goes with the process, also when a fork of it lives on."""
+    with program(
+        tmp_path / "runs.db",
+        """
+async def main():
+    file, fence = await taken("run")
+    if not os.fork():
+        print(os.getpid(), flush=True)
+        sys.stdin.readline()  # lives until the test closes it
+        os._exit(0)
+    await asyncio.Event().wait()
+asyncio.run(main())
+""",
+    ) as child:
+        fork = int(child.stdout.readline())
+        async with opened(tmp_path / "runs.db") as file:
+            with pytest.raises(RunBusy, match=rf"process {child.pid} since 20\d\d-") as error:
+                await file.claim("run", "test")
+            assert error.value.pid == child.pid
+            fence = await taken(file, "another")
+            file.append("another", fence, row(1))
+            await file.barrier("another", fence)
+            child.kill()
+            child.wait()
+            os.kill(fork, 0)  # it is still there
+            run, _ = await file.claim("run", "test")
+            assert (run.fence, run.recoveries) == (2, 1)
+        child.communicate()
+
+
+async def test_a_journal_does_not_live_on_in_a_fork(tmp_path):
+    """Who waits there is told so, and the parent's file and runs are not touched."""
+    with program(
+        tmp_path / "runs.db",
+        """
+async def use(file):
+    for asked in (file.barrier(), file.rows("run"), file.close(), file.close()):
+        try:
+            await asked
+            print("closed")
+        except JournalError as error:
+            print(error.why)
+async def main():
+    file, fence = await taken("run")
+    if not (pid := os.fork()):
+        asyncio.run(use(file))
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    file.append("run", fence, row(1))
+    await file.release("run", fence, "suspended")
+    await file.close()
+asyncio.run(main())
+""",
+    ) as child:
+        said, _ = child.communicate(timeout=30)
+        assert child.returncode == 0
+        assert said.splitlines() == ["was opened by another process, or not at all"] * 2 + [
+            "closed",
+            "closed",
+        ]
+        async with opened(tmp_path / "runs.db") as file:
+            assert await values(file) == [b"1"]
+
+
+async def test_a_fork_does_not_open_what_is_open_where_it_was_forked(tmp_path):
+    """SQLite takes its parent's locks for its own there, and would write what nobody finds."""
+    with program(
+        tmp_path / "runs.db",
+        """
+async def use():
+    for name in (sys.argv[1], sys.argv[1] + ".other"):
+        file = JournalFile(name)
+        try:
+            await file.open()
+            await file.close()
+            print("opened")
+        except JournalError as error:
+            print(error.why)
+def fork():
+    if not (pid := os.fork()):
+        asyncio._set_running_loop(None)
+        asyncio.run(use())
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(pid, 0)
+async def main():
+    file = JournalFile(sys.argv[1])
+    await file.open()
+    fork()
+    await file.close()
+    fork()
+asyncio.run(main())
+""",
+    ) as child:
+        said, _ = child.communicate(timeout=30)
+        assert child.returncode == 0
+        first, *others = said.splitlines()
+        assert first.startswith("was open when this process was forked")
+        assert others == ["opened"] * 3
+
+
+@pytest.mark.parametrize("end", ["pass", "raise SystemExit(0)", "os.kill(os.getpid(), 2)"])
+async def test_a_program_that_forgets_to_close_ends_and_loses_nothing(tmp_path, end):
+    """What was appended is written when the interpreter ends."""
+    with program(
+        tmp_path / "runs.db",
+        f"""
+async def main():
+    file, fence = await taken("run")
+    for number in range(5000):
+        file.append("run", fence, row(number))
+    {end}
+try:
+    asyncio.run(main())
+except KeyboardInterrupt:
+    pass
+""",
+    ) as child:
+        child.communicate(timeout=30)
+        assert child.returncode == 0
+        async with opened(tmp_path / "runs.db") as file:
+            assert len(await values(file)) == 5000
+            await file.claim("run", "next")
+
+
+async def test_a_stopped_owner_that_wakes_writes_nothing(tmp_path):
+    """Its lease was given to another meanwhile; what it had written before is there."""
+    path = tmp_path / "runs.db"
+    with program(
+        path,
+        """
+async def main():
+    file, fence = await taken("run")
+    for number in (1, 2):
+        file.append("run", fence, row(number))
+        try:
+            await file.barrier("run", fence)
+            print("written", flush=True)
+        except LeaseLost:
+            print("lost", flush=True)
+        sys.stdin.readline()
+asyncio.run(main())
+""",
+    ) as child:
+        assert child.stdout.readline() == "written\n"
+        os.kill(child.pid, signal.SIGSTOP)
+        async with opened(path) as file:
+            await file.call(lambda sql: sql.execute("update anabranch_run set fence = fence + 1"))
+        os.kill(child.pid, signal.SIGCONT)
+        said, _ = child.communicate("\n\n", timeout=30)
+        assert said == "lost\n"
+        async with opened(path) as file:
+            assert await values(file) == [b"1"]
+
+
+async def test_the_run_of_an_owner_that_was_stopped_in_a_commit_is_busy(tmp_path):
+    """Whoever asks for it learns that at once, though nothing can be written meanwhile."""
+    path = tmp_path / "runs.db"
+    with program(
+        path,
+        """
+import time
+def stop(sql):
+    print("commits", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(1)  # the other threads stop first, perhaps
+async def main():
+    file, _ = await taken("run")
+    await file.start("session", "anabranch.store:Session", 1, b"{}")
+    await file.claim("session", "child")
+    await file.call(stop)
+asyncio.run(main())
+""",
+    ) as child:
+        assert child.stdout.readline() == "commits\n"
+        await asyncio.to_thread(os.waitid, os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        async with asyncio.timeout(20), Journal(path) as journal:
+            busy = rf"taken by process {child.pid} since"
+            with pytest.raises(RunBusy, match=busy):
+                await journal._file.claim("run", "test")
+            with pytest.raises(RunBusy, match=busy):
+                async with journal.session("session"):
+                    pass
+            assert len(await journal.runs("running")) == 2
+            child.kill()
+            child.wait()
+            run, _ = await journal._file.claim("run", "test")
+            assert run.recoveries == 1
+
+
+async def test_mail_and_changes_of_another_process_are_noticed(tmp_path):
+    """A watch ends, and the mail is there."""
+    path = tmp_path / "runs.db"
+    async with opened(path) as file:
+        await file.start("run", "C", 1, b"{}")
+        seen = await file.watch()
+        with program(
+            path,
+            """
+async def main():
+    file = JournalFile(sys.argv[1])
+    await file.open()
+    await file.post("run", "signal", "feedback", b"fine")
+    await file.close()
+asyncio.run(main())
+""",
+        ) as child:
+            async with asyncio.timeout(30):
+                while not (mail := await file.letters("run")):
+                    seen = await file.watch(seen)
+            assert [each.value for each in mail] == [b"fine"]
+            child.communicate(timeout=30)
+
+
+async def test_the_wal_is_small_again_after_a_long_reader(tmp_path):
+    """While somebody reads it grows, and nothing waits; then it is cut off."""
+    path = tmp_path / "runs.db"
+    async with opened(path) as file:
+        fence = await taken(file)
+        reader = sqlite3.connect(path, isolation_level=None)
+        reader.execute("begin")
+        reader.execute("select count(*) from anabranch_row").fetchall()
+        for _ in range(25):
+            for _ in range(10):
+                file.append("run", fence, row(b"x" * 60_000))
+            await file.barrier("run", fence)
+        assert os.stat(f"{path}-wal").st_size > 14 << 20
+        reader.execute("rollback")
+        reader.close()
+        for _ in range(3):
+            file.append("run", fence, row(b"x"))
+            await file.barrier("run", fence)
+        assert os.stat(f"{path}-wal").st_size <= 8 << 20

@@ -1,0 +1,200 @@
+"""What agents remember below a durable job: the same in each life, or it is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from support.lives import Kill, Life, every_kill, play
+from support.scale import SEED, many
+
+from anabranch import Agent, ConfigurationError, Retry, StreamInterrupted, handler
+from anabranch.agents import ConversableAgent, GroupTalk, SummaryMemory
+from anabranch.messages import Delta, Request
+from anabranch.store import Durable, Live, live
+from anabranch.testing import ScriptedBackend
+
+TRIED = Retry(attempts=3, on=StreamInterrupted, backoff=1)
+
+
+class Moody:
+    """Breaks off, hangs or answers, and never says the same again."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.asked = 0
+
+    def __call__(self, request: Request) -> str | list[Any]:
+        self.asked += 1
+        said = f"{self.draw.random()}"
+        if request.messages[-1].content == "end" or request.messages[0].role == "system":
+            return said
+        ends = [StreamInterrupted(said), asyncio.Event(), Delta(finish_reason="stop")]
+        return [said, self.draw.choice(ends)]
+
+
+@handler
+async def ask(node: Any, agent: Agent[Any], how: str, number: int) -> None:
+    call = agent.call(f"{number}", session_id="s")
+    if how == "cancel":
+        asked = node.call_handler(call)
+        await asyncio.sleep(3)
+        asked.cancel("too long")
+    elif how == "limit":
+        await node.call_handler(call, timeout=5)
+    elif how == "tries":
+        await node.call_handler(call, retry=TRIED)
+    else:
+        await node.call_handler(call)
+        if how == "twice":
+            await agent(f"{number} again", session_id="s")
+
+
+class Asks(Durable[list[str]]):
+    """Asks one agent several times, in several ways, and tells what it remembers then."""
+
+    hows: list[str]
+    agent: Live[Agent[Any]] = live()
+
+    async def task(self) -> list[str]:
+        for number, how in enumerate(self.hows):
+            with suppress(StreamInterrupted, TimeoutError):
+                await self.call_handler(ask(self.agent, how, number), timeout=60)
+        await self.agent("end", session_id="s")
+        return [f"{each.sender}: {each.text}" for each in self.agent.memory.messages("s")]
+
+
+@pytest.mark.parametrize("number", range(many(4, 60)))
+def test_an_agent_remembers_the_same_in_each_life(number: int) -> None:
+    """No reply that is kept is asked for again, whatever was cut short before it.
+
+    Also if the agent lives longer than a life of the run, or summarises what it has heard.
+    """
+    draw = random.Random(f"{SEED} {number}")
+    ways = ["plain", "limit", "tries", "cancel", "twice"]
+    hows = [draw.choice(ways) for _ in range(4)]
+    moody = Moody(number)
+    backend = ScriptedBackend(otherwise=lambda request: moody(request))
+    tokens, outlives = draw.choice([20, 1000]), draw.random() < 0.5
+
+    def agent_of() -> Agent[Any]:
+        return Agent(backend, memory=SummaryMemory(backend, max_tokens=tokens))
+
+    agent = agent_of()
+
+    def make() -> Asks:
+        return Asks(hows, agent if outlives else agent_of())
+
+    first = play(make, seed=number)
+
+    def require_played(life: Life, where: str) -> None:
+        assert life.error is None, f"{where}: {life.error}"
+        result = next(row.seq for row in reversed(life.rows) if row.kind == "result")
+        before = moody.asked
+        again = play(make, Kill(result - 1, frozenset()).of(life), seed=draw.randrange(1 << 30))
+        assert (again.outcome, moody.asked - before) == (life.outcome, 0), where
+
+    require_played(first, "never killed")
+    for rows in range(number % 2, len(first.rows), many(2, 1)):
+        life = play(make, Kill(rows, frozenset()).of(first), seed=draw.randrange(1 << 30))
+        require_played(life, f"killed after row {rows}")
+
+
+class Turn(Durable[str]):
+    """One question, in a job whose answer is kept."""
+
+    session: str
+    agent: Live[Agent[Any]] = live()
+
+    async def task(self) -> str:
+        return (await self.agent("what?", session_id=self.session)).text
+
+
+class Turns(Durable[list[str]]):
+    """Asks by itself, then has others ask in sessions, then asks again."""
+
+    sessions: list[str]
+    asks_again: bool
+    agent: Live[Agent[Any]] = live()
+
+    async def task(self) -> list[str]:
+        said = [(await self.agent("what?", session_id="s")).text]
+        said += [await self.put_job(Turn(each, self.agent)) for each in self.sessions]
+        if self.asks_again:
+            said.append((await self.agent("and?", session_id="s")).text)
+        return said
+
+
+def counts(request: Request) -> str:
+    return f"{len(request.messages)}"
+
+
+def turns(sessions: list[str], *, again: bool) -> Life:
+    agent = Agent(ScriptedBackend(otherwise=counts), name="clerk")
+    return play(lambda: Turns(sessions, again, agent))
+
+
+def test_what_a_job_has_heard_that_does_not_run_again_is_no_memory_of_others():
+    """A later life would forget it in silence; in a session of its own, or a last one, it may."""
+    for sessions, again in ((["s", "s"], False), (["t", "t"], False), (["s"], True)):
+        life = turns(sessions, again=again)
+        assert isinstance(life.error, ConfigurationError)
+        assert "clerk has heard in the session" in str(life.error)
+    assert turns(["s"], again=False).result == ["1", "3"]
+    assert turns(["t", "u"], again=True).result == ["1", "1", "1", "3"]
+
+
+class Talks(Durable[list[str]]):
+    """Two talk, longer than they may; then they talk again."""
+
+    pair: Live[list[ConversableAgent]] = live()
+
+    async def task(self) -> list[str]:
+        one, two = self.pair
+        for said in ("slow", "fast"):
+            with suppress(TimeoutError):
+                await self.call_handler(talk(one, two, said), timeout=5)
+        return [f"{each.sender}: {each.text}" for each in two.memory.messages("one")]
+
+
+@handler
+async def talk(node: Any, one: ConversableAgent, two: ConversableAgent, said: str) -> None:
+    await one.initiate_chat(two, said, clear_history=False, max_turns=1)
+
+
+def test_agents_that_talk_forget_a_talk_that_took_too_long():
+    """As a later life does, which does not hold it again."""
+
+    def answer(request: Request) -> Any:
+        slow = request.messages[-1].content == "slow"
+        return [asyncio.Event()] if slow else f"{len(request.messages)}"
+
+    backend = ScriptedBackend(otherwise=answer)
+    pair = [ConversableAgent(name, backend) for name in ("one", "two")]
+    first = play(lambda: Talks(pair))
+    assert first.result == ["one: fast", "two: 1"]
+    for rows in range(len(first.rows) + 1):
+        assert play(lambda: Talks(pair), Kill(rows, frozenset()).of(first)).outcome == first.outcome
+
+
+class TalksTwice(Durable[list[str]]):
+    """Several talk at once, then again."""
+
+    backend: Live[ScriptedBackend] = live()
+
+    async def task(self) -> list[str]:
+        members = [ConversableAgent(name, self.backend) for name in "abc"]
+        team, user = GroupTalk("team", members, max_turns=1), ConversableAgent("user")
+        for said in ("go", "go on"):
+            await user.send(said, team)
+        return [f"{m.name}: {each.text}" for m in members for each in m.chat_messages["team"]]
+
+
+def test_who_was_at_a_talk_remembers_it_at_the_next_one():
+    """Also those who had not had their turn when it ended: each life ends it so."""
+    backend = ScriptedBackend(otherwise=lambda request: "word")
+    first = every_kill(lambda: TalksTwice(backend))
+    assert {f"{name}: {said}" for name in "abc" for said in ("go", "go on")} <= set(first.result)

@@ -1,0 +1,423 @@
+"""D8, D15: an edit that moves a call or renames its tool does nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from support.lives import RUN_ID, Disk, Kill, Life, disk_here, doubtful, play
+from support.scale import many, seeds
+from support.until import turns as wait_turns
+
+from anabranch import ConfigurationError, Node, Retry, ToolCall, handler, tool
+from anabranch.commander import settle
+from anabranch.commander.scope import scope_here
+from anabranch.handlers import call_tools
+from anabranch.jobs import Job
+from anabranch.store import Done, Durable, DurableCalls, JournalMismatch, NotDone, effect_key
+
+CODE: list[Callable[[Any], Any]] = []
+
+
+def find(n: int, *, effect_key: str) -> Done | NotDone:
+    done = disk_here().done
+    return Done(done[effect_key]) if effect_key in done else NotDone()
+
+
+@tool(reconcile=find, reconcile_after=0)
+async def charge(n: int) -> str:
+    return disk_here().do(effect_key(), f"charge {n}")
+
+
+@tool(reconcile=find, reconcile_after=0)
+async def bill(n: int) -> str:
+    return disk_here().do(effect_key(), f"bill {n}")
+
+
+@tool(effect="keyed")
+async def look_up(key: str) -> str:
+    return key
+
+
+class Shop(Durable[Any]):
+    async def task(self) -> Any:
+        return await CODE[-1](self)
+
+
+class Pay(Durable[str]):
+    n: int
+
+    async def task(self) -> str:
+        return await self.durable.call(charge, self.n)
+
+
+class Plain(Job[str]):
+    n: int
+
+    async def task(self) -> str:
+        return await DurableCalls(self).call(charge, self.n)
+
+
+class Settle(Durable[str]):
+    """Has another name, and calls the same."""
+
+    n: int
+
+    async def task(self) -> str:
+        return await self.durable.call(charge, self.n)
+
+
+class Outer(Durable[Any]):
+    async def task(self) -> Any:
+        return await self.put_job(Pay(1))
+
+
+@handler
+async def pays(node: Node[Any], n: int) -> str:
+    return await DurableCalls(node).call(charge if CODE[-1] is not renamed_below else bill, n)
+
+
+async def models(node: Node[Any]) -> Any:
+    async def calls() -> AsyncIterator[ToolCall]:
+        yield ToolCall(id="c", name="charge", arguments={"n": 1})
+
+    return await node.call_handler(call_tools(calls(), [charge]))
+
+
+async def here(job: Any) -> Any:
+    return await job.durable.call(charge, 1)
+
+
+async def renamed(job: Any) -> Any:
+    return await job.durable.call(bill, 1)
+
+
+async def renamed_below(job: Any) -> Any:
+    return await job.call_handler(pays(1))
+
+
+async def other_inputs(job: Any) -> Any:
+    return await job.durable.call(charge, 2)
+
+
+async def child(job: Any) -> Any:
+    return await job.put_job(Pay(1))
+
+
+async def other_child(job: Any) -> Any:
+    return await job.put_job(Settle(1))
+
+
+async def plain_child(job: Any) -> Any:
+    return await job.put_job(Plain(1))
+
+
+async def below(job: Any) -> Any:
+    return await job.call_handler(pays(1))
+
+
+async def nested(job: Any) -> Any:
+    return await job.put_job(Outer())
+
+
+async def left(job: Any) -> None:
+    job.put_job(Pay(1))
+
+
+async def gathered(job: Any) -> Any:
+    return await asyncio.gather(job.put_job(Pay(1)), job.put_job(Pay(2)))
+
+
+async def settled(job: Any) -> Any:
+    return await settle(Pay(2), Pay(1))
+
+
+async def in_time(job: Any) -> Any:
+    return await asyncio.wait_for(job.put_job(Pay(1)), 3600)
+
+
+async def in_group(job: Any) -> Any:
+    async with asyncio.TaskGroup() as group:
+        return await group.create_task(pay_beside(job))
+
+
+async def pay_beside(job: Any) -> Any:
+    return await job.put_job(Pay(1))
+
+
+async def then_other(job: Any) -> Any:
+    """The recorded call's node is still put, without the call."""
+    await job.put_job(Empty())
+    return await job.durable.call(charge, 1)
+
+
+class Empty(Durable[None]):
+    async def task(self) -> None:
+        if CALLS:
+            await self.durable.call(charge, 1)
+        await DurableCalls(self).step(int)
+
+
+CALLS: list[bool] = []
+
+
+async def empty(job: Any) -> Any:
+    CALLS.append(True)
+    try:
+        return await job.put_job(Empty())
+    finally:
+        CALLS.clear()
+
+
+PLACES = [here, child, plain_child, below, nested, other_child, models, empty]
+EDITS = [*PLACES, left, gathered, settled, in_time, in_group, then_other]
+
+
+def with_code(code: Callable[[Any], Any], *left: Any) -> Life:
+    CODE.append(code)
+    try:
+        return play(Shop, *left)
+    finally:
+        CODE.pop()
+
+
+# The same job below the same node, and the same call of the same node, are no edit.
+SAME = [(child, each) for each in (left, gathered, settled, in_time, in_group)]
+SAME += [(each, each) for each in PLACES] + [(here, then_other)]
+MOVES = [(one, other) for one in PLACES for other in EDITS if (one, other) not in SAME]
+MOVES += [(here, renamed), (below, renamed_below)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), MOVES, ids=[f"{one.__name__} {other.__name__}" for one, other in MOVES]
+)
+def test_a_call_that_an_edit_has_moved_parks_the_run_before_it_is_done(
+    before: Callable[[Any], Any], after: Callable[[Any], Any]
+) -> None:
+    """The message says where the call was and where it is; with the old code the run goes on."""
+    first = with_code(before)
+    for rows in (1, 2):
+        life = with_code(after, Kill(rows, frozenset(first.disk.done)).of(first))
+        assert isinstance(life.error, JournalMismatch), life.outcome
+        assert life.state == "parked"
+        assert "with the same inputs at Commander/Shop#1" in str(life.error)
+        assert str(life.error).count("Commander/Shop#1") == 2
+        new = [text for key, text in life.disk.done.items() if key not in first.disk.done]
+        assert not any("charge 1" in text or "bill" in text for text in new)
+        # As often as it is tried.
+        again = with_code(after, life.disk)
+        assert isinstance(again.error, JournalMismatch)
+        assert again.disk.done == life.disk.done
+        assert with_code(before, again.disk).outcome == first.outcome
+
+
+def test_a_call_that_an_earlier_release_recorded_is_found_and_no_other_takes_its_place() -> None:
+    """Its journals do not say what a call was given, and where: the caller alone is known."""
+    first = with_code(here)
+    intent = json.loads(first.rows[0].value)
+    del intent["inputs"]
+    old = Kill(1, frozenset(first.disk.done)).of(first)
+    old.rows[RUN_ID][0] = first.rows[0]._replace(value=json.dumps(intent).encode())
+    assert with_code(here, copied(old)).outcome == first.outcome
+    life = with_code(other_inputs, copied(old))
+    assert isinstance(life.error, JournalMismatch)
+    assert "with other inputs" in str(life.error)
+
+
+def copied(disk: Disk) -> Disk:
+    return disk.cut(len(disk.rows[RUN_ID]), disk.done)
+
+
+# --- code that has not changed
+
+
+@handler
+async def behind(node: Node[Any], n: int, place: int) -> str:
+    """Call behind a lock, at a moment that differs in each execution."""
+    await wait_turns(TURNS[-1][place])
+    async with LOCKS[-1]:
+        return await DurableCalls(node).call(charge, n)
+
+
+async def locks(job: Any) -> Any:
+    async def beside(n: int, place: int) -> str:
+        await wait_turns(TURNS[-1][place])
+        async with LOCKS[-1]:
+            return await job.durable.call(charge, n)
+
+    nodes = [job.call_handler(behind(1, place)) for place in range(3)]
+    LOCKS.append(asyncio.Semaphore(1) if TURNS[-1][0] % 2 else asyncio.Lock())
+    try:
+        return await asyncio.gather(*nodes, *[beside(place, place) for place in (3, 4)])
+    finally:
+        LOCKS.pop()
+
+
+TURNS: list[list[int]] = []
+LOCKS: list[Any] = []
+
+
+@pytest.mark.parametrize("seed", seeds(many(10, 1000)))
+def test_calls_behind_a_lock_are_made_in_any_order(seed: int) -> None:
+    """One that gets the lock first this time is not held for one that got it first before."""
+    draw = random.Random(seed)
+    TURNS.append([0] * 5)
+    try:
+        life = first = with_code(locks)
+        for _ in range(4):
+            rows = draw.randint(0, len(first.rows) - 1)
+            done = frozenset(key for key in doubtful(first, rows) if draw.random() < 0.5)
+            TURNS[-1] = [draw.randrange(12) for _ in range(5)]
+            life = with_code(locks, Kill(rows, done).of(first))
+            assert life.outcome == first.outcome, f"killed after row {rows}, turns {TURNS[-1]}"
+            assert life.disk.done == first.disk.done
+    finally:
+        TURNS.pop()
+
+
+def test_a_call_that_is_held_for_long_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """As long as the recorded one may come: nobody can tell what is done after an event."""
+    gate = asyncio.Event()
+
+    async def beside_an_event(job: Any) -> Any:
+        return await asyncio.gather(job.call_handler(pays(1)), gate.wait())
+
+    async def open_late(_: Any) -> None:
+        await asyncio.sleep(50)
+        assert disk_here().done == first.disk.done
+        assert caplog.text.count("the run 'run' waits: Commander/Shop#1/pays#2 would call") == 1
+        gate.set()
+        await asyncio.sleep(60)
+
+    first = with_code(here)
+    CODE.append(beside_an_event)
+    life = play(Shop, Kill(2, frozenset(first.disk.done)).of(first), beside=open_late)
+    CODE.pop()
+    assert isinstance(life.error, JournalMismatch)
+    assert gate.is_set()
+    assert life.disk.done == first.disk.done
+
+
+# --- names that stay
+
+
+async def named(job: Any) -> Any:
+    return await job.durable.call(charge, 1, key="pay")
+
+
+async def named_bill(job: Any) -> Any:
+    return await job.durable.call(bill, n=1, key="pay")
+
+
+async def named_inputs(job: Any) -> Any:
+    return await job.durable.call(charge, 5, key="pay")
+
+
+async def named_child(job: Any) -> Any:
+    return await job.put_job(Named("pay"))
+
+
+async def named_below(job: Any) -> Any:
+    async with asyncio.TaskGroup() as group:
+        return await group.create_task(named_child(job))
+
+
+async def named_again(job: Any) -> Any:
+    """Fail once the call is made; the next attempt makes it in another place."""
+    return await job.put_job(Again(), retry=Retry(attempts=2, on=KeyError, backoff=0))
+
+
+class Named(Durable[str]):
+    name: str
+
+    async def task(self) -> str:
+        return await self.durable.call(bill, 1, key=self.name)
+
+
+class Again(Job[Any]):
+    async def task(self) -> Any:
+        if scope_here().attempt == 1:  # type: ignore[union-attr]
+            await DurableCalls(self).call(charge, 1, key="pay")
+            raise KeyError
+        return await self.put_job(Named("pay"))
+
+
+NAMED = [named, named_bill, named_inputs, named_child, named_below, named_again]
+
+
+@pytest.mark.parametrize("after", NAMED, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("before", NAMED, ids=lambda each: each.__name__)
+def test_a_call_with_a_key_is_found_wherever_it_is_now(
+    before: Callable[[Any], Any], after: Callable[[Any], Any]
+) -> None:
+    """In another job, of a tool with another name, with other inputs: it is not made again."""
+    first = with_code(before)
+    assert len(first.disk.done) == 1
+    for rows in range(1, len(first.rows)):
+        life = with_code(after, Kill(rows, frozenset(first.disk.done)).of(first))
+        assert life.error is None
+        assert life.disk.done == first.disk.done
+        assert life.result in (first.result, [first.result])
+        assert life.count("gone") == 0 or life.rows[rows - 1].ident[16:] == b"Named"
+
+
+def test_a_key_may_be_added_and_the_call_moved_after_that() -> None:
+    first = with_code(here)
+    second = with_code(named, Kill(2, frozenset(first.disk.done)).of(first))
+    assert (second.error, second.disk.done) == (None, first.disk.done)
+    rows = second.before + 1
+    life = with_code(named_child, Kill(rows, frozenset(first.disk.done)).of(second))
+    assert (life.error, life.disk.done) == (None, first.disk.done)
+
+
+async def key_twice(job: Any) -> Any:
+    return await asyncio.gather(named_child(job), job.durable.call(charge, 1, key="pay"))
+
+
+async def key_after(job: Any) -> Any:
+    return await named_child(job), await named(job)
+
+
+async def key_in_one_body(job: Any) -> Any:
+    return await named(job), await named(job)
+
+
+@pytest.mark.parametrize("code", [key_twice, key_after, key_in_one_body])
+def test_a_key_that_two_calls_have_is_refused(code: Callable[[Any], Any]) -> None:
+    life = with_code(code)
+    assert isinstance(life.error, ConfigurationError)
+    assert "'pay' is given to two" in str(life.error)
+
+
+async def other_keys(job: Any) -> Any:
+    return [await job.durable.call(charge, 1, key=key) for key in ("a", "b")]
+
+
+async def keys_swapped(job: Any) -> Any:
+    return [await job.durable.call(charge, 1, key=key) for key in ("c", "a", "b")]
+
+
+def test_calls_with_other_keys_are_other_calls() -> None:
+    """Though they have the same inputs: none is held for another."""
+    first = with_code(other_keys)
+    assert len({*first.result}) == 2
+    life = with_code(keys_swapped, Kill(2, frozenset()).of(first))
+    assert life.error is None
+    assert len(life.disk.done) == 3
+
+
+async def own_key(job: Any) -> Any:
+    return await job.durable.call(look_up, key="x")
+
+
+async def bad_key(job: Any) -> Any:
+    return await job.durable.call(charge, 1, key=3)
+
+
+def test_a_key_is_a_text_and_a_tool_keeps_a_parameter_of_that_name() -> None:
+    assert with_code(own_key).result == "x"
+    assert isinstance(with_code(bad_key).error, TypeError)

@@ -1,0 +1,326 @@
+"""D21: a failed run that is resumed does again what had failed, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from support.lives import RUN_ID, Disk, Kill, Life, act, doubtful, journal_of, play
+from support.scale import many, seeds
+
+from anabranch.backends import Backend
+from anabranch.commander import BackendUnavailable, Node, Retry
+from anabranch.commander.scope import scope_here
+from anabranch.handlers import handler
+from anabranch.messages import Delta, Message, Request
+from anabranch.store import Durable, DurableCalls, Live
+from anabranch.store import live as later
+
+# What does not work at the moment, by name; how often each thing was tried; what was asked about.
+BROKEN: set[str] = set()
+TRIED: Counter[str] = Counter()
+ASKED: list[str] = []
+
+Step = list[Any]
+
+
+def attempt(name: str) -> str:
+    TRIED[name] += 1
+    if name in BROKEN:
+        raise ValueError(name)
+    return name
+
+
+class Model(Backend):
+    async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
+        name = str(request.messages[0].content)
+        TRIED[name] += 1
+        yield Delta(text="said")
+        if name in BROKEN:
+            raise BackendUnavailable(name)
+        yield Delta(text=f" {name}", finish_reason="stop")
+
+
+async def try_to(name: str) -> str:
+    """Do something outside, of which it is always known how it ended."""
+
+    async def work() -> str:
+        return attempt(name)
+
+    async def reconcile(_: str) -> bool:
+        ASKED.append(name)
+        return False
+
+    return await scope_here().effect(name, {}).do(work, reconcile=reconcile)  # type: ignore[union-attr]
+
+
+async def in_step(name: str) -> str:
+    return attempt(name)
+
+
+class Branch(Durable[list[str]]):
+    steps: list[Any]
+    backend: Live[Backend] = later()
+
+    async def task(self) -> list[str]:
+        return await follow(self, self.steps, self.backend)
+
+
+@handler
+async def branch(node: Node[Any], steps: list[Step], backend: Backend) -> list[str]:
+    return await follow(node, steps, backend)
+
+
+async def follow(node: Node[Any], steps: list[Step], backend: Backend) -> list[str]:
+    """Do the steps; return what came of them."""
+    seen: list[str] = []
+    for what, name, caught, *rest in steps:
+        try:
+            match what:
+                case "step":
+                    seen.append(await DurableCalls(node).step(in_step, name))
+                case "effect":
+                    seen.append(await try_to(name))
+                case "reply":
+                    seen.append(str((await backend.complete(asks(name))).content))
+                case "act":
+                    seen.append(await act(name))
+                case _:
+                    seen.append(await below(node, backend, *rest))
+        except (ValueError, BackendUnavailable, ExceptionGroup, LookupError) as error:
+            if caught == "wrapped":
+                raise LookupError(name) from error
+            if not caught:
+                raise
+            seen.append(await act(f"caught {name}", f"{error}"))
+    return seen
+
+
+def asks(name: str) -> Request:
+    return Request([Message(role="user", content=name)])
+
+
+async def below(node: Node[Any], backend: Backend, programs: list[Any], policy: Any) -> str:
+    nodes: list[Node[Any]] = []
+    for durable, retried, steps in programs:
+        retry = Retry(attempts=2, backoff=0) if retried else None
+        if durable:
+            nodes.append(
+                node.put_job(Branch(steps, backend), policy=policy, retry=retry, claim=True)
+            )
+        else:
+            nodes.append(
+                node.call_handler(branch(steps, backend), policy=policy, retry=retry, claim=True)
+            )
+    return str([await each for each in nodes])
+
+
+def draw(chance: random.Random, depth: int, counter: list[int]) -> list[Step]:
+    steps: list[Step] = []
+    for _ in range(chance.randint(1, 3)):
+        counter[0] += 1
+        name = str(counter[0])
+        kinds = ["step", "effect", "reply", "act"] + ["below"] * 3 * (depth > 0)
+        what = chance.choice(kinds)
+        rest: list[Any] = []
+        if what == "below":
+            programs = [
+                [chance.random() < 0.5, chance.random() < 0.2, draw(chance, depth - 1, counter)]
+                for _ in range(chance.randint(1, 2))
+            ]
+            rest = [programs, chance.choice(["fail_fast", "collect"])]
+        caught = chance.choice([False, False, True, "wrapped"])
+        steps.append([what, name, caught, *rest])
+    return steps
+
+
+def program(seed: int) -> tuple[Branch, list[str]]:
+    """Return a program and what of it is broken at first."""
+    chance, counter = random.Random(seed), [0]
+    job = Branch(draw(chance, 2, counter), Model("model"))
+    return job, [str(n + 1) for n in range(counter[0]) if chance.random() < 0.3]
+
+
+def resume(disk: Disk) -> None:
+    async def main() -> None:
+        async with journal_of(disk) as journal:
+            await journal.resume(RUN_ID)
+
+    asyncio.run(main())
+
+
+def broken_at_first(seed: int) -> Life:
+    """Play a program's first life."""
+    BROKEN.clear()
+    TRIED.clear()
+    ASKED.clear()
+    job, broken = program(seed)
+    BROKEN.update(broken)
+    return play(lambda: job)
+
+
+def unknown(life: Life) -> set[str]:
+    """Return the names of what was cut short, so that nobody knows how it ended."""
+    last = {row.ident: row for row in life.rows if row.kind in ("intent", "gave", "failed")}
+    return {json.loads(row.value)["name"] for row in last.values() if row.kind == "intent"}
+
+
+# Of these, several things fail in one turn.
+AT_ONCE = {892, 1015, 2172}
+
+
+@pytest.mark.parametrize("seed", sorted({*seeds(many(30, 4000)), *AT_ONCE}))
+def test_what_has_failed_runs_again_and_nothing_else(seed: int) -> None:
+    """One resume is enough where what was broken is mended; what is known is never asked about."""
+    life = broken_at_first(seed)
+    if life.state != "failed":
+        assert life.state == "completed"
+        return
+    kept = {row.ident for row in life.rows if row.kind in ("result", "gave", "reply")}
+    before = Counter(TRIED)
+    BROKEN.clear()
+    resume(life.disk)
+    again = play(lambda: program(seed)[0], life.disk)
+    assert (again.error, again.state) == (None, "completed")
+    assert set(ASKED) <= unknown(life), "it was known"
+    repeated = [
+        row for row in again.rows[len(life.rows) :] if row.kind in ("result", "gave", "reply")
+    ]
+    assert not kept & {row.ident for row in repeated}, "what had completed ran again"
+    assert all(count - before[name] <= 1 for name, count in TRIED.items())
+    rows = len(again.rows)
+    for number in range(len(life.rows) + 1, rows + 1):
+        for done in {frozenset(doubtful(again, number)), frozenset[str]()}:
+            last = play(lambda: program(seed)[0], Kill(number, done).of(again), seed=number)
+            assert last.outcome == again.outcome, f"killed after row {number}"
+
+
+class Aborted(Durable[list[str]]):
+    """Is cut short by a child that it does not await; others fail in the same turn, or later."""
+
+    below: list[list[Any]]
+    backend: Live[Backend] = later()
+
+    async def task(self) -> list[str]:
+        jobs = [
+            self.put_job(Branch(steps, self.backend), key=f"{n}")
+            for n, steps in enumerate(self.below)
+        ]
+        first = await self.durable.step(in_step, "first")
+        return [first, *[str(await job) for job in jobs]]
+
+
+STEP, EFFECT, WRAPPED = ["step", "a", False], ["effect", "b", False], ["step", "c", "wrapped"]
+
+
+@pytest.mark.parametrize(
+    "below", [[[STEP]], [[EFFECT], [STEP]], [[EFFECT, STEP]], [[EFFECT], [EFFECT]], [[WRAPPED]]]
+)
+def test_a_job_that_was_cut_short_runs_again_with_what_cut_it_short(below: list[Any]) -> None:
+    """Wherever it is killed in between, and however much failed at once: one resume is enough."""
+    BROKEN.clear()
+    BROKEN.update("abc")
+
+    def make() -> Aborted:
+        return Aborted(below, Model("model"))
+
+    first = play(make)
+    # Between two failures of one turn a kill leaves one of them without a consequence.
+    kills = [row.seq for row in first.rows if row.kind == "aborted"] if len(below) > 1 else None
+    for rows in kills or range(len(first.rows) + 1):
+        BROKEN.update("abc")
+        life = play(make, Kill(rows, frozenset()).of(first))
+        assert life.outcome == first.outcome
+        BROKEN.clear()
+        resume(life.disk)
+        again = play(make, life.disk)
+        assert (again.error, again.state) == (None, "completed"), f"killed after row {rows}"
+
+
+@pytest.mark.parametrize("seed", seeds(many(20, 2000)))
+def test_a_run_may_be_resumed_again_and_again(seed: int) -> None:
+    """Each time one thing more is mended; in the end it completes, and no effect is done twice."""
+    life = broken_at_first(seed)
+    left = sorted(BROKEN, key=int)
+    for _ in range(len(left) + 2):
+        if life.state != "failed":
+            break
+        before = len(life.rows)
+        resume(life.disk)
+        resume(life.disk)  # twice is as once
+        assert [row.kind for row in life.disk.rows[RUN_ID][before:]].count("resumed") <= 2
+        BROKEN.difference_update(left[-1:])
+        del left[-1:]
+        ASKED.clear()
+        unsure = unknown(life)
+        life = play(lambda: program(seed)[0], life.disk)
+        assert set(ASKED) <= unsure, "it was known"
+    assert life.error is None
+
+
+class Wait(Durable[str]):
+    async def task(self) -> str:
+        await act("before")
+        return await self.durable.signal("go", str)
+
+
+def test_a_run_in_which_nothing_has_failed_is_left_as_it_is() -> None:
+    """Whether it is new, suspended, or cancelled: no row is added and its state stays."""
+
+    async def beside(journal: Any) -> None:
+        await journal.start(Wait(), run_id="other")
+        await journal.resume("other")
+        assert (await journal._file.run("other")).state == "pending"
+        await journal.cancel("other")
+        rows = (await journal._file.run("other")).rows
+        await journal.resume("other")
+        assert (await journal._file.run("other")).rows == rows
+        assert (await journal._file.run("other")).state == "cancelled"
+        await journal.signal(RUN_ID, "go", "on")
+
+    life = play(Wait, beside=beside)
+    cut = Kill(2, frozenset(life.disk.done)).of(life)
+    resume(cut)
+    assert (len(cut.rows[RUN_ID]), cut.runs[RUN_ID].state) == (2, "suspended")
+    assert play(Wait, cut).result == "on"
+
+
+class Cleans(Durable[str]):
+    """Waits for a job with a timer of its own, and cleans up if the job fails."""
+
+    async def task(self) -> str:
+        job = asyncio.ensure_future(seen(self.put_job(Breaks(), claim=True)))
+        timer = asyncio.ensure_future(asyncio.sleep(3))
+        await asyncio.wait([job, timer], return_when=asyncio.FIRST_COMPLETED)
+        timer.cancel()
+        try:
+            return await act("ship", await job) if job.done() else "late"
+        except ValueError:
+            await act("clean")
+            raise
+
+
+class Breaks(Durable[str]):
+    async def task(self) -> str:
+        await asyncio.sleep(2)
+        return attempt("job")
+
+
+async def seen(job: Node[str]) -> str:
+    return await job
+
+
+def test_what_was_done_because_of_a_failure_holds_nothing_that_runs_again() -> None:
+    """It does not come again, so the job is in time for the timer."""
+    BROKEN.clear()
+    BROKEN.add("job")
+    life = play(Cleans)
+    assert isinstance(life.error, ValueError)
+    BROKEN.clear()
+    resume(life.disk)
+    assert str(play(Cleans, life.disk).result).startswith("ship(job)")

@@ -1,0 +1,1 @@
+"""What several test files use: servers, journals, recordings, pages and random programs."""

@@ -1,0 +1,29 @@
+"""The programs of examples/, as modules and as programs in this process."""
+
+import importlib.util
+import runpy
+import sys
+from types import ModuleType
+
+import pytest
+
+from support.paths import ROOT
+
+EXAMPLES = ROOT / "examples"
+
+
+def load(name: str) -> ModuleType:
+    """Import an example anew."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where annotations and pickles are looked up
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> None:
+    """Run an example as a program of this process, with these arguments."""
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")

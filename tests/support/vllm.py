@@ -1,0 +1,154 @@
+"""The vLLM engine that the tests in `vllm_engine` share: loading it takes a minute on two cores."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, nullcontext
+from typing import Any
+
+from anabranch.backends import Backend
+from anabranch.backends._vllm import VLLMBackend
+from anabranch.backends._vllm_engine import VLLMEngine
+from anabranch.messages import Delta, Message, Request
+from support.conformance import HELLO
+
+__all__ = [
+    "ARGUMENTS",
+    "LONG",
+    "MODEL",
+    "Killer",
+    "Ordered",
+    "close_engine",
+    "drop_last",
+    "half_way",
+    "keep_engine",
+    "kill",
+    "ordered",
+    "processes",
+    "running",
+    "unfinished",
+    "vllm",
+]
+
+MODEL = os.environ.get("ANABRANCH_VLLM_MODEL", "")
+ARGUMENTS = {
+    "max_model_len": 1024,
+    "enforce_eager": True,
+    "dtype": "float32",
+    "gpu_memory_utilization": 0.5,  # of the machine's memory; as much has to be free
+    "disable_log_stats": False,  # the tests read what the engine says of itself
+}
+LONG = {"ignore_eos": True}  # a reply that lasts long enough to be broken off
+
+_kept: VLLMEngine | None = None
+
+
+def vllm(**settings: Any) -> VLLMBackend:
+    """Make a backend with the shared engine."""
+    settings = {"model": MODEL, "engine": ARGUMENTS, "temperature": 0.0, **settings}
+    return VLLMBackend(**settings)
+
+
+async def keep_engine() -> VLLMEngine:
+    """Return the shared engine, loaded; it is kept from closing with the test, unless it died."""
+    global _kept
+    if _kept is None or _kept.dead:
+        _kept = VLLMEngine.open(vllm()._arguments)
+    await _kept.loaded()
+    return _kept
+
+
+async def close_engine() -> None:
+    """Give the shared engine back; another is made when it is asked for."""
+    global _kept
+    engine, _kept = _kept, None
+    if engine is not None:
+        await engine.close()
+
+
+def running(engine: VLLMEngine) -> Any:
+    """Return the AsyncLLM of an engine that is loaded."""
+    assert engine.model is not None
+    return engine.model.llm
+
+
+def unfinished(llm: Any) -> int:
+    """Return the number of requests that an AsyncLLM has under way; vLLM 0.27 has no other way."""
+    return llm.output_processor.get_num_unfinished_requests()
+
+
+def processes(llm: Any) -> Any:
+    """Return the engine's processes."""
+    return llm.engine_core.resources.engine_manager.processes
+
+
+def kill(llm: Any) -> None:
+    """Kill the engine's processes; harmless once they are gone."""
+    for process in processes(llm):
+        process.kill()
+
+
+class Killer:
+    """Kills the engine's processes as soon as it has made a token."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+
+    def __enter__(self) -> None:
+        self._before = self._llm._logger_ref[0]
+        self._llm._logger_ref[0] = self
+
+    def __exit__(self, *_: object) -> None:
+        self._llm._logger_ref[0] = self._before
+
+    def record(self, *, iteration_stats: Any, **_: Any) -> None:
+        """See what a step of the engine has made; called by vLLM."""
+        if iteration_stats is not None and iteration_stats.num_generation_tokens:
+            kill(self._llm)
+
+
+async def half_way(backend: Backend) -> float:
+    """Return how many seconds a reply takes to its middle; it depends on the machine."""
+    clock = asyncio.get_running_loop().time
+    async with backend:
+        start = clock()
+        times = [clock() - start async for _ in backend.stream(HELLO)]
+    return (times[0] + times[-1]) / 2
+
+
+def drop_last(cases: list[Any]) -> list[Any]:
+    """Return the cases of conformance in the order in which one engine can show them."""
+    return sorted(cases, key=lambda each: "drop" in each.values)
+
+
+def ordered(order: str) -> dict[str, Any]:
+    """Return the settings of `connect` by which an `Ordered` backend gets its order."""
+    return {"extra": {"order": order}}
+
+
+class Ordered(VLLMBackend):
+    """The small model, in an actor; by what `ordered` gives it does there what a test cannot reach.
+
+    "count" says how many requests the engine has under way, "pid" which process this is; "drop"
+    kills the engine in the middle of the reply, "long" answers a question that is too long.
+    """
+
+    async def attempt(self, request: Request) -> AsyncGenerator[Delta, None]:
+        options = {**request.options}
+        order = options.pop("extra", {}).get("order")
+        messages = [_TOO_LONG] if order == "long" else request.messages
+        llm = running(self._running())
+        if order in {"count", "pid"}:
+            told = os.getpid() if order == "pid" else unfinished(llm)
+            yield Delta(str(told), finish_reason="stop")
+            return
+        with Killer(llm) if order == "drop" else nullcontext():
+            asked = Request(messages, request.tools, options)
+            async with aclosing(super().attempt(asked)) as deltas:
+                async for delta in deltas:
+                    yield delta
+
+
+_TOO_LONG = Message(role="user", content="many words " * 2000)

@@ -1,0 +1,154 @@
+"""Kernels that are ended and called in the same moment (Linux, which can count processes)."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.left import left, processes
+from support.until import settled, until
+
+from anabranch import AgentMessage
+from anabranch.agents import ToolExecutor
+from anabranch.tools import PythonKernel, _kernel
+from anabranch.tools._interpreter import _drop
+from anabranch.tools._kernel import KERNELS, Kernel
+from anabranch.tools._kernel_loop import kernel_loop, submit
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
+
+
+def doing(code: str) -> AgentMessage:
+    return AgentMessage(content={"name": "python", "parameters": {"code": code}})
+
+
+async def caught_up() -> None:
+    """Let this loop and that of the kernels do what can be done now."""
+    for _ in range(5):
+        await settled()
+        await asyncio.wrap_future(submit(asyncio.sleep(0)))
+
+
+class HeldKill:
+    """No kernel is killed until `let_go`; remembers how many were there when one was started."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached = threading.Event()
+        self.most = 0
+        self._free = asyncio.Event()
+        before = set(KERNELS)
+        end, start = _kernel._end, Kernel.start
+
+        async def held(*parts: Any) -> None:
+            self.reached.set()
+            await self._free.wait()
+            await end(*parts)
+
+        async def counted(*args: object, **options: object) -> Kernel:
+            kernel = await start(*args, **options)  # type: ignore[arg-type]
+            self.most = max(self.most, sum(each.alive for each in KERNELS if each not in before))
+            return kernel
+
+        monkeypatch.setattr(_kernel, "_end", held)
+        monkeypatch.setattr(Kernel, "start", counted)
+
+    def let_go(self) -> None:
+        kernel_loop().call_soon_threadsafe(self._free.set)
+
+
+@pytest.mark.parametrize("how", ["aclose", "reset"])
+async def test_a_kernel_that_only_starts_ends_with_its_session_too(how: str):
+    """Its call ends with a failure that the model can read; it is not cancelled."""
+    before, executor = processes(), ToolExecutor([PythonKernel()])
+    running = asyncio.create_task(executor(doing("1")))
+    await until(lambda: processes() > before)
+    if how == "aclose":
+        await executor.aclose()
+        assert processes() <= before
+    else:
+        executor.reset()
+    assert "Python was closed while it started" in (await running).content
+    assert not left(processes, before)
+
+
+async def test_a_call_cancelled_while_another_kernel_makes_room_runs_no_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its cancel waits for the end of that kernel, and is not lost."""
+    executor, ran = ToolExecutor([PythonKernel(most=1)]), tmp_path / "ran"
+    await executor(doing("1"), session_id=1)
+    kills = HeldKill(monkeypatch)
+    running = asyncio.create_task(executor(doing(f"open({str(ran)!r}, 'w')"), session_id=2))
+    await until(kills.reached.is_set)
+    running.cancel()
+    await caught_up()
+    kills.let_go()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not ran.exists()
+    await executor.aclose()
+
+
+async def test_no_more_run_than_allowed_while_one_makes_room(monkeypatch: pytest.MonkeyPatch):
+    """A session that is used again before its kernel has gone waits as any other does."""
+    executor = ToolExecutor([PythonKernel(most=1)])
+    await executor(doing("1"), session_id=1)
+    kills = HeldKill(monkeypatch)
+    newcomer = asyncio.create_task(executor(doing("2"), session_id=2))
+    await until(kills.reached.is_set)
+    again = asyncio.create_task(executor(doing("3"), session_id=1))
+    await caught_up()
+    kills.let_go()
+    said = [(await each).content.splitlines()[-1] for each in (newcomer, again)]
+    assert (said, kills.most) == (["2", "3"], 1)
+    await executor.aclose()
+
+
+async def test_whoever_closes_waits_for_the_end_that_another_began(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Two at once: neither returns before the kernel has gone."""
+    executor = ToolExecutor([PythonKernel()])
+    await executor(doing("1"))
+    kills = HeldKill(monkeypatch)
+    closing = [asyncio.create_task(executor.aclose()) for _ in range(2)]
+    await until(kills.reached.is_set)
+    await caught_up()
+    done = [each.done() for each in closing]
+    kills.let_go()
+    await asyncio.gather(*closing)
+    assert done == [False, False]
+
+
+async def test_a_kernel_called_as_its_idle_time_ends_is_not_dropped():
+    """Its call has begun by then."""
+    async with PythonKernel() as kernel:
+        interpreter = kernel.interpreters.get()
+        kernel.interpreters.shared, kernel.idle = False, 600
+        await interpreter.run("x = 1")
+
+        async def call_now() -> str:
+            _drop(weakref.ref(interpreter))
+            return await interpreter._run("x")
+
+        assert await asyncio.wrap_future(submit(call_now())) == "1"
+
+
+async def test_the_kernel_of_a_block_takes_no_place_of_the_others(tmp_path: Path):
+    """It neither waits for one nor ends one, however few may run."""
+    kernel, started, end = PythonKernel(most=1), tmp_path / "started", tmp_path / "end"
+    code = f"import os\nopen({str(started)!r}, 'w')\nwhile not os.path.exists({str(end)!r}): pass"
+    async with ToolExecutor([kernel]) as executor:
+        running = asyncio.create_task(executor(doing(code)))
+        await until(started.exists)
+        async with kernel:
+            async with asyncio.timeout(30):
+                assert (await executor(doing("2 + 2"))).content == "4"
+            assert not running.done()
+            end.touch()
+            assert (await running).content == "(no output)"

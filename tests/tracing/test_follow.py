@@ -1,0 +1,262 @@
+"""A trace that grows: of a tree in this process, and of a recording that another one writes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.until import until
+
+from anabranch import Commander, ConfigurationError, Job
+from anabranch.commander._record import record_of
+from anabranch.tracing import Trace, follow, live, record
+
+HEAD: dict[str, Any] = {"recording": 1, "time": 1.0, "pid": 1, "host": "h", "content": False}
+PUT: dict[str, Any] = {"e": "put", "t": 0.1, "n": 1, "p": 0, "name": "Leaf"}
+STARTED: dict[str, Any] = {"e": "started", "t": 0.2, "n": 1}
+END: dict[str, Any] = {"e": "end", "t": 0.5, "usage": {}}
+WRITER = """
+import asyncio, sys
+from anabranch import Commander, Job
+from anabranch.tracing import record
+
+class Stay(Job):
+    async def task(self):
+        await asyncio.Event().wait()
+
+async def main():
+    async with Commander() as commander:
+        record(commander, sys.argv[1])
+        await commander.run(Stay())
+
+asyncio.run(main())
+"""
+
+
+class Leaf(Job[int]):
+    async def task(self) -> int:
+        return 1
+
+
+class Hold(Job[None]):
+    go_on: asyncio.Event
+
+    async def task(self) -> None:
+        await self.put_job(Leaf())
+        await self.go_on.wait()
+
+
+def lines(*said: dict[str, Any]) -> str:
+    return "".join(f"{json.dumps(each)}\n" for each in said)
+
+
+def states(trace: Trace) -> list[tuple[str, str]]:
+    return [(node.name, node.state) for node in trace]
+
+
+async def to_the_end(traces: AsyncIterator[Trace]) -> list[Trace]:
+    return [trace async for trace in traces]
+
+
+async def test_a_tree_is_seen_while_it_runs() -> None:
+    """Its trace has what runs, and what has ended; afterwards it has all, and its end."""
+    go_on = asyncio.Event()
+    async with Commander() as commander:
+        seen = live(commander)
+        job = commander.put_job(Hold(go_on))
+        await until(lambda: ("Leaf", "completed") in states(seen.trace()))
+        assert states(seen.trace()) == [("Hold", "running"), ("Leaf", "completed")]
+        assert seen.trace().live
+        go_on.set()
+        await job
+    assert states(seen.trace()) == [("Hold", "completed"), ("Leaf", "completed")]
+    assert not seen.trace().live
+
+
+async def test_a_live_trace_says_what_has_changed() -> None:
+    """Whoever puts a dictionary there and empties it gets the nodes that are not as they were."""
+    async with Commander() as commander:
+        seen = live(commander)
+        await commander.run(Leaf())
+        seen.flush()
+        seen.trace().changed = {}
+        await commander.run(Leaf())
+        seen.flush()
+        changed = seen.trace().changed
+    assert changed is not None
+    assert [node.number for node in changed if node.number] == [2]
+
+
+def test_a_tree_that_does_not_run_is_not_seen() -> None:
+    """The error says where it is called."""
+    with pytest.raises(RuntimeError, match="inside the commander's block"):
+        live(Commander())
+
+
+async def test_a_tree_is_seen_from_its_own_loop_alone() -> None:
+    """From another thread, or its loop, nothing is begun: the tree would be written from two."""
+    async with Commander() as commander:
+
+        async def elsewhere() -> None:
+            live(commander)
+
+        for begin in (lambda: live(commander), lambda: asyncio.run(elsewhere())):
+            with pytest.raises(RuntimeError, match="own loop"):
+                await asyncio.to_thread(begin)
+        assert record_of(commander).tree.listeners == []
+
+
+async def test_a_recording_is_followed_to_its_end(tmp_path: Path) -> None:
+    """Each growth shows, in one and the same trace."""
+    file, go_on = tmp_path / "run.jsonl", asyncio.Event()
+    async with Commander() as commander:
+        recorder = record(commander, file)
+        job = commander.put_job(Hold(go_on))
+        seen: list[list[tuple[str, str]]] = []
+        traces: list[Trace] = []
+        async with aclosing(follow(file)) as following:
+            async for trace in following:
+                traces.append(trace)
+                seen.append(states(trace))
+                if ("Leaf", "completed") in seen[-1] and not go_on.is_set():
+                    assert trace.live
+                    go_on.set()
+                    await job
+                    recorder.close()
+    assert [("Hold", "running"), ("Leaf", "completed")] in seen
+    assert seen[-1] == [("Hold", "completed"), ("Leaf", "completed")]
+    assert len(set(map(id, traces))) == 1
+    assert not traces[-1].live
+
+
+async def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
+    """However a writer's pieces fall."""
+    file = tmp_path / "run.jsonl"
+    text = lines(HEAD, PUT, STARTED, END)
+    file.write_text(text[:1])
+    with file.open("a") as writer:
+        following = asyncio.create_task(to_the_end(follow(file)))
+        for sign in text[1:]:
+            writer.write(sign)
+            writer.flush()
+            await asyncio.sleep(0)
+        traces = await following
+    assert states(traces[-1]) == [("Leaf", "running")]
+    assert traces[-1].lives[-1].ended
+
+
+async def test_a_recording_that_is_begun_anew_is_another_trace(tmp_path: Path) -> None:
+    """Truncated in place, or another file of the same name: the old nodes are gone."""
+    for anew in ("truncate", "replace"):
+        file = tmp_path / f"{anew}.jsonl"
+        file.write_text(lines(HEAD, PUT, STARTED))
+        traces: list[Trace] = []
+        async with aclosing(follow(file)) as following:
+            traces.append(await anext(following))
+            text = lines(HEAD | {"time": 2.0}, PUT | {"name": "Other"}, STARTED, END)
+            if anew == "truncate":
+                file.write_text(text)
+            else:
+                (tmp_path / "new").write_text(text)
+                (tmp_path / "new").replace(file)
+            traces += [trace async for trace in following]
+        assert states(traces[0]) == [("Leaf", "running")]
+        assert states(traces[-1]) == [("Other", "running")]
+
+
+async def test_a_deleted_recording_is_read_on_while_it_is_written(tmp_path: Path) -> None:
+    """Its process goes on writing, and so one sees its end."""
+    file, go_on = tmp_path / "run.jsonl", asyncio.Event()
+    async with Commander() as commander:
+        recorder = record(commander, file)
+        job = commander.put_job(Hold(go_on))
+        async with aclosing(follow(file)) as following:
+            await anext(following)
+            file.unlink()
+            go_on.set()
+            await job
+            recorder.close()
+            trace = [trace async for trace in following][-1]
+    assert states(trace) == [("Hold", "completed"), ("Leaf", "completed")]
+
+
+async def test_a_killed_process_is_noticed(tmp_path: Path) -> None:
+    """What was open is lost, and following ends."""
+    file = tmp_path / "run.jsonl"
+    writer = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, str(file))
+    try:
+        await until(lambda: file.exists() and "started" in file.read_text())
+        async with aclosing(follow(file)) as following:
+            trace = await anext(following)
+            assert states(trace) == [("Stay", "running")]
+            os.kill(writer.pid, signal.SIGKILL)
+            trace = [trace async for trace in following][-1]
+    finally:
+        await writer.wait()
+    assert states(trace) == [("Stay", "lost")]
+    assert trace.root.state == "lost"
+    assert not trace.live
+
+
+async def test_a_follower_refuses_nobody_a_recording(tmp_path: Path) -> None:
+    """Asking who writes holds the file's lock for a moment: a recorder does not mind."""
+    from anabranch.tracing import _record
+
+    file = tmp_path / "run.jsonl"
+    file.touch()
+    asking = True
+
+    def ask() -> None:
+        while asking:
+            _record.is_recorded(file)
+
+    asker = asyncio.create_task(asyncio.to_thread(ask))
+    try:
+        for _ in range(20):
+            async with Commander() as commander:
+                recorder = record(commander, file)
+            recorder.close()
+    finally:
+        asking = False
+        await asker
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is empty, and no recording"),
+        ("{}\n", "its first line does not say so"),
+        ("hello\n", "no recording, or is damaged at line 1"),
+        (lines(HEAD, PUT) + "\n", "damaged at line 3"),
+        (lines(HEAD | {"recording": 99}), "a newer anabranch wrote it"),
+    ],
+)
+async def test_what_is_no_recording_is_refused(text: str, says: str, tmp_path: Path) -> None:
+    """The error names the file and the line."""
+    file = tmp_path / "run.jsonl"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError, match=says) as raised:
+        await to_the_end(follow(file))
+    assert "run.jsonl" in str(raised.value)
+
+
+async def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    """At once, though nobody writes into it."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigurationError, match="is a pipe: only a file is followed"):
+        await to_the_end(follow(tmp_path / "pipe"))
+
+
+async def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """At once, and so is a folder."""
+    for path in (tmp_path / "none.jsonl", tmp_path):
+        with pytest.raises(ConfigurationError, match="cannot read the recording"):
+            await to_the_end(follow(path))

@@ -1,0 +1,106 @@
+"""S4: what is in the recording of a process that was killed with SIGKILL, at any moment."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.scale import SEED, many
+
+from anabranch.commander import ConfigurationError
+from anabranch.tracing import read
+
+PROGRAM = """
+import asyncio, os, random, sys, time
+from anabranch import Commander, Node, handler
+from anabranch.tracing import record
+
+done = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+@handler
+async def leaf(node: Node): await asyncio.sleep(random.random() / 50)
+
+@handler
+async def branch(node: Node):
+    for _ in range(5):
+        child = node.call_handler(leaf())
+        await child
+        os.write(done, f"{time.time()} {child.node_id}\\n".encode())
+
+@handler
+async def hang(node: Node): await asyncio.Event().wait()
+
+async def main():
+    async with Commander() as c, record(c, sys.argv[1], append=True):
+        c.call_handler(hang())
+        print("begun", flush=True)
+        while True:
+            await asyncio.gather(*[c.call_handler(branch()) for _ in range(5)])
+
+asyncio.run(main())
+"""
+# What is told lies in memory for a twentieth of a second; the machine may be busy besides.
+LATE = 0.5
+
+
+def test_a_killed_process_leaves_what_had_happened(tmp_path: Path) -> None:
+    """S4: all that ended a moment before is there as ended, and what was open is lost."""
+    chance = random.Random(SEED)
+    for number in range(many(3, 40)):
+        file, done = tmp_path / f"{number}.jsonl", tmp_path / f"{number}.done"
+        command = [sys.executable, "-c", PROGRAM, str(file), str(done)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(1.5 * chance.random())  # the moment is what is tried out
+            killed = time.time()
+            process.send_signal(signal.SIGKILL)
+        trace = read(file)
+        states = {node.number: node.state for node in trace}
+        assert not trace.live
+        assert not trace.lives[-1].ended
+        assert not any(node.is_open for node in trace.root.walk())
+        assert trace.root.state == "lost"
+        for line in done.read_text().splitlines() if done.exists() else ():
+            at, node = line.split()
+            if float(at) < killed - LATE:
+                assert states[int(node)] == "completed"
+        if states:
+            assert states[1] == "lost"
+
+
+def test_half_a_line_is_passed_over(tmp_path: Path) -> None:
+    """S4: wherever the last write was cut, what stands before reads; and the next life is added."""
+    file = tmp_path / "r"
+    lines = [
+        {"recording": 1, "time": 1.0, "pid": 1, "host": "h", "content": False},
+        {"e": "put", "t": 0.1, "n": 1, "p": 0, "name": "a"},
+        {"e": "started", "t": 0.1, "n": 1},
+        {"e": "completed", "t": 0.2, "n": 1},
+    ]
+    whole = "".join(json.dumps(line) + "\n" for line in lines)
+    head = len(whole.splitlines(keepends=True)[0])
+    for size in range(len(whole) + 1):
+        file.write_text(whole[:size])
+        if size < head:
+            with pytest.raises(ConfigurationError, match=r"no recording|empty"):
+                read(file)
+            continue
+        found = [node.state for node in read(file)]
+        assert found in ([], ["lost"], ["completed"])
+        assert (found == ["completed"]) == (size == len(whole))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["no JSON\n", "1\n", "{}\n", "[]\n", '{"recording": "x"}\n', '{"recording": 99}\n', "\udc80\n"],
+)
+def test_what_is_no_recording_is_refused(text: str, tmp_path: Path) -> None:
+    """In words that name the file; a later version's says that it is one."""
+    (tmp_path / "r").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ConfigurationError, match="r'"):
+        read(tmp_path / "r")

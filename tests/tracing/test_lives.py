@@ -1,0 +1,156 @@
+"""A durable run that dies and is taken up again is one picture, whoever is killed when."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.lives import Disk, Kill, Life, MemoryFile, doubtful, play
+from support.paths import PROGRAMS
+from support.program_draw import draw_body
+from support.programs import LIVE, program, send_signals
+from support.scale import SEED, many, seeds
+
+from anabranch.commander import Commander
+from anabranch.messages import Usage
+from anabranch.tracing import Recorder, Trace, TraceNode, read, record
+
+Key = tuple[str, str]
+
+
+class Recorded:
+    """Lives whose recordings go to one file; after each row it is known how long the file was."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.sizes: dict[int, int] = {}
+        self.usage: dict[str, Any] = {}
+        self._recorder: Recorder | None = None
+
+    @asynccontextmanager
+    async def around(self) -> AsyncGenerator[None]:
+        async with Commander() as commander, record(commander, self.path, append=True) as recorder:
+            self._recorder = recorder
+            yield
+        self.usage = commander.usage()
+
+    def file(self, disk: Disk) -> MemoryFile:
+        noted = self
+
+        class Noted(MemoryFile):
+            def append(self, run_id: str, fence: int, row: Any) -> int:
+                number = super().append(run_id, fence, row)
+                assert noted._recorder is not None
+                assert noted._recorder._feed.flush()
+                noted.sizes[number] = noted.path.stat().st_size
+                return number
+
+        return Noted(disk)
+
+    def live(self, body: Any, seed: int, disk: Disk | None = None) -> Life:
+        self.sizes = {}
+        return play(
+            program(body),
+            disk,
+            seed=seed,
+            live=LIVE,
+            beside=send_signals(body),
+            around=self.around,
+            file=self.file,
+        )
+
+
+def places(trace: Trace) -> dict[Key, TraceNode]:
+    """Return the nodes by who they are; nobody is there twice.
+
+    But for those whose inputs are what each run says anew: a time, a random number, a reply.
+    """
+    found: dict[Key, TraceNode] = {}
+    for node in trace:
+        if node.name == "echo":
+            continue
+        if not node.identity:
+            assert not node.run_id
+            continue
+        assert found.setdefault((node.run_id, node.identity), node) is node, node
+    return found
+
+
+def parent_of(node: TraceNode) -> Key:
+    assert node.parent is not None
+    return node.parent.run_id, node.parent.identity
+
+
+@pytest.mark.parametrize("seed", seeds(many(12, 300)))
+def test_a_run_that_was_killed_is_one_tree(seed: int, tmp_path: Path) -> None:
+    """Each node once, below its parent, ended; and spent is what the last life says."""
+    body, draw = draw_body(f"tracing {seed}", 1 + seed % 3), random.Random(seed)
+    lives = Recorded(tmp_path / "lives.jsonl")
+    life = first = lives.live(body, seed)
+    assert first.error is None
+    expected = places(read(lives.path))
+    assert read(lives.path).usage() == lives.usage
+
+    lossless = True
+    for _ in range(draw.randint(1, 3)):
+        rows = draw.randint(min(life.before + 1, len(life.rows)), len(life.rows))
+        if rows in lives.sizes:
+            size = lives.sizes[rows]
+            if draw.random() < 0.5:  # the last events were not written yet
+                size, lossless = draw.randint(0, size), False
+            os.truncate(lives.path, size)
+        done = frozenset(key for key in doubtful(life, rows) if draw.random() < 0.5)
+        life = lives.live(body, draw.randrange(1 << 30), Kill(rows, done).of(life))
+        assert life.outcome == first.outcome
+
+    trace = read(lives.path)
+    found = places(trace)
+    assert trace.missed == 0
+    assert found.keys() <= expected.keys(), body
+    assert found.keys() == expected.keys() or not lossless, body
+    for key, node in found.items():
+        assert parent_of(node) == parent_of(expected[key]), (node, body)
+        assert not node.is_open
+        assert node.state in (expected[key].state, "lost"), (node, body)
+    last_life = lives.path.read_text().rpartition('{"recording"')[2]
+    if '"e":"put"' in last_life:  # else there was nothing left to do
+        assert trace.usage() == lives.usage, body
+    assert trace.root.usage == {}
+
+
+def test_processes_that_are_killed_leave_one_picture(tmp_path: Path) -> None:
+    """With `kill -9` at any moment, in a run with agents, retries and races, and a session."""
+    script = str(PROGRAMS / "recorded_lives.py")
+    command = [sys.executable, script, str(tmp_path), str(many(6, 60)), str(SEED)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+
+    trace = read(tmp_path / "run.jsonl")
+    found = places(trace)
+    assert len(trace.lives) > 1
+    assert not trace.lives[0].ended
+    assert trace.lives[-1].ended
+    assert {node.run_id for node in trace if node.run_id} == {"desk", "clerk/7"}
+    desk, *others = [node for node in trace if node.name == "Desk"]
+    assert not others
+    assert desk.lives >= len(desk.spells) > 1  # a kill may come between its put and its start
+    assert desk.state == "completed"
+    assert len([node for node in trace if node.name == "Fails"]) == 1
+    for node in found.values():
+        assert not node.is_open
+        assert all(spell.end is not None for spell in node.spells)
+    spent = {model: Usage(**used) for model, used in said["usage"].items()}
+    assert trace.lives[-1].usage == spent
+    assert trace.usage(desk) == {"scripted": Usage(input_tokens=33, output_tokens=9)}  # 3 replies
+    assert trace.root.usage == {}
+    # What a kept node's agent had spent is the node's own where the kill took the agent's lines.
+    assert {"clerk"} <= trace.usage_by_agent().keys() <= {"clerk", "writer", ""}

@@ -1,0 +1,160 @@
+"""What a span says of the server that was asked, and of the reply that it gave."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from support.scale import many
+from support.server import DONE, Reply, ScriptedServer, chunk, event
+from support.spans import KeptSpans
+
+from anabranch import Commander, Message, Node, connect, handler
+from anabranch.messages import Asked, Delta, Replied, Request
+from anabranch.testing import ScriptedBackend
+from anabranch.tracing import otel
+
+KEY = "sk-live-0123456789abcdef"
+ASKED = Request([Message(role="user", content="hi")])
+SERVER = ("server.address", "server.port", "gen_ai.response.id", "gen_ai.response.model")
+SAID: dict[str, Any] = {"id": "chatcmpl-7", "model": "tiny-2026-11-01"}
+# Azure begins with an event that names neither.
+AZURE = event({"id": "", "model": "", "choices": [], "prompt_filter_results": []})
+
+
+@handler
+async def ask(node: Node[None], backend: Any) -> None:
+    """Ask once."""
+    await backend.complete(ASKED)
+
+
+async def span_of(backend: Any, **options: Any) -> dict[str, Any]:
+    """Return the attributes of the one request's span that tell of the server."""
+    kept = KeptSpans()
+    async with Commander() as commander, backend:
+        with otel(commander, tracer_provider=kept.provider, **options) as spans:
+            await commander.call_handler(ask(backend))
+    assert spans.flush()
+    (span,) = [each for each in kept.ended if each.name.startswith("chat ")]
+    return {name: span.attributes[name] for name in SERVER if name in span.attributes}
+
+
+def streamed(*events: bytes, **said: Any) -> Reply:
+    begins = chunk({"role": "assistant", "content": ""}, **said)
+    return Reply([*events, begins, chunk({"content": "Hi."}, "stop", **said), DONE])
+
+
+def whole(**said: Any) -> Reply:
+    choice = {"index": 0, "message": {"role": "assistant", "content": "Hi."}}
+    body = {"choices": [{**choice, "finish_reason": "stop"}], **said}
+    return Reply([json.dumps(body).encode()], content_type="application/json")
+
+
+@pytest.mark.parametrize("kind", ["http", "openai"])
+@pytest.mark.parametrize(
+    "reply", [streamed(**SAID), streamed(AZURE, **SAID), whole(**SAID)], ids=["a", "azure", "whole"]
+)
+async def test_a_span_names_the_server_and_its_reply(kind: str, reply: Reply) -> None:
+    """Where it was sent, the reply's own id, and the model that gave it; measures too."""
+    reader = InMemoryMetricReader()
+    meters = MeterProvider([reader], shutdown_on_exit=False)
+    async with ScriptedServer(reply) as server:
+        name, key = ("tiny", KEY) if kind == "http" else ("openai:tiny", KEY)
+        where: dict[str, Any] = {"model": name} if kind == "http" else {"base_url": server.url}
+        backend = connect(server.url if kind == "http" else name, api_key=key, **where)
+        said = await span_of(backend, meter_provider=meters)
+        url = urlsplit(server.url)
+    assert said == {
+        "server.address": "127.0.0.1",
+        "server.port": url.port,
+        "gen_ai.response.id": "chatcmpl-7",
+        "gen_ai.response.model": "tiny-2026-11-01",
+    }
+    data = reader.get_metrics_data()
+    (scope,) = data.resource_metrics[0].scope_metrics  # type: ignore[union-attr]
+    for metric in scope.metrics:
+        for point in metric.data.data_points:
+            about: dict[str, Any] = {**(point.attributes or {})}
+            assert about["server.port"] == url.port
+            assert about["gen_ai.response.model"] == "tiny-2026-11-01"
+            assert "gen_ai.response.id" not in about
+
+
+PORTS = [("http://models.test/v1", 80), ("https://models.test", 443), ("http://[::1]:81/v1", 81)]
+
+
+@pytest.mark.parametrize(("address", "port"), PORTS)
+def test_a_port_is_the_scheme_s_where_none_is_named(address: str, port: int) -> None:
+    """The host has neither user nor brackets."""
+    server = connect(address, model="tiny").server
+    assert server == ("::1" if "::1" in address else "models.test", port)
+
+
+async def test_a_model_in_this_process_has_no_server() -> None:
+    """Nor a reply an id."""
+    assert await span_of(ScriptedBackend("Hi.", model="m")) == {}
+
+
+@settings(max_examples=many(15, 150), deadline=None)
+@given(
+    cuts=st.lists(st.integers(1, 60), max_size=12),
+    events=st.lists(st.sampled_from([AZURE, b": comment\n\n"]), max_size=2),
+)
+async def test_a_reply_is_named_however_its_bytes_are_cut(
+    cuts: list[int], events: list[bytes]
+) -> None:
+    """What comes before the first event with a name says nothing, nor do the ones behind it."""
+    others = chunk({"content": "Hi."}, "stop", id="other", model="other")
+    data = b"".join([*events, chunk({"role": "assistant"}, **SAID), others, DONE])
+    steps: list[bytes] = []
+    for cut in cuts:
+        steps, data = [*steps, data[:cut]], data[cut:]
+    async with ScriptedServer(Reply([*filter(None, steps), data])) as server:
+        said = await span_of(connect(server.url, model="tiny"))
+    assert said["gen_ai.response.id"] == "chatcmpl-7"
+    assert said["gen_ai.response.model"] == "tiny-2026-11-01"
+
+
+ODD = [None, 7, "", "a sentence about plums", "x" * 201, ["a"], "caf\u00e9"]
+
+
+@pytest.mark.parametrize("odd", ODD)
+async def test_what_is_no_name_is_not_shown(odd: Any) -> None:
+    """A server may say anything there, content too."""
+    async with ScriptedServer(streamed(id=odd, model=odd)) as server:
+        said = await span_of(connect(server.url, model="tiny"))
+    assert not [name for name in said if name.startswith("gen_ai")]
+
+
+async def test_a_key_that_a_server_sends_back_is_not_shown() -> None:
+    """As the id of its reply."""
+    key = "own-format-4711-4711"
+    async with ScriptedServer(streamed(id=key, model=f"tiny-{key}")) as server:
+        said = await span_of(connect(server.url, model="tiny", api_key=key))
+    assert key not in str(said)
+    assert "gen_ai.response.id" in said
+
+
+async def test_the_last_attempt_names_the_reply() -> None:
+    """One that failed before has told of none, or of another one."""
+    failing = Reply([chunk({"content": ""}, id="first", model="first")])
+    async with ScriptedServer(failing, streamed(**SAID)) as server:
+        said = await span_of(connect(server.url, model="tiny"))
+    assert said["gen_ai.response.id"] == "chatcmpl-7"
+
+
+def test_events_of_requests_travel_between_processes() -> None:
+    """All but what was said."""
+    asked = Asked(1, "http", "tiny", {"n": 1}, 1, ("look",), False, ASKED, ("models.test", 80))
+    copy = pickle.loads(pickle.dumps(asked))
+    assert (copy.server, copy.request, copy.tools) == (("models.test", 80), None, ("look",))
+    replied = Replied(1, 0.5, 2, {}, "stop", None, False, (Delta("a"),), "chatcmpl-7", "tiny")
+    copy = pickle.loads(pickle.dumps(replied))
+    assert (copy.response_id, copy.response_model, copy.deltas) == ("chatcmpl-7", "tiny", ())

@@ -1,0 +1,96 @@
+"""What is written into the page of a recording."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.page import HOSTILE, bare, crowd, event, trace_of
+
+MEGABYTE = 1_000_000
+
+
+def data_of(page: str) -> dict[str, Any]:
+    """Return the data in the text of a page, as far as its element goes for a browser."""
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script', page, re.DOTALL)
+    assert match is not None
+    return json.loads(match[1])
+
+
+@pytest.mark.parametrize("size", [0, 10, 500, 10_000])
+def test_page_of_bare_nodes_is_small(size: int, tmp_path: Path) -> None:
+    """10,000 bare nodes take at most a megabyte, the page with them."""
+    crowd(size).html(tmp_path / "page.html")
+
+    assert (tmp_path / "page.html").stat().st_size < MEGABYTE
+
+
+trees = st.lists(
+    st.tuples(
+        st.integers(0, 1000),
+        st.text() | st.sampled_from(HOSTILE),
+        st.floats(0, 1e5),
+        st.sampled_from(["pending", "running", "completed", "failed", "retried"]),
+    ),
+    max_size=12,
+)
+
+
+def lines_of(tree: list[tuple[int, str, float, str]]) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    for number, (parent, name, at, end) in enumerate(tree, 1):
+        lines.append(event("put", at, number, p=parent % number, name=name))
+        if end != "pending":
+            lines.append(event("started", at + 0.5, number))
+        if end in ("completed", "failed", "retried"):
+            lines.append(event(end, at + 1.25, number))
+    return lines
+
+
+@given(tree=trees)
+def test_page_holds_each_node_as_it_was(
+    tree: list[tuple[int, str, float, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Names, parents, states and times come out of the page's columns as they went in."""
+    trace = trace_of(*lines_of(tree), live=True)
+    file = tmp_path_factory.mktemp("page") / "page.html"
+    trace.html(file)
+
+    data = data_of(file.read_text(encoding="utf-8"))
+    columns = data["nodes"]
+    number = put = 0
+    for place, node in enumerate([trace.root, *trace]):
+        number += columns["number"][place]
+        put += columns["put"][place]
+        start, ended = columns["start"][place], columns["ended"][place]
+        above = [trace.root, *trace][place - columns["up"][place]]
+        assert number == node.number
+        assert data["names"][columns["name"][place]] == node.name
+        assert data["states"][int(columns["state"][place])] == node.state
+        assert above is (node.parent or trace.root)
+        assert put == round(node.put * 1e6)
+        if start is not None:
+            put_to_start = round(node.spells[0].start * 1e6) - put
+            assert start == put_to_start
+        if node.ended is not None:
+            assert put + (start or 0) + ended == round(node.ended * 1e6)
+
+
+def test_numbers_that_json_lacks_are_written_as_text(tmp_path: Path) -> None:
+    """An infinity or a huge number in what was recorded leaves a page that can be read."""
+    odd = {"a": float("inf"), "b": float("nan"), "c": 10**400}
+    charged = event("charged", 0.1, 1, usage={"dollars": float("inf")})
+    trace = trace_of(
+        *bare(1, parent=0)[:2],
+        event("called", 0.1, 1, tool="t", call="c", size=3, arguments=odd),
+        charged,
+    )
+    trace.html(tmp_path / "page.html")
+
+    data = data_of((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert "Infinity" in json.dumps(data["more"])
