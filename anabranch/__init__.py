@@ -24,7 +24,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .commander.lazy import lazy_names
+try:
+    from .commander.lazy import lazy_names
+except ModuleNotFoundError as error:
+    if error.name != "anabranch.commander":
+        raise
+    raise ImportError(
+        "anabranch/ needs symbolic links, and this clone has text files instead. Run"
+        " `git config core.symlinks true` and `git checkout -- anabranch`."
+    ) from error
 
 if TYPE_CHECKING:
     from .agents import Agent as Agent
